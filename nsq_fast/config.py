@@ -1,0 +1,242 @@
+"""Configuration: each option declared once, with its unit, default, range and meaning.
+
+A config is a frozen dataclass. It is checked when it is made, takes strings
+where it came from a command line or from Spark, hides secrets in its repr,
+and is changed by ``replace``. An unknown option is an error that names the
+nearest known one.
+
+Units: seconds as floats, unless the option's name or its ``unit`` says
+otherwise (``requeue_delay`` and ``output_buffer_timeout`` keep gnsq's
+milliseconds, because gnsq programs pass them by these names).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from .errors import ConfigError
+
+ConfigT = TypeVar("ConfigT", bound="Config")
+
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off"}
+
+
+def option(
+    default: Any,
+    doc: str,
+    *,
+    unit: str = "",
+    minimum: float | None = None,
+    maximum: float | None = None,
+    also: tuple[Any, ...] = (),
+    choices: tuple[str, ...] = (),
+    secret: bool = False,
+) -> Any:
+    """Declare one option. ``also`` lists values outside minimum..maximum that are allowed all the same."""
+    metadata = {
+        "doc": doc,
+        "unit": unit,
+        "minimum": minimum,
+        "maximum": maximum,
+        "also": also,
+        "choices": choices,
+        "secret": secret,
+    }
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Base of the config classes: checks and coerces every field when an instance is made."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = _coerce(field, getattr(self, field.name))
+            _check(field, value)
+            object.__setattr__(self, field.name, value)
+
+    @classmethod
+    def names(cls) -> frozenset[str]:
+        """The names of all options."""
+        return frozenset(field.name for field in dataclasses.fields(cls))
+
+    @classmethod
+    def of(cls: type[ConfigT], options: Mapping[str, Any]) -> ConfigT:
+        """Make a config from a mapping; raise ConfigError for an option that does not exist."""
+        refuse_unknown(options, cls.names())
+        return cls(**options)
+
+    def replace(self: ConfigT, **changes: Any) -> ConfigT:
+        """A copy with some options changed, checked like a new one."""
+        refuse_unknown(changes, self.names())
+        return dataclasses.replace(self, **changes)
+
+
+def refuse_unknown(options: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Raise ConfigError if ``options`` has a name that is not in ``known``."""
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"unknown option {name!r}{hint}")
+
+
+def split_options(options: Mapping[str, Any], *configs: type[Config]) -> Iterator[Any]:
+    """Share ``options`` out among config classes, each taking the names it declares.
+
+    Raises ConfigError for a name that none of them has.
+    """
+    refuse_unknown(options, frozenset().union(*(config.names() for config in configs)))
+    for config in configs:
+        yield config(**{name: value for name, value in options.items() if name in config.names()})
+
+
+def _coerce(field: dataclasses.Field[Any], value: Any) -> Any:
+    default = field.default
+    if isinstance(value, str) and isinstance(default, (bool, int, float)):
+        return _from_text(field.name, value, type(default))
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    return value
+
+
+def _from_text(name: str, text: str, kind: type) -> Any:
+    if kind is bool:
+        if text.lower() in _TRUE | _FALSE:
+            return text.lower() in _TRUE
+        raise ConfigError(f"{name}={text!r}: must be true or false")
+    try:
+        return kind(text)
+    except ValueError:
+        raise ConfigError(f"{name}={text!r}: must be {'a whole number' if kind is int else 'a number'}") from None
+
+
+def _check(field: dataclasses.Field[Any], value: Any) -> None:
+    meta = field.metadata
+    if value is None and field.default is None or value in meta["also"]:
+        return
+    shown = "'***'" if meta["secret"] else repr(value)
+    if isinstance(field.default, bool) and not isinstance(value, bool):
+        raise ConfigError(f"{field.name}={shown}: must be true or false")
+    if meta["choices"] and value not in meta["choices"]:
+        raise ConfigError(f"{field.name}={shown}: must be one of {', '.join(map(str, meta['choices']))}")
+    if meta["minimum"] is not None or meta["maximum"] is not None:
+        _check_range(field, value, shown)
+
+
+def _check_range(field: dataclasses.Field[Any], value: Any, shown: str) -> None:
+    low, high, unit = field.metadata["minimum"], field.metadata["maximum"], field.metadata["unit"]
+    whole = isinstance(field.default, int)
+    is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if not is_number or (low is not None and not value >= low) or (high is not None and not value <= high):
+        bounds = f"{low} to {high}" if high is not None else f"at least {low}"
+        also = "".join(f", or {item}" for item in field.metadata["also"])
+        kind = "a whole number" if whole else "a number"
+        raise ConfigError(f"{field.name}={shown}: must be {kind}, {bounds}{' ' + unit if unit else ''}{also}")
+
+
+
+@dataclasses.dataclass(frozen=True)
+class ConnectionConfig(Config):
+    """One connection to an nsqd: what IDENTIFY says, and how the transport behaves.
+
+    Ranges are those that both server families accept; where they differ, the narrower one.
+    """
+
+    client_id: str | None = option(None, "name of this client in nsqd's stats; None: the host name up to its first dot")
+    hostname: str | None = option(None, "host name in nsqd's stats; None: this machine's")
+    user_agent: str | None = option(None, "None: nsq_fast and its version")
+    heartbeat_interval: float = option(30.0, "how often nsqd sends a heartbeat", unit="s", minimum=1.0, maximum=60.0)
+    output_buffer_size: int = option(
+        16384, "nsqd's output buffer; -1: none", unit="bytes", minimum=64, maximum=65536, also=(-1, 0)
+    )
+    output_buffer_timeout: int = option(
+        250, "longest wait of a message in nsqd's output buffer; -1: none", unit="ms", minimum=25, maximum=1000,
+        also=(-1, 0),
+    )
+    sample_rate: int = option(0, "percentage of messages to receive; 0: all", unit="%", minimum=0, maximum=99)
+    msg_timeout: float | None = option(None, "nsqd requeues a message unanswered for so long; None: its default", unit="s")
+    tls_v1: bool = option(False, "upgrade the connection to TLS")
+    tls_options: Mapping[str, Any] | Any = option(
+        None, "an ssl.SSLContext, or a mapping: cafile, certfile, keyfile, server_hostname, verify", secret=True
+    )
+    snappy: bool = option(False, "compress the connection with snappy")
+    deflate: bool = option(False, "compress the connection with deflate")
+    deflate_level: int = option(6, "deflate level", minimum=1, maximum=9)
+    auth_secret: str | bytes | None = option(None, "secret for AUTH", secret=True)
+    topology_region: str | None = option(None, "region of this client, for zone-aware servers")
+    topology_zone: str | None = option(None, "zone of this client, for zone-aware servers")
+    desired_tag: str | None = option(None, "redesigned: receive messages with this tag only")
+    extend_support: bool = option(False, "redesigned: receive extended headers; must equal the topic's setting")
+    ext_filter: Mapping[str, Any] | None = option(None, "redesigned: filter on extended headers")
+    connect_timeout: float = option(5.0, "limit for connect, TLS and handshake together", unit="s", minimum=0.001)
+    write_timeout: float = option(30.0, "limit for the peer to take bytes that wait to be written", unit="s", minimum=0.001)
+    max_frame_size: int = option(
+        8 * 1024 * 1024, "largest frame that is accepted from nsqd", unit="bytes", minimum=1024, maximum=2**31 - 1
+    )
+    local_address: str | None = option(None, "local address to connect from")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.snappy and self.deflate:
+            raise ConfigError("snappy=True with deflate=True: a connection is compressed one way at most")
+        if self.msg_timeout is not None and not 1.0 <= float(self.msg_timeout) <= 900.0:
+            raise ConfigError(f"msg_timeout={self.msg_timeout!r}: must be 1.0 to 900.0 s, or None")
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupConfig(Config):
+    """Polling of the lookup services."""
+
+    lookupd_poll_interval: float = option(60.0, "time between polls", unit="s", minimum=0.01)
+    lookupd_poll_jitter: float = option(0.3, "random share added to the interval", minimum=0.0, maximum=1.0)
+    lookupd_timeout: float = option(2.0, "limit for one HTTP request, in total", unit="s", minimum=0.001)
+    lookupd_authorization: str | None = option(None, "Authorization header for lookup services", secret=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConsumerConfig(Config):
+    """How a consumer takes messages, and what it does with those that fail."""
+
+    max_tries: int = option(5, "attempts before a message is given up; 0: no limit", minimum=0, maximum=65535)
+    max_in_flight: int = option(1, "messages held at once, over all connections", minimum=0, maximum=1_000_000)
+    requeue_delay: int | None = option(None, "delay of every requeue; None: computed from the attempts", unit="ms")
+    requeue_base_delay: float = option(1.0, "computed requeue delay after the first attempt", unit="s", minimum=0.0)
+    requeue_factor: float = option(2.0, "growth of the computed requeue delay an attempt", minimum=1.0)
+    requeue_max_delay: float = option(900.0, "cap of the computed requeue delay", unit="s", minimum=0.0)
+    requeue_jitter: float = option(0.1, "random share added to or taken from a computed delay", minimum=0.0, maximum=1.0)
+    low_ready_idle_timeout: float = option(
+        10.0, "an idle connection gives its RDY up after so long when there are more connections than max_in_flight",
+        unit="s", minimum=0.01,
+    )
+    max_backoff_duration: float = option(128.0, "longest pause of backoff; 0: no backoff", unit="s", minimum=0.0)
+    backoff_on_requeue: bool = option(True, "a requeue counts as a failure for backoff")
+    max_reconnect_delay: float = option(60.0, "longest pause between attempts to reconnect", unit="s", minimum=0.01)
+    concurrency: int | None = option(None, "handlers that run at once; None: one a connection, in order")
+    batch_size: int = option(1000, "most messages a batch handler gets in one call", minimum=1, maximum=1_000_000)
+    auto_touch: bool = option(False, "TOUCH a message while its handler runs, up to the server's max_msg_timeout")
+
+
+@dataclasses.dataclass(frozen=True)
+class ProducerConfig(Config):
+    """How a producer publishes, retries and batches."""
+
+    publish_timeout: float = option(10.0, "limit for one publish with all its attempts", unit="s", minimum=0.001)
+    max_publish_attempts: int = option(3, "attempts of one publish", minimum=1, maximum=1000)
+    retry_unknown_outcome: bool = option(
+        True, "try again when the first attempt may have been stored: at least once, with duplicates"
+    )
+    retry_base_delay: float = option(0.05, "pause before the second attempt; doubles", unit="s", minimum=0.0)
+    retry_max_delay: float = option(2.0, "longest pause between attempts", unit="s", minimum=0.0)
+    linger: float = option(0.0, "wait so long for more publishes to send together as MPUB; 0: none", unit="s", minimum=0.0)
+    linger_max_messages: int = option(1000, "messages that end the wait", minimum=1, maximum=1_000_000)
+    linger_max_bytes: int = option(512 * 1024, "bytes that end the wait", unit="bytes", minimum=1)
+    max_pending: int = option(100_000, "publishes that may wait for a reply; more block", minimum=1)
+    connections_per_nsqd: int = option(1, "connections to each nsqd", minimum=1, maximum=64)
+    max_backoff_duration: float = option(128.0, "longest pause between attempts to reconnect", unit="s", minimum=0.01)
+    max_msg_size: int = option(1024 * 1024, "largest body that is sent", unit="bytes", minimum=1)
+    max_body_size: int = option(5 * 1024 * 1024, "largest MPUB body that is sent; larger batches are cut", unit="bytes", minimum=16)

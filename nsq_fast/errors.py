@@ -1,0 +1,419 @@
+"""Every exception of nsq_fast, and each server error code with its policy.
+
+    NsqError
+    |- ConfigError (ValueError)            an argument or option is wrong; nothing was sent
+    |- NameInvalid (ValueError)            a topic or channel name is not legal
+    |- BodyInvalid (ValueError)            a message body the server would refuse
+    |- ProtocolError
+    |  |- LocalProtocolError               we misused the protocol: a command not allowed in this state
+    |  `- RemoteProtocolError              the peer sent what is not NSQ
+    |- AlreadyResponded                    a message was answered twice
+    |- NotRunning                          the consumer or producer is not started, or closed
+    |- ServerError                         the server answered with an error frame: one class per code
+    |- ConnectionLost (OSError)
+    |  |- ConnectFailed                    no connection could be made
+    |  |- HeartbeatMissed                  the peer went silent for two heartbeat intervals
+    |  `- ConnectionClosed                 closed by us
+    |- HttpError                           an HTTP reply of nsqd or nsqlookupd that is not 200
+    |- LookupFailed                        no lookupd gave a usable answer
+    |- NoNsqd                              no nsqd to publish to is known or reachable
+    |- PublishFailed                       a publish failed for good, or its outcome is unknown
+    |  `- PublishTimeout (TimeoutError)
+    `- RequeueMessage                      raised by a handler: requeue without it being a failure
+
+Policy is data on the class (``fatal``, ``retriable``, ``stale_topology``,
+``outcome_unknown``), so that callers never branch on the text of an error.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class NsqError(Exception):
+    """Base of every exception that nsq_fast raises on purpose."""
+
+
+class ConfigError(NsqError, ValueError):
+    """An option or argument is wrong. The message names it, its value and what is allowed."""
+
+
+class NameInvalid(NsqError, ValueError):
+    """A topic or channel name breaks NSQ's naming rule."""
+
+
+class BodyInvalid(NsqError, ValueError):
+    """A message body that a server would refuse: empty where forbidden, or too large."""
+
+
+class ProtocolError(NsqError):
+    """The wire conversation went wrong. See the two subclasses for whose fault it is."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We asked for a command that the connection's state does not allow."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent bytes that are not NSQ, or a frame beyond the size limit."""
+
+
+class AlreadyResponded(NsqError):
+    """FIN or REQ of a message that has been answered before."""
+
+
+class NotRunning(NsqError):
+    """The consumer or producer has not been started, or has been closed."""
+
+
+class ConnectionLost(NsqError, OSError):
+    """The TCP connection to an nsqd ended. Publishes that were pending have an unknown outcome."""
+
+
+class ConnectFailed(ConnectionLost):
+    """No connection could be made: refused, timed out, TLS or AUTH failed."""
+
+
+class HeartbeatMissed(ConnectionLost):
+    """Nothing was received for two heartbeat intervals."""
+
+
+class ConnectionClosed(ConnectionLost):
+    """The connection was closed on our side."""
+
+
+class HttpError(NsqError):
+    """An HTTP request to nsqd or nsqlookupd failed.
+
+    ``status`` is None when there was no HTTP reply at all (refused, timed out, broken).
+    """
+
+    def __init__(self, url: str, status: int | None, text: str) -> None:
+        super().__init__(url, status, text)
+        self.url = url
+        self.status = status
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"{self.url}: {self.text}" if self.status is None else f"{self.url}: {self.status} {self.text}"
+
+
+class LookupFailed(NsqError):
+    """No nsqlookupd gave a usable answer."""
+
+
+class NoNsqd(NsqError):
+    """No nsqd to publish to is known or reachable."""
+
+
+class PublishFailed(NsqError):
+    """A publish failed for good; the last error is ``__cause__``.
+
+    ``possibly_stored`` says that the outcome of at least one attempt is unknown:
+    the server may have stored the message although no OK arrived.
+    """
+
+    def __init__(self, message: str, *, attempts: int = 1, possibly_stored: bool = False) -> None:
+        super().__init__(message)
+        self.attempts = attempts
+        self.possibly_stored = possibly_stored
+
+
+class PublishTimeout(PublishFailed, TimeoutError):
+    """The deadline of a publish passed."""
+
+
+class RequeueMessage(NsqError):
+    """Raised by a handler to requeue its message.
+
+    Args:
+        delay: seconds until redelivery; None computes it from the attempts.
+        backoff: whether this counts as a failure for backoff; None leaves it to the consumer's option.
+    """
+
+    def __init__(self, delay: float | None = None, *, backoff: bool | None = None) -> None:
+        super().__init__(delay, backoff)
+        self.delay = delay
+        self.backoff = backoff
+
+
+class ServerError(NsqError):
+    """An error frame. Unknown codes give a plain ServerError, which counts as fatal.
+
+    Attributes:
+        code: first token of the frame, e.g. ``E_BAD_TOPIC``.
+        detail: the text after the code, possibly empty.
+        fatal: the original server closes the connection after it (``protocol.dialect`` knows the exceptions).
+        retriable: a publish that failed with it may be tried again.
+        stale_topology: what we know of leaders is out of date; look up before trying again.
+        outcome_unknown: the message may have been stored all the same.
+    """
+
+    code: ClassVar[str] = ""
+    fatal: ClassVar[bool] = True
+    retriable: ClassVar[bool] = False
+    stale_topology: ClassVar[bool] = False
+    outcome_unknown: ClassVar[bool] = False
+
+    def __init__(self, detail: str = "", *, code: str = "") -> None:
+        super().__init__(detail)
+        self.detail = detail
+        if code:
+            self.code = code  # type: ignore[misc]  # an unknown code lives on the instance
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.detail}".rstrip()
+
+
+class Invalid(ServerError):
+    """The command is unknown, malformed, or not allowed in the connection's state."""
+
+    code = "E_INVALID"
+
+
+class BadBody(ServerError):
+    """A command body has a wrong size, or holds a value out of range."""
+
+    code = "E_BAD_BODY"
+
+
+class BadTopic(ServerError):
+    """The topic name is not legal."""
+
+    code = "E_BAD_TOPIC"
+
+
+class BadChannel(ServerError):
+    """The channel name is not legal."""
+
+    code = "E_BAD_CHANNEL"
+
+
+class BadMessage(ServerError):
+    """A message body is empty or larger than the server's limit."""
+
+    code = "E_BAD_MESSAGE"
+
+
+class BadProtocol(ServerError):
+    """The server does not know the protocol magic."""
+
+    code = "E_BAD_PROTOCOL"
+
+
+class IdentifyFailed(ServerError):
+    """Feature negotiation failed (snappy together with deflate, an upgrade that broke)."""
+
+    code = "E_IDENTIFY_FAILED"
+
+
+class AuthDisabled(ServerError):
+    """AUTH was sent to a server without an auth server."""
+
+    code = "E_AUTH_DISABLED"
+
+
+class AuthFailed(ServerError):
+    """The auth server could not be asked, or refused the secret."""
+
+    code = "E_AUTH_FAILED"
+
+
+class AuthFirst(ServerError):
+    """The command needs AUTH before it."""
+
+    code = "E_AUTH_FIRST"
+
+
+class AuthError(ServerError):
+    """The AUTH exchange failed on the server's side."""
+
+    code = "E_AUTH_ERROR"
+
+
+class Unauthorized(ServerError):
+    """The identity may not do this on that topic or channel."""
+
+    code = "E_UNAUTHORIZED"
+
+
+class SubFailed(ServerError):
+    """The subscription was refused: too many consumers, or the server is exiting."""
+
+    code = "E_SUB_FAILED"
+    retriable = True
+
+
+class PubFailed(ServerError):
+    """The server failed to store the message; a replica or disk may hold it all the same."""
+
+    code = "E_PUB_FAILED"
+    retriable = True
+    outcome_unknown = True
+
+
+class MpubFailed(PubFailed):
+    """As PubFailed, for MPUB."""
+
+    code = "E_MPUB_FAILED"
+
+
+class DpubFailed(PubFailed):
+    """As PubFailed, for DPUB."""
+
+    code = "E_DPUB_FAILED"
+
+
+class FinFailed(ServerError):
+    """A FIN came too late, or from a connection that does not own the message."""
+
+    code = "E_FIN_FAILED"
+    fatal = False
+
+
+class ReqFailed(ServerError):
+    """A REQ came too late, or from a connection that does not own the message."""
+
+    code = "E_REQ_FAILED"
+    fatal = False
+
+
+class TouchFailed(ServerError):
+    """A TOUCH came too late, or from a connection that does not own the message."""
+
+    code = "E_TOUCH_FAILED"
+    fatal = False
+
+
+class BadPartition(ServerError):
+    """The partition number is malformed, or missing where the topic demands one."""
+
+    code = "E_BAD_PARTITION"
+
+
+class TopicNotExist(ServerError):
+    """The topic or partition is not on this nsqd (redesigned servers create no topics by themselves)."""
+
+    code = "E_TOPIC_NOT_EXIST"
+    retriable = True
+    stale_topology = True
+
+
+class NotLeader(ServerError):
+    """This nsqd does not lead the partition. Fatal on SUB and FIN, not on a publish."""
+
+    code = "E_FAILED_ON_NOT_LEADER"
+    retriable = True
+    stale_topology = True
+
+
+class NotWritable(ServerError):
+    """The leader refuses writes now; a replica may have stored the message already."""
+
+    code = "E_FAILED_ON_NOT_WRITABLE"
+    retriable = True
+    stale_topology = True
+    outcome_unknown = True
+
+
+class PubTooMuchWaiting(ServerError):
+    """Too many bytes wait to be written on that partition; the body was not read."""
+
+    code = "E_PUB_TOO_MUCH_WAITING"
+    retriable = True
+
+
+class OrderedSubRequired(ServerError):
+    """The topic is ordered: subscribe with ``ordered=True``."""
+
+    code = "E_SUB_ORDER_IS_MUST"
+
+
+class ExtendSubRequired(ServerError):
+    """The topic carries extended headers: subscribe with ``extend_support=True``."""
+
+    code = "E_SUB_EXTEND_NEED"
+
+
+class ExtendSubForbidden(ServerError):
+    """The topic carries no extended headers: subscribe with ``extend_support=False``."""
+
+    code = "E_SUB_EXTEND_FORBIDDON"  # the server's spelling
+
+
+class ChannelNotRegistered(ServerError):
+    """Channels of this topic must be created by an administrator first."""
+
+    code = "E_SUB_CHANNEL_NOT_REGISTERED"
+
+
+class ExtNotSupported(ServerError):
+    """Headers were published to a topic that carries none."""
+
+    code = "E_EXT_NOT_SUPPORT"
+    fatal = False
+
+
+class HeaderInvalid(ServerError):
+    """The extended header is not valid JSON."""
+
+    code = "E_INVALID_JSON_HEADER"
+    fatal = False
+
+
+class TraceIdInvalid(ServerError):
+    """The trace id in the extended header is not an unsigned 64-bit decimal number."""
+
+    code = "INVALID_TRACE_ID"
+    fatal = False
+
+
+class BadTag(ServerError):
+    """The tag is not legal."""
+
+    code = "E_BAD_TAG"
+
+
+class TagNotSupported(ServerError):
+    """The topic carries no tags."""
+
+    code = "E_TAG_NOT_SUPPORT"
+
+
+class BadExt(ServerError):
+    """INTERNAL_CREATE_TOPIC with an ext flag that is neither true nor false."""
+
+    code = "E_BAD_EXT"
+
+
+class CreateTopicFailed(ServerError):
+    """INTERNAL_CREATE_TOPIC was refused, as it is on a cluster."""
+
+    code = "E_CREATE_TOPIC_FAILED"
+    fatal = False
+
+
+def _by_code() -> dict[str, type[ServerError]]:
+    table: dict[str, type[ServerError]] = {}
+    pending = list(ServerError.__subclasses__())
+    while pending:
+        cls = pending.pop()
+        pending.extend(cls.__subclasses__())
+        if cls.code in table:
+            raise RuntimeError(f"two classes for {cls.code}: {table[cls.code].__name__}, {cls.__name__}")
+        table[cls.code] = cls
+    return table
+
+
+ERROR_CODES = _by_code()
+
+
+def server_error(data: bytes) -> ServerError:
+    """Turn the data of an error frame into an exception.
+
+    The code is the token before the first space: redesigned servers send a
+    trailing space and no text, one code has no ``E_``, one error no code at all.
+    """
+    code, _, detail = data.decode("utf-8", "replace").partition(" ")
+    cls = ERROR_CODES.get(code)
+    return cls(detail) if cls is not None else ServerError(detail, code=code)

@@ -1,0 +1,94 @@
+"""Names and addresses: the rules both server families enforce, checked before anything is sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from .errors import ConfigError, NameInvalid
+
+MAX_NAME_LENGTH = 64
+EPHEMERAL_SUFFIX = "#ephemeral"
+DEFAULT_NSQD_TCP_PORT = 4150
+DEFAULT_NSQD_HTTP_PORT = 4151
+DEFAULT_LOOKUPD_HTTP_PORT = 4161
+
+_NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?\Z")
+
+
+def is_valid_name(name: str) -> bool:
+    """Whether ``name`` may be a topic or channel: 1..64 characters including an ``#ephemeral`` suffix."""
+    return 1 <= len(name) <= MAX_NAME_LENGTH and _NAME.match(name) is not None
+
+
+def is_ephemeral(name: str) -> bool:
+    """Whether a topic or channel vanishes with its last user."""
+    return name.endswith(EPHEMERAL_SUFFIX)
+
+
+def check_topic(name: str) -> str:
+    """Return ``name``; raise NameInvalid unless it is a legal topic name."""
+    return _check_name("topic", name)
+
+
+def check_channel(name: str) -> str:
+    """Return ``name``; raise NameInvalid unless it is a legal channel name."""
+    return _check_name("channel", name)
+
+
+def _check_name(kind: str, name: str) -> str:
+    if not isinstance(name, str):
+        raise NameInvalid(f"{kind} name must be str, not {type(name).__name__}: {name!r}")
+    if not is_valid_name(name):
+        raise NameInvalid(
+            f"invalid {kind} name {name!r}: 1 to {MAX_NAME_LENGTH} of letters, digits, '.', '_', '-',"
+            f" with an optional '{EPHEMERAL_SUFFIX}' at the end"
+        )
+    return name
+
+
+class Address(NamedTuple):
+    """Host and port of a server. IPv6 hosts are kept without brackets."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str | tuple[str, int], default_port: int) -> Address:
+    """Read ``host``, ``host:port``, ``[v6]``, ``[v6]:port``, a bare IPv6 address, or a (host, port) pair."""
+    if isinstance(text, tuple) and len(text) == 2:
+        host, port = text
+    elif isinstance(text, str):
+        host, port = _split_address(text.strip(), default_port)
+    else:
+        raise ConfigError(f"address must be 'host:port' or a (host, port) pair, not {text!r}")
+    try:
+        number = int(port)
+    except (TypeError, ValueError):
+        raise ConfigError(f"invalid port {port!r} in address {text!r}") from None
+    if not host or not 0 < number < 65536:
+        raise ConfigError(f"invalid address {text!r}: a host and a port of 1 to 65535 are needed")
+    return Address(host, number)
+
+
+def _split_address(text: str, default_port: int) -> tuple[str, int | str]:
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        return host, rest[1:] if rest.startswith(":") else default_port
+    if text.count(":") > 1:
+        return text, default_port
+    host, colon, port = text.partition(":")
+    return host, port if colon else default_port
+
+
+def parse_addresses(value: str | Iterable[str | tuple[str, int]], default_port: int) -> list[Address]:
+    """Read one address or several, without repeats, in the order given. A string may hold a comma separated list."""
+    if isinstance(value, str):
+        value = [part for part in value.split(",") if part.strip()]
+    elif value is None or not isinstance(value, Iterable):
+        raise TypeError(f"addresses must be a string or a list, tuple or set of them, not {value!r}")
+    return list(dict.fromkeys(parse_address(item, default_port) for item in value))

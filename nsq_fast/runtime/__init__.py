@@ -1,0 +1,1 @@
+"""The gevent runtime: the only layer that owns sockets, clocks and greenlets."""

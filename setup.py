@@ -1,0 +1,41 @@
+"""Build of the two compiled modules; everything else stands in pyproject.toml.
+
+NSQ_FAST_DEBUG=1      line tracing, annotated HTML, no optimisation
+NSQ_FAST_SANITIZE=1   address and undefined-behaviour sanitizers
+"""
+
+import os
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+DEBUG = os.environ.get("NSQ_FAST_DEBUG") == "1"
+SANITIZE = os.environ.get("NSQ_FAST_SANITIZE") == "1"
+
+compile_args = ["-O0", "-g"] if DEBUG else ["-O2"]
+compile_args += ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
+link_args: list[str] = []
+if SANITIZE:
+    flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
+    compile_args += ["-g", *flags]
+    link_args += flags
+
+
+def extension(name: str) -> Extension:
+    macros = [("CYTHON_TRACE", "1")] if DEBUG else []
+    return Extension(
+        f"nsq_fast.{name}",
+        [f"nsq_fast/{name}.pyx"],
+        define_macros=macros,
+        extra_compile_args=compile_args,
+        extra_link_args=link_args,
+    )
+
+
+setup(
+    ext_modules=cythonize(
+        [extension("_codec"), extension("_frame")],
+        compiler_directives={"language_level": 3, "binding": True, "linetrace": DEBUG},
+        annotate=DEBUG,
+    )
+)
