@@ -23,6 +23,7 @@ ConfigT = TypeVar("ConfigT", bound="Config")
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
+_KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
 def option(
@@ -33,17 +34,23 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     also: tuple[Any, ...] = (),
-    choices: tuple[str, ...] = (),
     secret: bool = False,
+    kind: type | None = None,
 ) -> Any:
-    """Declare one option. ``also`` lists values outside minimum..maximum that are allowed all the same."""
+    """Declare one option.
+
+    Args:
+        also: values outside minimum..maximum that are allowed all the same.
+        kind: type of the value where the default is None; None is then allowed.
+        secret: keep the value out of repr and error messages.
+    """
     metadata = {
+        "kind": kind or type(default),
         "doc": doc,
         "unit": unit,
         "minimum": minimum,
         "maximum": maximum,
         "also": also,
-        "choices": choices,
         "secret": secret,
     }
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
@@ -96,10 +103,10 @@ def split_options(options: Mapping[str, Any], *configs: type[Config]) -> Iterato
 
 
 def _coerce(field: dataclasses.Field[Any], value: Any) -> Any:
-    default = field.default
-    if isinstance(value, str) and isinstance(default, (bool, int, float)):
-        return _from_text(field.name, value, type(default))
-    if isinstance(default, float) and type(value) is int:
+    kind = field.metadata["kind"]
+    if isinstance(value, str) and kind in (bool, int, float):
+        return _from_text(field.name, value, kind)
+    if kind is float and type(value) is int:
         return float(value)
     return value
 
@@ -108,36 +115,39 @@ def _from_text(name: str, text: str, kind: type) -> Any:
     if kind is bool:
         if text.lower() in _TRUE | _FALSE:
             return text.lower() in _TRUE
-        raise ConfigError(f"{name}={text!r}: must be true or false")
+        raise ConfigError(f"{name}={text!r}: must be {_KIND_NAMES[bool]}")
     try:
         return kind(text)
     except ValueError:
-        raise ConfigError(f"{name}={text!r}: must be {'a whole number' if kind is int else 'a number'}") from None
+        raise ConfigError(f"{name}={text!r}: must be {_KIND_NAMES[kind]}") from None
 
 
 def _check(field: dataclasses.Field[Any], value: Any) -> None:
     meta = field.metadata
-    if value is None and field.default is None or value in meta["also"]:
+    if (value is None and field.default is None) or value in meta["also"]:
         return
     shown = "'***'" if meta["secret"] else repr(value)
-    if isinstance(field.default, bool) and not isinstance(value, bool):
-        raise ConfigError(f"{field.name}={shown}: must be true or false")
-    if meta["choices"] and value not in meta["choices"]:
-        raise ConfigError(f"{field.name}={shown}: must be one of {', '.join(map(str, meta['choices']))}")
-    if meta["minimum"] is not None or meta["maximum"] is not None:
-        _check_range(field, value, shown)
+    kind = meta["kind"]
+    if kind in _KIND_NAMES and (not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool)):
+        raise ConfigError(f"{field.name}={shown}: must be {_KIND_NAMES[kind]}{_or_none(field)}")
+    if not _in_range(meta["minimum"], meta["maximum"], value):
+        raise ConfigError(f"{field.name}={shown}: must be {_KIND_NAMES[kind]}, {_range_text(field)}{_or_none(field)}")
 
 
-def _check_range(field: dataclasses.Field[Any], value: Any, shown: str) -> None:
-    low, high, unit = field.metadata["minimum"], field.metadata["maximum"], field.metadata["unit"]
-    whole = isinstance(field.default, int)
-    is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not is_number or (low is not None and not value >= low) or (high is not None and not value <= high):
-        bounds = f"{low} to {high}" if high is not None else f"at least {low}"
-        also = "".join(f", or {item}" for item in field.metadata["also"])
-        kind = "a whole number" if whole else "a number"
-        raise ConfigError(f"{field.name}={shown}: must be {kind}, {bounds}{' ' + unit if unit else ''}{also}")
+def _in_range(low: float | None, high: float | None, value: Any) -> bool:
+    # Written so that NaN, for which every comparison is false, is refused.
+    return (low is None or value >= low) and (high is None or value <= high)
 
+
+def _range_text(field: dataclasses.Field[Any]) -> str:
+    meta = field.metadata
+    bounds = f"{meta['minimum']} to {meta['maximum']}" if meta["maximum"] is not None else f"at least {meta['minimum']}"
+    unit = f" {meta['unit']}" if meta["unit"] else ""
+    return bounds + unit + "".join(f", or {item}" for item in meta["also"])
+
+
+def _or_none(field: dataclasses.Field[Any]) -> str:
+    return ", or None" if field.default is None else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,45 +157,58 @@ class ConnectionConfig(Config):
     Ranges are those that both server families accept; where they differ, the narrower one.
     """
 
-    client_id: str | None = option(None, "name of this client in nsqd's stats; None: the host name up to its first dot")
-    hostname: str | None = option(None, "host name in nsqd's stats; None: this machine's")
-    user_agent: str | None = option(None, "None: nsq_fast and its version")
+    client_id: str | None = option(
+        None, "name of this client in nsqd's stats; None: the host name up to its first dot", kind=str
+    )
+    hostname: str | None = option(None, "host name in nsqd's stats; None: this machine's", kind=str)
+    user_agent: str | None = option(None, "None: nsq_fast and its version", kind=str)
     heartbeat_interval: float = option(30.0, "how often nsqd sends a heartbeat", unit="s", minimum=1.0, maximum=60.0)
     output_buffer_size: int = option(
         16384, "nsqd's output buffer; -1: none", unit="bytes", minimum=64, maximum=65536, also=(-1, 0)
     )
     output_buffer_timeout: int = option(
-        250, "longest wait of a message in nsqd's output buffer; -1: none", unit="ms", minimum=25, maximum=1000,
+        250,
+        "longest wait of a message in nsqd's output buffer; -1: none",
+        unit="ms",
+        minimum=25,
+        maximum=1000,
         also=(-1, 0),
     )
     sample_rate: int = option(0, "percentage of messages to receive; 0: all", unit="%", minimum=0, maximum=99)
-    msg_timeout: float | None = option(None, "nsqd requeues a message unanswered for so long; None: its default", unit="s")
+    msg_timeout: float | None = option(
+        None,
+        "nsqd requeues a message unanswered for so long; None: its default",
+        unit="s",
+        minimum=1.0,
+        maximum=900.0,
+        kind=float,
+    )
     tls_v1: bool = option(False, "upgrade the connection to TLS")
-    tls_options: Mapping[str, Any] | Any = option(
+    tls_options: Any = option(
         None, "an ssl.SSLContext, or a mapping: cafile, certfile, keyfile, server_hostname, verify", secret=True
     )
     snappy: bool = option(False, "compress the connection with snappy")
     deflate: bool = option(False, "compress the connection with deflate")
     deflate_level: int = option(6, "deflate level", minimum=1, maximum=9)
     auth_secret: str | bytes | None = option(None, "secret for AUTH", secret=True)
-    topology_region: str | None = option(None, "region of this client, for zone-aware servers")
-    topology_zone: str | None = option(None, "zone of this client, for zone-aware servers")
-    desired_tag: str | None = option(None, "redesigned: receive messages with this tag only")
+    topology_region: str | None = option(None, "region of this client, for zone-aware servers", kind=str)
+    topology_zone: str | None = option(None, "zone of this client, for zone-aware servers", kind=str)
+    desired_tag: str | None = option(None, "redesigned: receive messages with this tag only", kind=str)
     extend_support: bool = option(False, "redesigned: receive extended headers; must equal the topic's setting")
     ext_filter: Mapping[str, Any] | None = option(None, "redesigned: filter on extended headers")
     connect_timeout: float = option(5.0, "limit for connect, TLS and handshake together", unit="s", minimum=0.001)
-    write_timeout: float = option(30.0, "limit for the peer to take bytes that wait to be written", unit="s", minimum=0.001)
+    write_timeout: float = option(
+        30.0, "limit for the peer to take bytes that wait to be written", unit="s", minimum=0.001
+    )
     max_frame_size: int = option(
         8 * 1024 * 1024, "largest frame that is accepted from nsqd", unit="bytes", minimum=1024, maximum=2**31 - 1
     )
-    local_address: str | None = option(None, "local address to connect from")
+    local_address: str | None = option(None, "local address to connect from", kind=str)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.snappy and self.deflate:
             raise ConfigError("snappy=True with deflate=True: a connection is compressed one way at most")
-        if self.msg_timeout is not None and not 1.0 <= float(self.msg_timeout) <= 900.0:
-            raise ConfigError(f"msg_timeout={self.msg_timeout!r}: must be 1.0 to 900.0 s, or None")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,19 +227,27 @@ class ConsumerConfig(Config):
 
     max_tries: int = option(5, "attempts before a message is given up; 0: no limit", minimum=0, maximum=65535)
     max_in_flight: int = option(1, "messages held at once, over all connections", minimum=0, maximum=1_000_000)
-    requeue_delay: int | None = option(None, "delay of every requeue; None: computed from the attempts", unit="ms")
+    requeue_delay: int | None = option(
+        None, "delay of every requeue; None: computed from the attempts", unit="ms", minimum=0, kind=int
+    )
     requeue_base_delay: float = option(1.0, "computed requeue delay after the first attempt", unit="s", minimum=0.0)
     requeue_factor: float = option(2.0, "growth of the computed requeue delay an attempt", minimum=1.0)
     requeue_max_delay: float = option(900.0, "cap of the computed requeue delay", unit="s", minimum=0.0)
-    requeue_jitter: float = option(0.1, "random share added to or taken from a computed delay", minimum=0.0, maximum=1.0)
+    requeue_jitter: float = option(
+        0.1, "random share added to or taken from a computed delay", minimum=0.0, maximum=1.0
+    )
     low_ready_idle_timeout: float = option(
-        10.0, "an idle connection gives its RDY up after so long when there are more connections than max_in_flight",
-        unit="s", minimum=0.01,
+        10.0,
+        "an idle connection gives its RDY up after so long when there are more connections than max_in_flight",
+        unit="s",
+        minimum=0.01,
     )
     max_backoff_duration: float = option(128.0, "longest pause of backoff; 0: no backoff", unit="s", minimum=0.0)
     backoff_on_requeue: bool = option(True, "a requeue counts as a failure for backoff")
     max_reconnect_delay: float = option(60.0, "longest pause between attempts to reconnect", unit="s", minimum=0.01)
-    concurrency: int | None = option(None, "handlers that run at once; None: one a connection, in order")
+    concurrency: int | None = option(
+        None, "handlers that run at once; None: one a connection, in order", minimum=1, kind=int
+    )
     batch_size: int = option(1000, "most messages a batch handler gets in one call", minimum=1, maximum=1_000_000)
     auto_touch: bool = option(False, "TOUCH a message while its handler runs, up to the server's max_msg_timeout")
 
@@ -232,11 +263,15 @@ class ProducerConfig(Config):
     )
     retry_base_delay: float = option(0.05, "pause before the second attempt; doubles", unit="s", minimum=0.0)
     retry_max_delay: float = option(2.0, "longest pause between attempts", unit="s", minimum=0.0)
-    linger: float = option(0.0, "wait so long for more publishes to send together as MPUB; 0: none", unit="s", minimum=0.0)
+    linger: float = option(
+        0.0, "wait so long for more publishes to send together as MPUB; 0: none", unit="s", minimum=0.0
+    )
     linger_max_messages: int = option(1000, "messages that end the wait", minimum=1, maximum=1_000_000)
     linger_max_bytes: int = option(512 * 1024, "bytes that end the wait", unit="bytes", minimum=1)
     max_pending: int = option(100_000, "publishes that may wait for a reply; more block", minimum=1)
     connections_per_nsqd: int = option(1, "connections to each nsqd", minimum=1, maximum=64)
     max_backoff_duration: float = option(128.0, "longest pause between attempts to reconnect", unit="s", minimum=0.01)
     max_msg_size: int = option(1024 * 1024, "largest body that is sent", unit="bytes", minimum=1)
-    max_body_size: int = option(5 * 1024 * 1024, "largest MPUB body that is sent; larger batches are cut", unit="bytes", minimum=16)
+    max_body_size: int = option(
+        5 * 1024 * 1024, "largest MPUB body that is sent; larger batches are cut", unit="bytes", minimum=16
+    )

@@ -60,6 +60,7 @@ class Address(NamedTuple):
 
 def parse_address(text: str | tuple[str, int], default_port: int) -> Address:
     """Read ``host``, ``host:port``, ``[v6]``, ``[v6]:port``, a bare IPv6 address, or a (host, port) pair."""
+    port: int | str
     if isinstance(text, tuple) and len(text) == 2:
         host, port = text
     elif isinstance(text, str):
@@ -77,8 +78,8 @@ def parse_address(text: str | tuple[str, int], default_port: int) -> Address:
 
 def _split_address(text: str, default_port: int) -> tuple[str, int | str]:
     if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
-        return host, rest[1:] if rest.startswith(":") else default_port
+        host, bracket, rest = text[1:].partition("]")
+        return host if bracket else "", rest[1:] if rest.startswith(":") else default_port
     if text.count(":") > 1:
         return text, default_port
     host, colon, port = text.partition(":")

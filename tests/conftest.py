@@ -1,0 +1,75 @@
+"""What every test shares: the servers, and the rule that no greenlet may fail unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
+
+import nsq_fast
+
+pytest_plugins = ["nsq_fast.testing"]
+
+
+def pytest_report_header() -> list[str]:
+    found = [name for name in ("original", "redesigned") if find_server("nsqd", name)]
+    return [
+        f"nsq_fast {nsq_fast.__version__} from {Path(nsq_fast.__file__).parent}",
+        f"real servers: {', '.join(found) or 'none, their tests are skipped'} (below {SERVERS})",
+    ]
+
+
+@pytest.fixture(autouse=True)
+def no_unseen_errors() -> Iterator[list[Any]]:
+    """Fail the test in which a greenlet died of an exception. A test that expects one empties the list."""
+    errors: list[Any] = []
+    hub = gevent.get_hub()
+
+    def collect(context: Any, kind: Any, value: Any, traceback: Any) -> None:
+        if not issubclass(kind, hub.NOT_ERROR):
+            errors.append((context, kind, value))
+        original(context, kind, value, traceback)
+
+    original = hub.handle_error
+    hub.handle_error = collect
+    yield errors
+    hub.handle_error = original
+    assert not errors, f"a greenlet failed: {errors}"
+
+
+@pytest.fixture
+def real_nsqd(tmp_path: Path) -> Iterator[Callable[..., RealNsqd]]:
+    """A factory of real original nsqds: ``real_nsqd(*flags, https=False)``; skips where there is no binary."""
+    if find_server("nsqd") is None:
+        pytest.skip(f"no real nsqd below {SERVERS}")
+    servers: list[RealNsqd] = []
+
+    def make(*flags: str, https: bool = False) -> RealNsqd:
+        path = tmp_path / f"nsqd{len(servers)}"
+        path.mkdir()
+        servers.append(RealNsqd(path, *flags, https=https))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture
+def real_lookupd() -> Iterator[Callable[..., RealLookupd]]:
+    """A factory of real original nsqlookupds; skips where there is no binary."""
+    if find_server("nsqlookupd") is None:
+        pytest.skip(f"no real nsqlookupd below {SERVERS}")
+    servers: list[RealLookupd] = []
+
+    def make(*flags: str) -> RealLookupd:
+        servers.append(RealLookupd(*flags))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.kill()

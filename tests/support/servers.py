@@ -1,0 +1,126 @@
+"""Real NSQ servers as child processes, on ports that they choose themselves.
+
+Binaries are looked for below NSQ_FAST_SERVERS (default
+~/.cache/nsq-fast/servers), in ``original`` and ``redesigned``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import threading
+from pathlib import Path
+
+from nsq_fast.names import Address
+
+SERVERS = Path(os.environ.get("NSQ_FAST_SERVERS", "~/.cache/nsq-fast/servers")).expanduser()
+START_TIMEOUT = 10.0
+_LISTENING = re.compile(r"(TCP|HTTP|HTTPS): listening on (\S+):(\d+)")
+
+
+def find_server(name: str, family: str = "original") -> Path | None:
+    """The path of a server's binary, or None where there is none."""
+    path = SERVERS / family / name
+    return path if os.access(path, os.X_OK) else None
+
+
+class ServerProcess:
+    """One server: started on free ports, killed and restarted on the same ports."""
+
+    kind = ""
+    faces: tuple[str, ...] = ("TCP", "HTTP")
+
+    def __init__(self, *flags: str) -> None:
+        binary = find_server(self.kind)
+        if binary is None:
+            raise FileNotFoundError(f"no {self.kind} below {SERVERS}")
+        self._binary = binary
+        self._flags = flags
+        self._addresses: dict[str, Address] = {}
+        self._process: subprocess.Popen[str] | None = None
+        self.log: list[str] = []
+        self.start()
+
+    @property
+    def tcp_address(self) -> Address:
+        return self._addresses["TCP"]
+
+    @property
+    def http_address(self) -> Address:
+        return self._addresses["HTTP"]
+
+    @property
+    def https_address(self) -> Address:
+        return self._addresses["HTTPS"]
+
+    def start(self) -> None:
+        """Start, on the ports of the last time if there was one; return when every face listens."""
+        self._process = subprocess.Popen(
+            [str(self._binary), *self._address_flags(), *self._flags],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        ready = threading.Event()
+        threading.Thread(target=self._follow, args=(self._process, ready), daemon=True).start()
+        if not ready.wait(START_TIMEOUT):
+            self.kill()
+            raise TimeoutError(f"{self.kind} did not start:\n" + "\n".join(self.log[-20:]))
+
+    def kill(self) -> None:
+        """End the process with SIGKILL."""
+        self._end("kill")
+
+    def stop(self) -> None:
+        """End the process with SIGTERM."""
+        self._end("terminate")
+
+    def restart(self) -> None:
+        """SIGKILL, then start again on the same ports."""
+        self.kill()
+        self.start()
+
+    def _end(self, how: str) -> None:
+        if self._process is None:
+            return
+        getattr(self._process, how)()
+        try:
+            self._process.wait(START_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def _address_flags(self) -> list[str]:
+        return [f"-{face.lower()}-address={self._addresses.get(face, Address('127.0.0.1', 0))}" for face in self.faces]
+
+    def _follow(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
+        seen: set[str] = set()
+        assert process.stderr is not None
+        for line in process.stderr:
+            self.log.append(line.rstrip())
+            found = _LISTENING.search(line)
+            if found:
+                face, host, port = found.groups()
+                self._addresses[face] = Address(host, int(port))
+                seen.add(face)
+            if seen >= set(self.faces):
+                ready.set()
+        process.stderr.close()
+
+
+class RealLookupd(ServerProcess):
+    kind = "nsqlookupd"
+
+    def __init__(self, *flags: str) -> None:
+        super().__init__("-broadcast-address=127.0.0.1", *flags)
+
+
+class RealNsqd(ServerProcess):
+    kind = "nsqd"
+
+    def __init__(self, data_path: Path, *flags: str, https: bool = False) -> None:
+        if https:
+            self.faces = ("TCP", "HTTP", "HTTPS")
+        super().__init__("-broadcast-address=127.0.0.1", f"-data-path={data_path}", *flags)
