@@ -1,0 +1,89 @@
+# The commands of nsq_fast. `make demo` and `make test` work from a clean clone: each sets up what it needs.
+#
+#   make demo       the main job on an embedded broker: lookup, publish, consume, acknowledge   ARGS="--messages 1000000"
+#   make test       the tests                                                                   ARGS="-k frame -x"
+#   make bench      the benchmarks of the compiled core
+#   make check      ruff, mypy --strict, cython-lint, layering
+#   make setup      the virtual environment with everything, and the compiled extension
+#   make build      recompile the extension if its sources changed
+#   make sanitize   the core's tests under address and undefined-behaviour sanitizers
+#   make dist       sdist and wheel in dist/
+#   make clean      remove what these commands made
+#
+# PYTHON chooses the interpreter (3.10 or newer), VENV the folder of the virtual environment.
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd) setup.py
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+BUILD_NEEDS := "setuptools>=77" "Cython>=3.1,<4"
+
+.PHONY: help setup demo test bench check build sanitize dist clean
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n '3,11s/^#  *//p' Makefile
+
+# A stamp says what has been done to the environment, so that a second run is instant.
+VENV_STAMP := $(VENV)/.created
+RUN_STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+BUILD_STAMP := $(VENV)/.built
+
+$(VENV_STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
+	  || { echo "nsq_fast needs Python 3.10 or newer; $(PYTHON) is not: set PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || { echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian: python3-venv)" >&2; exit 1; }
+	@command -v $${CC:-cc} >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 \
+	  || { echo "nsq_fast compiles its core: install a C compiler (Debian: gcc), or set CC" >&2; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig as s; sys.exit(not os.path.exists(os.path.join(s.get_path("include"), "Python.h")))' \
+	  || { echo "the C headers of $(PYTHON) are missing: install its development package (Debian: python3-dev)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade pip $(BUILD_NEEDS)
+	@touch $@
+
+$(RUN_STAMP): $(VENV_STAMP) pyproject.toml
+	$(PIP) install --no-build-isolation -e .
+	@touch $@
+
+$(DEV_STAMP): $(VENV_STAMP) pyproject.toml
+	$(PIP) install --no-build-isolation -e '.[test,check]'
+	@touch $(RUN_STAMP) $@
+
+$(BUILD_STAMP): $(SOURCES) | $(VENV_STAMP)
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+setup: $(DEV_STAMP) $(BUILD_STAMP)
+
+build: $(VENV_STAMP) $(BUILD_STAMP)
+
+demo: $(RUN_STAMP) $(BUILD_STAMP)
+	@$(BIN)/nsq-fast demo $(ARGS)
+
+test: $(DEV_STAMP) $(BUILD_STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(DEV_STAMP) $(BUILD_STAMP)
+	$(BIN)/python -m pytest bench --benchmark-only --timeout 600 $(ARGS)
+
+check: $(DEV_STAMP) $(BUILD_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/cython-lint nsq_fast
+	$(BIN)/python -m pytest -q tests/test_layering.py
+
+dist: $(DEV_STAMP)
+	$(PIP) install build
+	$(BIN)/python -m build --no-isolation
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -f nsq_fast/*.c nsq_fast/*.so nsq_fast/*.html
+	find nsq_fast tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,242 @@
+"""The rules of the house: who may import whom, checked on the source and in a fresh interpreter.
+
+A folder is a layer, and imports go downwards only. The compiled core knows
+`errors` alone; `protocol/` knows the core and the data modules and does no I/O;
+`runtime/` owns gevent, sockets and clocks; everything above uses public names.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "nsq_fast"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+DATA = {"errors", "config", "names", "_version"}
+CORE = {"_codec", "_frame"}
+# Layer -> the layers it may import besides itself. The package's __init__ resolves its names lazily.
+ALLOWED = {
+    "__init__": DATA,
+    "__main__": {"cli"},
+    "errors": set(),
+    "_version": set(),
+    "names": DATA,
+    "config": DATA,
+    "protocol": DATA | CORE,
+    "runtime": DATA | CORE | {"protocol"},
+    "broker": DATA | CORE | {"protocol", "runtime"},
+    "gnsq": DATA | CORE | {"protocol", "runtime", "__init__"},
+    "spark": DATA | CORE | {"protocol", "runtime", "broker", "__init__"},
+    "testing": DATA | CORE | {"protocol", "runtime", "broker", "__init__"},
+    "cli": DATA | CORE | {"protocol", "runtime", "broker", "__init__"},
+}
+IMPURE = {
+    "asyncio", "blinker", "click", "concurrent", "gevent", "geventhttpclient", "greenlet", "http", "multiprocessing",
+    "rich", "select", "selectors", "signal", "socket", "socketserver", "ssl", "subprocess", "threading", "time",
+    "urllib",
+}  # fmt: skip
+PURE_LAYERS = {"protocol", *DATA}
+
+
+class Import(NamedTuple):
+    """One import statement: absolute dotted module, the names taken from it, and whether it runs."""
+
+    module: str
+    names: tuple[str, ...]
+    line: int
+    at_run_time: bool
+
+
+def layer_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def module_of(path: Path) -> str:
+    parts = ("nsq_fast", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts)
+
+
+def imports_of(path: Path) -> list[Import]:
+    return list(_walk(ast.parse(path.read_text()), module_of(path), True))
+
+
+def _walk(node: ast.AST, module: str, at_run_time: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        runs = at_run_time and not _is_type_checking(child)
+        if isinstance(child, ast.Import):
+            yield from (Import(alias.name, (), child.lineno, runs) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            names = tuple(alias.name for alias in child.names)
+            yield Import(_absolute(child, module), names, child.lineno, runs)
+        else:
+            yield from _walk(child, module, runs)
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+
+
+def _absolute(node: ast.ImportFrom, module: str) -> str:
+    if not node.level:
+        return node.module or ""
+    parent = module.split(".")[: -node.level]
+    return ".".join([*parent, *([node.module] if node.module else [])])
+
+
+def layers_imported(item: Import) -> set[str]:
+    """The layers of nsq_fast that an import statement reaches into."""
+    parts = item.module.split(".")
+    if parts[0] != "nsq_fast":
+        return set()
+    if len(parts) > 1:
+        return {parts[1]}
+    inner = {path.stem for path in PACKAGE.iterdir()}
+    return {name if name in inner else "__init__" for name in item.names} or {"__init__"}
+
+
+def shown(path: Path, item: Import) -> str:
+    return f"{path.relative_to(PACKAGE.parent)}:{item.line} imports {item.module} {' '.join(item.names)}".rstrip()
+
+
+def test_every_source_belongs_to_a_known_layer() -> None:
+    assert {layer_of(path) for path in SOURCES} <= set(ALLOWED)
+
+
+def test_imports_go_downwards_only() -> None:
+    wrong = [
+        shown(path, item)
+        for path in SOURCES
+        for item in imports_of(path)
+        if layers_imported(item) - ALLOWED[layer_of(path)] - {layer_of(path)}
+    ]
+    assert wrong == []
+
+
+def test_pure_layers_do_no_input_or_output() -> None:
+    wrong = [
+        shown(path, item)
+        for path in SOURCES
+        if layer_of(path) in PURE_LAYERS
+        for item in imports_of(path)
+        if item.module.split(".")[0] in IMPURE
+    ]
+    assert wrong == []
+
+
+def test_pure_layers_take_their_random_source_as_an_argument() -> None:
+    wrong = [
+        shown(path, item)
+        for path in SOURCES
+        if layer_of(path) in PURE_LAYERS
+        for item in imports_of(path)
+        if item.module == "random" and item.at_run_time
+    ]
+    assert wrong == []
+
+
+def test_nothing_monkey_patches_and_gevent_is_imported_by_name() -> None:
+    wrong = [
+        shown(path, item)
+        for path in SOURCES
+        for item in imports_of(path)
+        if item.module == "gevent.monkey" or (item.module == "gevent" and ("monkey" in item.names or not item.names))
+    ]
+    assert wrong == []
+
+
+def test_the_upper_layers_use_public_names_of_the_others() -> None:
+    wrong = [
+        shown(path, item)
+        for path in SOURCES
+        if layer_of(path) in {"broker", "cli", "gnsq", "spark", "testing"}
+        for item in imports_of(path)
+        if layers_imported(item) - {layer_of(path)}
+        and any(name.startswith("_") and not name.startswith("__") and name not in CORE for name in item.names)
+    ]
+    assert wrong == []
+
+
+def test_public_exceptions_live_in_errors() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE.parent)}:{node.lineno} {node.name}"
+        for path in SOURCES
+        if layer_of(path) in {"protocol", "runtime", "config", "names"}
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        if any(re.search(r"(Error|Exception|Lost|Failed|Invalid)$", ast.unparse(base)) for base in node.bases)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", sorted(CORE))
+def test_the_compiled_core_imports_errors_only(name: str) -> None:
+    lines = (PACKAGE / f"{name}.pyx").read_text().splitlines() + (PACKAGE / f"{name}.pxd").read_text().splitlines()
+    pattern = re.compile(r"\s*(?:from\s+(\S+)\s+c?import|c?import\s+(\S+))\s*")
+    found = {match[1] or match[2] for line in lines if (match := pattern.match(line))}
+    stdlib = {"array", "json", "operator", "struct"}
+    foreign = {"cython", "cpython", "libc", "errors", "nsq_fast", "_codec", "_frame", *stdlib}
+    assert {module.lstrip(".").split(".")[0] or "nsq_fast" for module in found} <= foreign
+    ours = {module for module in found if module.startswith((".", "nsq_fast"))}
+    assert {module.lstrip(".").removeprefix("nsq_fast").lstrip(".") for module in ours} <= {"errors", *CORE, ""}
+
+
+def run_python(code: str) -> str:
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=PACKAGE.parent)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def loaded_after(statement: str) -> set[str]:
+    """The top-level modules in a fresh interpreter that the statement added."""
+    code = f"import sys; before = set(sys.modules)\n{statement}\nprint(*sorted(set(sys.modules) - before))"
+    return {name.partition(".")[0] for name in run_python(code).split()}
+
+
+PURE_MODULES = [
+    "nsq_fast",
+    "nsq_fast._codec",
+    "nsq_fast._frame",
+    *(f"nsq_fast.{name}" for name in sorted(DATA)),
+    *(module_of(path) for path in SOURCES if layer_of(path) == "protocol" and path.stem != "__init__"),
+]
+
+
+@pytest.mark.parametrize("module", PURE_MODULES)
+def test_importing_the_pure_part_never_imports_gevent_or_a_socket(module: str) -> None:
+    heavy = {
+        "gevent",
+        "greenlet",
+        "socket",
+        "_socket",
+        "ssl",
+        "_ssl",
+        "asyncio",
+        "geventhttpclient",
+        "blinker",
+        "click",
+    }
+    assert loaded_after(f"import {module}") & heavy == set()
+
+
+def test_the_library_patches_nothing() -> None:
+    code = """
+import socket, threading, time
+before = socket.socket, threading.Lock, time.sleep
+import nsq_fast
+for name in nsq_fast.__all__:
+    getattr(nsq_fast, name)
+from gevent import monkey
+assert (socket.socket, threading.Lock, time.sleep) == before
+assert not monkey.saved
+"""
+    run_python(code)
