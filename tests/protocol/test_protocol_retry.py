@@ -1,0 +1,98 @@
+"""The retry table: every row, the limits, and the pauses."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_fast import errors
+from nsq_fast.protocol.retry import RetryPolicy, Verdict, classify, decide, publish_failed, retry_delay
+
+POLICY = RetryPolicy(max_attempts=3, retry_unknown_outcome=True, base_delay=0.05, max_delay=2.0)
+CAREFUL = POLICY._replace(retry_unknown_outcome=False)
+
+REFUSED = Verdict(retry=False)
+ROWS = [
+    (errors.BadMessage("x"), REFUSED),
+    (errors.BadTopic("x"), REFUSED),
+    (errors.BadBody("x"), REFUSED),
+    (errors.Invalid("x"), REFUSED),
+    (errors.BadPartition("x"), REFUSED),
+    (errors.Unauthorized("x"), REFUSED),
+    (errors.AuthFirst("x"), REFUSED),
+    (errors.ExtNotSupported("x"), REFUSED),
+    (errors.HeaderInvalid("x"), REFUSED),
+    (errors.TraceIdInvalid("x"), REFUSED),
+    (errors.ServerError("x", code="E_NEVER_SEEN"), REFUSED),
+    (errors.BodyInvalid("x"), REFUSED),
+    (errors.LocalProtocolError("x"), REFUSED),
+    (ValueError("x"), REFUSED),
+    (errors.PubTooMuchWaiting("x"), Verdict(retry=True, pause=True)),
+    (errors.PubFailed("x"), Verdict(retry=True, pause=True, possibly_stored=True)),
+    (errors.MpubFailed("x"), Verdict(retry=True, pause=True, possibly_stored=True)),
+    (errors.NotLeader(""), Verdict(retry=True, pause=True, refresh=True)),
+    (errors.TopicNotExist(""), Verdict(retry=True, pause=True, refresh=True)),
+    (errors.NotWritable(""), Verdict(retry=True, pause=True, refresh=True, possibly_stored=True)),
+    (errors.ConnectionLost("x"), Verdict(retry=True, refresh=True, possibly_stored=True)),
+    (errors.HeartbeatMissed("x"), Verdict(retry=True, refresh=True, possibly_stored=True)),
+    (errors.RemoteProtocolError("x"), Verdict(retry=True, refresh=True, possibly_stored=True)),
+]
+
+
+@pytest.mark.parametrize(("error", "expected"), ROWS, ids=lambda value: type(value).__name__)
+def test_each_error_has_its_row(error: Exception, expected: Verdict) -> None:
+    assert classify(error) == expected
+    assert decide(error, 1, POLICY) == expected
+
+
+def test_every_server_error_is_either_final_or_retried_as_its_flags_say() -> None:
+    for cls in errors.ERROR_CODES.values():
+        verdict = decide(cls("x"), 1, POLICY)
+        assert verdict.retry is cls.retriable
+        assert verdict.refresh is cls.stale_topology
+        assert verdict.possibly_stored is cls.outcome_unknown
+
+
+def test_what_the_server_never_executed_is_retried_without_using_up_an_attempt() -> None:
+    for attempts in (1, 3, 50):
+        for policy in (POLICY, CAREFUL):
+            verdict = decide(errors.ConnectionLost("x"), attempts, policy, executed=False)
+            assert verdict.retry
+            assert not verdict.possibly_stored
+            assert not verdict.counts
+
+
+def test_attempts_are_limited() -> None:
+    assert decide(errors.PubFailed("x"), 2, POLICY).retry
+    assert not decide(errors.PubFailed("x"), 3, POLICY).retry
+    assert decide(errors.PubFailed("x"), 3, POLICY).possibly_stored
+
+
+@pytest.mark.parametrize("error", [errors.ConnectionLost("x"), errors.PubFailed("x"), errors.NotWritable("")])
+def test_an_unknown_outcome_is_retried_only_where_allowed(error: Exception) -> None:
+    verdict = decide(error, 1, CAREFUL)
+    assert not verdict.retry
+    assert verdict.possibly_stored
+
+
+def test_a_certain_refusal_is_retried_even_by_the_careful() -> None:
+    assert decide(errors.NotLeader(""), 1, CAREFUL).retry
+
+
+@given(attempts=st.integers(1, 10_000), share=st.floats(0, 1, exclude_max=True))
+def test_pauses_grow_stay_below_the_cap_and_keep_most_of_their_length(attempts: int, share: float) -> None:
+    full = retry_delay(attempts, POLICY, lambda: 0.0)
+    assert full == min(2.0, 0.05 * 2.0 ** min(attempts - 1, 64))
+    assert 0.8 * full - 1e-9 <= retry_delay(attempts, POLICY, lambda: share) <= full
+
+
+def test_the_error_names_the_topic_the_attempts_and_the_cause() -> None:
+    cause = errors.PubFailed("disk full")
+    error = publish_failed("orders", cause, 3, True)
+    assert isinstance(error, errors.PublishFailed)
+    assert error.__cause__ is cause
+    assert (error.attempts, error.possibly_stored) == (3, True)
+    assert str(error) == (
+        "publish to 'orders' failed after 3 attempts: E_PUB_FAILED disk full; it may have been stored all the same"
+    )
