@@ -1,0 +1,175 @@
+"""How a consumer shares its max_in_flight out over connections: pure functions, no clock, no I/O.
+
+nsqd pushes while a connection's in flight is below its RDY, so RDY is a
+ceiling and not a credit that is used up. What must hold at every moment is
+
+    sum over connections of max(RDY last sent, in flight)  <=  max_in_flight
+
+and no RDY above its server's max_rdy_count. A connection whose RDY was lowered
+therefore frees its share only as its messages are answered. A lower is also
+not known to the server at once: messages pushed before it may still be on the
+way, so the old ceiling stays charged for ``settle`` seconds.
+
+``targets`` says what every connection should have, ``plan`` which commands may
+be sent now on the way there, lowers first. The caller sends them, notes them
+with ``Share.sent`` and calls again when something changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+SETTLE = 0.25
+"""Seconds that a server may take to see a lower and its last messages to arrive here."""
+
+HOLD_FACTOR = 3
+"""A busy connection keeps a scarce RDY for so many idle timeouts before others get a turn."""
+
+STARVED_RATIO = 0.85
+"""Share of RDY in flight from which a connection counts as starved: foresees starvation, as the NSQ guide asks."""
+
+
+@dataclasses.dataclass(slots=True)
+class Share:
+    """What the distribution knows of one connection.
+
+    Attributes:
+        max_rdy_count: the server's limit.
+        rdy: last RDY sent.
+        in_flight: messages received and not answered; the caller keeps it current.
+        active_at: when the last message arrived, or RDY left 0 if that was later.
+        turn_at: when RDY last went to 0 or left it.
+        ceiling: highest RDY that the server may still act upon, until ``settles_at``.
+    """
+
+    max_rdy_count: int = 2500
+    rdy: int = 0
+    in_flight: int = 0
+    active_at: float = 0.0
+    turn_at: float = 0.0
+    ceiling: int = 0
+    settles_at: float = 0.0
+
+    def held(self, now: float) -> int:
+        """How many messages of max_in_flight this connection may hold now or soon."""
+        return max(self.rdy, self.in_flight, self.ceiling if now < self.settles_at else 0)
+
+    def sent(self, rdy: int, now: float, settle: float = SETTLE) -> None:
+        """Note that RDY was sent."""
+        if rdy < self.rdy:
+            self.ceiling = max(self.rdy, self.ceiling if now < self.settles_at else 0)
+            self.settles_at = now + settle
+        if (rdy == 0) != (self.rdy == 0):
+            self.turn_at = now
+            self.active_at = max(self.active_at, now)
+        self.rdy = rdy
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether (almost) as many messages are in flight as the server may send."""
+        return self.in_flight > 0 and self.in_flight >= self.rdy * STARVED_RATIO
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """Commands that may be sent now, in this order, as (index of the connection, RDY).
+
+    ``waiting`` says that some connection is below its target until others have answered their messages.
+    """
+
+    changes: list[tuple[int, int]]
+    waiting: bool
+
+
+def targets(
+    shares: Sequence[Share],
+    limit: int,
+    now: float,
+    *,
+    idle_timeout: float,
+    random: Callable[[], float],
+) -> list[int]:
+    """The RDY that each connection should have, together at most ``limit``.
+
+    With enough for all it is an even split. Otherwise ``limit`` connections get
+    RDY 1, and those that were idle for ``idle_timeout`` seconds pass it on.
+    """
+    if limit >= len(shares):
+        return split(limit, [share.max_rdy_count for share in shares])
+    return _take_turns(shares, max(limit, 0), now, idle_timeout, random)
+
+
+def split(total: int, caps: Sequence[int]) -> list[int]:
+    """Share ``total`` out as evenly as ``caps`` allow; nothing is left over that a cap leaves room for."""
+    result = [0] * len(caps)
+    left = total
+    order = sorted(range(len(caps)), key=caps.__getitem__)
+    for position, index in enumerate(order):
+        result[index] = min(caps[index], left // (len(order) - position))
+        left -= result[index]
+    return result
+
+
+def _take_turns(
+    shares: Sequence[Share], limit: int, now: float, idle_timeout: float, random: Callable[[], float]
+) -> list[int]:
+    holders = [index for index, share in enumerate(shares) if share.rdy > 0]
+    kept = [index for index in holders if not _turn_is_over(shares[index], now, idle_timeout)]
+    kept.sort(key=lambda index: shares[index].active_at, reverse=True)
+    del kept[limit:]
+    # Who waits longest comes first, so that nobody sticks at RDY 0; among equals chance decides.
+    ranked = sorted(
+        (shares[index].rdy > 0, shares[index].turn_at, random(), index)
+        for index in range(len(shares))
+        if index not in kept
+    )
+    chosen = {*kept, *(entry[-1] for entry in ranked[: limit - len(kept)])}
+    return [int(index in chosen) for index in range(len(shares))]
+
+
+def _turn_is_over(share: Share, now: float, idle_timeout: float) -> bool:
+    if share.in_flight == 0 and now - share.active_at > idle_timeout:
+        return True
+    return now - share.turn_at > HOLD_FACTOR * idle_timeout
+
+
+def plan(shares: Sequence[Share], wanted: Sequence[int], max_in_flight: int, now: float) -> Plan:
+    """The commands that may be sent now to bring ``shares`` to the ``wanted`` targets."""
+    lowers = [(index, want) for index, want in enumerate(wanted) if want < shares[index].rdy]
+    lowered = dict(lowers)
+    held = [
+        share.held(now) if index not in lowered else _held_after_lower(share, now) for index, share in enumerate(shares)
+    ]
+    raises, waiting = _raises(shares, wanted, held, max_in_flight - sum(held))
+    return Plan(lowers + raises, waiting)
+
+
+def _held_after_lower(share: Share, now: float) -> int:
+    return max(share.held(now), share.rdy)  # the server still acts upon the RDY it knows
+
+
+def _raises(
+    shares: Sequence[Share], wanted: Sequence[int], held: list[int], free: int
+) -> tuple[list[tuple[int, int]], bool]:
+    below = [index for index, want in enumerate(wanted) if want > shares[index].rdy]
+    below.sort(key=lambda index: (shares[index].rdy, shares[index].turn_at))
+    granted = {index: shares[index].rdy for index in below}
+    waiting = False
+    for fill in (False, True):  # one for each connection at 0 first, so that none waits for another's fill
+        for index in below:
+            want = wanted[index] if fill else 1
+            new = min(want, held[index] + max(free, 0))
+            if new <= granted[index]:
+                continue
+            cost = max(0, new - held[index])
+            free -= cost
+            held[index] += cost
+            granted[index] = new
+    changes = []
+    for index in below:
+        rdy, new, want = shares[index].rdy, granted[index], wanted[index]
+        waiting |= new < want
+        if new == want or (new > rdy and (rdy == 0 or new - rdy >= want // 4)):
+            changes.append((index, new))
+    return changes, waiting

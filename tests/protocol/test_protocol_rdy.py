@@ -1,0 +1,257 @@
+"""RDY distribution: the invariant under any course of events, fairness, and that nothing sticks at 0."""
+
+from __future__ import annotations
+
+import random as chance
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from nsq_fast.protocol import rdy
+from nsq_fast.protocol.rdy import Share
+
+
+def apply(shares, limit, now=0.0, *, idle_timeout=10.0, max_in_flight=None):
+    """One round as a consumer does it; returns the plan."""
+    max_in_flight = limit if max_in_flight is None else max_in_flight
+    wanted = rdy.targets(shares, limit, now, idle_timeout=idle_timeout, random=chance.random)
+    plan = rdy.plan(shares, wanted, max_in_flight, now)
+    for index, count in plan.changes:
+        shares[index].sent(count, now)
+    return plan
+
+
+def counts(shares):
+    return [share.rdy for share in shares]
+
+
+def test_one_connection_gets_all():
+    shares = [Share()]
+    assert apply(shares, 1000).changes == [(0, 1000)]
+
+
+def test_max_in_flight_above_max_rdy_count_is_cut_to_it():
+    shares = [Share(max_rdy_count=2500), Share(max_rdy_count=100)]
+    apply(shares, 5000)
+    assert counts(shares) == [2500, 100]
+
+
+def test_what_a_small_server_cannot_take_goes_to_the_others():
+    assert rdy.split(12, [2500, 2, 2500]) == [5, 2, 5]
+
+
+def test_no_remainder_is_wasted():
+    assert sorted(rdy.split(10, [2500] * 3)) == [3, 3, 4]
+
+
+def test_nothing_to_send_when_all_is_as_it_should_be():
+    shares = [Share(), Share()]
+    apply(shares, 10)
+    assert apply(shares, 10) == rdy.Plan([], False)
+
+
+def test_a_new_connection_waits_until_the_old_one_has_room():
+    old, new = Share(), Share()
+    apply([old], 10)
+    old.in_flight = 10
+    plan = apply([old, new], 10, now=1.0)
+    assert plan.changes == [(0, 5)]
+    assert plan.waiting
+    assert not apply([old, new], 10, now=2.0).changes, "ten are still held"
+    old.in_flight = 8
+    apply([old, new], 10, now=3.0)
+    assert new.rdy == 2
+    old.in_flight = 0
+    assert not apply([old, new], 10, now=4.0).waiting
+    assert counts([old, new]) == [5, 5]
+
+
+def test_a_lower_is_charged_until_the_server_knows_it():
+    old, new = Share(), Share()
+    apply([old], 10)
+    apply([old, new], 10, now=1.0)
+    assert counts([old, new]) == [5, 0], "messages sent before the lower may be on the way"
+    apply([old, new], 10, now=1.0 + rdy.SETTLE)
+    assert counts([old, new]) == [5, 5]
+
+
+def test_lowers_come_before_raises():
+    shares = [Share(rdy=10), Share(rdy=0), Share(rdy=2)]
+    plan = rdy.plan(shares, [4, 4, 4], 20, 0.0)
+    assert plan.changes[0] == (0, 4)
+    assert {index for index, _ in plan.changes[1:]} == {1, 2}
+
+
+def test_limit_zero_sends_zero_to_all():
+    shares = [Share(), Share()]
+    apply(shares, 10)
+    apply(shares, 0, max_in_flight=10)
+    assert counts(shares) == [0, 0]
+
+
+def test_fewer_than_connections_gives_single_ones():
+    shares = [Share() for _ in range(5)]
+    apply(shares, 2)
+    assert sorted(counts(shares)) == [0, 0, 0, 1, 1]
+
+
+def test_a_connection_with_messages_keeps_its_turn_and_an_idle_one_passes_it_on():
+    shares = [Share() for _ in range(3)]
+    apply(shares, 2)
+    busy, idle = (index for index, share in enumerate(shares) if share.rdy)
+    waiting = next(index for index, share in enumerate(shares) if not share.rdy)
+    shares[busy].active_at = 11.0
+    apply(shares, 2, now=11.5)
+    assert shares[idle].rdy == 0
+    apply(shares, 2, now=12.0)
+    assert (shares[busy].rdy, shares[waiting].rdy) == (1, 1)
+
+
+def test_a_busy_connection_gives_others_a_turn_in_the_end():
+    shares = [Share(), Share()]
+    apply(shares, 1)
+    first = counts(shares).index(1)
+    shares[first].active_at = 31.0
+    apply(shares, 1, now=31.0)
+    apply(shares, 1, now=32.0)
+    assert counts(shares).index(1) != first
+
+
+@given(st.integers(2, 12), st.integers(1, 11), st.randoms())
+def test_no_connection_sticks_at_zero(connections, limit, luck):
+    shares = [Share() for _ in range(connections)]
+    served = set()
+    now = 0.0
+    for _ in range(6 * connections):
+        wanted = rdy.targets(shares, limit, now, idle_timeout=1.0, random=luck.random)
+        for index, count in rdy.plan(shares, wanted, limit, now).changes:
+            shares[index].sent(count, now)
+        served |= {index for index, share in enumerate(shares) if share.rdy}
+        now += 0.6
+    assert served == set(range(connections))
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "count", "starved"), [(0, 0, False), (84, 100, False), (85, 100, True), (1, 1, True)]
+)
+def test_is_starved_foresees_starvation(in_flight, count, starved):
+    assert Share(rdy=count, in_flight=in_flight).is_starved is starved
+
+
+class Server:
+    """nsqd as the invariant sees it: commands reach it late, messages reach us late, each by at most DELAY."""
+
+    DELAY = rdy.SETTLE / 2
+
+    def __init__(self, max_rdy_count):
+        self.share = Share(max_rdy_count=max_rdy_count)
+        self.rdy = 0
+        self.in_flight = 0
+        self.commands = []
+        self.wire = []
+
+    def send(self, kind, count, now):
+        self.commands.append((now, kind, count))
+
+    def process(self, until):
+        while self.commands and self.commands[0][0] <= until:
+            _, kind, count = self.commands.pop(0)
+            if kind == "rdy":
+                assert 0 <= count <= self.share.max_rdy_count
+                self.rdy = count
+            else:
+                self.in_flight -= count
+
+    def push(self, count, now):
+        count = min(count, max(self.rdy - self.in_flight, 0))
+        self.in_flight += count
+        self.wire.append((now, count))
+
+    def deliver(self, until):
+        while self.wire and self.wire[0][0] <= until:
+            self.share.in_flight += self.wire.pop(0)[1]
+
+
+class Distribution(RuleBasedStateMachine):
+    """Any order of connects, disconnects, pushes, answers, pauses and limits, with delays on the way."""
+
+    def __init__(self):
+        super().__init__()
+        self.servers = []
+        self.chance = chance.Random(1)
+        self.now = 100.0
+        self.limit = 1
+        self.floor = 0
+
+    @initialize(limit=st.integers(1, 40))
+    def begin(self, limit):
+        self.limit = self.floor = limit
+
+    def distribute(self, limit):
+        shares = [server.share for server in self.servers]
+        wanted = rdy.targets(shares, limit, self.now, idle_timeout=1.0, random=self.chance.random)
+        assert sum(wanted) <= limit
+        for index, count in rdy.plan(shares, wanted, self.limit, self.now).changes:
+            shares[index].sent(count, self.now)
+            self.servers[index].send("rdy", count, self.now)
+
+    @rule(cap=st.integers(1, 30))
+    def connect(self, cap):
+        if len(self.servers) < 6:
+            self.servers.append(Server(cap))
+            self.distribute(self.limit)
+
+    @rule(data=st.data())
+    def disconnect(self, data):
+        if self.servers:
+            self.servers.pop(data.draw(st.integers(0, len(self.servers) - 1)))
+            self.distribute(self.limit)
+
+    @rule(seconds=st.floats(0.0, 2.0), data=st.data())
+    def pass_time(self, seconds, data):
+        self.now += seconds
+        late = st.floats(0.0, Server.DELAY)
+        for server in self.servers:
+            server.deliver(self.now - Server.DELAY)
+            server.process(self.now - data.draw(late))
+            server.push(data.draw(st.integers(0, 50)), self.now)
+            server.deliver(self.now - data.draw(late))
+        self.distribute(self.limit)
+
+    @rule(data=st.data())
+    def answer(self, data):
+        for server in self.servers:
+            count = data.draw(st.integers(0, server.share.in_flight))
+            server.share.in_flight -= count
+            server.send("fin", count, self.now)
+        self.distribute(self.limit)
+
+    @rule(probe=st.integers(0, 1))
+    def back_off(self, probe):
+        self.distribute(min(probe, self.limit))
+
+    @rule(limit=st.integers(0, 40))
+    def change_limit(self, limit):
+        self.limit = limit
+        self.distribute(limit)
+
+    @invariant()
+    def no_rdy_above_its_server(self):
+        assert all(server.share.rdy <= server.share.max_rdy_count for server in self.servers)
+
+    @invariant()
+    def raises_never_pass_the_limit(self):
+        held = sum(server.share.held(self.now) for server in self.servers)
+        self.floor = max(self.limit, min(self.floor, held))  # a lowered limit is reached as messages are answered
+        assert held <= self.floor
+        assert sum(max(server.share.rdy, server.share.in_flight) for server in self.servers) <= self.floor
+
+    @invariant()
+    def the_servers_never_have_more_outstanding(self):
+        assert sum(server.share.in_flight for server in self.servers) <= self.floor
+
+
+TestDistribution = Distribution.TestCase
+TestDistribution.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
