@@ -12,15 +12,16 @@ RemoteProtocolError; a single peer whose address cannot be used is left out.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from ..errors import RemoteProtocolError
-from ..names import Address
+from nsq_fast.errors import RemoteProtocolError
+from nsq_fast.names import Address
 
 T = TypeVar("T")
 
@@ -30,8 +31,14 @@ ACCEPT = "application/vnd.nsq; version=1.0"
 REDESIGNED_MARK = "-HA."
 """Part of the version of a redesigned server."""
 
-MAX_PARTITION = 1023
+MAX_PARTITIONS = 1024
+"""Far above the 254 that a cluster allows; a number beyond it is no answer but nonsense."""
+
 _EMPTY: Mapping[int, Any] = MappingProxyType({})
+_UNKNOWN_TOPIC = ("TOPIC_NOT_FOUND", "Key not found", "Topic has no channel")
+_PARTITION_NUMBER = re.compile(r"[0-9]{1,4}")
+_PSEUDO_PARTITION = re.compile(r"-[0-9]{1,4}")
+_HOST = re.compile(r"[0-9A-Za-z._:%-]{1,255}")
 
 
 class Nsqd(NamedTuple):
@@ -114,6 +121,207 @@ class TopologyDiff(NamedTuple):
         return bool(self.added or self.removed or self.moved or self.meta_changed)
 
 
+def parse_lookup(body: bytes) -> LookupAnswer:
+    """Decode the body of a /lookup reply, in either format of either family.
+
+    Raises RemoteProtocolError if it is not what a lookupd sends.
+    """
+    payload = unwrap(body)
+    if not payload:
+        return LookupAnswer()
+    wire = _decode_json(_WireLookup, payload)
+    if wire.producers is msgspec.UNSET and wire.partitions is msgspec.UNSET:
+        raise RemoteProtocolError("not a reply of nsqlookupd: neither producers nor partitions")
+    return LookupAnswer(
+        channels=tuple(wire.channels or ()),
+        producers=_usable(wire.producers),
+        partitions=MappingProxyType(dict(_leaders(wire.partitions or None))),
+        meta=_meta(wire.meta),
+    )
+
+
+def parse_nodes(body: bytes) -> tuple[Nsqd, ...]:
+    """Decode the body of a /nodes reply: every nsqd once. Raises RemoteProtocolError."""
+    return _distinct(_usable(_decode(_WireLookup, body).producers))
+
+
+def parse_listlookup(body: bytes) -> tuple[Address, ...]:
+    """Decode the body of a /listlookup reply into HTTP addresses: none where there is no coordinator.
+
+    Raises RemoteProtocolError.
+    """
+    nodes = _decode(_WireLookupList, body).lookupdnodes or ()
+    found = (
+        _address(node.NodeIP, int(node.HttpPort))
+        for node in nodes
+        if node.HttpPort.isascii() and node.HttpPort.isdigit()
+    )
+    return tuple(sorted({address for address in found if address is not None}))
+
+
+def is_unknown_topic(status: int, body: bytes) -> bool:
+    """Whether an HTTP error of /lookup only says that the topic is not there (yet): a valid, empty answer.
+
+    Without the Accept header, and from old servers, such errors come as status 500 with the text inside.
+    """
+    if status not in (404, 500):
+        return False
+    try:
+        error = msgspec.json.decode(body, type=_WireError)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return (error.message or error.status_txt).startswith(_UNKNOWN_TOPIC)
+
+
+def unwrap(body: bytes) -> bytes:
+    """Return the JSON that matters: ``data`` of a wrapped reply, the body itself otherwise; empty for nothing.
+
+    Raises RemoteProtocolError if the body is not JSON.
+    """
+    if not body.lstrip().startswith(b"{"):
+        return body.strip()
+    envelope = _decode_json(_Envelope, body)
+    if envelope.status_code is msgspec.UNSET or envelope.data is msgspec.UNSET:
+        return body
+    data = bytes(envelope.data)
+    return b"" if data == b"null" else data
+
+
+def merge(answers: Iterable[LookupAnswer]) -> Topology:
+    """Make one topology of the answers of several lookupds; their order does not matter.
+
+    Producers and channels are united. Where answers contradict each other (the leader of a partition, meta)
+    the majority holds; a tie is decided the same way each time, not rightly: whoever meets the wrong leader
+    asks again, and lookupds of one cluster do not disagree for long.
+    """
+    answers = list(answers)
+    metas = [answer.meta for answer in answers if answer.meta is not None]
+    votes: dict[int, list[Nsqd]] = {}
+    for answer in answers:
+        for partition, leader in answer.partitions.items():
+            votes.setdefault(partition, []).append(leader)
+    return Topology(
+        producers=_distinct(nsqd for answer in answers for nsqd in answer.producers),
+        partitions=MappingProxyType({number: _most_named(votes[number]) for number in sorted(votes)}),
+        meta=_most_named(metas) if metas else None,
+        channels=tuple(sorted({channel for answer in answers for channel in answer.channels})),
+    )
+
+
+def diff(old: Topology | None, new: Topology) -> TopologyDiff:
+    """Say what changed. Nsqds are told apart by address: a new version or host name alone is no change."""
+    before = old or Topology()
+    old_nsqds = {nsqd.tcp: nsqd for nsqd in before.nsqds}
+    new_nsqds = {nsqd.tcp: nsqd for nsqd in new.nsqds}
+    return TopologyDiff(
+        added=tuple(nsqd for tcp, nsqd in new_nsqds.items() if tcp not in old_nsqds),
+        removed=tuple(nsqd for tcp, nsqd in old_nsqds.items() if tcp not in new_nsqds),
+        moved=dict(_moves(before.partitions, new.partitions)),
+        meta_changed=before.meta != new.meta,
+    )
+
+
+class _WirePeer(msgspec.Struct):
+    broadcast_address: str = ""
+    tcp_port: int = 0
+    http_port: int = 0
+    version: str = ""
+    hostname: str = ""
+    distributed_id: str = ""
+
+
+class _WireMeta(msgspec.Struct):
+    partition_num: int = 0
+    replica: int = 0
+    extend_support: bool = False
+    ordered: bool = False
+    multi_part: bool = False
+    disable_channel_auto_create: bool = False
+
+
+class _WireLookup(msgspec.Struct):
+    channels: list[str] | None = None
+    producers: list[_WirePeer] | msgspec.UnsetType | None = msgspec.UNSET
+    partitions: dict[str, _WirePeer] | msgspec.UnsetType | None = msgspec.UNSET
+    meta: _WireMeta | None = None
+
+
+class _WireLookupNode(msgspec.Struct):
+    NodeIP: str = ""
+    HttpPort: str = ""
+
+
+class _WireLookupList(msgspec.Struct):
+    lookupdnodes: list[_WireLookupNode] | None = None
+
+
+class _WireError(msgspec.Struct):
+    message: str = ""
+    status_txt: str = ""
+
+
+class _Envelope(msgspec.Struct):
+    status_code: int | msgspec.UnsetType = msgspec.UNSET
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def _decode(kind: type[T], body: bytes) -> T:
+    return _decode_json(kind, unwrap(body) or b"{}")
+
+
+def _decode_json(kind: type[T], body: bytes) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError(f"not a reply of nsqlookupd: {error}") from error
+
+
+def _usable(peers: list[_WirePeer] | msgspec.UnsetType | None) -> tuple[Nsqd, ...]:
+    return tuple(nsqd for nsqd in map(_nsqd, peers or ()) if nsqd is not None)
+
+
+def _leaders(partitions: Mapping[str, _WirePeer] | None) -> Iterator[tuple[int, Nsqd]]:
+    """Pseudo partitions of old nsqds have negative numbers: no partitions, and in ``producers`` as well."""
+    for text, peer in (partitions or {}).items():
+        if not _PARTITION_NUMBER.fullmatch(text):
+            if not _PSEUDO_PARTITION.fullmatch(text):
+                raise RemoteProtocolError(f"not a reply of nsqlookupd: partition {text[:20]!r}")
+            continue
+        nsqd = _nsqd(peer)
+        if nsqd is not None:
+            yield int(text), nsqd
+
+
+def _nsqd(peer: _WirePeer) -> Nsqd | None:
+    tcp = _address(peer.broadcast_address, peer.tcp_port)
+    if tcp is None:
+        return None
+    return Nsqd(
+        tcp=tcp,
+        http=_address(peer.broadcast_address, peer.http_port),
+        version=peer.version,
+        hostname=peer.hostname,
+        broadcast_address=peer.broadcast_address,
+        distributed_id=peer.distributed_id,
+    )
+
+
+def _address(host: str, port: int) -> Address | None:
+    host = host.removeprefix("[").removesuffix("]")
+    if not _HOST.fullmatch(host) or not 0 < port < 65536:
+        return None
+    return Address(host, port)
+
+
+def _meta(wire: _WireMeta | None) -> Meta | None:
+    """No meta for a topic that a cluster does not know: it says ``partition_num`` 0."""
+    if wire is None or wire.partition_num == 0:
+        return None
+    if not 0 < wire.partition_num <= MAX_PARTITIONS:
+        raise RemoteProtocolError(f"not a reply of nsqlookupd: partition_num {wire.partition_num}")
+    return Meta(*msgspec.structs.astuple(wire))
+
+
 def _distinct(nsqds: Iterable[Nsqd]) -> tuple[Nsqd, ...]:
     by_address: dict[Address, list[Nsqd]] = {}
     for nsqd in nsqds:
@@ -122,6 +330,13 @@ def _distinct(nsqds: Iterable[Nsqd]) -> tuple[Nsqd, ...]:
 
 
 def _most_named(values: list[T]) -> T:
-    """The value that occurs most often; of several, the greatest: any order of ``values`` gives the same one."""
+    """The value that occurs most often; in a tie one that does not depend on the order of ``values``."""
     counts = Counter(values)
-    return max(counts, key=lambda value: (counts[value], value))
+    return max(counts, key=lambda value: (counts[value], repr(value)))
+
+
+def _moves(old: Mapping[int, Nsqd], new: Mapping[int, Nsqd]) -> Iterator[tuple[int, tuple[Nsqd | None, Nsqd | None]]]:
+    for partition in sorted(old.keys() | new.keys()):
+        before, after = old.get(partition), new.get(partition)
+        if before is None or after is None or before.tcp != after.tcp:
+            yield partition, (before, after)

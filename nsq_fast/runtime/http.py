@@ -1,0 +1,245 @@
+"""HTTP requests to nsqd and nsqlookupd on gevent sockets, safe against servers that misbehave.
+
+The parser is geventhttpclient's. The sockets are handled here, because a
+peer that is broken or hostile must cost neither the process nor other
+requests anything: one limit of time for all of a request from the name
+look-up to the last byte, limits on the size of headers and body, a turn for
+other greenlets after each read (a peer that sends faster than we read would
+otherwise keep the hub from ever seeing the timeout), and a socket that is
+closed whatever happens. Redirects are not followed: NSQ servers send none.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+from gevent import Timeout, sleep
+from gevent.socket import IPPROTO_TCP, TCP_NODELAY, create_connection
+from gevent.socket import socket as Socket
+from geventhttpclient.response import HTTPParseError, HTTPResponse
+
+from nsq_fast._version import __version__
+from nsq_fast.errors import ConfigError, HttpError
+from nsq_fast.names import Address, parse_address
+
+from .tls import client_context, server_hostname, wrap_socket
+
+DEFAULT_TIMEOUT = 10.0
+MAX_REPLY_SIZE = 64 * 1024 * 1024
+_MAX_HEADER_SIZE = 64 * 1024
+_READ_SIZE = 64 * 1024
+_MAX_IDLE = 8
+_ERROR_TEXT_SIZE = 200
+
+
+class Endpoint(NamedTuple):
+    """Where an HTTP server is."""
+
+    scheme: str
+    address: Address
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.address}"
+
+
+class Reply(NamedTuple):
+    """An HTTP reply with status 200 to 299."""
+
+    status: int
+    body: bytes
+
+
+def parse_endpoint(text: str | tuple[str, int] | Endpoint, default_port: int) -> Endpoint:
+    """Read ``host``, ``host:port``, ``http://host:port``, ``https://host:port`` or a (host, port) pair.
+
+    Raises ConfigError for anything else, a path or a user name included.
+    """
+    if isinstance(text, Endpoint):
+        return text
+    if not isinstance(text, str) or "://" not in text:
+        return Endpoint("http", parse_address(text, default_port))
+    parts = urlsplit(text.strip())
+    if parts.scheme not in ("http", "https") or parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ConfigError(f"invalid address {text!r}: must be host:port, http://host:port or https://host:port")
+    if "@" in parts.netloc:
+        raise ConfigError("an address must hold no user name or password; use the Authorization option")
+    return Endpoint(parts.scheme, parse_address(parts.netloc, default_port))
+
+
+class HttpClient:
+    """Requests to one server, from any number of greenlets; connections are kept alive and used again.
+
+    Args:
+        endpoint: the server.
+        timeout: limit in seconds for a request as a whole.
+        headers: sent with every request.
+        tls_options: for https: an ssl.SSLContext or a mapping, see `tls.client_context`.
+        max_reply_size: largest body accepted, in bytes.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        headers: Mapping[str, str] | None = None,
+        tls_options: Any = None,
+        max_reply_size: int = MAX_REPLY_SIZE,
+    ) -> None:
+        self.endpoint = endpoint
+        self.timeout = timeout
+        self.max_reply_size = max_reply_size
+        fixed = {"Host": str(endpoint.address), "User-Agent": f"nsq_fast/{__version__}", **(headers or {})}
+        self._headers = "".join(f"{name}: {_header_value(name, value)}\r\n" for name, value in fixed.items())
+        self._context = client_context(tls_options) if endpoint.scheme == "https" else None
+        self._server_hostname = server_hostname(tls_options, endpoint.address.host)
+        self._idle: list[Socket] = []
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] | None = None,
+        body: bytes = b"",
+        *,
+        timeout: float | None = None,
+    ) -> Reply:
+        """Send one request and return the reply.
+
+        Query values of None are left out. Raises HttpError for a status that is not 200 to 299, and with
+        ``status`` None when there is no proper reply: refused, timed out, broken, too large.
+        """
+        target = _target(path, query)
+        limit = self.timeout if timeout is None else timeout
+        expired = Timeout(limit)
+        try:
+            with expired:
+                response = self._exchange(method, target, body)
+        except Timeout as error:
+            if error is not expired:
+                raise
+            raise self._no_reply(target, f"no reply within {limit:g} s") from None
+        except (OSError, HTTPParseError, _BadReply, UnicodeError) as error:
+            raise self._no_reply(target, f"{type(error).__name__}: {error}") from error
+        status = response.get_code()
+        content = bytes(response.body)
+        if not 200 <= status < 300:
+            raise HttpError(f"{self.endpoint}{target}", status, _error_text(content)) from _Refused(content)
+        return Reply(status, content)
+
+    def close(self) -> None:
+        """Close the idle connections; the client can be used again."""
+        idle, self._idle = self._idle, []
+        for sock in idle:
+            sock.close()
+
+    def _no_reply(self, target: str, reason: str) -> HttpError:
+        return HttpError(f"{self.endpoint}{target}", None, reason)
+
+    def _exchange(self, method: str, target: str, body: bytes) -> _Response:
+        head = f"{method} {target} HTTP/1.1\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
+        sock = self._idle_socket() or self._connect()
+        keep = False
+        try:
+            sock.sendall(head.encode("latin-1") + body)
+            response = self._receive(sock)
+            keep = not response.should_close() and len(self._idle) < _MAX_IDLE
+            return response
+        finally:
+            if keep:
+                self._idle.append(sock)
+            else:
+                sock.close()
+
+    def _idle_socket(self) -> Socket | None:
+        """A kept connection that the server has not closed meanwhile: an idle one has nothing to read."""
+        while self._idle:
+            sock = self._idle.pop()
+            poller = select.poll()
+            poller.register(sock.fileno(), select.POLLIN | select.POLLHUP)
+            if not poller.poll(0):
+                return sock
+            sock.close()
+        return None
+
+    def _connect(self) -> Socket:
+        sock = create_connection((self.endpoint.address.host, self.endpoint.address.port))
+        try:
+            sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+            return sock if self._context is None else wrap_socket(sock, self._context, self._server_hostname)
+        except BaseException:
+            sock.close()
+            raise
+
+    def _receive(self, sock: Socket) -> _Response:
+        response = _Response(self.max_reply_size)
+        while not response.is_done:
+            data = sock.recv(_READ_SIZE)
+            response.feed(data)
+            if not data and not response.is_done:
+                raise _BadReply("the connection closed within the reply")
+            sleep(0)
+        return response
+
+
+class _BadReply(Exception):
+    """The reply breaks a limit, or ends early."""
+
+
+class _Refused(Exception):
+    """Cause of an HttpError with a status: keeps the whole body for those who read it."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(body)
+        self.body = body
+
+
+def error_body(error: HttpError) -> bytes:
+    """The body of the reply that ``error`` came from; empty when there was none."""
+    return error.__cause__.body if isinstance(error.__cause__, _Refused) else b""
+
+
+class _Response(HTTPResponse):
+    """One reply, of limited size."""
+
+    def __init__(self, max_size: int) -> None:
+        super().__init__()
+        self.body = bytearray()
+        self._max_size = max_size
+        self._head_size = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the reply is complete; an interim one (1xx) is not the reply."""
+        return bool(self.message_complete and self.get_code() >= 200)
+
+    def feed(self, data: str | bytes) -> None:
+        if not self.headers_complete:
+            self._head_size += len(data)
+        super().feed(data)
+        if not self.headers_complete and self._head_size > _MAX_HEADER_SIZE:
+            raise _BadReply(f"headers of more than {_MAX_HEADER_SIZE} bytes")
+        if len(self.body) > self._max_size:
+            raise _BadReply(f"a reply of more than {self._max_size} bytes")
+
+    def _on_body(self, buf: bytearray) -> None:
+        self.body += buf
+
+
+def _target(path: str, query: Mapping[str, Any] | None) -> str:
+    given = {name: value for name, value in (query or {}).items() if value is not None}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def _header_value(name: str, value: str) -> str:
+    if not (value.isascii() and value.isprintable()):
+        raise ConfigError(f"the {name} header must be printable ASCII text on one line")
+    return value
+
+
+def _error_text(body: bytes) -> str:
+    text = body[: _ERROR_TEXT_SIZE * 4].decode("utf-8", "replace").strip()
+    return text[:_ERROR_TEXT_SIZE]

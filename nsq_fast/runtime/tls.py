@@ -1,0 +1,65 @@
+"""TLS on gevent sockets, with verification unless it is switched off.
+
+For every TLS connection of the runtime: nsqd, and https to nsqd and
+nsqlookupd. A context made by the standard library works too: the socket is
+wrapped in gevent's class whatever the class of the context, so that a
+handshake never blocks the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ssl import SSLContext as StandardContext
+from typing import Any
+
+from gevent.socket import socket as Socket
+from gevent.ssl import CERT_NONE, PROTOCOL_TLS_CLIENT, SSLContext, SSLSocket
+
+from nsq_fast.config import refuse_unknown
+from nsq_fast.errors import ConfigError
+
+_OPTIONS = frozenset({"cafile", "certfile", "keyfile", "server_hostname", "verify"})
+
+
+def client_context(options: Any = None) -> StandardContext:
+    """Make the context for ``options``: None, an ``ssl.SSLContext``, or a mapping.
+
+    The mapping may have ``cafile`` (default: the system's authorities), ``certfile`` and ``keyfile`` (a client
+    certificate), ``verify`` (default True) and ``server_hostname``. Raises ConfigError for anything else and for
+    files that cannot be read.
+    """
+    if isinstance(options, StandardContext):  # gevent's is a subclass
+        return options
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigError(f"TLS options must be an ssl.SSLContext or a mapping, not {type(options).__name__}")
+    options = options or {}
+    refuse_unknown(options, _OPTIONS)
+    context = SSLContext(PROTOCOL_TLS_CLIENT)
+    try:
+        _load_files(context, options)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"TLS files cannot be used: {error}") from error
+    if not options.get("verify", True):
+        context.check_hostname = False
+        context.verify_mode = CERT_NONE
+    return context
+
+
+def _load_files(context: StandardContext, options: Mapping[str, Any]) -> None:
+    if options.get("cafile"):
+        context.load_verify_locations(cafile=options["cafile"])
+    else:
+        context.load_default_certs()
+    if options.get("certfile"):
+        context.load_cert_chain(options["certfile"], options.get("keyfile"))
+
+
+def server_hostname(options: Any, host: str) -> str:
+    """The name to send (SNI) and to verify: the one in the options, otherwise ``host``."""
+    name = options.get("server_hostname") if isinstance(options, Mapping) else None
+    return str(name or host)
+
+
+def wrap_socket(sock: Socket, context: StandardContext, hostname: str) -> SSLSocket:
+    """Handshake over a connected socket, which the result replaces. Raises ssl.SSLError and other OSErrors."""
+    return SSLSocket(sock=sock, server_hostname=hostname, _context=context)
