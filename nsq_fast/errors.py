@@ -67,7 +67,12 @@ class NotRunning(NsqError):
 
 
 class ConnectionLost(NsqError, OSError):
-    """The TCP connection to an nsqd ended. Publishes that were pending have an unknown outcome."""
+    """The TCP connection to an nsqd ended, or was never there.
+
+    ``outcome_unknown``: the command this is the answer to may have been carried out all the same.
+    """
+
+    outcome_unknown = True
 
 
 class ConnectFailed(ConnectionLost):

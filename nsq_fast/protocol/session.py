@@ -1,0 +1,402 @@
+"""One connection to an nsqd as a state machine: bytes in, events out; commands in, bytes out.
+
+No socket, no clock, no greenlet: the embedder moves the bytes. The contract:
+
+- write what ``connect()`` returns, then hand everything received to ``receive``;
+- write each event's ``send``; on UpgradeNeeded change the transport and call ``upgraded()``;
+- after Ready, write what the command methods return. Replies come as events, in
+  the order of the commands, each with the token that was given with its command;
+- hand in ``b""`` at the end of the stream: Disconnected lists the commands
+  whose outcome is unknown.
+
+A mistake of ours raises LocalProtocolError and changes nothing. A mistake of
+the server raises RemoteProtocolError from ``receive``, from then on always.
+Events that were complete before the bad bytes are returned first; the error
+then stands in ``failure`` and the next ``receive`` raises it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from enum import Enum, auto
+from typing import Any, TypeAlias
+
+from nsq_fast import _codec
+from nsq_fast._codec import Message
+from nsq_fast._frame import ErrorFrame, FrameReader, Response
+from nsq_fast.config import ConnectionConfig
+from nsq_fast.errors import LocalProtocolError, RemoteProtocolError
+from nsq_fast.names import check_channel, check_topic
+
+from .dialect import ANSWER_ERRORS, ORIGINAL, concerns_unanswered, dialect_of, message_id_in
+from .events import (
+    AnswerFailed,
+    Authenticating,
+    CommandFailed,
+    Disconnected,
+    Event,
+    Heartbeat,
+    Identified,
+    Ready,
+    Reply,
+    ServerFailed,
+    UpgradeKind,
+    UpgradeNeeded,
+)
+from .identify import AuthInfo, ServerInfo, identify_body, parse_auth, parse_identify
+
+# An IDENTIFY reply is about 300 bytes; more than this is no nsqd, and not worth the memory.
+MAX_HANDSHAKE_FRAME = 64 * 1024
+
+SessionEvent: TypeAlias = "Message | Event"
+
+
+class Stage(Enum):
+    """How far the conversation has come."""
+
+    NEW = auto()
+    IDENTIFYING = auto()
+    UPGRADING = auto()  # between UpgradeNeeded and upgraded()
+    CONFIRMING = auto()  # waiting for the OK inside the new layer
+    AUTHENTICATING = auto()
+    READY = auto()
+    LOST = auto()
+
+
+class Session:
+    """The protocol state of one connection.
+
+    Args:
+        config: what to negotiate. ``hostname`` None leaves that field out of IDENTIFY.
+        responder: put into every message; its ``finish``, ``requeue`` and ``touch`` answer them.
+
+    Attributes:
+        info: what the server said in IDENTIFY; its defaults before that.
+        auth: the reply to AUTH, or None.
+        dialect: the server's family, known once Identified.
+        rdy: the RDY last sent.
+        in_flight: messages received and not yet finished or requeued.
+        message_count: messages in the list that ``receive`` returned last. When it equals the
+            length of the list, the list holds messages only.
+        failure: the RemoteProtocolError that the next ``receive`` raises, if there is one.
+    """
+
+    def __init__(self, config: ConnectionConfig, *, responder: object | None = None) -> None:
+        self.config = config
+        self.info = ServerInfo()
+        self.auth: AuthInfo | None = None
+        self.dialect = ORIGINAL
+        self.rdy = 0
+        self.in_flight = 0
+        self.message_count = 0
+        self.failure: RemoteProtocolError | None = None
+        self._stage = Stage.NEW
+        self._responder = responder
+        self._reader = FrameReader(max_frame_size=MAX_HANDSHAKE_FRAME)
+        self._pending: deque[tuple[str, Any]] = deque()
+        self._upgrades: list[UpgradeKind] = []
+        self._is_subscribed = False
+        self._is_closing = False
+        self._had_fatal_error = False
+
+    # What has happened
+
+    @property
+    def stage(self) -> Stage:
+        """How far the conversation has come."""
+        return self._stage
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether commands are allowed: the handshake is over and the stream has not ended."""
+        return self._stage is Stage.READY
+
+    @property
+    def is_subscribed(self) -> bool:
+        """Whether SUB was sent."""
+        return self._is_subscribed
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether CLS was sent."""
+        return self._is_closing
+
+    @property
+    def pending_count(self) -> int:
+        """Commands that wait for their reply."""
+        return len(self._pending)
+
+    # Receiving
+
+    def receive(self, data: bytes, now: float = 0.0) -> list[Any]:
+        """Take bytes from the server; return what they complete: messages and events, in order.
+
+        Args:
+            data: what was read; ``b""`` for the end of the stream.
+            now: becomes ``received_at`` of the messages.
+
+        Raises:
+            RemoteProtocolError: the server broke the protocol.
+            LocalProtocolError: called before ``connect()``, or between UpgradeNeeded and ``upgraded()``.
+        """
+        if self._stage is not Stage.READY:
+            return self._receive_handshake(data, now)
+        if not data:
+            return self._end()
+        if self.failure is not None:
+            raise self.failure
+        frames = self._reader.feed(data, now)
+        self.message_count = count = self._reader.message_count
+        if self._reader.error is not None:
+            self.failure = self._reader.error
+        if count:
+            self.in_flight += count
+            if count == len(frames):
+                return frames
+        return self._events(frames)
+
+    def _events(self, frames: list[Any]) -> list[Any]:
+        events: list[Any] = []
+        try:
+            for frame in frames:
+                kind = frame.__class__
+                if kind is Message:
+                    events.append(frame)
+                elif kind is Response:
+                    events.append(self._response(frame.data))
+                else:
+                    events.append(self._error(frame))
+        except RemoteProtocolError as error:
+            self.failure = error
+            self.message_count = sum(event.__class__ is Message for event in events)
+            if not events:
+                raise
+        return events
+
+    def _response(self, data: bytes) -> Event:
+        if data == b"_heartbeat_":
+            return Heartbeat(send=_codec.NOP)
+        if not self._pending:
+            raise RemoteProtocolError(f"a reply that no command waits for: {data[:100]!r}")
+        command, token = self._pending.popleft()
+        if (command == "CLS") != (data == b"CLOSE_WAIT"):
+            raise RemoteProtocolError(f"{data[:100]!r} in reply to {command}")
+        return Reply(command=command, data=data, token=token)
+
+    def _error(self, frame: ErrorFrame) -> Event:
+        error = frame.error
+        if error.code in ANSWER_ERRORS:
+            return AnswerFailed(error=error, message_id=message_id_in(error))
+        if not self._pending or concerns_unanswered(error):
+            fatal = self.dialect.is_fatal(error, None)
+            self._had_fatal_error |= fatal
+            return ServerFailed(error=error, fatal=fatal)
+        command, token = self._pending.popleft()
+        fatal = self.dialect.is_fatal(error, command)
+        self._had_fatal_error |= fatal
+        return CommandFailed(command=command, error=error, token=token, fatal=fatal)
+
+    def _end(self) -> list[Any]:
+        if self._stage is Stage.LOST:
+            return []
+        self._stage = Stage.LOST
+        self.message_count = 0
+        pending = tuple(self._pending)
+        self._pending.clear()
+        executed = False if self._had_fatal_error else None
+        return [Disconnected(pending=pending, executed=executed, truncated=self._reader.buffered > 0)]
+
+    # The handshake
+
+    def connect(self) -> bytes:
+        """The first bytes of the conversation: the magic and IDENTIFY."""
+        if self._stage is not Stage.NEW:
+            raise LocalProtocolError("connect: the conversation has begun already")
+        self._stage = Stage.IDENTIFYING
+        self._pending.append(("IDENTIFY", None))
+        return _codec.MAGIC_V2 + _codec.identify(identify_body(self.config))
+
+    def upgraded(self) -> None:
+        """The transport is wrapped in the layer that UpgradeNeeded asked for; the server confirms inside it."""
+        if self._stage is not Stage.UPGRADING:
+            raise LocalProtocolError("upgraded: no upgrade was asked for")
+        self._stage = Stage.CONFIRMING
+
+    def _receive_handshake(self, data: bytes, now: float) -> list[Any]:
+        if not data or self._stage is Stage.LOST:
+            return self._end()
+        if self.failure is not None:
+            raise self.failure
+        if self._stage in (Stage.NEW, Stage.UPGRADING):
+            raise LocalProtocolError(f"receive: not allowed while {self._stage.name}")
+        events: list[Any] = []
+        self.message_count = 0
+        try:
+            # One frame at a time: what follows it may belong to a layer that is not there yet.
+            while frames := self._reader.feed(data, now, 1):
+                data = b""
+                self._handshake_frame(frames[0], events)
+                if self._stage is Stage.READY:
+                    self._start_reading(events, now)
+                if self._stage in (Stage.READY, Stage.UPGRADING):
+                    break
+        except RemoteProtocolError as error:
+            self.failure = error
+            if not events:
+                raise
+        return events
+
+    def _handshake_frame(self, frame: Any, events: list[Any]) -> None:
+        if isinstance(frame, Message):
+            raise RemoteProtocolError("a message before the handshake was over")
+        if isinstance(frame, ErrorFrame):
+            events.append(self._error(frame))
+        elif frame.data == b"_heartbeat_":
+            events.append(Heartbeat(send=_codec.NOP))
+        elif self._stage is Stage.IDENTIFYING:
+            self._identified(frame.data, events)
+        elif self._stage is Stage.CONFIRMING:
+            if frame.data != b"OK":
+                raise RemoteProtocolError(f"{frame.data[:100]!r} instead of OK after an upgrade")
+            self._next_step(events)
+        else:
+            self._authenticated(frame.data, events)
+
+    def _identified(self, data: bytes, events: list[Any]) -> None:
+        self._pending.popleft()
+        self.info = info = parse_identify(data, self.config)
+        self.dialect = dialect_of(info.version)
+        if info.tls_v1:
+            self._upgrades.append("tls")
+        if info.snappy:
+            self._upgrades.append("snappy")
+        elif info.deflate:
+            self._upgrades.append("deflate")
+        events.append(Identified(info=info))
+        self._next_step(events)
+
+    def _next_step(self, events: list[Any]) -> None:
+        if self._upgrades:
+            self._stage = Stage.UPGRADING
+            events.append(UpgradeNeeded(kind=self._upgrades.pop(0), leftover=self._reader.take_buffered()))
+        elif self.info.auth_required and self.config.auth_secret is not None:
+            self._stage = Stage.AUTHENTICATING
+            self._pending.append(("AUTH", None))
+            secret = self.config.auth_secret
+            events.append(Authenticating(send=_codec.auth(secret.encode() if isinstance(secret, str) else secret)))
+        else:
+            self._stage = Stage.READY
+            events.append(Ready(info=self.info))
+
+    def _authenticated(self, data: bytes, events: list[Any]) -> None:
+        self._pending.popleft()
+        self.auth = parse_auth(data)
+        self._stage = Stage.READY
+        events.append(Ready(info=self.info, auth=self.auth, auth_data=data))
+
+    def _start_reading(self, events: list[Any], now: float) -> None:
+        leftover = self._reader.take_buffered()
+        self._reader = FrameReader(
+            max_frame_size=self.config.max_frame_size, ext=self.config.extend_support, responder=self._responder
+        )
+        if leftover:
+            events.extend(self.receive(leftover, now))
+
+    # Commands
+
+    def expect(self, command: str, token: Any = None) -> None:
+        """Register a command whose bytes the caller has built; its reply will carry ``token``.
+
+        The bytes must be written in the order of the ``expect`` calls. Raises LocalProtocolError
+        when no command is allowed now, or when the server's dialect does not have it.
+        """
+        if self._stage is not Stage.READY:
+            raise LocalProtocolError(f"{command}: not allowed while {self._stage.name}")
+        if command not in self.dialect.commands:
+            raise LocalProtocolError(f"{command}: unknown to {self.dialect.name} servers")
+        self._pending.append((command, token))
+
+    def sub(self, topic: str, channel: str, *, token: Any = None) -> bytes:
+        """Subscribe. Once per connection."""
+        data = _codec.sub(check_topic(topic), check_channel(channel))
+        if self._is_subscribed:
+            raise LocalProtocolError("SUB: this connection has a subscription already")
+        self.expect("SUB", token)
+        self._is_subscribed = True
+        return data
+
+    def pub(self, topic: str, body: bytes, *, token: Any = None) -> bytes:
+        """Publish one message."""
+        data = _codec.pub(check_topic(topic), body)
+        self.expect("PUB", token)
+        return data
+
+    def mpub(self, topic: str, bodies: Iterable[bytes], *, token: Any = None) -> bytes:
+        """Publish several messages at once: all of them or none."""
+        data = _codec.mpub(check_topic(topic), bodies)
+        self.expect("MPUB", token)
+        return data
+
+    def dpub(self, topic: str, delay_ms: int, body: bytes, *, token: Any = None) -> bytes:
+        """Publish one message that is delivered after ``delay_ms`` at the earliest."""
+        data = _codec.dpub(check_topic(topic), delay_ms, body)
+        self.expect("DPUB", token)
+        return data
+
+    def set_rdy(self, count: int) -> bytes:
+        """RDY: let the server push while fewer than ``count`` messages are in flight.
+
+        Raises LocalProtocolError above the server's ``max_rdy_count``: it would close the connection.
+        """
+        self._check_subscribed("RDY")
+        if not 0 <= count <= self.info.max_rdy_count:
+            raise LocalProtocolError(f"RDY {count}: the server allows 0 to {self.info.max_rdy_count}")
+        data = _codec.rdy(count)
+        self.rdy = count
+        return data
+
+    def fin(self, message: Message) -> bytes:
+        """Finish a message: it was processed."""
+        return self.fin_many((message,))
+
+    def fin_many(self, messages: Sequence[Message]) -> bytes:
+        """Finish several messages in one buffer."""
+        if not self._is_subscribed:
+            self._check_subscribed("FIN")
+        data = _codec.fin_many(messages)
+        self._answered(len(messages))
+        return data
+
+    def req(self, message: Message, delay_ms: int) -> bytes:
+        """Give a message back, to be delivered again after ``delay_ms``."""
+        self._check_subscribed("REQ")
+        data = _codec.req(message.id, delay_ms)
+        self._answered(1)
+        return data
+
+    def touch(self, message: Message) -> bytes:
+        """Ask for more time for a message."""
+        self._check_subscribed("TOUCH")
+        return _codec.touch(message.id)
+
+    def cls(self, *, token: Any = None) -> bytes:
+        """Ask the server to send no more messages; the Reply says ``CLOSE_WAIT``. Messages may come before it."""
+        self._check_subscribed("CLS")
+        if self._is_closing:
+            raise LocalProtocolError("CLS: was sent already")
+        self.expect("CLS", token)
+        self._is_closing = True
+        return _codec.cls()
+
+    def nop(self) -> bytes:
+        """A sign of life."""
+        return _codec.NOP
+
+    def _check_subscribed(self, command: str) -> None:
+        if not self._is_subscribed:
+            raise LocalProtocolError(f"{command}: not allowed without a subscription")
+
+    def _answered(self, count: int) -> None:
+        # Answering an id twice is possible for an embedder; the ledger must not go below zero for it.
+        self.in_flight = max(0, self.in_flight - count)

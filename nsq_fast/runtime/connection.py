@@ -1,0 +1,487 @@
+"""One nsqd: a reader greenlet, one writer, the heartbeat rule, around a Session.
+
+The owner (a consumer, a producer) is called back in the reader greenlet and
+must not block there. Everything else may be called from any greenlet of the
+hub that connected.
+
+What is written in one turn of the hub leaves in one send, FINs as one buffer:
+see ``outbox``. A connection ends once, whatever ends it: pending commands are
+reported with ``on_failed``, then ``on_disconnect`` is called; from the moment
+it begins to end, every command raises ConnectionLost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any, Protocol
+
+from gevent import Greenlet, Timeout, get_hub, getcurrent, sleep
+from gevent.event import AsyncResult, Event
+from gevent.socket import gethostname
+
+from nsq_fast._codec import Message
+from nsq_fast.config import ConnectionConfig
+from nsq_fast.errors import (
+    AuthFirst,
+    ConnectFailed,
+    ConnectionClosed,
+    ConnectionLost,
+    HeartbeatMissed,
+    LocalProtocolError,
+    NsqError,
+    ServerError,
+)
+from nsq_fast.names import Address
+from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Heartbeat, Ready, Reply, ServerFailed, UpgradeNeeded
+from nsq_fast.protocol.identify import AuthInfo, ServerInfo
+from nsq_fast.protocol.session import Session
+
+from .outbox import Outbox
+from .transport import Transport
+
+logger = logging.getLogger(__name__)
+
+# The reader lets others run after so many bytes: two full reads keep the batches large and the hub alive.
+YIELD_BYTES = 128 * 1024
+# What one read counts for besides its bytes, so that a flood of tiny reads yields as well.
+READ_COST = 2048
+SILENT_INTERVALS = 2
+CLOSE_TIMEOUT = 2.0
+# How long a connection that looks silent gets to read what may have arrived while this process was busy.
+SILENCE_GRACE = 0.1
+
+
+class ConnectionOwner(Protocol):
+    """Who is told what happens on a connection, in its reader greenlet. None of these may block.
+
+    An owner may also have ``on_finish(conn, message)``, ``on_requeue(conn, message, delay_ms, backoff)`` and
+    ``on_touch(conn, message)``, called when the command is queued, and ``requeue_delay_ms(conn, message) -> int``,
+    asked when a message is requeued without a delay (0 when the owner does not have it).
+    """
+
+    def on_messages(self, conn: Connection, messages: list[Message]) -> None: ...
+
+    def on_reply(self, conn: Connection, token: Any, data: bytes) -> None: ...
+
+    def on_failed(self, conn: Connection, token: Any, error: NsqError) -> None: ...
+
+    def on_answer_failed(self, conn: Connection, error: ServerError, message_id: bytes | None) -> None: ...
+
+    def on_heartbeat(self, conn: Connection) -> None: ...
+
+    def on_error(self, conn: Connection, error: ServerError) -> None: ...
+
+    def on_close_wait(self, conn: Connection) -> None: ...
+
+    def on_disconnect(self, conn: Connection, error: NsqError) -> None: ...
+
+
+class Connection:
+    """A connection to one nsqd, made by ``connect()`` and used once.
+
+    Attributes:
+        address: the nsqd.
+        local_address: our end; None before ``connect``.
+        session: the protocol state.
+        last_received_at, last_message_at: ``time.monotonic()`` of the last bytes and the last messages.
+        closed_error: why the connection ended or is ending; None while it is open.
+        auth, auth_data: the reply to AUTH, parsed and as it came; None when there was none.
+    """
+
+    def __init__(self, address: Address, config: ConnectionConfig, owner: ConnectionOwner) -> None:
+        self.address = address
+        self.config = config if config.hostname is not None else config.replace(hostname=gethostname())
+        self.local_address: Address | None = None
+        self.session = Session(self.config, responder=self)
+        self.last_received_at = self.last_message_at = 0.0
+        self.closed_error: NsqError | None = ConnectionClosed(f"{address}: not connected yet")
+        self.auth: AuthInfo | None = None
+        self.auth_data: bytes | None = None
+        self._owner = owner
+        self._on_finish: Callable[..., Any] | None = getattr(owner, "on_finish", None)
+        self._on_requeue: Callable[..., Any] | None = getattr(owner, "on_requeue", None)
+        self._on_touch: Callable[..., Any] | None = getattr(owner, "on_touch", None)
+        self._delay_of: Callable[..., int] | None = getattr(owner, "requeue_delay_ms", None)
+        self._transport: Transport | None = None
+        self._outbox: Outbox = Outbox(self.session.fin_many, config.write_timeout, self._write_failed)
+        self._reader: Greenlet[..., Any] | None = None
+        self._watch: Any = None
+        self._is_graceful = False
+        self._close_timeout = CLOSE_TIMEOUT
+        self._ended = Event()
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.address} {'open' if self.is_open else 'closed'}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether commands may be given."""
+        return self.closed_error is None
+
+    @property
+    def info(self) -> ServerInfo:
+        """What the server said about itself."""
+        return self.session.info
+
+    @property
+    def rdy(self) -> int:
+        """The RDY last sent."""
+        return self.session.rdy
+
+    @property
+    def in_flight(self) -> int:
+        """Messages received and not yet finished or requeued."""
+        return self.session.in_flight - len(self._outbox.finished)
+
+    # Connecting
+
+    def connect(self) -> None:
+        """Connect, negotiate, upgrade, authenticate; start the reader. Blocks for ``connect_timeout`` at most.
+
+        Raises ConnectFailed, with the reason as its cause; ``on_disconnect`` is not called then.
+        """
+        if self._transport is not None:
+            raise LocalProtocolError(f"{self.address}: connect() was called already")
+        limit = Timeout(self.config.connect_timeout)
+        limit.start()
+        try:
+            self._transport = Transport.connect(self.address, self.config)
+            self._handshake(self._transport)
+        except Timeout as timeout:
+            self._abandon()
+            if timeout is not limit:
+                raise
+            raise ConnectFailed(f"{self.address}: not connected within {self.config.connect_timeout} s") from timeout
+        except (NsqError, OSError) as error:
+            self._abandon()
+            raise ConnectFailed(f"{self.address}: cannot connect: {error}") from error
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            limit.close()
+        self._start()
+
+    def _abandon(self) -> None:
+        self.closed_error = ConnectionClosed(f"{self.address}: could not be connected")
+        if self._transport is not None:
+            self._transport.close()
+        self._ended.set()
+
+    def _handshake(self, transport: Transport) -> None:
+        self.local_address = transport.local_address
+        transport.send_all(self.session.connect())
+        while not self.session.is_ready:
+            data = transport.recv()
+            for event in self.session.receive(data, monotonic()):
+                if event.send:
+                    transport.send_all(event.send)
+                if isinstance(event, UpgradeNeeded):
+                    transport.upgrade(event.kind, event.leftover)
+                    self.session.upgraded()
+                elif isinstance(event, (CommandFailed, ServerFailed)):
+                    raise event.error
+                elif isinstance(event, Ready):
+                    self.auth, self.auth_data = event.auth, event.auth_data
+            if not data:
+                raise ConnectionLost("closed by the server during the handshake")
+            if self.session.failure is not None:
+                raise self.session.failure
+        if self.info.auth_required and self.auth is None:
+            raise AuthFirst("the server demands AUTH, and auth_secret is not set")
+
+    def _start(self) -> None:
+        assert self._transport is not None
+        self._outbox.start(self._transport)
+        self.closed_error = None
+        self.last_received_at = monotonic()
+        self._silence_limit = SILENT_INTERVALS * self.config.heartbeat_interval
+        self._watch = get_hub().loop.timer(self._silence_limit)
+        self._watch.start(self._check_silence)
+        self._reader = Greenlet.spawn(self._read_loop)
+        self._reader.name = f"nsq_fast-reader-{self.address}"
+        logger.info("%s: connected, version %s, %s", self.address, self.info.version, self.session.dialect.name)
+
+    def subscribe(self, topic: str, channel: str) -> None:
+        """Subscribe and wait for the server's OK.
+
+        Raises the ServerError of a refusal (the connection ends with it), or ConnectionLost.
+        """
+        self._check_open()
+        waiter: AsyncResult[bytes] = AsyncResult()
+        self._outbox.write(self.session.sub(topic, channel, token=waiter))
+        try:
+            waiter.get(timeout=self.config.connect_timeout)
+        except Timeout:
+            error = ConnectionLost(f"{self.address}: no reply to SUB within {self.config.connect_timeout} s")
+            self.close(error)
+            raise error from None
+
+    # Commands
+
+    def write(self, data: bytes) -> None:
+        """Queue bytes; they leave at the end of this turn of the hub. Raises ConnectionLost when closed."""
+        self._check_open()
+        self._outbox.write(data)
+
+    def request(self, data: bytes, command: str, token: Any) -> None:
+        """Queue a command that has a reply: ``on_reply`` or ``on_failed`` gets ``token``, in the order of requests.
+
+        Raises ConnectionLost when closed, LocalProtocolError when the server does not know ``command``; nothing
+        is sent then, and the owner hears nothing of ``token``.
+        """
+        if self.closed_error is not None:
+            self._check_open()
+        self.session.expect(command, token)
+        self._outbox.write(data)
+
+    def finish(self, message: Message) -> None:
+        """FIN, together with the others of this turn of the hub."""
+        if self.closed_error is not None:
+            self._check_open()
+        self._outbox.finish(message)
+        if self._on_finish is not None:
+            self._on_finish(self, message)
+
+    def finish_many(self, messages: Sequence[Message]) -> None:
+        """FIN for a batch, as one buffer. ``on_finish`` is not called: the caller knows."""
+        self._check_open()
+        self._outbox.write(self.session.fin_many(messages))
+
+    def requeue(self, message: Message, time_ms: int | None = None, backoff: bool = True) -> None:
+        """REQ. Without ``time_ms`` the owner's ``requeue_delay_ms`` decides."""
+        self._check_open()
+        if time_ms is None:
+            time_ms = 0 if self._delay_of is None else self._delay_of(self, message)
+        self._outbox.write(self.session.req(message, time_ms))
+        if self._on_requeue is not None:
+            self._on_requeue(self, message, time_ms, backoff)
+
+    def touch(self, message: Message) -> None:
+        """TOUCH: more time for a message."""
+        self._check_open()
+        self._outbox.write(self.session.touch(message))
+        if self._on_touch is not None:
+            self._on_touch(self, message)
+
+    def set_rdy(self, count: int) -> None:
+        """RDY, unless it was the last one sent or the connection is closing."""
+        self._check_open()
+        if count != self.session.rdy and not self.session.is_closing:
+            self._outbox.write(self.session.set_rdy(count))
+
+    def start_close(self) -> None:
+        """CLS: no more messages, please. ``on_close_wait`` follows; messages may still come before it."""
+        self._check_open()
+        if not self.session.is_closing:
+            self._outbox.write(self.session.cls())
+
+    def drain_writes(self, timeout: float | None = None) -> bool:
+        """Wait until everything queued was handed to the system; False if it was not within ``timeout`` seconds."""
+        return self._outbox.drain(timeout)
+
+    def _check_open(self) -> None:
+        if self.closed_error is not None:
+            raise self._lost(f"{self.address}: the connection is closed: {self.closed_error}", outcome_unknown=False)
+
+    # Reading, in the reader greenlet
+
+    def _read_loop(self) -> None:
+        reason: NsqError = ConnectionClosed(f"{self.address}: the reader was killed")
+        try:
+            self._read()
+        except NsqError as error:
+            reason = error
+        except OSError as error:
+            reason = ConnectionLost(f"{self.address}: {error}")
+            reason.__cause__ = error
+        except Exception as error:
+            reason = ConnectionLost(f"{self.address}: the owner failed: {error!r}")
+            reason.__cause__ = error
+            raise
+        finally:
+            self._end(reason)
+
+    def _read(self) -> None:
+        assert self._transport is not None
+        recv, session, receive = self._transport.recv, self.session, self.session.receive
+        on_messages = self._owner.on_messages
+        budget = YIELD_BYTES
+        while True:
+            if self.closed_error is not None:
+                raise self.closed_error
+            data = recv()
+            if not data:
+                raise self._outbox.error or ConnectionLost(f"{self.address}: closed by the server")
+            self.last_received_at = now = monotonic()
+            events = receive(data, now)
+            if session.message_count == len(events):
+                if events:
+                    self.last_message_at = now
+                    on_messages(self, events)
+            else:
+                self._dispatch(events)
+            if session.failure is not None:
+                raise session.failure
+            budget -= len(data) + READ_COST
+            if budget < 0:
+                budget = YIELD_BYTES
+                sleep(0)
+
+    def _dispatch(self, events: list[Any]) -> None:
+        """Hand a mixed list to the owner, in order: runs of messages as lists."""
+        run: list[Message] = []
+        for event in events:
+            if event.__class__ is Message:
+                run.append(event)
+                continue
+            if run:
+                self._hand_over(run)
+                run = []
+            self._handle(event)
+        if run:
+            self._hand_over(run)
+
+    def _hand_over(self, messages: list[Message]) -> None:
+        self.last_message_at = self.last_received_at
+        self._owner.on_messages(self, messages)
+
+    def _handle(self, event: Any) -> None:
+        kind = event.__class__
+        if kind is Reply:
+            self._replied(event)
+        elif kind is Heartbeat:
+            if self.closed_error is None:
+                self._outbox.write(event.send)
+            self._owner.on_heartbeat(self)
+        elif kind is AnswerFailed:
+            self._owner.on_answer_failed(self, event.error, event.message_id)
+        elif kind is CommandFailed:
+            self._failed(event.token, event.error)
+            if event.fatal:
+                raise event.error
+        elif kind is ServerFailed:
+            self._owner.on_error(self, event.error)
+            if event.fatal:
+                raise event.error
+
+    def _replied(self, event: Reply) -> None:
+        if event.token.__class__ is AsyncResult:
+            event.token.set(event.data)
+        elif event.command == "CLS":
+            self._owner.on_close_wait(self)
+        else:
+            self._owner.on_reply(self, event.token, event.data)
+
+    def _failed(self, token: Any, error: NsqError) -> None:
+        if token.__class__ is AsyncResult:
+            token.set_exception(error)
+        elif token is not None:
+            self._owner.on_failed(self, token, error)
+
+    # Ending
+
+    def close(self, error: NsqError | None = None, *, timeout: float = CLOSE_TIMEOUT) -> None:
+        """Close, and wait until ``on_disconnect`` was called (not when called from a callback). Idempotent.
+
+        Without ``error`` what is queued is flushed first, and replies that are on their way are taken,
+        within ``timeout`` seconds. With ``error`` the connection is dropped at once.
+        """
+        if self._reader is None:
+            self._abandon()
+            return
+        if self.closed_error is None:
+            self._is_graceful = error is None
+            self._close_timeout = timeout
+            self._stop_reading(error or ConnectionClosed(f"{self.address}: closed by us"))
+        current = getcurrent()
+        if current is not self._reader and current is not get_hub():
+            self._ended.wait()
+
+    def _stop_reading(self, reason: NsqError) -> None:
+        if self.closed_error is None:
+            assert self._transport is not None
+            self.closed_error = reason
+            self._transport.cancel_recv(reason)
+
+    def _write_failed(self, error: ConnectionLost, is_peer_gone: bool) -> None:
+        # A server that closes after a fatal error may have sent the reason: let the reader find it, and the
+        # end of the stream behind it. A peer that only takes nothing will not end the stream.
+        if not is_peer_gone:
+            self._stop_reading(error)
+
+    def _check_silence(self, suspected: bool = False) -> None:
+        """Timer callback. Silence is believed only after the reader had a chance to read what had arrived."""
+        left = self.last_received_at + self._silence_limit - monotonic()
+        if left > 0:
+            self._restart_watch(left, False)
+        elif not suspected:
+            self._restart_watch(SILENCE_GRACE, True)
+        else:
+            self._stop_reading(HeartbeatMissed(f"{self.address}: nothing received for {self._silence_limit} s"))
+
+    def _restart_watch(self, after: float, suspected: bool) -> None:
+        self._watch.stop()
+        self._watch.close()
+        self._watch = get_hub().loop.timer(after)
+        self._watch.start(self._check_silence, suspected)
+
+    def _end(self, reason: NsqError) -> None:
+        """The close sequence; runs once, as the last thing the reader greenlet does.
+
+        1. refuse further commands, stop the timer;
+        2. if we closed it: flush what is queued, say that nothing follows, take the replies that still come;
+        3. close the socket;
+        4. report every command without a reply, then the end itself.
+        """
+        self.closed_error = reason
+        self._watch.stop()
+        self._watch.close()
+        try:
+            if self._is_graceful:
+                self._finish_conversation(reason)
+        finally:
+            assert self._transport is not None
+            self._outbox.stop()
+            self._transport.close()
+            self._report(reason)
+
+    def _finish_conversation(self, reason: NsqError) -> None:
+        assert self._transport is not None
+        # Closing with unread input makes the kernel reset the connection, and the peer may lose our last FIN
+        # with it. So: half-close, and read until the peer has closed too.
+        with Timeout(self._close_timeout, False):
+            if not self._outbox.drain(self._close_timeout):
+                return
+            self._transport.end_writing()
+            while True:
+                try:
+                    data = self._transport.recv()
+                    if not data:
+                        return
+                    self._dispatch([event for event in self.session.receive(data) if event.__class__ is not Message])
+                except (NsqError, OSError) as error:
+                    if error is not reason:
+                        return
+
+    def _report(self, reason: NsqError) -> None:
+        (lost,) = self.session.receive(b"")
+        for command, token in lost.pending:
+            error = self._lost(
+                f"{self.address}: the connection ended before the reply to {command}: {reason}",
+                outcome_unknown=lost.executed is None,
+            )
+            error.__cause__ = reason
+            self._failed(token, error)
+        logger.info("%s: disconnected: %s", self.address, reason)
+        try:
+            self._owner.on_disconnect(self, reason)
+        finally:
+            self._ended.set()
+
+    def _lost(self, text: str, *, outcome_unknown: bool) -> ConnectionLost:
+        error = ConnectionLost(text)
+        error.outcome_unknown = outcome_unknown
+        return error

@@ -1,0 +1,156 @@
+"""What the handshake puts between the socket and the frames: TLS, snappy, deflate.
+
+A layer transforms bytes and does no I/O: ``encode`` what goes out, ``feed``
+what came in, ``read`` what that amounts to, a bounded piece at a time, so that
+a compressed bomb never takes more memory than one piece.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Protocol
+
+import snappy
+from gevent.ssl import MemoryBIO, SSLError, SSLWantReadError, SSLZeroReturnError
+
+from nsq_fast.config import ConnectionConfig
+from nsq_fast.errors import RemoteProtocolError
+
+from .tls import client_context, server_hostname
+
+# Largest piece that TLS and deflate return from one read.
+PIECE_SIZE = 64 * 1024
+# A snappy chunk holds 64 KiB at most; compressed it may be longer than that by a sixth, plus type, length and CRC.
+SNAPPY_MAX_CHUNK = 4 + 4 + 32 + PIECE_SIZE + PIECE_SIZE // 6
+SNAPPY_CHUNK_HEADER = 4
+
+
+class Layer(Protocol):
+    """One transformation of the byte stream."""
+
+    is_ended: bool
+
+    def encode(self, data: bytes) -> bytes:
+        """The bytes that carry ``data``, complete: nothing is held back for more."""
+
+    def feed(self, data: bytes) -> None:
+        """Take encoded bytes."""
+
+    def read(self) -> bytes:
+        """The next decoded piece; ``b""`` when more must be fed first. Raises RemoteProtocolError."""
+
+
+def make_layer(kind: str, config: ConnectionConfig, host: str) -> Layer:
+    """The layer for an upgrade of the session."""
+    if kind == "tls":
+        return TlsLayer(config, host)
+    return SnappyLayer() if kind == "snappy" else DeflateLayer(config.deflate_level)
+
+
+class TlsLayer:
+    """TLS over memory buffers."""
+
+    def __init__(self, config: ConnectionConfig, host: str) -> None:
+        self.is_ended = False
+        self._incoming = MemoryBIO()
+        self._outgoing = MemoryBIO()
+        self._tls = client_context(config.tls_options).wrap_bio(
+            self._incoming, self._outgoing, server_hostname=server_hostname(config.tls_options, host)
+        )
+
+    def try_handshake(self) -> bool:
+        """Go as far as what was fed allows; whether the handshake is done. Raises SSLError."""
+        try:
+            self._tls.do_handshake()
+        except SSLWantReadError:
+            return False
+        return True
+
+    def take_outgoing(self) -> bytes:
+        """What TLS itself wants to send."""
+        return self._outgoing.read()
+
+    def encode(self, data: bytes) -> bytes:
+        view = memoryview(data)
+        while view:
+            view = view[self._tls.write(view) :]
+        return self._outgoing.read()
+
+    def feed(self, data: bytes) -> None:
+        self._incoming.write(data)
+
+    def read(self) -> bytes:
+        try:
+            return self._tls.read(PIECE_SIZE)
+        except SSLWantReadError:
+            return b""
+        except SSLZeroReturnError:
+            self.is_ended = True
+            return b""
+        except SSLError as error:
+            raise RemoteProtocolError(f"broken TLS stream: {error}") from error
+
+
+class DeflateLayer:
+    """Raw deflate, flushed after each write. The server's empty blocks decode to nothing, as they should."""
+
+    def __init__(self, level: int) -> None:
+        self.is_ended = False
+        self._compressor = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
+        self._decompressor = zlib.decompressobj(-zlib.MAX_WBITS)
+        self._input = b""
+
+    def encode(self, data: bytes) -> bytes:
+        return self._compressor.compress(data) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
+
+    def feed(self, data: bytes) -> None:
+        self._input += data
+
+    def read(self) -> bytes:
+        if not self._input:
+            return b""
+        try:
+            data = self._decompressor.decompress(self._input, PIECE_SIZE)
+        except zlib.error as error:
+            raise RemoteProtocolError(f"broken deflate stream: {error}") from error
+        self._input = self._decompressor.unconsumed_tail
+        if self._decompressor.eof:
+            raise RemoteProtocolError("the deflate stream ended")
+        return data
+
+
+class SnappyLayer:
+    """The snappy framing format. Chunks are cut out here, so that only whole ones of a legal size are decompressed."""
+
+    def __init__(self) -> None:
+        self.is_ended = False
+        self._compressor = snappy.StreamCompressor()
+        self._decompressor = snappy.StreamDecompressor()
+        self._input = b""
+
+    def encode(self, data: bytes) -> bytes:
+        return bytes(self._compressor.compress(data))
+
+    def feed(self, data: bytes) -> None:
+        self._input += data
+
+    def read(self) -> bytes:
+        whole = self._whole_chunks()
+        if not whole:
+            return b""
+        chunks, self._input = self._input[:whole], self._input[whole:]
+        try:
+            return bytes(self._decompressor.decompress(chunks))
+        except Exception as error:  # the library does not export the class of its errors
+            raise RemoteProtocolError(f"broken snappy stream: {error}") from error
+
+    def _whole_chunks(self) -> int:
+        data, end = self._input, 0
+        while len(data) - end >= SNAPPY_CHUNK_HEADER:
+            size = SNAPPY_CHUNK_HEADER + int.from_bytes(data[end + 1 : end + 4], "little")
+            if size > SNAPPY_MAX_CHUNK:
+                raise RemoteProtocolError(f"broken snappy stream: a chunk of {size} bytes")
+            if end + size > len(data):
+                break
+            end += size
+        return end

@@ -1,0 +1,177 @@
+"""What waits to be written to one nsqd, gathered: one send per turn of the hub.
+
+Whoever writes only appends. At the end of the hub's turn everything goes out
+in one non-blocking send, the FINs of the turn as one buffer. What the system
+does not take is left to a writer greenlet, which lives only until it is rid of
+it. So nothing waits for more traffic, nothing has a syscall of its own, and
+two greenlets never interleave.
+
+An error is kept in ``error`` and reported once; from then on bytes are
+dropped. No method raises it: the greenlet that writes is rarely the one to
+deal with a lost connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gevent import Greenlet, get_hub
+from gevent.event import Event
+
+from nsq_fast._codec import Message
+from nsq_fast.errors import ConnectionLost, RemoteProtocolError
+
+from .transport import Transport
+
+# More than this is sent at once, without waiting for the end of the hub's turn.
+FLUSH_BYTES = 64 * 1024
+
+
+class Outbox:
+    """The write side of one connection.
+
+    Args:
+        build_fins: makes one buffer of FINs for a list of messages.
+        write_timeout: seconds the peer may take no byte while some wait.
+        on_error: called once with the error and whether the peer is gone (then the read side ends too).
+            It may be called in the hub and must not block.
+
+    Attributes:
+        finished: messages whose FIN has not been built yet.
+        error: what broke writing; None while it works.
+    """
+
+    def __init__(
+        self,
+        build_fins: Callable[[list[Message]], bytes],
+        write_timeout: float,
+        on_error: Callable[[ConnectionLost, bool], Any],
+    ) -> None:
+        self.finished: list[Message] = []
+        self.error: ConnectionLost | None = None
+        self._transport: Transport | None = None
+        self._build_fins = build_fins
+        self._write_timeout = write_timeout
+        self._on_error = on_error
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._unsent: memoryview | None = None
+        self._is_scheduled = False
+        self._is_stopped = False
+        self._writer: Greenlet[..., Any] | None = None
+        self._is_empty = Event()
+        self._is_empty.set()
+
+    def start(self, transport: Transport) -> None:
+        """Begin to send to ``transport``, in the hub of the calling greenlet."""
+        self._transport = transport
+        self._run_callback = get_hub().loop.run_callback
+
+    def write(self, data: bytes) -> None:
+        """Append bytes."""
+        self._parts.append(data)
+        self._size += len(data)
+        if not self._is_scheduled:
+            self._schedule()
+        elif self._size > FLUSH_BYTES:
+            self._flush()
+
+    def finish(self, message: Message) -> None:
+        """Append a FIN; it leaves after the bytes of this turn."""
+        self.finished.append(message)
+        if not self._is_scheduled:
+            self._schedule()
+
+    def drain(self, timeout: float | None) -> bool:
+        """Wait until everything was handed to the system; False if that did not happen in time."""
+        if self.error is None and not self._is_stopped:
+            self._flush()
+        return bool(self._is_empty.wait(timeout)) and self.error is None
+
+    def stop(self) -> None:
+        """Drop what is left and send nothing more."""
+        self._is_stopped = True
+        self._drop()
+        if self._writer is not None:
+            self._writer.kill(block=False)
+
+    def _schedule(self) -> None:
+        self._is_scheduled = True
+        self._is_empty.clear()
+        self._run_callback(self._end_of_turn)
+
+    def _end_of_turn(self) -> None:
+        self._is_scheduled = False
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._writer is not None:
+            return  # it takes what has gathered when it is rid of what it has
+        try:
+            if self._gather() and not self._send():
+                self._writer = Greenlet.spawn(self._write_loop)
+                self._writer.name = "nsq_fast-writer"
+        except (OSError, RemoteProtocolError) as error:
+            self._fail(error)
+
+    def _gather(self) -> bool:
+        """Make one buffer of what waits; False if nothing does, or if it can no longer be sent."""
+        if self._is_stopped or self.error is not None:
+            self._drop()
+            return False
+        parts = self._parts
+        if self.finished:
+            # Emptied first: a message is either here or off the session's in-flight count.
+            finished, self.finished = self.finished, []
+            parts.append(self._build_fins(finished))
+        if not parts:
+            self._is_empty.set()
+            return False
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._parts = []
+        self._size = 0
+        self._unsent = memoryview(self._transport.encode(data))
+        return True
+
+    def _send(self) -> bool:
+        """Send without blocking; whether all of it went."""
+        unsent = self._unsent
+        while unsent:
+            sent = self._transport.try_send(unsent)
+            if not sent:
+                self._unsent = unsent
+                return False
+            unsent = unsent[sent:]
+        self._unsent = None
+        if not self._parts and not self.finished:
+            self._is_empty.set()
+        return True
+
+    def _write_loop(self) -> None:
+        try:
+            while True:
+                while not self._send():
+                    self._transport.wait_writable(self._write_timeout)
+                if not self._gather():
+                    return
+        except (OSError, RemoteProtocolError) as error:
+            self._fail(error)
+        finally:
+            self._writer = None
+
+    def _fail(self, cause: Exception) -> None:
+        if self.error is not None or self._is_stopped:
+            return
+        is_peer_gone = not isinstance(cause, (TimeoutError, RemoteProtocolError))
+        self.error = ConnectionLost(f"{self._transport.address}: cannot write: {cause}")
+        self.error.__cause__ = cause
+        self._drop()
+        self._on_error(self.error, is_peer_gone)
+
+    def _drop(self) -> None:
+        self._parts = []
+        self.finished = []
+        self._size = 0
+        self._unsent = None
+        self._is_empty.set()
