@@ -1,0 +1,72 @@
+"""A message as the broker holds it: the frame that goes out, made once when it was published.
+
+Most messages are delivered once, as they are. Only a redelivery makes a frame
+anew, for its attempts. A message belongs to one channel; channels of a topic
+share the bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+
+_HEAD = struct.Struct(">iiqH16s")
+_ATTEMPTS = struct.Struct(">H")
+_ATTEMPTS_AT = 16
+BODY_AT = 34
+"""Where the body begins in a frame: size, type, timestamp, attempts, id."""
+
+_FRAME_TYPE = 2
+_FIXED = BODY_AT - 4
+MAX_ATTEMPTS = 65535
+
+
+class Message:
+    """One message in one channel.
+
+    Attributes:
+        id: 16 bytes.
+        frame: the MESSAGE frame of the first delivery (attempts 1), plain layout.
+        attempts: deliveries so far.
+        sequence: number of the message in its topic's log; -1 when it is not there.
+        owner: the client that has it in flight, or None.
+        deadline: when its delivery times out, monotonic seconds.
+        delivered_at: when it was delivered, monotonic seconds.
+        due: when a deferred message becomes ready, seconds since the epoch; 0.0 when not deferred.
+    """
+
+    __slots__ = ("attempts", "deadline", "delivered_at", "due", "frame", "id", "owner", "sequence")
+
+    def __init__(self, id: bytes, frame: bytes, sequence: int = -1, due: float = 0.0) -> None:
+        self.id = id
+        self.frame = frame
+        self.sequence = sequence
+        self.due = due
+        self.attempts = 0
+        self.owner: object = None
+
+    @property
+    def body(self) -> bytes:
+        """The body as published."""
+        return self.frame[BODY_AT:]
+
+    @property
+    def timestamp(self) -> int:
+        """When it was published, nanoseconds since the epoch."""
+        return int.from_bytes(self.frame[8:16], "big")
+
+    def copy(self) -> Message:
+        """The message for another channel."""
+        return Message(self.id, self.frame, self.sequence, self.due)
+
+    def redelivery_frame(self) -> bytes:
+        """The frame with the attempts of now; they wrap at 16 bits as the original's do."""
+        attempts = _ATTEMPTS.pack(self.attempts & MAX_ATTEMPTS)
+        return b"%b%b%b" % (self.frame[:_ATTEMPTS_AT], attempts, self.frame[_ATTEMPTS_AT + 2 :])
+
+
+def encode_frames(ids: list[bytes], bodies: list[bytes], timestamp: int) -> list[bytes]:
+    """The frames of a batch of bodies published at ``timestamp`` nanoseconds."""
+    pack = _HEAD.pack
+    return [
+        pack(_FIXED + len(body), _FRAME_TYPE, timestamp, 1, id) + body for id, body in zip(ids, bodies, strict=True)
+    ]

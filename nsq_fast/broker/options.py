@@ -1,0 +1,118 @@
+"""Options of the embedded nsqd and nsqlookupd: the original's flags, with underscores for dashes.
+
+Durations are seconds as floats. Addresses to listen on are ``host:port``, where
+port 0 takes any free port; an empty address leaves that face out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import zlib
+
+from nsq_fast.config import Config, option
+from nsq_fast.errors import ConfigError
+
+VERSION = "1.3.0"
+"""What the broker reports as its version: that of the original nsqd whose behaviour it has."""
+
+DEFAULT_NODE_ID = zlib.crc32(socket.gethostname().encode()) % 1024
+
+_CHOICES = {
+    "auth_http_request_method": ("get", "post"),
+    "tls_client_auth_policy": ("", "require", "require-verify"),
+    "tls_required": ("false", "true", "tcp-https"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class NsqdOptions(Config):
+    """Options of one nsqd."""
+
+    tcp_address: str = option("127.0.0.1:0", "where clients connect")
+    http_address: str = option("127.0.0.1:0", "where HTTP is served")
+    https_address: str = option("", "where HTTPS is served; needs tls_cert")
+    broadcast_address: str = option("127.0.0.1", "address told to nsqlookupd")
+    broadcast_tcp_port: int = option(0, "TCP port told to nsqlookupd; 0: the real one", minimum=0, maximum=65535)
+    broadcast_http_port: int = option(0, "HTTP port told to nsqlookupd; 0: the real one", minimum=0, maximum=65535)
+    lookupd_tcp_addresses: tuple[str, ...] = option((), "nsqlookupds to register with")
+    node_id: int = option(DEFAULT_NODE_ID, "worker part of message ids", minimum=0, maximum=1023)
+    version: str = option(VERSION, "version reported to clients")
+
+    auth_http_addresses: tuple[str, ...] = option((), "auth servers; any makes AUTH required")
+    auth_http_request_method: str = option("get", "how auth servers are asked")
+    http_client_connect_timeout: float = option(2.0, "limit to reach an auth server", unit="s", minimum=0.001)
+    http_client_request_timeout: float = option(5.0, "limit for an auth server's answer", unit="s", minimum=0.001)
+
+    topology_region: str = option("", "region of this nsqd")
+    topology_zone: str = option("", "zone of this nsqd")
+
+    data_path: str | None = option(
+        None, "folder for metadata and messages that survive a restart; None: nothing survives", kind=str
+    )
+    mem_queue_size: int = option(10_000, "messages a channel keeps in memory; the others are read from disk", minimum=0)
+    max_bytes_per_file: int = option(
+        100 * 1024 * 1024, "size of a log segment on disk", unit="bytes", minimum=4096, maximum=2**40
+    )
+    sync_every: int = option(2500, "messages between two fsyncs", minimum=1)
+    sync_timeout: float = option(2.0, "time between two fsyncs, and between two checkpoints", unit="s", minimum=0.01)
+
+    queue_scan_interval: float = option(0.1, "time between two scans for timeouts", unit="s", minimum=0.001)
+    msg_timeout: float = option(60.0, "a message unanswered for so long is requeued", unit="s", minimum=0.001)
+    max_msg_timeout: float = option(900.0, "longest timeout a client may have or reach by TOUCH", unit="s", minimum=0.1)
+    max_msg_size: int = option(1024 * 1024, "largest body of a message", unit="bytes", minimum=1, maximum=2**31 - 64)
+    max_body_size: int = option(
+        5 * 1024 * 1024, "largest body of a command", unit="bytes", minimum=5, maximum=2**31 - 64
+    )
+    max_req_timeout: float = option(3600.0, "longest delay of a requeue or deferred publish", unit="s", minimum=0.0)
+    client_timeout: float = option(60.0, "twice the default heartbeat interval", unit="s", minimum=0.1)
+
+    max_heartbeat_interval: float = option(60.0, "longest heartbeat interval a client may ask for", unit="s", minimum=1)
+    max_rdy_count: int = option(2500, "highest RDY of a client", minimum=1, maximum=2**31 - 1)
+    max_output_buffer_size: int = option(65536, "largest output buffer a client may ask for", unit="bytes", minimum=64)
+    max_output_buffer_timeout: float = option(30.0, "longest output buffer timeout", unit="s", minimum=0.0)
+    min_output_buffer_timeout: float = option(0.025, "shortest output buffer timeout", unit="s", minimum=0.0)
+    output_buffer_timeout: float = option(0.25, "default output buffer timeout", unit="s", minimum=0.0)
+    max_channel_consumers: int = option(0, "most consumers on a channel; 0: no limit", minimum=0)
+
+    statsd_address: str = option("", "host:port of a statsd to push to over UDP")
+    statsd_prefix: str = option("nsq.%s", "prefix of statsd keys; %s is the host and port")
+    statsd_interval: float = option(60.0, "time between pushes to statsd", unit="s", minimum=0.01)
+    statsd_mem_stats: bool = option(True, "push memory figures to statsd too")
+    statsd_udp_packet_size: int = option(508, "largest statsd packet", unit="bytes", minimum=64)
+    statsd_exclude_ephemeral: bool = option(False, "keep ephemeral topics and channels out of statsd")
+
+    tls_cert: str = option("", "certificate file")
+    tls_key: str = option("", "key file")
+    tls_client_auth_policy: str = option(
+        "", "what is asked of client certificates: require, require-verify, or nothing"
+    )
+    tls_root_ca_file: str = option("", "authorities that client certificates are checked with")
+    tls_required: str = option(
+        "false", "whether clients must use TLS: false, true, or tcp-https, which leaves plain HTTP open"
+    )
+    deflate: bool = option(True, "offer deflate")
+    max_deflate_level: int = option(6, "highest deflate level", minimum=1, maximum=9)
+    snappy: bool = option(True, "offer snappy")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(map(repr, choices))}")
+        if self.tls_client_auth_policy and self.tls_required == "false":
+            object.__setattr__(self, "tls_required", "true")
+        if self.tls_required != "false" and not (self.tls_cert and self.tls_key):
+            raise ConfigError("tls_required: cannot require TLS of clients without tls_cert and tls_key")
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupdOptions(Config):
+    """Options of one nsqlookupd."""
+
+    tcp_address: str = option("127.0.0.1:0", "where nsqds connect")
+    http_address: str = option("127.0.0.1:0", "where HTTP is served")
+    broadcast_address: str = option("127.0.0.1", "address of this nsqlookupd")
+    inactive_producer_timeout: float = option(300.0, "an nsqd silent for so long is left out", unit="s", minimum=0.01)
+    tombstone_lifetime: float = option(45.0, "how long a tombstone hides an nsqd", unit="s", minimum=0.0)
+    version: str = option(VERSION, "version reported to clients")
