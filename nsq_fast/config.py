@@ -218,7 +218,14 @@ class LookupConfig(Config):
     lookupd_poll_interval: float = option(60.0, "time between polls", unit="s", minimum=0.01)
     lookupd_poll_jitter: float = option(0.3, "random share added to the interval", minimum=0.0, maximum=1.0)
     lookupd_timeout: float = option(2.0, "limit for one HTTP request, in total", unit="s", minimum=0.001)
+    lookupd_refresh_interval: float = option(
+        0.5, "shortest time between two polls for one topic, however often one is asked for", unit="s", minimum=0.0
+    )
     lookupd_authorization: str | None = option(None, "Authorization header for lookup services", secret=True)
+    lookupd_tls_options: Mapping[str, Any] | Any = option(
+        None, "for https: an ssl.SSLContext, or a mapping: cafile, certfile, keyfile, server_hostname, verify",
+        secret=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

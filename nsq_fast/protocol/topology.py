@@ -88,7 +88,7 @@ class Topology(NamedTuple):
     @property
     def nsqds(self) -> tuple[Nsqd, ...]:
         """Every nsqd once, by address: the leaders and the producers."""
-        return _distinct([*self.partitions.values(), *self.producers])
+        return distinct([*self.partitions.values(), *self.producers])
 
     @property
     def unpartitioned(self) -> tuple[Nsqd, ...]:
@@ -142,7 +142,7 @@ def parse_lookup(body: bytes) -> LookupAnswer:
 
 def parse_nodes(body: bytes) -> tuple[Nsqd, ...]:
     """Decode the body of a /nodes reply: every nsqd once. Raises RemoteProtocolError."""
-    return _distinct(_usable(_decode(_WireLookup, body).producers))
+    return distinct(_usable(_decode(_WireLookup, body).producers))
 
 
 def parse_listlookup(body: bytes) -> tuple[Address, ...]:
@@ -201,7 +201,7 @@ def merge(answers: Iterable[LookupAnswer]) -> Topology:
         for partition, leader in answer.partitions.items():
             votes.setdefault(partition, []).append(leader)
     return Topology(
-        producers=_distinct(nsqd for answer in answers for nsqd in answer.producers),
+        producers=distinct(nsqd for answer in answers for nsqd in answer.producers),
         partitions=MappingProxyType({number: _most_named(votes[number]) for number in sorted(votes)}),
         meta=_most_named(metas) if metas else None,
         channels=tuple(sorted({channel for answer in answers for channel in answer.channels})),
@@ -322,7 +322,8 @@ def _meta(wire: _WireMeta | None) -> Meta | None:
     return Meta(*msgspec.structs.astuple(wire))
 
 
-def _distinct(nsqds: Iterable[Nsqd]) -> tuple[Nsqd, ...]:
+def distinct(nsqds: Iterable[Nsqd]) -> tuple[Nsqd, ...]:
+    """Each nsqd once, sorted by address. Where details differ, those named most often hold."""
     by_address: dict[Address, list[Nsqd]] = {}
     for nsqd in nsqds:
         by_address.setdefault(nsqd.tcp, []).append(nsqd)

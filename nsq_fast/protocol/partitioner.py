@@ -1,0 +1,110 @@
+"""Which partition a message goes to: in turn, or by its key.
+
+Messages without a key go round robin over the partitions that can be written
+now. A key decides over the number of partitions the topic *has*
+(`Meta.partition_num`), available or not: order by key would be lost if a key
+moved while its partition has no leader. Two clients that publish the same
+keys must choose the same strategy; youzan's differ, and no mapping agrees
+with both:
+
+- ``murmur3``, as youzan's Go client: MurmurHash3 x86 32 bit with seed 0 of
+  the bytes of the key (UTF-8 for str), unsigned, modulo the partitions.
+- ``hashcode``, as youzan's Java client: ``Math.abs(key.hashCode() % n)``,
+  where str is a Java String and int a Java Long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeAlias, TypeVar
+
+import mmh3
+
+from nsq_fast.errors import ConfigError
+
+Key: TypeAlias = "str | bytes | int"
+KeyPartitioner = Callable[[Key, int], int]
+T = TypeVar("T")
+
+_INT_SIGN = 1 << 31
+_INT_MASK = (1 << 32) - 1
+
+
+class RoundRobin:
+    """Choose in turn. ``start`` sets many clients apart, that begin at the same time with the same list."""
+
+    def __init__(self, start: int = 0) -> None:
+        self._next = start
+
+    def choose(self, choices: Sequence[T]) -> T:
+        """Return the next one of ``choices``, which may change from call to call. Raises IndexError when empty."""
+        if not choices:
+            raise IndexError("nothing to choose from")
+        chosen = choices[self._next % len(choices)]
+        self._next += 1
+        return chosen
+
+
+def murmur3_partition(key: Key, partition_num: int) -> int:
+    """The partition of ``key`` (str or bytes) as youzan's Go client computes it. Raises TypeError for an int."""
+    if isinstance(key, int):
+        raise TypeError(f"key for murmur3 must be str or bytes, not {type(key).__name__}")
+    return int(mmh3.hash(key, 0, signed=False)) % _checked(partition_num)
+
+
+def hashcode_partition(key: Key, partition_num: int) -> int:
+    """The partition of ``key`` (str, or int as Long) as youzan's Java client computes it.
+
+    Raises TypeError for bytes: Java hashes an array by its address.
+    """
+    if isinstance(key, str):
+        return partition_of_hash(java_string_hash(key), partition_num)
+    if isinstance(key, int) and not isinstance(key, bool):
+        return partition_of_hash(java_long_hash(key), partition_num)
+    raise TypeError(f"key for hashcode must be str or int, not {type(key).__name__}")
+
+
+def partition_of_hash(java_hash: int, partition_num: int) -> int:
+    """``Math.abs(hash % n)``; Java's remainder has the sign of the dividend, so this is ``abs(hash) % n``."""
+    return abs(java_hash) % _checked(partition_num)
+
+
+def java_string_hash(text: str) -> int:
+    """``String.hashCode()``: over UTF-16 code units, wrapping at 32 bits, signed."""
+    data = text.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for index in range(0, len(data), 2):
+        value = (31 * value + (data[index] << 8 | data[index + 1])) & _INT_MASK
+    return _signed(value)
+
+
+def java_long_hash(value: int) -> int:
+    """``Long.hashCode()``. Raises ValueError outside 64 bits. An Integer's hash is its value."""
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"key {value} does not fit a Java long")
+    unsigned = value & (1 << 64) - 1
+    return _signed((unsigned ^ unsigned >> 32) & _INT_MASK)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 32) if value & _INT_SIGN else value
+
+
+def _checked(partition_num: int) -> int:
+    if partition_num < 1:
+        raise ValueError(f"partition_num={partition_num}: must be at least 1")
+    return partition_num
+
+
+KEY_PARTITIONERS: Mapping[str, KeyPartitioner] = MappingProxyType(
+    {"murmur3": murmur3_partition, "hashcode": hashcode_partition}
+)
+
+
+def key_partitioner(strategy: str) -> KeyPartitioner:
+    """The function for ``strategy``; raise ConfigError for one that does not exist."""
+    try:
+        return KEY_PARTITIONERS[strategy]
+    except KeyError:
+        raise ConfigError(f"key strategy {strategy!r}: must be one of {', '.join(KEY_PARTITIONERS)}") from None

@@ -1,0 +1,109 @@
+"""One lookup service: what can be asked of it, and how it has been doing.
+
+A lookupd that fails is asked again at the next poll; one that keeps failing
+at every second, fourth, then eighth poll only. The first good answer makes it
+equal to the others again. Each change of state gives one line in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from nsq_fast.config import LookupConfig
+from nsq_fast.errors import HttpError, NsqError
+from nsq_fast.names import Address
+from nsq_fast.protocol.topology import (
+    ACCEPT,
+    LookupAnswer,
+    Nsqd,
+    is_unknown_topic,
+    parse_listlookup,
+    parse_lookup,
+    parse_nodes,
+)
+
+from .http import Endpoint, HttpClient, error_body
+
+MAX_REPLY_SIZE = 8 * 1024 * 1024
+_MAX_SKIPPED_POLLS = 8
+_RELIST_POLLS = 10
+
+log = logging.getLogger("nsq_fast.lookup")
+
+
+class Lookupd:
+    """A lookupd. The methods that ask it raise HttpError or RemoteProtocolError."""
+
+    def __init__(self, endpoint: Endpoint, config: LookupConfig, access: str) -> None:
+        self.endpoint = endpoint
+        self.is_busy = False
+        self.failures = 0
+        self.last_error: Exception | None = None
+        self._interval = config.lookupd_poll_interval
+        self._access = access
+        self._retry_at = 0.0
+        self._list_at = 0.0
+        headers = {"Accept": ACCEPT}
+        if config.lookupd_authorization:
+            headers["Authorization"] = config.lookupd_authorization
+        self._http = HttpClient(
+            endpoint,
+            timeout=config.lookupd_timeout,
+            headers=headers,
+            tls_options=config.lookupd_tls_options,
+            max_reply_size=MAX_REPLY_SIZE,
+        )
+
+    def lookup(self, topic: str) -> LookupAnswer:
+        """Ask where ``topic`` lives; the empty answer when this lookupd does not know it."""
+        query = {"topic": topic, "access": self._access, "metainfo": "true"}
+        try:
+            return parse_lookup(self._http.request("GET", "/lookup", query).body)
+        except HttpError as error:
+            if error.status is None or not is_unknown_topic(error.status, error_body(error)):
+                raise
+            return LookupAnswer()
+
+    def nodes(self) -> tuple[Nsqd, ...]:
+        """Ask for every nsqd it knows."""
+        return parse_nodes(self._http.request("GET", "/nodes").body)
+
+    def list_lookupds(self, now: float) -> tuple[Address, ...] | None:
+        """Ask for the lookupds of its cluster, once a poll interval; None when it was not asked, or cannot tell.
+
+        Original lookupds have no such route, and are asked again after many intervals only.
+        """
+        if now < self._list_at:
+            return None
+        self._list_at = now + self._interval
+        try:
+            return parse_listlookup(self._http.request("GET", "/listlookup").body)
+        except NsqError as error:
+            if isinstance(error, HttpError) and error.status == 404:
+                self._list_at = now + self._interval * _RELIST_POLLS
+            return None
+
+    def is_preferred(self, now: float) -> bool:
+        """Whether it is to be asked now, as long as there are others that work."""
+        return self.failures == 0 or now >= self._retry_at
+
+    def succeeded(self) -> None:
+        """It gave a good answer."""
+        if self.failures:
+            log.info("lookupd %s answers again after %d failures", self.endpoint, self.failures)
+        self.failures = 0
+        self.last_error = None
+
+    def failed(self, error: Exception, now: float) -> None:
+        """It gave a bad answer or none."""
+        if not self.failures:
+            log.warning("lookupd %s fails: %s", self.endpoint, error)
+        self.failures += 1
+        self.last_error = error
+        polls = min(2 ** min(self.failures - 1, 16), _MAX_SKIPPED_POLLS)
+        # Half an interval less: jitter must not make it miss the poll that is meant, a refresh in between must.
+        self._retry_at = now + self._interval * (polls - 0.5)
+
+    def close(self) -> None:
+        """Close the connections that are kept."""
+        self._http.close()
