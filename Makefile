@@ -17,7 +17,7 @@ VENV ?= .venv
 ARGS ?=
 
 BIN := $(VENV)/bin
-SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd) setup.py
+SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi) setup.py
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUILD_NEEDS := "setuptools>=77" "Cython>=3.1,<4"
 

@@ -11,7 +11,7 @@ that error. The commands that go the other way are in ``_codec``, and so is the 
 from collections import deque
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
@@ -148,7 +148,7 @@ cdef int _raise_frame_error(Py_ssize_t code, const unsigned char* frame, Py_ssiz
 cdef class FrameBuffer:
     """What both readers share: the layout in force, the partial frame, the error that poisoned them."""
 
-    def __cinit__(self, *, detail=False, ext=False, max_frame_size=DEFAULT_MAX_FRAME_SIZE, responder=None):
+    def __init__(self, *, detail=False, ext=False, max_frame_size=DEFAULT_MAX_FRAME_SIZE):
         self.detail = detail
         self.ext = ext
         self.max_frame_size = checked_int(max_frame_size, "max_frame_size", TYPE_SIZE, 0x7fffffff)
@@ -203,6 +203,11 @@ cdef class FrameBuffer:
         return taken + n
 
     @property
+    def error(self):
+        """What poisoned the reader, also when frames before it were still returned; None while it works."""
+        return self._error
+
+    @property
     def buffered(self):
         """Bytes that were fed and are not decoded yet."""
         return self._have
@@ -228,6 +233,7 @@ cdef class FrameReader(FrameBuffer):
     """
 
     def __init__(self, *, detail=False, ext=False, max_frame_size=DEFAULT_MAX_FRAME_SIZE, responder=None):
+        FrameBuffer.__init__(self, detail=detail, ext=ext, max_frame_size=max_frame_size)
         self.responder = responder
 
     cpdef list feed(self, data, double now=0.0, Py_ssize_t max_frames=0):
@@ -515,10 +521,6 @@ cdef class ColumnReader(FrameBuffer):
 
     The frames are decoded with the GIL released.
     """
-
-    def __init__(self, *, detail=False, ext=False, max_frame_size=DEFAULT_MAX_FRAME_SIZE, responder=None):
-        if responder is not None:
-            raise TypeError("a column reader makes no messages to give a responder to")
 
     def feed(self, chunk):
         """Decode what ``chunk`` completes into Columns.
