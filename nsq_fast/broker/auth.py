@@ -12,17 +12,16 @@ import functools
 import random
 import re
 from collections.abc import Sequence
-from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
-from gevent import Timeout
-from gevent.ssl import SSLContext
-from geventhttpclient import URL, HTTPClient, HTTPParseError
 
-from nsq_fast.broker.http import ACCEPT_V1
-from nsq_fast.errors import AuthFailed
+from nsq_fast.errors import AuthFailed, HttpError
+from nsq_fast.names import parse_address
+from nsq_fast.runtime.http import Endpoint, HttpClient
+
+from .http import ACCEPT_V1
 
 PUBLISH = "publish"
 SUBSCRIBE = "subscribe"
@@ -67,24 +66,29 @@ def query_auth(
     common_name: str = "",
     method: str = "get",
     timeout: float = 5.0,
-    ssl_context: SSLContext | None = None,
+    tls_options: Any = None,
 ) -> AuthState:
     """Ask the auth servers in turn, beginning anywhere, until one gives an answer.
 
     Args:
         addresses: ``host:port`` (asked for ``/auth`` over HTTP), or full URLs.
+        tls: whether the client's connection is encrypted; ``common_name`` is that of its certificate.
         timeout: limit for each server in total, in seconds.
+        tls_options: for auth servers over https: an SSLContext, or a mapping as for clients.
 
     Raises:
         AuthFailed: no server gave a usable answer; the text says why for each.
     """
-    arguments = urlencode(
-        {"common_name": common_name, "remote_ip": remote_ip, "secret": secret, "tls": "true" if tls else "false"}
-    )
+    arguments = {
+        "common_name": common_name,
+        "remote_ip": remote_ip,
+        "secret": secret,
+        "tls": "true" if tls else "false",
+    }
     start = random.randrange(len(addresses)) if addresses else 0
     failures = []
     for address in [*addresses[start:], *addresses[:start]]:
-        answer = _try_query(address, arguments, method, timeout, ssl_context)
+        answer = _try_query(address, arguments, method, timeout, tls_options)
         if isinstance(answer, AuthState):
             return answer
         failures.append(f"failed to auth against {address} - {answer}")
@@ -92,44 +96,33 @@ def query_auth(
 
 
 def _try_query(
-    address: str, arguments: str, method: str, timeout: float, ssl_context: SSLContext | None
+    address: str, arguments: dict[str, str], method: str, timeout: float, tls_options: Any
 ) -> AuthState | Exception:
     try:
-        return _query(address, arguments, method, timeout, ssl_context)
-    except (OSError, ValueError, HTTPParseError) as error:
+        return _decode(_query(address, arguments, method, timeout, tls_options))
+    except (HttpError, ValueError) as error:
         return error
 
 
-def _query(address: str, arguments: str, method: str, timeout: float, ssl_context: SSLContext | None) -> AuthState:
-    url = URL(address if "://" in address else f"http://{address}/auth")
-    options: dict[str, Any] = {}
-    if ssl_context is not None:
-        options["ssl_context_factory"] = lambda: ssl_context
-    client = HTTPClient.from_url(url, connection_timeout=timeout, network_timeout=timeout, **options)
-    with Timeout(timeout, TimeoutError("timed out")):
-        try:
-            return _decode(*_request(client, url, arguments, method))
-        finally:
-            client.close()
+def _query(address: str, arguments: dict[str, str], method: str, timeout: float, tls_options: Any) -> bytes:
+    url = urlsplit(address if "://" in address else f"http://{address}/auth")
+    default_port = 443 if url.scheme == "https" else 80
+    client = HttpClient(
+        Endpoint(url.scheme, parse_address(url.netloc, default_port)),
+        timeout=timeout,
+        headers={"Accept": ACCEPT_V1, "Content-Type": "application/x-www-form-urlencoded"},
+        tls_options=tls_options,
+        max_reply_size=MAX_ANSWER,
+    )
+    try:
+        if method == "post":
+            return client.request("POST", url.path, body=urlencode(arguments).encode()).body
+        return client.request("GET", url.path, {**dict(parse_qsl(url.query)), **arguments}).body
+    finally:
+        client.close()
 
 
-def _request(client: HTTPClient, url: URL, arguments: str, method: str) -> tuple[int, bytes]:
-    headers = {"Accept": ACCEPT_V1}
-    if method == "post":
-        headers["Content-Type"] = "application/x-www-form-urlencoded"
-        response = client.post(url.request_uri, body=arguments.encode(), headers=headers)
-    else:
-        joint = "&" if "?" in url.request_uri else "?"
-        response = client.get(f"{url.request_uri}{joint}{arguments}", headers=headers)
-    body = bytes(response.read(MAX_ANSWER + 1))
-    if len(body) > MAX_ANSWER:
-        raise ValueError(f"answer is larger than {MAX_ANSWER} bytes")
-    return int(response.status_code), body
-
-
-def _decode(status: int, body: bytes) -> AuthState:
-    if status != HTTPStatus.OK:
-        raise ValueError(f"got response {status} {body[:200]!r}")
+def _decode(body: bytes) -> AuthState:
     state = msgspec.json.decode(body, type=AuthState)
     for grant in state.authorizations:
         _check(grant)

@@ -186,7 +186,7 @@ class Router:
         path = request.path.rstrip("/").lower()
         if path not in self._routes:
             return None
-        status = 301 if request.method == "GET" else 308
+        status = 301 if request.method == "GET" else 307
         return Reply(status, [("Location", path)], b"")
 
     def _answer_wrong_method(self, request: Request, methods: dict[str, _Route]) -> Reply:

@@ -1,0 +1,49 @@
+"""Embedded NSQ servers on gevent: for the demo, for tests, and for the tests of programs that use nsq_fast.
+
+    with Broker() as broker:
+        Producer(lookupd_http_addresses=[broker.lookupd.http_address])
+
+Names are resolved when they are first used, so importing this package imports no gevent.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .facade import Broker as Broker
+    from .facade import serve as serve
+    from .faults import Faults as Faults
+    from .lookupd_server import LookupdServer as LookupdServer
+    from .nsqd_server import NsqdServer as NsqdServer
+    from .options import LookupdOptions as LookupdOptions
+    from .options import NsqdOptions as NsqdOptions
+    from .process import BrokerProcess as BrokerProcess
+
+_HOME = {
+    "Broker": "facade",
+    "BrokerProcess": "process",
+    "Faults": "faults",
+    "LookupdOptions": "options",
+    "LookupdServer": "lookupd_server",
+    "NsqdOptions": "options",
+    "NsqdServer": "nsqd_server",
+    "serve": "facade",
+}
+
+__all__ = [*_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOME[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

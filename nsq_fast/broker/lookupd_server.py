@@ -1,0 +1,97 @@
+"""An nsqlookupd in this process: its state with a TCP and an HTTP face."""
+
+from __future__ import annotations
+
+import socket
+from types import TracebackType
+from typing import Any
+
+from nsq_fast.names import Address
+
+from .faults import ServerFaults
+from .http import HttpFace
+from .listener import Listener, bind
+from .lookupd import LookupDB
+from .lookupd_http import LookupdRoutes
+from .lookupd_tcp import LookupdProtocol
+from .options import LookupdOptions
+
+
+class LookupdServer:
+    """An embedded nsqlookupd. Use it in a ``with``, or call ``start`` and ``stop``.
+
+    Args:
+        options: what the original's command line would say; port 0 takes a free port.
+
+    Attributes:
+        db: what it knows. Empty again after each start, as it would be in a new process.
+        faults: switches that make it misbehave.
+    """
+
+    def __init__(self, options: LookupdOptions | None = None) -> None:
+        self.options = options or LookupdOptions()
+        self.faults = ServerFaults()
+        self.db = LookupDB()
+        self._tcp_address: str | Address = self.options.tcp_address
+        self._http_address: str | Address = self.options.http_address
+        self._tcp: Listener | None = None
+        self._http: HttpFace | None = None
+
+    @property
+    def tcp_address(self) -> Address:
+        """Where nsqds register. Known once it has been started."""
+        return _known(self._tcp_address)
+
+    @property
+    def http_address(self) -> Address:
+        """Where clients look up. Known once it has been started."""
+        return _known(self._http_address)
+
+    def start(self) -> None:
+        """Listen; a second start takes the ports of the first again. Raises OSError when they are in use."""
+        self.db = LookupDB(self.options.inactive_producer_timeout, self.options.tombstone_lifetime)
+        protocol = LookupdProtocol(self.db, self._identity, self.faults.tcp)
+        self._tcp = Listener("nsqlookupd tcp", bind(self._tcp_address), protocol.handle, self.faults.tcp)
+        self._tcp_address = self._tcp.address
+        try:
+            router = LookupdRoutes(self.db, self.options.version).router()
+            self._http = HttpFace("nsqlookupd http", self._http_address, router, self.faults.http)
+        except OSError:
+            self._tcp.stop()
+            raise
+        self._http_address = self._http.address
+        self._tcp.start()
+        self._http.start()
+
+    def stop(self) -> None:
+        """Stop listening and end every connection. It may be started again."""
+        for face in (self._http, self._tcp):
+            if face is not None:
+                face.stop()
+        self._http = self._tcp = None
+
+    kill = stop
+
+    def __enter__(self) -> LookupdServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "tcp_port": self.tcp_address.port,
+            "http_port": self.http_address.port,
+            "version": self.options.version,
+            "broadcast_address": self.options.broadcast_address,
+            "hostname": socket.gethostname(),
+        }
+
+
+def _known(address: str | Address) -> Address:
+    if not isinstance(address, Address):
+        raise RuntimeError("the server has no address before it is started")
+    return address

@@ -1,0 +1,348 @@
+"""The embedded nsqlookupd answers as the original does: the same tests run against both."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from gevent import Timeout, socket
+from support.http import ask, shape
+from support.waiting import until
+
+from nsq_fast.broker import LookupdOptions, LookupdServer
+
+IDENTITY = {
+    "version": "1.3.0",
+    "tcp_port": 4150,
+    "http_port": 4151,
+    "hostname": "h",
+    "broadcast_address": "nsqd.example",
+    "topology_zone": "z",
+    "topology_region": "r",
+}
+
+
+@pytest.fixture(params=["embedded", "real"])
+def make_lookupd(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A factory of nsqlookupds, ours or the original's, that takes the original's options in seconds."""
+    started = []
+
+    def make(**options: float) -> Any:
+        if request.param == "real":
+            flags = [f"-{name.replace('_', '-')}={value}s" for name, value in options.items()]
+            return request.getfixturevalue("real_lookupd")(*flags)
+        server = LookupdServer(
+            LookupdOptions(
+                tcp_address="127.0.0.1:0", http_address="127.0.0.1:0", broadcast_address="127.0.0.1", **options
+            )
+        )
+        server.start()
+        started.append(server)
+        return server
+
+    yield make
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture
+def lookupd(make_lookupd: Any) -> Any:
+    return make_lookupd()
+
+
+class Nsqd:
+    """The nsqd side of the TCP protocol, by hand."""
+
+    def __init__(self, lookupd: Any, magic: bytes = b"  V1") -> None:
+        self.sock = socket.create_connection(lookupd.tcp_address)
+        self.sock.sendall(magic)
+        self.reader = self.sock.makefile("rb")
+
+    def identify(self, body: Any = IDENTITY) -> bytes:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.command(b"IDENTIFY\n" + struct.pack(">i", len(data)) + data)
+
+    def command(self, data: bytes) -> bytes:
+        with Timeout(10):
+            self.sock.sendall(data)
+            return self.reply()
+
+    def reply(self) -> bytes:
+        head = self.reader.read(4)
+        return self.reader.read(struct.unpack(">i", head)[0]) if head else b""
+
+    def is_closed(self) -> bool:
+        with Timeout(10):
+            return self.reader.read(1) == b""
+
+    def close(self) -> None:
+        self.reader.close()
+        self.sock.close()
+
+    @property
+    def remote_address(self) -> str:
+        host, port = self.sock.getsockname()
+        return f"{host}:{port}"
+
+
+@pytest.fixture
+def nsqd(lookupd: Any) -> Iterator[Nsqd]:
+    client = Nsqd(lookupd)
+    client.identify()
+    yield client
+    client.close()
+
+
+def get(lookupd: Any, path: str) -> Any:
+    answer = ask(lookupd.http_address, "GET", path)
+    assert answer.status == 200
+    return answer.json
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "body"),
+    [
+        ("GET", "/ping", 200, b"OK"),
+        ("GET", "/info", 200, b'{"version":"1.3.0"}'),
+        ("GET", "/topics", 200, b'{"topics":[]}'),
+        ("GET", "/nodes", 200, b'{"producers":[]}'),
+        ("GET", "/debug", 200, b"{}"),
+        ("GET", "/channels?topic=none", 200, b'{"channels":[]}'),
+        ("GET", "/channels", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
+        ("GET", "/lookup", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
+        ("GET", "/lookup?topic=%zz", 400, b'{"message":"INVALID_REQUEST"}'),
+        ("GET", "/lookup?topic=none", 404, b'{"message":"TOPIC_NOT_FOUND"}'),
+        ("GET", "/lookup?topic=", 404, b'{"message":"TOPIC_NOT_FOUND"}'),
+        ("GET", "/listlookup", 404, b'{"message":"NOT_FOUND"}'),
+        ("GET", "/", 404, b'{"message":"NOT_FOUND"}'),
+        ("POST", "/lookup?topic=t", 405, b'{"message":"METHOD_NOT_ALLOWED"}'),
+        ("GET", "/topic/create?topic=t", 405, b'{"message":"METHOD_NOT_ALLOWED"}'),
+        ("OPTIONS", "/lookup", 200, b""),
+        ("POST", "/topic/create", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
+        ("POST", "/topic/create?topic=a+b", 400, b'{"message":"INVALID_ARG_TOPIC"}'),
+        ("POST", "/topic/create?topic=t", 200, b""),
+        ("POST", "/topic/delete", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
+        ("POST", "/topic/delete?topic=none", 200, b""),
+        ("POST", "/topic/tombstone", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
+        ("POST", "/topic/tombstone?topic=t", 400, b'{"message":"MISSING_ARG_NODE"}'),
+        ("POST", "/topic/tombstone?topic=t&node=none:1", 200, b""),
+        ("POST", "/channel/create?topic=t", 400, b'{"message":"MISSING_ARG_CHANNEL"}'),
+        ("POST", "/channel/create?topic=t&channel=*", 400, b'{"message":"INVALID_ARG_CHANNEL"}'),
+        ("POST", "/channel/create?topic=*&channel=c", 400, b'{"message":"INVALID_ARG_TOPIC"}'),
+        ("POST", "/channel/create?channel=c", 400, b'{"message":"MISSING_ARG_TOPIC"}'),
+        ("POST", "/channel/create?topic=t&channel=c", 200, b""),
+        ("POST", "/channel/delete?topic=t&channel=none", 404, b'{"message":"CHANNEL_NOT_FOUND"}'),
+    ],
+)
+def test_status_and_body_of_every_route(lookupd: Any, method: str, path: str, status: int, body: bytes) -> None:
+    answer = ask(lookupd.http_address, method, path)
+    assert (answer.status, answer.body) == (status, body)
+
+
+def test_headers_say_the_kind_of_the_content(lookupd: Any) -> None:
+    ping, info, wrong = (
+        ask(lookupd.http_address, *route) for route in [("GET", "/ping"), ("GET", "/info"), ("POST", "/info")]
+    )
+    assert ping.headers["content-type"] == "text/plain; charset=utf-8"
+    assert "x-nsq-content-type" not in ping.headers
+    assert info.headers["content-type"] == "application/json; charset=utf-8"
+    assert info.headers["x-nsq-content-type"] == "nsq; version=1.0"
+    assert wrong.headers["allow"] == "GET, OPTIONS"
+
+
+def test_a_path_with_the_wrong_case_or_a_slash_is_redirected(lookupd: Any) -> None:
+    for method, path, status in [("GET", "/Topics", 301), ("GET", "/ping/", 301), ("POST", "/topic/create/", 307)]:
+        answer = ask(lookupd.http_address, method, path)
+        assert answer.status == status
+        assert answer.headers["location"] == path.lower().rstrip("/")
+
+
+def test_several_requests_on_one_connection(lookupd: Any) -> None:
+    with socket.create_connection(lookupd.http_address) as sock:
+        reader = sock.makefile("rb")
+        for _ in range(3):
+            sock.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+            while reader.readline() != b"\r\n":
+                pass
+            assert reader.read(2) == b"OK"
+
+
+def test_topics_and_channels_made_by_hand_are_known_until_they_are_deleted(lookupd: Any) -> None:
+    ask(lookupd.http_address, "POST", "/channel/create?topic=b&channel=c2")
+    ask(lookupd.http_address, "POST", "/channel/create?topic=b&channel=c1")
+    ask(lookupd.http_address, "POST", "/topic/create?topic=a")
+    assert sorted(get(lookupd, "/topics")["topics"]) == ["a", "b"]
+    assert sorted(get(lookupd, "/channels?topic=b")["channels"]) == ["c1", "c2"]
+    assert get(lookupd, "/lookup?topic=a") == {"channels": [], "producers": []}
+
+    ask(lookupd.http_address, "POST", "/channel/delete?topic=b&channel=c2")
+    assert get(lookupd, "/channels?topic=b") == {"channels": ["c1"]}
+    ask(lookupd.http_address, "POST", "/topic/delete?topic=b")
+    assert get(lookupd, "/channels?topic=b") == {"channels": []}
+    assert get(lookupd, "/topics") == {"topics": ["a"]}
+
+
+def test_the_answer_to_identify_says_who_the_lookupd_is(lookupd: Any) -> None:
+    answer = json.loads(Nsqd(lookupd).identify())
+    assert answer["tcp_port"] == lookupd.tcp_address.port
+    assert answer["http_port"] == lookupd.http_address.port
+    assert answer["broadcast_address"] == "127.0.0.1"
+    assert set(answer) == {"tcp_port", "http_port", "version", "broadcast_address", "hostname"}
+
+
+def test_what_an_nsqd_registers_is_looked_up(lookupd: Any, nsqd: Nsqd) -> None:
+    assert nsqd.command(b"REGISTER t c\n") == b"OK"
+    assert nsqd.command(b"REGISTER lone\r\n") == b"OK"
+    peer = {**IDENTITY, "remote_address": nsqd.remote_address}
+    assert get(lookupd, "/lookup?topic=t") == {"channels": ["c"], "producers": [peer]}
+    assert get(lookupd, "/lookup?topic=lone") == {"channels": [], "producers": [peer]}
+    (node,) = get(lookupd, "/nodes")["producers"]
+    assert sorted(node.pop("topics")) == ["lone", "t"]
+    assert node.pop("tombstones") == [False, False]
+    assert node == peer
+
+
+def test_unregister_takes_a_channel_or_a_topic_away(lookupd: Any, nsqd: Nsqd) -> None:
+    for command in (b"REGISTER t c\n", b"REGISTER t e#ephemeral\n", b"REGISTER u#ephemeral\n"):
+        nsqd.command(command)
+    assert nsqd.command(b"UNREGISTER t e#ephemeral\n") == b"OK"
+    assert get(lookupd, "/channels?topic=t") == {"channels": ["c"]}
+    assert nsqd.command(b"UNREGISTER t c\n") == b"OK"
+    assert get(lookupd, "/channels?topic=t") == {"channels": ["c"]}
+    assert nsqd.command(b"UNREGISTER t\n") == b"OK"
+    assert nsqd.command(b"UNREGISTER u#ephemeral\n") == b"OK"
+    assert nsqd.command(b"UNREGISTER never\n") == b"OK"
+    assert get(lookupd, "/lookup?topic=t") == {"channels": ["c"], "producers": []}
+    assert get(lookupd, "/topics") == {"topics": ["t"]}
+
+
+def test_an_nsqd_that_leaves_is_forgotten_but_its_topics_stay_known(lookupd: Any, nsqd: Nsqd) -> None:
+    nsqd.command(b"REGISTER t c\n")
+    nsqd.close()
+    until(lambda: not get(lookupd, "/nodes")["producers"])
+    assert get(lookupd, "/lookup?topic=t") == {"channels": ["c"], "producers": []}
+
+
+def test_a_tombstone_hides_an_nsqd_for_one_topic(lookupd: Any, nsqd: Nsqd) -> None:
+    nsqd.command(b"REGISTER t\n")
+    nsqd.command(b"REGISTER u\n")
+    ask(lookupd.http_address, "POST", "/topic/tombstone?topic=t&node=nsqd.example:4151")
+    assert get(lookupd, "/lookup?topic=t")["producers"] == []
+    assert len(get(lookupd, "/lookup?topic=u")["producers"]) == 1
+    (node,) = get(lookupd, "/nodes")["producers"]
+    assert dict(zip(node["topics"], node["tombstones"], strict=True)) == {"t": True, "u": False}
+
+
+def test_a_tombstone_wears_off(make_lookupd: Any) -> None:
+    lookupd = make_lookupd(tombstone_lifetime=0.2)
+    nsqd = Nsqd(lookupd)
+    nsqd.identify()
+    nsqd.command(b"REGISTER t\n")
+    ask(lookupd.http_address, "POST", "/topic/tombstone?topic=t&node=nsqd.example:4151")
+    assert get(lookupd, "/lookup?topic=t")["producers"] == []
+    until(lambda: get(lookupd, "/lookup?topic=t")["producers"])
+
+
+def test_a_silent_nsqd_is_left_out_until_it_pings(make_lookupd: Any) -> None:
+    lookupd = make_lookupd(inactive_producer_timeout=0.2)
+    nsqd = Nsqd(lookupd)
+    nsqd.identify()
+    nsqd.command(b"REGISTER t\n")
+    until(lambda: not get(lookupd, "/lookup?topic=t")["producers"])
+    assert get(lookupd, "/nodes") == {"producers": []}
+    assert nsqd.command(b"PING\n") == b"OK"
+    assert len(get(lookupd, "/lookup?topic=t")["producers"]) == 1
+
+
+def test_debug_lists_every_registration(lookupd: Any, nsqd: Nsqd) -> None:
+    nsqd.command(b"REGISTER t c\n")
+    debug = get(lookupd, "/debug")
+    assert set(debug) == {"client::", "topic:t:", "channel:t:c"}
+    (entry,) = debug["topic:t:"]
+    assert shape(entry) == {
+        "id": "str",
+        "hostname": "str",
+        "broadcast_address": "str",
+        "tcp_port": "int",
+        "http_port": "int",
+        "version": "str",
+        "topology_zone": "str",
+        "topology_region": "str",
+        "last_update": "int",
+        "tombstoned": "bool",
+        "tombstoned_at": "int",
+    }
+    assert entry["id"] == nsqd.remote_address
+    assert entry["tombstoned_at"] == -6795364578871345152
+
+
+@pytest.mark.parametrize(
+    ("command", "reply"),
+    [
+        (b"NONSENSE\n", b"E_INVALID invalid command NONSENSE"),
+        (b"\n", b"E_INVALID invalid command "),
+        (b"REGISTER\n", b"E_INVALID REGISTER insufficient number of params"),
+        (b"REGISTER b@d\n", b"E_BAD_TOPIC REGISTER topic name 'b@d' is not valid"),
+        (b"REGISTER t b@d\n", b"E_BAD_CHANNEL REGISTER channel name 'b@d' is not valid"),
+        (b"UNREGISTER\n", b"E_INVALID UNREGISTER insufficient number of params"),
+        (b"UNREGISTER b@d\n", b"E_BAD_TOPIC UNREGISTER topic name 'b@d' is not valid"),
+        (b"IDENTIFY\n\x00\x00\x00\x02{}", b"E_INVALID cannot IDENTIFY again"),
+    ],
+)
+def test_an_error_is_told_and_ends_the_connection(lookupd: Any, nsqd: Nsqd, command: bytes, reply: bytes) -> None:
+    assert nsqd.command(command) == reply
+    assert nsqd.is_closed()
+
+
+@pytest.mark.parametrize(
+    ("body", "reply"),
+    [
+        (b"not json", b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
+        (b'{"tcp_port":"x"}', b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
+        (b"{}", b"E_BAD_BODY IDENTIFY missing fields"),
+        ({**IDENTITY, "version": ""}, b"E_BAD_BODY IDENTIFY missing fields"),
+    ],
+)
+def test_a_bad_identify_ends_the_connection(lookupd: Any, body: Any, reply: bytes) -> None:
+    client = Nsqd(lookupd)
+    assert client.identify(body) == reply
+    assert client.is_closed()
+
+
+def test_commands_before_identify_are_refused_except_ping(lookupd: Any) -> None:
+    client = Nsqd(lookupd)
+    assert client.command(b"PING\n") == b"OK"
+    assert client.command(b"REGISTER t\n") == b"E_INVALID client must IDENTIFY"
+    assert client.is_closed()
+
+
+def test_another_magic_is_refused(lookupd: Any) -> None:
+    client = Nsqd(lookupd, magic=b"  V2")
+    with Timeout(10):
+        assert client.reply() == b"E_BAD_PROTOCOL"
+    assert client.is_closed()
+
+
+def test_a_stopped_lookupd_starts_again_on_its_ports_and_knows_nothing() -> None:
+    server = LookupdServer(LookupdOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0"))
+    server.start()
+    ask(server.http_address, "POST", "/topic/create?topic=t")
+    before = (server.tcp_address, server.http_address)
+    server.stop()
+    with pytest.raises(ConnectionRefusedError):
+        ask(server.http_address, "GET", "/ping")
+    with server:
+        assert (server.tcp_address, server.http_address) == before
+        assert get(server, "/topics") == {"topics": []}
+
+
+@pytest.mark.parametrize("size", [-1, 2**31 - 1])
+def test_a_lying_length_costs_no_memory(size: int) -> None:
+    # The original takes that memory, or panics; ours must not.
+    with LookupdServer(LookupdOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0")) as server:
+        client = Nsqd(server)
+        assert client.command(b"IDENTIFY\n" + struct.pack(">i", size)) == b"E_BAD_BODY IDENTIFY failed to read body"
+        assert client.is_closed()

@@ -1,0 +1,59 @@
+"""Plain HTTP requests over gevent sockets, and what came back byte by byte."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from gevent import Timeout, socket
+
+TIMEOUT = 10.0
+
+
+class Answer(NamedTuple):
+    """An HTTP reply; header names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def ask(address: Any, method: str, path: str, body: bytes = b"", ssl_context: Any = None, **headers: str) -> Answer:
+    """One request on a connection of its own. Header names are given with ``_`` for ``-``."""
+    lines = {"Host": "test", "Connection": "close", "Content-Length": str(len(body))}
+    lines.update({name.replace("_", "-"): value for name, value in headers.items()})
+    head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items()) + "\r\n"
+    return parse(exchange(address, head.encode() + body, ssl_context))
+
+
+def exchange(address: Any, data: bytes, ssl_context: Any = None) -> bytes:
+    """Send bytes, and return all that comes back until the end of the connection."""
+    with Timeout(TIMEOUT, TimeoutError(f"no answer from {address}")), socket.create_connection(address) as sock:
+        if ssl_context is not None:
+            sock = ssl_context.wrap_socket(sock, server_hostname="localhost")
+        sock.sendall(data)
+        received = b""
+        while chunk := sock.recv(65536):
+            received += chunk
+        return received
+
+
+def parse(raw: bytes) -> Answer:
+    """Take a reply apart."""
+    head, _, body = raw.partition(b"\r\n\r\n")
+    status, *lines = head.decode("latin-1").split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return Answer(int(status.split()[1]), headers, body)
+
+
+def shape(value: Any) -> Any:
+    """The keys and types of a JSON value, with the values left out; a list has the shape of its first item."""
+    if isinstance(value, dict):
+        return {key: shape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [shape(item) for item in value[:1]]
+    return type(value).__name__

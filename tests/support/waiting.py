@@ -1,0 +1,21 @@
+"""Waiting for something that happens elsewhere, without sleeping for luck."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from gevent import sleep
+
+T = TypeVar("T")
+
+
+def until(probe: Callable[[], T], timeout: float = 10.0) -> T:
+    """Call ``probe`` until its result is true, and return that; fails after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not (result := probe()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not so within {timeout} s: {probe}")
+        sleep(0.005)
+    return result
