@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from gevent import Greenlet, Timeout, get_hub, getcurrent, sleep
 from gevent.event import AsyncResult, Event
 from gevent.socket import gethostname
+from greenlet import greenlet
 
 from nsq_fast._codec import Message
 from nsq_fast.config import ConnectionConfig
@@ -104,10 +105,12 @@ class Connection:
         self._on_requeue: Callable[..., Any] | None = getattr(owner, "on_requeue", None)
         self._on_touch: Callable[..., Any] | None = getattr(owner, "on_touch", None)
         self._delay_of: Callable[..., int] | None = getattr(owner, "requeue_delay_ms", None)
-        self._transport: Transport | None = None
+        self._transport: Transport
+        self._has_begun = False
+        self._connecting: greenlet | None = None
         self._outbox: Outbox = Outbox(self.session.fin_many, config.write_timeout, self._write_failed)
         self._reader: Greenlet[..., Any] | None = None
-        self._watch: Any = None
+        self._watch: Any
         self._is_graceful = False
         self._close_timeout = CLOSE_TIMEOUT
         self._ended = Event()
@@ -142,33 +145,32 @@ class Connection:
 
         Raises ConnectFailed, with the reason as its cause; ``on_disconnect`` is not called then.
         """
-        if self._transport is not None:
+        if self._has_begun:
             raise LocalProtocolError(f"{self.address}: connect() was called already")
+        self._has_begun = True
         limit = Timeout(self.config.connect_timeout)
         limit.start()
+        self._connecting = getcurrent()
         try:
             self._transport = Transport.connect(self.address, self.config)
-            self._handshake(self._transport)
+            self._handshake_or_close(self._transport)
         except Timeout as timeout:
-            self._abandon()
             if timeout is not limit:
                 raise
             raise ConnectFailed(f"{self.address}: not connected within {self.config.connect_timeout} s") from timeout
         except (NsqError, OSError) as error:
-            self._abandon()
             raise ConnectFailed(f"{self.address}: cannot connect: {error}") from error
-        except BaseException:
-            self._abandon()
-            raise
         finally:
+            self._connecting = None
             limit.close()
         self._start()
 
-    def _abandon(self) -> None:
-        self.closed_error = ConnectionClosed(f"{self.address}: could not be connected")
-        if self._transport is not None:
-            self._transport.close()
-        self._ended.set()
+    def _handshake_or_close(self, transport: Transport) -> None:
+        try:
+            self._handshake(transport)
+        except BaseException:
+            transport.close()
+            raise
 
     def _handshake(self, transport: Transport) -> None:
         self.local_address = transport.local_address
@@ -193,7 +195,6 @@ class Connection:
             raise AuthFirst("the server demands AUTH, and auth_secret is not set")
 
     def _start(self) -> None:
-        assert self._transport is not None
         self._outbox.start(self._transport)
         self.closed_error = None
         self.last_received_at = monotonic()
@@ -305,7 +306,6 @@ class Connection:
             self._end(reason)
 
     def _read(self) -> None:
-        assert self._transport is not None
         recv, session, receive = self._transport.recv, self.session, self.session.receive
         on_messages = self._owner.on_messages
         budget = YIELD_BYTES
@@ -390,7 +390,7 @@ class Connection:
         within ``timeout`` seconds. With ``error`` the connection is dropped at once.
         """
         if self._reader is None:
-            self._abandon()
+            self._cancel_connect(error or ConnectionClosed("closed by us"))
             return
         if self.closed_error is None:
             self._is_graceful = error is None
@@ -400,9 +400,17 @@ class Connection:
         if current is not self._reader and current is not get_hub():
             self._ended.wait()
 
+    def _cancel_connect(self, error: NsqError) -> None:
+        self._has_begun = True
+        if self._connecting is not None and self._connecting is not getcurrent():
+            get_hub().loop.run_callback(self._throw_into_connect, error)
+
+    def _throw_into_connect(self, error: NsqError) -> None:
+        if self._connecting is not None:
+            self._connecting.throw(error)
+
     def _stop_reading(self, reason: NsqError) -> None:
         if self.closed_error is None:
-            assert self._transport is not None
             self.closed_error = reason
             self._transport.cancel_recv(reason)
 
@@ -441,30 +449,41 @@ class Connection:
         self._watch.close()
         try:
             if self._is_graceful:
-                self._finish_conversation(reason)
+                self._finish_conversation()
         finally:
-            assert self._transport is not None
             self._outbox.stop()
             self._transport.close()
             self._report(reason)
 
-    def _finish_conversation(self, reason: NsqError) -> None:
-        assert self._transport is not None
+    def _finish_conversation(self) -> None:
         # Closing with unread input makes the kernel reset the connection, and the peer may lose our last FIN
         # with it. So: half-close, and read until the peer has closed too.
-        with Timeout(self._close_timeout, False):
-            if not self._outbox.drain(self._close_timeout):
-                return
-            self._transport.end_writing()
-            while True:
-                try:
-                    data = self._transport.recv()
-                    if not data:
-                        return
-                    self._dispatch([event for event in self.session.receive(data) if event.__class__ is not Message])
-                except (NsqError, OSError) as error:
-                    if error is not reason:
-                        return
+        limit = Timeout(self._close_timeout)
+        limit.start()
+        try:
+            if self._outbox.drain(None):
+                self._transport.end_writing()
+                while self._take_late_replies():
+                    pass
+        except Timeout as timeout:
+            if timeout is not limit:
+                raise
+            logger.warning("%s: closed after %s s without the server's consent", self.address, self._close_timeout)
+        except (NsqError, OSError) as error:
+            logger.info("%s: while closing: %s", self.address, error)
+        finally:
+            limit.close()
+
+    def _take_late_replies(self) -> bool:
+        try:
+            data = self._transport.recv()
+        except NsqError as error:
+            if error is self.closed_error:
+                return True  # a wake-up that was meant for the read before
+            raise
+        if data:
+            self._dispatch([event for event in self.session.receive(data) if event.__class__ is not Message])
+        return bool(data)
 
     def _report(self, reason: NsqError) -> None:
         (lost,) = self.session.receive(b"")

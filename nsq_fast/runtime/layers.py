@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from typing import Protocol
 
-import snappy
+import snappy  # type: ignore[import-untyped]
 from gevent.ssl import MemoryBIO, SSLError, SSLWantReadError, SSLZeroReturnError
 
 from nsq_fast.config import ConnectionConfig

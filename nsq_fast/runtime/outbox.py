@@ -50,7 +50,8 @@ class Outbox:
     ) -> None:
         self.finished: list[Message] = []
         self.error: ConnectionLost | None = None
-        self._transport: Transport | None = None
+        self._transport: Transport
+        self._run_callback: Callable[..., Any]
         self._build_fins = build_fins
         self._write_timeout = write_timeout
         self._on_error = on_error

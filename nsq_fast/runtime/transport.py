@@ -88,12 +88,16 @@ class Transport:
             layer.feed(below)
 
     def _recv_raw(self) -> bytes:
-        while True:
-            try:
-                data: bytes = self._socket.recv(READ_SIZE)
-                return data
-            except BlockingIOError:
-                self._hub.wait(self._readable)
+        while (data := self._try_recv()) is None:
+            self._hub.wait(self._readable)
+        return data
+
+    def _try_recv(self) -> bytes | None:
+        try:
+            data: bytes = self._socket.recv(READ_SIZE)
+        except BlockingIOError:
+            return None
+        return data
 
     def cancel_recv(self, error: BaseException) -> None:
         """Make a ``recv`` that is waiting in another greenlet raise ``error``."""
