@@ -1,0 +1,55 @@
+"""The `nsq-fast` command: one module a subcommand, loaded when it is used.
+
+A subcommand's module has a click command named ``command``. What is common to
+them stands in ``options`` (addresses, durations), ``interrupt`` (Ctrl-C) and
+here: an error of ours is one line on stderr, never a traceback. Exit codes are
+0, 1 (it failed), 2 (wrong arguments), 130 (Ctrl-C before the work was done).
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+import click
+
+from nsq_fast._version import __version__
+from nsq_fast.errors import ConfigError, NameInvalid, NsqError
+
+COMMANDS = ("demo", "broker", "pub", "tail", "lookup", "stat")
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class Commands(click.Group):
+    """A group whose commands are modules of this package."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f".{cmd_name}", __package__).command
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ConfigError, NameInvalid) as error:
+            raise click.UsageError(str(error)) from error
+        except NsqError as error:
+            raise click.ClickException(str(error)) from error
+        except KeyboardInterrupt:
+            ctx.exit(130)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="nsq-fast")
+@click.option("-v", "--verbose", count=True, help="Log to stderr what happens; twice: in detail.")
+def main(verbose: int) -> None:
+    """A client for NSQ, and an embedded nsqd with nsqlookupd."""
+    if verbose:
+        logging.basicConfig(format=LOG_FORMAT, level=logging.INFO if verbose == 1 else logging.DEBUG)
+    else:
+        logging.getLogger("nsq_fast").addHandler(logging.NullHandler())

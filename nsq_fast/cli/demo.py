@@ -1,0 +1,212 @@
+"""`nsq-fast demo`: run the main job, show how it goes, say what came of it.
+
+Without servers of your own it runs on an embedded broker in a process of its
+own. The job itself is in ``mainjob``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from nsq_fast.errors import NsqError
+from nsq_fast.names import Address
+from nsq_fast.runtime.admin import NsqdHTTPClient
+from nsq_fast.runtime.http import Endpoint
+
+from . import options
+from .channel_stats import add_up
+from .interrupt import INTERRUPTED, stop_signals
+from .ledger import Ledger
+from .mainjob import JobOptions, MainJob, Summary
+
+_LINE_EVERY = 1.0
+_NOTES = {
+    "published": "answered OK",
+    "publish_failed": "not answered OK",
+    "delivered": "calls of handlers",
+    "finished": "FIN",
+    "failed": "handlers that raised",
+    "requeued": "REQ, the failed ones included",
+    "touched": "TOUCH, then FIN",
+    "answered_later": "FIN from another greenlet",
+    "given_up": "failed {max_tries} times",
+    "lost": "published, never finished nor given up",
+    "duplicated": "finished more than once",
+    "left_on_server": "waiting, in flight or deferred at the end",
+    "messages_per_second": "published, handled and answered",
+    "latency_p50_ms": "publish to handler, first delivery",
+    "latency_p99_ms": "",
+}
+
+
+@click.command("demo", short_help="Run the main job, end to end.")
+@options.lookupd_http_option()
+@options.nsqd_tcp_option()
+@click.option("--messages", type=click.IntRange(1), default=200_000, show_default=True, help="How many messages.")
+@click.option("--topics", type=click.IntRange(1, 64), default=4, show_default=True, help="Over how many topics.")
+@click.option("--size", type=click.IntRange(16, 1 << 20), default=200, show_default=True, help="Bytes in a message.")
+@click.option(
+    "--max-in-flight", type=click.IntRange(1), default=2000, show_default=True, help="Messages held, a topic."
+)
+@click.option(
+    "--stall-timeout",
+    type=options.duration,
+    metavar="DURATION",
+    default=30.0,
+    show_default=True,
+    help="End when nothing moves.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as one line of JSON.")
+def command(
+    lookupds: Sequence[Endpoint],
+    nsqds: Sequence[Address],
+    messages: int,
+    topics: int,
+    size: int,
+    max_in_flight: int,
+    stall_timeout: float,
+    as_json: bool,
+) -> None:
+    """Publish to several topics and consume them, with handlers that succeed, fail, requeue, touch and answer later.
+
+    On an embedded broker, or on the servers of --lookupd or --nsqd. The exit code is 1 when a message was lost.
+    """
+    if nsqds or lookupds:
+        options.require_running(nsqds, lookupds)
+    with stop_signals() as stop, _servers(nsqds, lookupds) as (where, servers, stats_from):
+        job = MainJob(
+            JobOptions(
+                **servers,
+                messages=messages,
+                topics=topics,
+                body_size=size,
+                max_in_flight=max_in_flight,
+                stall_timeout=stall_timeout,
+            )
+        )
+        with _progress(messages, quiet=as_json) as progress:
+            summary = job.run(stop, progress.update)
+        left = None if stop.is_set() else _left_on(stats_from, job.topics)
+        _clean_up(stats_from, job.topics)
+    results = {**dataclasses.asdict(summary), "left_on_server": left, "server": where}
+    if as_json:
+        click.echo(json.dumps(results))
+    else:
+        _show(results, job.options)
+    raise SystemExit(_exit_code(summary, left))
+
+
+def _exit_code(summary: Summary, left: int | None) -> int:
+    if summary.ended == "interrupted":
+        return INTERRUPTED
+    return 1 if summary.lost or summary.publish_failed or left or summary.ended != "done" else 0
+
+
+@contextmanager
+def _servers(nsqds: Sequence[Address], lookupds: Sequence[Endpoint]) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
+    """Where the job runs: a name for it, the servers for clients, and the nsqds' HTTP addresses where known."""
+    if lookupds:
+        seeds = tuple(str(lookupd) for lookupd in lookupds)
+        yield f"nsqlookupd {', '.join(seeds)}", {"lookupds": seeds}, options.nsqds_of(seeds)
+    elif nsqds:
+        addresses = tuple(str(nsqd) for nsqd in nsqds)
+        yield f"nsqd {', '.join(addresses)}", {"nsqds": addresses}, []
+    else:
+        from nsq_fast.broker import BrokerProcess
+
+        with BrokerProcess() as broker:
+            seed = f"http://{broker.lookupd.http}"
+            yield "embedded nsqd and nsqlookupd", {"lookupds": (seed,)}, [str(nsqd.http) for nsqd in broker.nsqds]
+
+
+def _left_on(nsqds: Sequence[str], topics: Sequence[str]) -> int | None:
+    """What the nsqds still hold of these topics; None where they cannot be asked."""
+    if not nsqds:
+        return None
+    rows = add_up(NsqdHTTPClient(nsqd).stats(topic=topic) for nsqd in nsqds for topic in topics)
+    return sum(row.unanswered for row in rows)
+
+
+def _clean_up(nsqds: Sequence[str], topics: Sequence[str]) -> None:
+    for nsqd in nsqds:
+        client = NsqdHTTPClient(nsqd)
+        for topic in topics:
+            with suppress(NsqError):  # not every nsqd has every topic
+                client.delete_topic(topic)
+
+
+def _progress(messages: int, quiet: bool) -> _Bars | _Lines:
+    console = Console(stderr=True)
+    return _Bars(messages, console) if console.is_terminal and not quiet else _Lines(messages, quiet)
+
+
+class _Bars(AbstractContextManager["_Bars"]):
+    """Two bars on a terminal: published and settled."""
+
+    def __init__(self, messages: int, console: Console) -> None:
+        rate = TextColumn("{task.fields[rate]:>9,.0f}/s")
+        columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), rate, TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console)
+        self._published = self._progress.add_task("published", total=messages, rate=0.0)
+        self._settled = self._progress.add_task("answered", total=messages, rate=0.0)
+        self._started = perf_counter()
+
+    def __enter__(self) -> _Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *failure: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._progress.stop()
+
+    def update(self, ledger: Ledger) -> None:
+        seconds = perf_counter() - self._started
+        for task, count in ((self._published, ledger.published), (self._settled, ledger.settled)):
+            self._progress.update(task, completed=count, rate=count / seconds)
+
+
+class _Lines(AbstractContextManager["_Lines"]):
+    """A line a second where there is no terminal; none when quiet."""
+
+    def __init__(self, messages: int, quiet: bool) -> None:
+        self._messages = messages
+        self._quiet = quiet
+        self._next = perf_counter() + _LINE_EVERY
+
+    def __exit__(self, *failure: type[BaseException] | BaseException | TracebackType | None) -> None:
+        return None
+
+    def update(self, ledger: Ledger) -> None:
+        if self._quiet or perf_counter() < self._next:
+            return
+        self._next = perf_counter() + _LINE_EVERY
+        click.echo(f"published {ledger.published:,}  answered {ledger.settled:,}  of {self._messages:,}", err=True)
+
+
+def _show(results: dict[str, Any], job: JobOptions) -> None:
+    title = f"{job.messages:,} messages of {job.body_size} bytes, {job.topics} topics, {results['server']}"
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    for name, note in _NOTES.items():
+        table.add_row(name.replace("_", " "), _cell(results[name]), note.format(max_tries=job.max_tries))
+    console = Console()
+    console.print(table)
+    console.print(f"{results['ended']} in {results['seconds']:.2f} s", highlight=False)
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"

@@ -1,0 +1,81 @@
+"""`nsq-fast lookup`: where a topic lives, as all the nsqlookupds together see it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from nsq_fast.config import LookupConfig
+from nsq_fast.names import Address
+from nsq_fast.protocol.topology import Nsqd, Topology
+from nsq_fast.runtime.http import Endpoint
+from nsq_fast.runtime.lookup import LookupPoller
+
+from . import options
+
+
+@click.command("lookup", short_help="Show where a topic lives.")
+@click.argument("topic", type=options.topic, metavar="TOPIC")
+@options.lookupd_http_option()
+@click.option(
+    "--timeout", type=options.duration, metavar="DURATION", default=5.0, show_default=True, help="Limit for an answer."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+def command(topic: str, lookupds: Sequence[Endpoint], timeout: float, as_json: bool) -> None:
+    """Show the nsqds that have TOPIC, its partitions where it has any, and its channels.
+
+    The exit code is 1 when no nsqd has it.
+    """
+    if not lookupds:
+        raise click.UsageError("say whom to ask: --lookupd HOST:PORT")
+    options.require_reachable("nsqlookupd", lookupds)
+    poller = LookupPoller([str(lookupd) for lookupd in lookupds], LookupConfig(lookupd_timeout=timeout))
+    poller.start()
+    try:
+        topology = poller.wait_topology(topic, timeout)
+    finally:
+        poller.stop()
+    if as_json:
+        click.echo(json.dumps(_as_json(topic, topology)))
+    elif topology.is_empty:
+        click.echo(f"no nsqd has {topic}", err=True)
+    else:
+        _show(topic, topology)
+    if topology.is_empty:
+        raise SystemExit(1)
+
+
+def _placed(topology: Topology) -> Iterator[tuple[int | None, Nsqd]]:
+    """Each partition with its leader, then the nsqds that hold the topic without partitions."""
+    yield from sorted(topology.partitions.items())
+    for nsqd in topology.unpartitioned:
+        yield None, nsqd
+
+
+def _show(topic: str, topology: Topology) -> None:
+    table = Table("partition", "nsqd", "http", "version", title=topic, title_justify="left")
+    for partition, nsqd in _placed(topology):
+        http = str(nsqd.http) if nsqd.http else ""
+        table.add_row("" if partition is None else str(partition), str(nsqd.tcp), http, nsqd.version)
+    console = Console()
+    console.print(table)
+    console.print(f"channels: {', '.join(topology.channels) or 'none'}", highlight=False)
+    if not topology.is_complete:
+        console.print("some partitions have no leader now", highlight=False)
+
+
+def _as_json(topic: str, topology: Topology) -> dict[str, Any]:
+    def text(address: Address | None) -> str | None:
+        return str(address) if address else None
+
+    nsqds = [
+        {"partition": partition, "tcp": text(nsqd.tcp), "http": text(nsqd.http), "version": nsqd.version}
+        for partition, nsqd in _placed(topology)
+    ]
+    meta = topology.meta._asdict() if topology.meta else None
+    return {"topic": topic, "nsqds": nsqds, "channels": list(topology.channels), "meta": meta}

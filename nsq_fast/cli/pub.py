@@ -1,0 +1,164 @@
+"""`nsq-fast pub`: publish the lines of files, or of standard input, each as a message."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+
+import click
+from gevent import get_hub, wait
+from gevent.event import Event
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from nsq_fast.config import ProducerConfig
+from nsq_fast.errors import NsqError
+from nsq_fast.names import Address
+from nsq_fast.runtime.http import Endpoint
+from nsq_fast.runtime.producer import Producer
+
+from . import options
+from .interrupt import INTERRUPTED, stop_signals
+from .splitter import Splitter
+
+_READ_SIZE = 64 * 1024
+_ESCAPES = {"\\n": b"\n", "\\r\\n": b"\r\n", "\\t": b"\t", "\\0": b"\0"}
+
+Publish = Callable[[list[bytes]], object]
+
+
+@click.command("pub", short_help="Publish lines of files or of standard input.")
+@click.argument("topic", type=options.topic, metavar="TOPIC")
+@click.argument("files", type=click.Path(exists=True, dir_okay=False, allow_dash=True), nargs=-1)
+@options.nsqd_tcp_option()
+@options.lookupd_http_option()
+@click.option(
+    "-d", "--delimiter", default="\\n", show_default=True, help="What ends a message; \\n, \\t, \\0 are understood."
+)
+@click.option("-0", "--null", is_flag=True, help="Messages end with a NUL byte, as `find -print0` writes them.")
+@click.option("--rate", type=click.FloatRange(min=0), default=0.0, help="Messages per second at most; 0: no limit.")
+@click.option(
+    "--batch", type=click.IntRange(1, 100_000), default=200, show_default=True, help="Messages per MPUB at most."
+)
+@click.option("--to-all", is_flag=True, help="Publish every message to every nsqd given, as to_nsq does.")
+@click.option(
+    "--producer-opt",
+    type=options.pair,
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Any option of Producer, as name=value (repeatable).",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing when all went well.")
+def command(
+    topic: str,
+    files: Sequence[str],
+    nsqds: Sequence[Address],
+    lookupds: Sequence[Endpoint],
+    delimiter: str,
+    null: bool,
+    rate: float,
+    batch: int,
+    to_all: bool,
+    producer_opt: Sequence[tuple[str, str]],
+    quiet: bool,
+) -> None:
+    """Publish each line of FILES to TOPIC; of standard input without FILES, or for a file named "-".
+
+    Empty lines are left out: NSQ carries no empty messages. A line that ends with the input instead of a delimiter
+    counts.
+    """
+    if to_all and not nsqds:
+        raise click.UsageError("--to-all needs --nsqd")
+    end = b"\0" if null else _ESCAPES.get(delimiter, delimiter.encode())
+    if not end:
+        raise click.UsageError("--delimiter must not be empty")
+    config = ProducerConfig.of({name: value for name, value in producer_opt if name in ProducerConfig.names()})
+    options.require_running(nsqds, lookupds)
+    groups: list[Sequence[Address]] = [[address] for address in nsqds] if to_all else [nsqds]
+    producers = [_producer(group, lookupds, producer_opt) for group in groups]
+    splitter = Splitter(end, config.max_msg_size)
+    with stop_signals() as stop, _progress(files, quiet) as progress:
+        job = _Job(topic, producers, batch, rate, stop, progress)
+        try:
+            job.run(files or ["-"], splitter)
+        except (NsqError, OSError) as error:
+            raise click.ClickException(f"after {job.published} messages: {error}") from error
+        finally:
+            for producer in producers:
+                producer.close()
+    if not quiet:
+        click.echo(f"published {job.published} messages to {topic}", err=True)
+    if stop.is_set():
+        raise SystemExit(INTERRUPTED)
+
+
+def _producer(nsqds: Sequence[Address], lookupds: Sequence[Endpoint], pairs: Sequence[tuple[str, str]]) -> Producer:
+    producer = Producer(list(nsqds), [str(lookupd) for lookupd in lookupds], **dict(pairs))
+    producer.start()
+    return producer
+
+
+class _Job:
+    """Reading, splitting and publishing, until the input ends or ``stop`` is set."""
+
+    def __init__(
+        self,
+        topic: str,
+        producers: Sequence[Producer],
+        batch: int,
+        rate: float,
+        stop: Event,
+        progress: Progress,
+    ) -> None:
+        self.published = 0
+        self._topic = topic
+        self._producers = producers
+        self._batch = 1 if rate else batch
+        self._rate = rate
+        self._stop = stop
+        self._progress = progress
+        self._started = perf_counter()
+
+    def run(self, files: Sequence[str], splitter: Splitter) -> None:
+        for name in files:
+            size = None if name == "-" else os.path.getsize(name)
+            task = self._progress.add_task("stdin" if name == "-" else name, total=size)
+            for chunk in self._chunks(name):
+                self._publish(splitter.feed(chunk))
+                self._progress.update(task, advance=len(chunk))
+            self._publish(splitter.end())
+
+    def _chunks(self, name: str) -> Iterator[bytes]:
+        """Read in a thread, so that a quiet standard input does not keep heartbeats and signals waiting."""
+        descriptor = sys.stdin.fileno() if name == "-" else os.open(name, os.O_RDONLY)
+        pool = get_hub().threadpool
+        try:
+            while not self._stop.is_set():
+                reading = pool.spawn(os.read, descriptor, _READ_SIZE)
+                wait([reading, self._stop], count=1)
+                if not reading.ready() or not (chunk := reading.get()):
+                    return
+                yield chunk
+        finally:
+            if name != "-":
+                os.close(descriptor)
+
+    def _publish(self, messages: Sequence[bytes]) -> None:
+        for start in range(0, len(messages), self._batch):
+            if self._stop.is_set():
+                return
+            batch = messages[start : start + self._batch]
+            for producer in self._producers:
+                producer.multipublish(self._topic, batch)
+            self.published += len(batch)
+            if self._rate:
+                self._stop.wait(max(0.0, self._started + self.published / self._rate - perf_counter()))
+
+
+def _progress(files: Sequence[str], quiet: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, disable=quiet or not console.is_terminal or not files)

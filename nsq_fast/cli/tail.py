@@ -1,0 +1,129 @@
+"""`nsq-fast tail`: print messages of topics as they come."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from gevent import joinall, spawn
+from gevent.event import Event
+
+from nsq_fast._codec import Message
+from nsq_fast.errors import RequeueMessage
+from nsq_fast.names import Address
+from nsq_fast.runtime.consumer import Consumer
+from nsq_fast.runtime.http import Endpoint
+
+from . import options
+from .interrupt import stop_signals
+
+_CLOSE_TIMEOUT = 5.0
+
+
+@click.command("tail", short_help="Print messages of topics as they come.")
+@click.argument("topics", type=options.topic, metavar="TOPIC...", nargs=-1)
+@click.option(
+    "--topic",
+    "more_topics",
+    type=options.topic,
+    metavar="TOPIC",
+    multiple=True,
+    help="The same as an argument (repeatable).",
+)
+@options.nsqd_tcp_option()
+@options.lookupd_http_option()
+@click.option(
+    "-c", "--channel", type=options.channel, metavar="CHANNEL", help="Default: an ephemeral one with a random name."
+)
+@click.option("-n", "total", type=click.IntRange(min=0), default=0, help="End after so many messages; 0: never.")
+@click.option("--print-topic", is_flag=True, help="Put the name of the topic before each message.")
+@click.option(
+    "--max-in-flight", type=click.IntRange(min=1), default=200, show_default=True, help="Messages held at once."
+)
+@click.option(
+    "--consumer-opt",
+    type=options.pair,
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Any option of Consumer, as name=value (repeatable).",
+)
+def command(
+    topics: Sequence[str],
+    more_topics: Sequence[str],
+    nsqds: Sequence[Address],
+    lookupds: Sequence[Endpoint],
+    channel: str | None,
+    total: int,
+    print_topic: bool,
+    max_in_flight: int,
+    consumer_opt: Sequence[tuple[str, str]],
+) -> None:
+    """Print the messages of TOPICS, each followed by a newline, and finish them.
+
+    With the default channel no other consumer misses a message. Ctrl-C ends it.
+    """
+    names = list(dict.fromkeys([*topics, *more_topics]))
+    if not names:
+        raise click.UsageError("say which TOPIC to print")
+    options.require_running(nsqds, lookupds)
+    channel = channel or f"tail{secrets.randbelow(10**6):06d}#ephemeral"
+    settings: dict[str, Any] = {
+        "nsqd_tcp_addresses": list(nsqds),
+        "lookupd_http_addresses": [str(lookupd) for lookupd in lookupds],
+        "max_in_flight": min(total, max_in_flight) or max_in_flight,
+        "max_tries": 0,
+        **dict(consumer_opt),
+    }
+    with stop_signals() as stop:
+        printer = _Printer(total, stop)
+        consumers = [
+            Consumer(name, channel, message_handler=printer.handler(name if print_topic else None), **settings)
+            for name in names
+        ]
+        for consumer in consumers:
+            consumer.start(block=False)
+        stop.wait()
+        joinall([spawn(consumer.close, drain=True, timeout=_CLOSE_TIMEOUT) for consumer in consumers])
+    printer.check()
+
+
+class _Printer:
+    """Writes messages to standard output until there were ``total``, or nobody reads any more."""
+
+    def __init__(self, total: int, stop: Event) -> None:
+        self._left = total or -1
+        self._stop = stop
+        self._error: OSError | None = None
+
+    def handler(self, topic: str | None) -> Any:
+        prefix = f"{topic} | ".encode() if topic else b""
+
+        def handle(_consumer: Consumer, message: Message) -> None:
+            if self._stop.is_set():
+                raise RequeueMessage(0, backoff=False)
+            self._write(prefix + message.body + b"\n")
+
+        return handle
+
+    def _write(self, line: bytes) -> None:
+        try:
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+        except OSError as error:
+            self._error = error
+            self._stop.set()
+            raise RequeueMessage(0, backoff=False) from error
+        self._left -= 1
+        if self._left == 0:
+            self._stop.set()
+
+    def check(self) -> None:
+        """Raise what writing raised; a reader that went away is no error."""
+        if isinstance(self._error, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        elif self._error is not None:
+            raise click.ClickException(f"cannot write: {self._error}")
