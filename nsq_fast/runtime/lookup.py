@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeAlias, cast
 
-from gevent import Greenlet, Timeout, getcurrent, joinall, killall
+from gevent import Greenlet, getcurrent, joinall, killall
 from gevent.event import Event
 
 from nsq_fast.config import LookupConfig
@@ -203,11 +203,9 @@ class LookupPoller:
             return self._nodes
         if self._nodes_job is None or self._nodes_job.ready():
             self._nodes_job = self._spawn(self._ask_nodes)
-        try:
-            found = self._nodes_job.get(timeout=timeout)
-        except Timeout:
-            found = None
-        if not isinstance(found, tuple):  # killed by stop, or nobody answered
+        self._nodes_job.join(timeout)
+        found = self._nodes_job.value
+        if not isinstance(found, tuple):  # too late, killed by stop, or nobody answered
             raise LookupFailed(f"no lookupd answered for the list of nsqds: {self._last_errors()}")
         return cast("tuple[Nsqd, ...]", found)
 
@@ -403,7 +401,7 @@ def _nodes_of(lookupd: Lookupd) -> tuple[Nsqd, ...] | None:
     try:
         return lookupd.nodes()
     except NsqError as error:
-        log.debug("lookupd %s gives no list of nsqds: %s", lookupd.endpoint, error)
+        lookupd.last_error = error
         return None
 
 
