@@ -1,14 +1,13 @@
 """What to do after a failed publish: one table, and the pauses between attempts.
 
-A failure is an error plus one fact that only the connection knows: whether
-the server can have executed the command at all. A server works a
-connection's commands off in order and reads no further after a fatal error,
-so what was queued behind one was certainly not stored, while a publish that
-was waiting for its reply when the link broke has an unknown outcome.
+The table is driven by the policy flags on the errors (``retriable``,
+``stale_topology``, ``outcome_unknown``), never by their text. A server works
+a connection's commands off in order and reads no further after a fatal error:
+what was queued behind one was certainly not stored, while a publish that was
+waiting for its reply when the connection broke has an unknown outcome. The
+session tells the two apart, and ConnectionLost says which it is.
 
-The table is driven by the policy flags on the error classes (``retriable``,
-``stale_topology``, ``outcome_unknown``), never by the text of an error. Pure:
-the random source of the jitter is an argument.
+Pure: the random source of the jitter is an argument.
 
 Called by the producer; usable by any other embedder of the session.
 """
@@ -18,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from nsq_fast.errors import ConnectionLost, PublishFailed, RemoteProtocolError, ServerError
+from nsq_fast.errors import ConnectionLost, PublishFailed, ServerError
 
 
 class RetryPolicy(NamedTuple):
@@ -49,21 +48,14 @@ class Verdict(NamedTuple):
     counts: bool = True
 
 
-# The table. Failures that have no row of their own: the connection of a publish that waited for its reply broke
-# (outcome unknown), and an error frame (its class says the rest).
+# The table. An error frame's class has all flags; a connection that ended is one of the first two rows.
 NOT_EXECUTED = Verdict(retry=True, refresh=True, counts=False)
-LINK_BROKE = Verdict(retry=True, refresh=True, possibly_stored=True)
+OUTCOME_UNKNOWN = Verdict(retry=True, refresh=True, possibly_stored=True)
 OURS = Verdict(retry=False)
 
 
-def classify(error: BaseException, *, executed: bool = True) -> Verdict:
-    """The row for a failure, before attempts and options are looked at.
-
-    Args:
-        error: what the attempt failed with.
-        executed: False when the server cannot have executed the command: it was never
-            written, or it stood behind a command that failed fatally.
-    """
+def classify(error: BaseException) -> Verdict:
+    """The row of the table for an error, before attempts and options are looked at."""
     if isinstance(error, ServerError):
         return Verdict(
             retry=error.retriable,
@@ -71,14 +63,14 @@ def classify(error: BaseException, *, executed: bool = True) -> Verdict:
             refresh=error.stale_topology,
             possibly_stored=error.outcome_unknown,
         )
-    if isinstance(error, (ConnectionLost, RemoteProtocolError)):
-        return LINK_BROKE if executed else NOT_EXECUTED
+    if isinstance(error, ConnectionLost):
+        return OUTCOME_UNKNOWN if error.outcome_unknown else NOT_EXECUTED
     return OURS
 
 
-def decide(error: BaseException, attempts: int, policy: RetryPolicy, *, executed: bool = True) -> Verdict:
+def decide(error: BaseException, attempts: int, policy: RetryPolicy) -> Verdict:
     """What to do now that attempt number ``attempts`` (from 1) failed with ``error``."""
-    verdict = classify(error, executed=executed)
+    verdict = classify(error)
     if not verdict.retry or not verdict.counts:
         return verdict
     allowed = policy.retry_unknown_outcome or not verdict.possibly_stored

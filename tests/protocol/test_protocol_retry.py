@@ -36,7 +36,7 @@ ROWS = [
     (errors.NotWritable(""), Verdict(retry=True, pause=True, refresh=True, possibly_stored=True)),
     (errors.ConnectionLost("x"), Verdict(retry=True, refresh=True, possibly_stored=True)),
     (errors.HeartbeatMissed("x"), Verdict(retry=True, refresh=True, possibly_stored=True)),
-    (errors.RemoteProtocolError("x"), Verdict(retry=True, refresh=True, possibly_stored=True)),
+    (errors.RemoteProtocolError("x"), REFUSED),
 ]
 
 
@@ -57,7 +57,9 @@ def test_every_server_error_is_either_final_or_retried_as_its_flags_say() -> Non
 def test_what_the_server_never_executed_is_retried_without_using_up_an_attempt() -> None:
     for attempts in (1, 3, 50):
         for policy in (POLICY, CAREFUL):
-            verdict = decide(errors.ConnectionLost("x"), attempts, policy, executed=False)
+            error = errors.ConnectionLost("x")
+            error.outcome_unknown = False
+            verdict = decide(error, attempts, policy)
             assert verdict.retry
             assert not verdict.possibly_stored
             assert not verdict.counts

@@ -1,0 +1,59 @@
+"""A timer that can be set again: the one clock of many waiting things.
+
+A gevent timer for each publish would cost more than the publish itself
+(1.4 us), so deadlines, retries and lingering batches share one Alarm each,
+set to the nearest moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from gevent import get_hub
+
+NEVER = float("inf")
+# A loop's notion of now may be stale, and then its timer rings early; this keeps a second try from spinning.
+_SHORTEST = 0.0005
+
+
+class Alarm:
+    """Calls ``callback()`` in the hub, once, at the moment it was set to. It must not block.
+
+    Attributes:
+        at: that moment, in ``time.monotonic`` seconds; infinity when it is not set.
+    """
+
+    __slots__ = ("_callback", "_timer", "at")
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.at = NEVER
+        self._callback = callback
+        self._timer: Any = None
+
+    def set(self, at: float) -> None:
+        """Ring at ``at``, unless it is set to ring earlier."""
+        if at < self.at:
+            self._start(at)
+
+    def stop(self) -> None:
+        """Do not ring."""
+        self.at = NEVER
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None
+
+    def _start(self, at: float) -> None:
+        self.stop()
+        self.at = at
+        self._timer = get_hub().loop.timer(max(at - monotonic(), _SHORTEST))
+        self._timer.start(self._ring)
+
+    def _ring(self) -> None:
+        at = self.at
+        self.stop()
+        if monotonic() < at:
+            self._start(at)
+        else:
+            self._callback()

@@ -1,0 +1,74 @@
+"""Lingering: single publishes wait a moment for others of their topic, and leave together as one MPUB.
+
+One alarm serves all topics: it rings ``linger`` seconds after the first
+publish came, and everything that gathered leaves. A topic's batch leaves
+earlier when it is full, by count or by bytes.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from nsq_fast.config import ProducerConfig
+
+from .alarm import Alarm
+from .delivery import Delivery
+from .publish import Publish
+
+# Bytes of an MPUB body before the messages, and before each message.
+_MPUB_HEADER = 4
+_LENGTH = 4
+
+
+class _Gathering:
+    """What waits of one topic."""
+
+    __slots__ = ("bodies", "children", "size")
+
+    def __init__(self) -> None:
+        self.children: list[Publish] = []
+        self.bodies: list[bytes] = []
+        self.size = _MPUB_HEADER
+
+
+class Linger:
+    """Gathers the publishes of a producer by topic."""
+
+    def __init__(self, delivery: Delivery, config: ProducerConfig) -> None:
+        self._delivery = delivery
+        self._wait = config.linger
+        self._max_messages = config.linger_max_messages
+        self._max_bytes = min(config.linger_max_bytes, config.max_body_size)
+        self._max_body_size = config.max_body_size
+        self._gatherings: dict[str, _Gathering] = {}
+        self._alarm = Alarm(self.flush)
+
+    def add(self, publish: Publish, body: bytes) -> None:
+        """Let a publish wait; ``body`` is what it will send."""
+        self._delivery.track(publish)
+        topic = publish.topic
+        gathering = self._gatherings.get(topic)
+        if gathering is not None and gathering.size + _LENGTH + len(body) > self._max_body_size:
+            self._send(topic)
+            gathering = None
+        if gathering is None:
+            gathering = self._gatherings[topic] = _Gathering()
+            if len(self._gatherings) == 1:
+                self._alarm.set(monotonic() + self._wait)
+        gathering.children.append(publish)
+        gathering.bodies.append(body)
+        gathering.size += _LENGTH + len(body)
+        if len(gathering.children) >= self._max_messages or gathering.size >= self._max_bytes:
+            self._send(topic)
+
+    def flush(self) -> None:
+        """Send everything now."""
+        self._alarm.stop()
+        for topic in list(self._gatherings):
+            self._send(topic)
+
+    def _send(self, topic: str) -> None:
+        gathering = self._gatherings.pop(topic)
+        if not self._gatherings:
+            self._alarm.stop()
+        self._delivery.submit_batch(gathering.children, gathering.bodies)

@@ -1,0 +1,216 @@
+"""Publishes on their way: what is sent, for whom, until when, and how it ended.
+
+An Outcome is what a caller waits for. A Publish is one command on the wire
+(PUB, DPUB or MPUB) and its attempts; a Batch is an MPUB made of lingering
+publishes, each with an outcome of its own; a Gather is the one outcome of a
+large batch that was cut into several MPUBs.
+
+Nothing here decides anything: see ``delivery``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from gevent import get_hub, getcurrent
+from gevent.event import AsyncResult
+
+from nsq_fast import _codec
+from nsq_fast.errors import PublishFailed
+
+if TYPE_CHECKING:
+    from .connection import Connection
+    from .routes import Route
+
+OK = b"OK"
+
+
+class Wakeups:
+    """Wakes callers: those whose replies came in one read are resumed by one callback of the hub."""
+
+    __slots__ = ("_hub", "_ready")
+
+    def __init__(self) -> None:
+        self._hub = get_hub()
+        self._ready: list[Outcome] = []
+
+    def add(self, outcome: Outcome) -> None:
+        """Resume the greenlet that waits for ``outcome``, soon."""
+        if not self._ready:
+            self._hub.loop.run_callback(self._wake)
+        self._ready.append(outcome)
+
+    def _wake(self) -> None:
+        ready, self._ready = self._ready, []
+        for outcome in ready:
+            waiter = outcome.waiter
+            if waiter is not None:  # None: it was interrupted meanwhile
+                outcome.waiter = None
+                try:
+                    waiter.switch()
+                except BaseException as error:  # of a raw greenlet; it must not keep the others waiting
+                    self._hub.handle_error(waiter, type(error), error, error.__traceback__)
+
+
+class Outcome:
+    """How something ended, for one waiting greenlet, or for whoever holds its AsyncResult."""
+
+    __slots__ = ("done", "error", "result", "waiter")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error: BaseException | None = None
+        self.waiter: Any = None
+        self.result: AsyncResult[bytes] | None = None
+
+    def promise(self) -> AsyncResult[bytes]:
+        """An AsyncResult of it. Ask before it is submitted."""
+        self.result = AsyncResult()
+        return self.result
+
+    def wait(self) -> bytes:
+        """Block the calling greenlet until it is done; return ``b"OK"`` or raise its error."""
+        if not self.done:
+            self.waiter = getcurrent()
+            try:
+                get_hub().switch()
+            finally:
+                self.waiter = None
+        if self.error is not None:
+            raise self.error
+        return OK
+
+    def settle(self, error: BaseException | None, wakeups: Wakeups) -> None:
+        """End it, once: with OK when ``error`` is None."""
+        self.done = True
+        self.error = error
+        if self.waiter is not None:
+            wakeups.add(self)
+        elif self.result is not None:
+            if error is None:
+                self.result.set(OK)
+            else:
+                self.result.set_exception(error)
+
+
+class Publish(Outcome):
+    """One command to publish, through all its attempts.
+
+    Attributes:
+        command: its name on the wire.
+        data: its bytes, for as long as they may be needed.
+        deadline: when it has to be over, ``time.monotonic``.
+        weight: messages it holds room for; 0 once the room was given back.
+        attempts: how often it was written so far.
+        conn: the connection whose reply it is waiting for.
+        batch: the Batch it lingered in.
+        gather: the Gather it is a part of.
+        last_error: what the last attempt failed with.
+    """
+
+    __slots__ = (
+        "attempts",
+        "batch",
+        "command",
+        "conn",
+        "data",
+        "deadline",
+        "gather",
+        "last_error",
+        "possibly_stored",
+        "route",
+        "topic",
+        "weight",
+    )
+
+    def __init__(self, route: Route, topic: str, command: str, data: bytes, deadline: float, weight: int = 1) -> None:
+        self.done = False
+        self.error = None
+        self.waiter = None
+        self.result = None
+        self.route = route
+        self.topic = topic
+        self.command = command
+        self.data = data
+        self.deadline = deadline
+        self.weight = weight
+        self.attempts = 0
+        self.possibly_stored = False
+        self.conn: Connection | None = None
+        self.batch: Batch | None = None
+        self.gather: Gather | None = None
+        self.last_error: BaseException | None = None
+
+    def settle(self, error: BaseException | None, wakeups: Wakeups) -> None:
+        super().settle(error, wakeups)
+        if self.gather is not None:
+            self.gather.part_done(error, wakeups)
+
+    @property
+    def is_on_wire(self) -> bool:
+        """Whether a reply to it may still come."""
+        return self.conn is not None or (self.batch is not None and self.batch.conn is not None)
+
+    @property
+    def may_be_stored(self) -> bool:
+        """Whether a server may have stored it, as far as we know now."""
+        return self.possibly_stored or self.is_on_wire or (self.batch is not None and self.batch.possibly_stored)
+
+
+class Batch(Publish):
+    """An MPUB of lingering publishes. Children that ended already (their deadline came) are left out when it is sent.
+
+    Attributes:
+        children: the publishes; ``bodies`` are theirs.
+    """
+
+    __slots__ = ("bodies", "children")
+
+    def __init__(self, children: list[Publish], bodies: list[bytes]) -> None:
+        first = children[0]
+        super().__init__(first.route, first.topic, "MPUB", b"", max(child.deadline for child in children), 0)
+        self.children = children
+        self.bodies = bodies
+        for child in children:
+            child.batch = self
+
+    def encode(self) -> bool:
+        """Build the command from the children that still wait; False when none does."""
+        bodies = [body for child, body in zip(self.children, self.bodies, strict=True) if not child.done]
+        if bodies:
+            self.data = _codec.mpub(self.topic, bodies)
+        return bool(bodies)
+
+    def live(self) -> list[Publish]:
+        """The children that still wait."""
+        return [child for child in self.children if not child.done]
+
+
+class Gather(Outcome):
+    """The outcome of several parts: OK when all are; else the first error.
+
+    The error says ``possibly_stored`` as soon as any part was or may have been stored.
+    """
+
+    __slots__ = ("_first", "_left", "_stored")
+
+    def __init__(self, parts: Iterable[Publish]) -> None:
+        super().__init__()
+        self._left = 0
+        self._stored = False
+        self._first: BaseException | None = None
+        for part in parts:
+            part.gather = self
+            self._left += 1
+
+    def part_done(self, error: BaseException | None, wakeups: Wakeups) -> None:
+        """Count one part."""
+        self._left -= 1
+        self._stored |= error is None or getattr(error, "possibly_stored", False)
+        self._first = self._first or error
+        if self._left:
+            return
+        if self._stored and isinstance(self._first, PublishFailed):
+            self._first.possibly_stored = True
+        self.settle(self._first, wakeups)
