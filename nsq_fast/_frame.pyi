@@ -3,7 +3,7 @@ from typing import Any, Final
 from _typeshed import ReadableBuffer
 
 from ._codec import Message
-from .errors import ServerError
+from .errors import NsqError, ServerError
 
 DEFAULT_MAX_FRAME_SIZE: Final[int]
 OK: Final[Response]
@@ -28,6 +28,8 @@ class FrameBuffer:
     ext: bool
     @property
     def max_frame_size(self) -> int: ...
+    @property
+    def error(self) -> NsqError | None: ...
     @property
     def buffered(self) -> int: ...
     def take_buffered(self) -> bytes: ...
