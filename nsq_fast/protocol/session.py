@@ -26,7 +26,7 @@ from nsq_fast import _codec
 from nsq_fast._codec import Message
 from nsq_fast._frame import ErrorFrame, FrameReader, Response
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import LocalProtocolError, RemoteProtocolError
+from nsq_fast.errors import LocalProtocolError, NsqError, RemoteProtocolError
 from nsq_fast.names import check_channel, check_topic
 
 from .dialect import ANSWER_ERRORS, ORIGINAL, concerns_unanswered, dialect_of, message_id_in
@@ -79,7 +79,7 @@ class Session:
         in_flight: messages received and not yet finished or requeued.
         message_count: messages in the list that ``receive`` returned last. When it equals the
             length of the list, the list holds messages only.
-        failure: the RemoteProtocolError that the next ``receive`` raises, if there is one.
+        failure: the error that the next ``receive`` raises, if there is one.
     """
 
     def __init__(self, config: ConnectionConfig, *, responder: object | None = None) -> None:
@@ -90,7 +90,7 @@ class Session:
         self.rdy = 0
         self.in_flight = 0
         self.message_count = 0
-        self.failure: RemoteProtocolError | None = None
+        self.failure: NsqError | None = None
         self._stage = Stage.NEW
         self._responder = responder
         self._reader = FrameReader(max_frame_size=MAX_HANDSHAKE_FRAME)

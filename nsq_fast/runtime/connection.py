@@ -26,6 +26,7 @@ from nsq_fast._codec import Message
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
     AuthFirst,
+    ConfigError,
     ConnectFailed,
     ConnectionClosed,
     ConnectionLost,
@@ -52,6 +53,10 @@ SILENT_INTERVALS = 2
 CLOSE_TIMEOUT = 2.0
 # How long a connection that looks silent gets to read what may have arrived while this process was busy.
 SILENCE_GRACE = 0.1
+
+
+class _Waiter(AsyncResult[bytes]):
+    """The token of a command whose caller waits; no owner ever sees it."""
 
 
 class ConnectionOwner(Protocol):
@@ -143,7 +148,8 @@ class Connection:
     def connect(self) -> None:
         """Connect, negotiate, upgrade, authenticate; start the reader. Blocks for ``connect_timeout`` at most.
 
-        Raises ConnectFailed, with the reason as its cause; ``on_disconnect`` is not called then.
+        Raises ConnectFailed, with the reason as its cause, or ConfigError for unusable ``tls_options``;
+        ``on_disconnect`` is not called then.
         """
         if self._has_begun:
             raise LocalProtocolError(f"{self.address}: connect() was called already")
@@ -158,6 +164,8 @@ class Connection:
             if timeout is not limit:
                 raise
             raise ConnectFailed(f"{self.address}: not connected within {self.config.connect_timeout} s") from timeout
+        except ConfigError:
+            raise  # trying again would not help
         except (NsqError, OSError) as error:
             raise ConnectFailed(f"{self.address}: cannot connect: {error}") from error
         finally:
@@ -211,14 +219,14 @@ class Connection:
         Raises the ServerError of a refusal (the connection ends with it), or ConnectionLost.
         """
         self._check_open()
-        waiter: AsyncResult[bytes] = AsyncResult()
+        waiter = _Waiter()
         self._outbox.write(self.session.sub(topic, channel, token=waiter))
-        try:
-            waiter.get(timeout=self.config.connect_timeout)
-        except Timeout:
+        waiter.wait(self.config.connect_timeout)
+        if not waiter.ready():
             error = ConnectionLost(f"{self.address}: no reply to SUB within {self.config.connect_timeout} s")
             self.close(error)
-            raise error from None
+            raise error
+        waiter.get()
 
     # Commands
 
@@ -368,7 +376,7 @@ class Connection:
                 raise event.error
 
     def _replied(self, event: Reply) -> None:
-        if event.token.__class__ is AsyncResult:
+        if event.token.__class__ is _Waiter:
             event.token.set(event.data)
         elif event.command == "CLS":
             self._owner.on_close_wait(self)
@@ -376,7 +384,7 @@ class Connection:
             self._owner.on_reply(self, event.token, event.data)
 
     def _failed(self, token: Any, error: NsqError) -> None:
-        if token.__class__ is AsyncResult:
+        if token.__class__ is _Waiter:
             token.set_exception(error)
         elif token is not None:
             self._owner.on_failed(self, token, error)

@@ -20,7 +20,7 @@ from gevent import Greenlet, get_hub
 from gevent.event import Event
 
 from nsq_fast._codec import Message
-from nsq_fast.errors import ConnectionLost, RemoteProtocolError
+from nsq_fast.errors import ConnectionLost
 
 from .transport import Transport
 
@@ -62,7 +62,6 @@ class Outbox:
         self._is_stopped = False
         self._writer: Greenlet[..., Any] | None = None
         self._is_empty = Event()
-        self._is_empty.set()
 
     def start(self, transport: Transport) -> None:
         """Begin to send to ``transport``, in the hub of the calling greenlet."""
@@ -86,9 +85,11 @@ class Outbox:
 
     def drain(self, timeout: float | None) -> bool:
         """Wait until everything was handed to the system; False if that did not happen in time."""
-        if self.error is None and not self._is_stopped:
-            self._flush()
-        return bool(self._is_empty.wait(timeout)) and self.error is None
+        self._flush()
+        if self._unsent is not None or self._parts or self.finished:
+            self._is_empty.clear()
+            self._is_empty.wait(timeout)
+        return self.error is None and self._unsent is None
 
     def stop(self) -> None:
         """Drop what is left and send nothing more."""
@@ -99,7 +100,6 @@ class Outbox:
 
     def _schedule(self) -> None:
         self._is_scheduled = True
-        self._is_empty.clear()
         self._run_callback(self._end_of_turn)
 
     def _end_of_turn(self) -> None:
@@ -113,7 +113,7 @@ class Outbox:
             if self._gather() and not self._send():
                 self._writer = Greenlet.spawn(self._write_loop)
                 self._writer.name = "nsq_fast-writer"
-        except (OSError, RemoteProtocolError) as error:
+        except Exception as error:
             self._fail(error)
 
     def _gather(self) -> bool:
@@ -127,7 +127,6 @@ class Outbox:
             finished, self.finished = self.finished, []
             parts.append(self._build_fins(finished))
         if not parts:
-            self._is_empty.set()
             return False
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         self._parts = []
@@ -156,7 +155,7 @@ class Outbox:
                     self._transport.wait_writable(self._write_timeout)
                 if not self._gather():
                     return
-        except (OSError, RemoteProtocolError) as error:
+        except Exception as error:
             self._fail(error)
         finally:
             self._writer = None
@@ -164,7 +163,7 @@ class Outbox:
     def _fail(self, cause: Exception) -> None:
         if self.error is not None or self._is_stopped:
             return
-        is_peer_gone = not isinstance(cause, (TimeoutError, RemoteProtocolError))
+        is_peer_gone = isinstance(cause, ConnectionError)
         self.error = ConnectionLost(f"{self._transport.address}: cannot write: {cause}")
         self.error.__cause__ = cause
         self._drop()

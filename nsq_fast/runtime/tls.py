@@ -13,20 +13,24 @@ from ssl import SSLContext as StandardContext
 from typing import Any
 
 from gevent.socket import socket as Socket
-from gevent.ssl import CERT_NONE, PROTOCOL_TLS_CLIENT, SSLContext, SSLSocket
+from gevent.ssl import CERT_NONE, CERT_REQUIRED, PROTOCOL_TLS_CLIENT, SSLContext, SSLSocket
 
 from nsq_fast.config import refuse_unknown
 from nsq_fast.errors import ConfigError
 
-_OPTIONS = frozenset({"cafile", "certfile", "keyfile", "server_hostname", "verify"})
+# gnsq's names: ca_certs and cert_reqs say what cafile and verify say; ssl_version is taken and not needed, since the
+# two ends agree on the best version that both have.
+_OPTIONS = frozenset(
+    {"cafile", "certfile", "keyfile", "server_hostname", "verify", "ca_certs", "cert_reqs", "ssl_version"}
+)
 
 
 def client_context(options: Any = None) -> StandardContext:
     """Make the context for ``options``: None, an ``ssl.SSLContext``, or a mapping.
 
     The mapping may have ``cafile`` (default: the system's authorities), ``certfile`` and ``keyfile`` (a client
-    certificate), ``verify`` (default True) and ``server_hostname``. Raises ConfigError for anything else and for
-    files that cannot be read.
+    certificate), ``verify`` (default True) and ``server_hostname``; gnsq's ``ca_certs``, ``cert_reqs`` and
+    ``ssl_version`` are understood. Raises ConfigError for anything else and for files that cannot be read.
     """
     if isinstance(options, StandardContext):  # gevent's is a subclass
         return options
@@ -39,15 +43,16 @@ def client_context(options: Any = None) -> StandardContext:
         _load_files(context, options)
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(f"TLS files cannot be used: {error}") from error
-    if not options.get("verify", True):
+    if not options.get("verify", options.get("cert_reqs", CERT_REQUIRED) != CERT_NONE):
         context.check_hostname = False
         context.verify_mode = CERT_NONE
     return context
 
 
 def _load_files(context: StandardContext, options: Mapping[str, Any]) -> None:
-    if options.get("cafile"):
-        context.load_verify_locations(cafile=options["cafile"])
+    cafile = options.get("cafile") or options.get("ca_certs")
+    if cafile:
+        context.load_verify_locations(cafile=cafile)
     else:
         context.load_default_certs()
     if options.get("certfile"):

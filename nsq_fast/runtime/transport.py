@@ -159,6 +159,8 @@ class Transport:
 
     def end_writing(self) -> None:
         """Tell the peer that nothing follows."""
+        if self._layers and isinstance(self._layers[0], TlsLayer):
+            self.try_send(self._layers[0].end())
         self._socket.shutdown(gsocket.SHUT_WR)
 
     def close(self) -> None:
