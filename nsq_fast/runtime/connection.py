@@ -55,7 +55,7 @@ CLOSE_TIMEOUT = 2.0
 SILENCE_GRACE = 0.1
 
 
-class _Waiter(AsyncResult[bytes]):
+class _Waiter(AsyncResult):  # type: ignore[type-arg]  # not subscriptable when it runs
     """The token of a command whose caller waits; no owner ever sees it."""
 
 
