@@ -223,7 +223,8 @@ class LookupConfig(Config):
     )
     lookupd_authorization: str | None = option(None, "Authorization header for lookup services", secret=True)
     lookupd_tls_options: Mapping[str, Any] | Any = option(
-        None, "for https: an ssl.SSLContext, or a mapping: cafile, certfile, keyfile, server_hostname, verify",
+        None,
+        "for https: an ssl.SSLContext, or a mapping: cafile, certfile, keyfile, server_hostname, verify",
         secret=True,
     )
 
@@ -257,6 +258,15 @@ class ConsumerConfig(Config):
     )
     batch_size: int = option(1000, "most messages a batch handler gets in one call", minimum=1, maximum=1_000_000)
     auto_touch: bool = option(False, "TOUCH a message while its handler runs, up to the server's max_msg_timeout")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, minimum in (("requeue_delay", 0), ("concurrency", 1)):
+            value = getattr(self, name)
+            if isinstance(value, str) and value.strip().isdigit():
+                object.__setattr__(self, name, value := int(value))
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < minimum):
+                raise ConfigError(f"{name}={value!r}: must be a whole number, at least {minimum}, or None")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,10 +92,6 @@ class ReconnectDelay:
         """Note that a connection was made and subscribed."""
         self._connected_at = now
 
-    def was_good(self) -> None:
-        """Forget the failures, e.g. because a message arrived."""
-        self._failures = 0
-
     def next(self, now: float) -> float:
         """Seconds to wait after the connection was lost, or could not be made."""
         if self._connected_at is not None and now - self._connected_at >= self._good_after:

@@ -113,15 +113,6 @@ def test_a_connection_that_lasted_resets_the_pauses():
     assert reconnect.next(300.0) == first
 
 
-def test_a_message_resets_the_pauses():
-    reconnect = ReconnectDelay(60.0, random=no_chance)
-    first = reconnect.next(0.0)
-    reconnect.next(0.0)
-    reconnect.connected(1.0)
-    reconnect.was_good()
-    assert reconnect.next(1.1) == first
-
-
 def test_a_requeue_waits_longer_with_each_attempt():
     assert [requeue_delay()(attempts) for attempts in (1, 2, 3, 4)] == [1000, 2000, 4000, 8000]
 

@@ -1,0 +1,417 @@
+"""Consumer: take the messages of a topic from all the nsqds that have it, and answer every one of them.
+
+This module is the public face and puts the parts together: ``subscriber`` (one
+nsqd), ``flow`` (RDY and backoff), ``dispatch`` (worker greenlets), ``outcomes``
+(what follows a handler), ``deadlines`` (handlers that run long), ``closing``.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic
+from types import TracebackType
+from typing import Any
+
+from gevent import Greenlet, getcurrent
+from gevent.event import Event
+
+from .._codec import Message
+from ..config import ConnectionConfig, ConsumerConfig, LookupConfig, split_options
+from ..errors import ConfigError, NotRunning
+from ..names import DEFAULT_NSQD_TCP_PORT, Address, check_channel, check_topic, parse_addresses
+from ..protocol.backoff import Backoff, RequeueDelay
+from ..protocol.topology import Topology
+from .closing import close_subscribers
+from .deadlines import Deadlines
+from .dispatch import Pool
+from .failures import Discard, GiveUpPolicy
+from .flow import Flow
+from .iteration import messages
+from .lookup import LookupPoller
+from .outcomes import BatchHandler, Handler, Outcomes
+from .signals import LazySignal, emit, is_emitting
+from .stats import ConsumerStats, Counters
+from .subscriber import Subscriber
+
+AddressArgument = str | Iterable[str | tuple[str, int]]
+
+
+class Consumer:
+    """Consume a topic through a channel.
+
+    A handler is called as ``message_handler(consumer, message)``. When it returns, the message is finished, unless
+    the handler answered it (``message.finish()``, ``message.requeue()``) or called ``message.enable_async()`` to
+    answer later. RequeueMessage requeues it; any other exception is logged and requeues it as a failure. By default
+    one handler runs at a time for each nsqd, in the order of arrival; ``concurrency=N`` runs N over all.
+
+    Instead of a handler, iterate: ``for message in consumer``. Asking for the next message finishes the one before.
+
+    Args:
+        topic, channel: what to consume. ``#ephemeral`` channels vanish with their last consumer.
+        nsqd_tcp_addresses: nsqds to connect to, always; 'host:port', or several. Default port 4150.
+        lookupd_http_addresses: nsqlookupds that know which nsqds have the topic. Default port 4161.
+        name: of the logger; default ``nsq_fast.consumer.<topic>.<channel>``.
+        message_handler: called with every message.
+        max_tries: attempts before a message goes to ``give_up``; 0: no limit.
+        max_in_flight: most messages held at once, over all connections.
+        requeue_delay: ms until a failed message is delivered again; None: computed from its attempts.
+        lookupd_poll_interval, lookupd_poll_jitter: s, and the share that chance adds.
+        low_ready_idle_timeout: s after which an idle connection passes its RDY on, when there are more
+            connections than ``max_in_flight``.
+        max_backoff_duration: longest pause of backoff in s; 0: no backoff.
+        backoff_on_requeue: whether RequeueMessage counts as a failure for backoff.
+        batch_handler: in place of ``message_handler``; called as ``batch_handler(consumer, messages)`` with at most
+            ``batch_size`` messages, as many as are there. It may answer each by itself; the others are finished when
+            it returns and requeued when it raises.
+        give_up: called as ``give_up(consumer, message)`` for a message that exceeds ``max_tries``; see ``failures``.
+        options: any other option of ConsumerConfig, ConnectionConfig or LookupConfig.
+
+    Raises ConfigError (a ValueError) or NameInvalid for an argument that is wrong.
+
+    The signals ``on_...`` are blinker signals; the sender is the consumer.
+    """
+
+    on_message = LazySignal("on_message(message): like a message_handler, for any number of receivers")
+    on_response = LazySignal("on_response(response): a reply or heartbeat of an nsqd, as bytes")
+    on_error = LazySignal("on_error(error): an error frame, or a connection that was lost or not made")
+    on_finish = LazySignal("on_finish(message_id): a FIN was queued")
+    on_requeue = LazySignal("on_requeue(message_id, timeout): a REQ was queued; timeout in ms")
+    on_giving_up = LazySignal("on_giving_up(message): max_tries is exceeded; before the policy is called")
+    on_auth = LazySignal("on_auth(conn, response): an nsqd accepted the AUTH secret")
+    on_exception = LazySignal("on_exception(message, error): a handler raised")
+    on_close = LazySignal("on_close(): the consumer is closed")
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        nsqd_tcp_addresses: AddressArgument = (),
+        lookupd_http_addresses: AddressArgument = (),
+        name: str | None = None,
+        message_handler: Handler | None = None,
+        max_tries: int = 5,
+        max_in_flight: int = 1,
+        requeue_delay: int | None = None,
+        lookupd_poll_interval: float = 60,
+        lookupd_poll_jitter: float = 0.3,
+        low_ready_idle_timeout: float = 10,
+        max_backoff_duration: float = 128,
+        backoff_on_requeue: bool = True,
+        *,
+        batch_handler: BatchHandler | None = None,
+        give_up: GiveUpPolicy | None = None,
+        **options: Any,
+    ) -> None:
+        self.topic = check_topic(topic)
+        self.channel = check_channel(channel)
+        self.nsqd_addresses = parse_addresses(nsqd_tcp_addresses, DEFAULT_NSQD_TCP_PORT)
+        options |= {
+            "max_tries": max_tries,
+            "max_in_flight": max_in_flight,
+            "requeue_delay": requeue_delay,
+            "lookupd_poll_interval": lookupd_poll_interval,
+            "lookupd_poll_jitter": lookupd_poll_jitter,
+            "low_ready_idle_timeout": low_ready_idle_timeout,
+            "max_backoff_duration": max_backoff_duration,
+            "backoff_on_requeue": backoff_on_requeue,
+        }
+        configs = split_options(options, ConsumerConfig, ConnectionConfig, LookupConfig)
+        self.config: ConsumerConfig
+        self.connection_config: ConnectionConfig
+        self.lookup_config: LookupConfig
+        self.config, self.connection_config, self.lookup_config = configs
+        self.lookupd_addresses = _listed("lookupd_http_addresses", lookupd_http_addresses)
+        if not self.nsqd_addresses and not self.lookupd_addresses:
+            raise ConfigError(
+                "must specify at least one nsqd or lookupd: nsqd_tcp_addresses and lookupd_http_addresses are empty"
+            )
+        _check_callables(message_handler=message_handler, batch_handler=batch_handler, give_up=give_up)
+        if message_handler is not None and batch_handler is not None:
+            raise ConfigError("message_handler and batch_handler are both given: choose one")
+        self.name = name or f"nsq_fast.consumer.{topic}.{channel}"
+        self.logger = logging.getLogger(self.name)
+        self.given_up = 0
+        self._give_up = give_up if give_up is not None else Discard()
+        self._build(message_handler, batch_handler)
+
+    def _build(self, message_handler: Handler | None, batch_handler: BatchHandler | None) -> None:
+        config = self.config
+        delay = RequeueDelay(
+            config.requeue_delay,
+            base=config.requeue_base_delay,
+            factor=config.requeue_factor,
+            cap=config.requeue_max_delay,
+            jitter=config.requeue_jitter,
+            random=random.random,
+        )
+        self.outcomes = Outcomes(self, message_handler, batch_handler, self._give_up, delay)
+        backoff = Backoff(config.max_backoff_duration, random=random.random)
+        idle_timeout = config.low_ready_idle_timeout
+        self.flow = Flow(config.max_in_flight, idle_timeout, backoff, self._count_orphans, self.logger)
+        self.deadlines = Deadlines(self._handled, config.auto_touch, self.logger)
+        self._lookup: LookupPoller | None = None
+        if self.lookupd_addresses:
+            self._lookup = LookupPoller(self.lookupd_addresses, self.lookup_config, "r", self._on_topology)
+        self._subscribers: dict[Address, Subscriber] = {}
+        self._past = Counters()
+        self._pool: Pool | None = None
+        self._pools: list[Pool] = []
+        self._is_started = False
+        self._is_closing = False
+        self._closed = Event()
+
+    # Running
+
+    def start(self, block: bool = True) -> None:
+        """Begin to consume. With ``block``, return only when the consumer is closed.
+
+        Raises RuntimeError when there is neither a handler nor a receiver of ``on_message``, NotRunning after close.
+        """
+        if not self.outcomes.has_handler:
+            raise RuntimeError("no receivers connected to on_message, and no message_handler or batch_handler")
+        self._start(is_iterated=False)
+        if block:
+            self.join()
+
+    def _start(self, is_iterated: bool) -> None:
+        if self._is_closing:
+            raise NotRunning(f"{self.name}: already closed")
+        if self._is_started:
+            self.logger.warning("%s: already started", self.name)
+            return
+        self._is_started = True
+        if is_iterated or self.config.concurrency is not None:
+            self._pool = self.new_pool(0 if is_iterated else self.config.concurrency or 1, "worker")
+        self.flow.start(f"{self.name} flow")
+        self.deadlines.start(f"{self.name} deadlines")
+        for address in self.nsqd_addresses:
+            self._subscribe(address)
+        if self._lookup is not None:
+            self._lookup.add_topic(self.topic)
+            self._lookup.start()
+
+    def new_pool(self, size: int, name: str) -> Pool:
+        """Make worker greenlets."""
+        pool = Pool(self.outcomes, size, f"{self.name} {name}")
+        self._pools.append(pool)
+        return pool
+
+    def join(self, timeout: float | None = None, raise_error: bool = False) -> bool:
+        """Wait until the consumer is closed; False if ``timeout`` seconds passed first.
+
+        ``raise_error`` is taken for gnsq's sake: lost connections are made again, so there is no error to raise.
+        """
+        return bool(self._closed.wait(timeout))
+
+    def __enter__(self) -> Consumer:
+        self._start(is_iterated=not self.outcomes.has_handler)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Message]:
+        """Take messages one by one, until the consumer is closed; starts it if need be.
+
+        Asking for the next message finishes the one before, unless it was answered or made asynchronous. A message
+        at which the loop is left early is requeued, unless it was answered.
+        """
+        if not self._is_started:
+            if self.outcomes.has_handler:
+                raise RuntimeError("a consumer with a handler cannot be iterated")
+            self._start(is_iterated=True)
+        if self._pool is None or self.outcomes.has_handler:
+            raise RuntimeError("a consumer with a handler cannot be iterated")
+        return messages(self._pool, self.outcomes)
+
+    # Closing
+
+    def close(self, drain: bool = True, timeout: float | None = 30.0) -> None:
+        """Stop consuming, gracefully: see ``closing.close_subscribers`` for the order of things.
+
+        Called in a handler or in a receiver of a signal it only begins to close. Later calls wait for the first.
+
+        Args:
+            drain: let running handlers and asynchronous messages be answered first.
+            timeout: s that draining may take; None: no limit.
+        """
+        if not self._is_closing:
+            self._is_closing = True
+            closer = Greenlet(self._close, drain, timeout)
+            closer.name = f"{self.name} closer"
+            closer.start()
+        if not self._is_one_of_ours():
+            self._closed.wait()
+
+    def _close(self, drain: bool, timeout: float | None) -> None:
+        try:
+            if self._lookup is not None:
+                self._lookup.stop()
+            close_subscribers(self, drain, timeout)
+        finally:
+            self.flow.stop()
+            self.deadlines.stop()
+            for pool in self._pools:
+                pool.stop()
+            close = getattr(self._give_up, "close", None)
+            if close is not None:
+                close()
+            emit(self, "on_close")
+            self._closed.set()
+
+    def _is_one_of_ours(self) -> bool:
+        current = getcurrent()
+        return is_emitting() or any(worker.greenlet is current for pool in self._pools for worker in pool.workers)
+
+    # Flow
+
+    @property
+    def max_in_flight(self) -> int:
+        """Most messages held at once, over all connections. May be set at any time; 0 holds everything back."""
+        return self.flow.max_in_flight
+
+    @max_in_flight.setter
+    def max_in_flight(self, value: int) -> None:
+        self.config = self.config.replace(max_in_flight=value)
+        self.flow.max_in_flight = self.config.max_in_flight
+        self.flow.changed()
+
+    def pause(self) -> None:
+        """Ask for no more messages (RDY 0). What has been received is still handled."""
+        self.flow.is_paused = True
+        self.flow.changed()
+
+    def resume(self) -> None:
+        """End ``pause``."""
+        self.flow.is_paused = False
+        self.flow.changed()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether ``pause`` was called, and ``resume`` not since."""
+        return self.flow.is_paused
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the consumer is started and not closed."""
+        return self._is_started and not self._is_closing
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether some connection holds 85 % of what it may get: time to process what was gathered."""
+        return self.flow.is_starved
+
+    @property
+    def total_ready_count(self) -> int:
+        """Sum of the RDYs last sent."""
+        return sum(each.share.rdy for each in self._subscribers.values() if each.is_connected)
+
+    @property
+    def total_in_flight(self) -> int:
+        """Messages received and not answered."""
+        return sum(each.connection.in_flight for each in self._subscribers.values() if each.is_connected)
+
+    def stats(self) -> ConsumerStats:
+        """A snapshot of what was done and what is going on."""
+        connections = tuple(each.stats() for each in self._subscribers.values())
+        totals = self._past.copy()
+        for each in connections:
+            totals.add(each.counters)
+        return ConsumerStats(
+            connections=connections,
+            totals=totals,
+            given_up=self.given_up,
+            max_in_flight=self.max_in_flight,
+            in_flight=sum(each.in_flight for each in connections),
+            unstarted=sum(each.unstarted for each in connections),
+            backoff_level=self.flow.backoff.level,
+            backoff_left=max(0.0, self.flow.backoff.until - monotonic()),
+            is_running=self.is_running,
+            is_paused=self.is_paused,
+            is_starved=self.is_starved,
+        )
+
+    # Subscribers: what they tell, and who they are
+
+    @property
+    def subscribers(self) -> list[Subscriber]:
+        """One for each nsqd known now."""
+        return list(self._subscribers.values())
+
+    @property
+    def nsqd_tcp_addresses(self) -> set[str]:
+        """The configured nsqds as 'host:port'."""
+        return {str(address) for address in self.nsqd_addresses}
+
+    def _subscribe(self, address: Address) -> None:
+        if self._is_closing:
+            return
+        subscriber = self._subscribers.get(address)
+        if subscriber is not None:
+            subscriber.is_wanted = True
+            return
+        subscriber = self._subscribers[address] = Subscriber(self, address, self._pool)
+        subscriber.start()
+
+    def _on_topology(self, topic: str, topology: Topology) -> None:
+        found = {nsqd.tcp for nsqd in topology.nsqds}
+        for address in found:
+            self._subscribe(address)
+        for address, subscriber in list(self._subscribers.items()):
+            if address not in found and address not in self.nsqd_addresses:
+                subscriber.abandon()
+
+    def joined(self, subscriber: Subscriber) -> None:
+        """A connection is subscribed."""
+        connection = subscriber.connection
+        self.flow.add(subscriber)
+        self.deadlines.expect(connection.info.msg_timeout)
+        if connection.auth is not None:
+            emit(self, "on_auth", conn=connection, response=connection.auth)
+
+    def left(self, subscriber: Subscriber) -> None:
+        """A subscribed connection ended."""
+        self.flow.remove(subscriber)
+
+    def lost(self, subscriber: Subscriber) -> None:
+        """A connection was lost, or could not be made: what lookup said may be out of date."""
+        if self._lookup is not None and not self._is_closing:
+            self._lookup.refresh(self.topic)
+
+    def forget(self, subscriber: Subscriber) -> None:
+        """A subscriber will make no connection any more."""
+        if not self._is_closing and self._subscribers.get(subscriber.address) is subscriber:
+            del self._subscribers[subscriber.address]
+            self._past.add(subscriber.counters)
+            if subscriber.pool in self._pools and subscriber.pool is not self._pool:
+                self._pools.remove(subscriber.pool)
+
+    def _handled(self) -> Iterator[Message]:
+        for pool in self._pools:
+            for worker in pool.workers:
+                current = worker.current
+                if isinstance(current, list):
+                    yield from current
+                elif current is not None:
+                    yield current
+
+    def _count_orphans(self) -> int:
+        return sum(not message.responder.is_open for message in self._handled() if message.responder is not None)
+
+
+def _listed(name: str, value: AddressArgument) -> list[Any]:
+    if value is None or not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be a string or a list, tuple or set of them, not {value!r}")
+    if isinstance(value, str):
+        return [part for part in value.split(",") if part.strip()]
+    return list(value)
+
+
+def _check_callables(**named: Callable[..., object] | None) -> None:
+    for name, value in named.items():
+        if value is not None and not callable(value):
+            raise ConfigError(f"{name}={value!r}: must be callable")

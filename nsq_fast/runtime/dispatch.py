@@ -1,0 +1,214 @@
+"""Worker greenlets: from received messages to handlers, and from handlers to FINs.
+
+A ``Lane`` holds what one connection has received and nobody has begun to
+handle. A ``Pool`` is a fixed number of worker greenlets that serve lanes: one
+for each lane keeps the order of its connection, N for all lanes handle N at a
+time. Nothing is spawned, no timer armed and no signal built per message.
+
+A FIN joins its lane's list when its handler returns, and the list leaves in
+one buffer at the end of the hub's turn, even if the next handler blocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from gevent import Greenlet, get_hub, sleep
+from gevent.lock import Semaphore
+from greenlet import greenlet
+
+from .._codec import Message
+
+if TYPE_CHECKING:
+    from .connection import Connection
+    from .outcomes import Outcomes
+
+SLICE = 0.005
+"""Seconds that a worker handles messages before it lets heartbeats, lookups and others run."""
+
+QUICK = 0.001
+MAX_STRIDE = 64
+
+
+class Lane:
+    """Messages of one connection that wait for a worker, and FINs that wait for the end of the hub's turn.
+
+    Args:
+        connection: who delivered the messages.
+        on_finished: called with the connection and the messages whose FINs are due, at the end of the hub's turn.
+    """
+
+    __slots__ = ("_on_finished", "connection", "fins", "is_queued", "waiting")
+
+    def __init__(self, connection: Connection, on_finished: Callable[[Connection, list[Message]], None]) -> None:
+        self.connection = connection
+        self._on_finished = on_finished
+        self.waiting: deque[Message] = deque()
+        self.fins: list[Message] = []
+        self.is_queued = False
+
+    def finish(self, message: Message) -> None:
+        """FIN a message that is marked as responded, with the next flush."""
+        if not self.fins:
+            self.schedule_flush()
+        self.fins.append(message)
+
+    def schedule_flush(self) -> None:
+        """Have ``flush`` run before the hub waits for anything."""
+        get_hub().loop.run_callback(self.flush)
+
+    def flush(self) -> None:
+        """Hand the FINs over now."""
+        fins = self.fins
+        if fins:
+            batch = fins[:]
+            fins.clear()  # workers hold on to this list
+            self._on_finished(self.connection, batch)
+
+
+class Pool:
+    """A fixed number of workers that serve some lanes; 0 workers when a program takes the messages by itself."""
+
+    def __init__(self, outcomes: Outcomes, size: int, name: str) -> None:
+        self.outcomes = outcomes
+        self.is_stopped = False
+        self._ready: deque[Lane] = deque()
+        self._idle = 0
+        self._wake = Semaphore(0)
+        self.workers = [Worker(self) for _ in range(size)]
+        for number, worker in enumerate(self.workers):
+            worker.start(f"{name}-{number}")
+
+    def put(self, lane: Lane, count: int) -> None:
+        """Note that ``count`` messages joined the lane."""
+        if not lane.is_queued:
+            lane.is_queued = True
+            self._ready.append(lane)
+        wake = min(self._idle, count)
+        self._idle -= wake
+        for _ in range(wake):
+            self._wake.release()
+
+    def take(self) -> Lane | None:
+        """Wait for a lane with messages; None when the pool is stopped. Lanes take turns."""
+        while not self.is_stopped:
+            lane = self._next()
+            if lane is not None:
+                return lane
+            self._idle += 1
+            self._wake.acquire()
+        return None
+
+    def _next(self) -> Lane | None:
+        ready = self._ready
+        while ready:
+            lane = ready[0]
+            if lane.waiting:
+                ready.rotate(-1)
+                return lane
+            ready.popleft()
+            lane.is_queued = False
+        return None
+
+    def stop(self) -> None:
+        """Let each worker end after what it is handling now."""
+        self.is_stopped = True
+        for _ in range(self._idle):
+            self._wake.release()
+        self._idle = 0
+
+
+class Worker:
+    """One greenlet that handles messages, one at a time or in batches.
+
+    Attributes:
+        current: the message, or list of messages, whose handler runs now; None when none does.
+    """
+
+    __slots__ = ("_outcomes", "_pool", "_stride", "current", "greenlet")
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._outcomes = pool.outcomes
+        self._stride = 1
+        self.current: Message | list[Message] | None = None
+        self.greenlet: greenlet | None = None
+
+    def start(self, name: str) -> None:
+        """Begin to work."""
+        runner = Greenlet(self._run)
+        runner.name = name
+        self.greenlet = runner
+        runner.start()
+
+    def _run(self) -> None:
+        while (lane := self._pool.take()) is not None:
+            try:
+                if self._outcomes.batch_handler is None:
+                    self._handle_some(lane)
+                else:
+                    self._handle_batch(lane)
+            finally:
+                self.current = None
+            if lane.waiting:
+                sleep(0)
+
+    def _handle_some(self, lane: Lane) -> None:
+        """Handle messages until the lane is empty or the time slice is used up: the hot loop."""
+        outcomes = self._outcomes
+        consumer, handler, max_tries = outcomes.consumer, outcomes.present_handler(), outcomes.max_tries
+        waiting, fins, finish = lane.waiting, lane.fins, outcomes.finish_in(lane)
+        popleft = waiting.popleft
+        stride = self._stride
+        began = monotonic()
+        end = began + SLICE
+        while waiting:
+            for _ in range(stride):
+                if not waiting:
+                    break
+                message = popleft()
+                if message.attempts > max_tries:
+                    self.current = message
+                    outcomes.give_up(lane, message)
+                    continue
+                self.current = message
+                try:
+                    handler(consumer, message)
+                except BaseException as error:
+                    outcomes.failed(message, error)
+                    continue
+                if not message.is_async() and message.mark_responded():
+                    if not fins:
+                        lane.schedule_flush()
+                    finish(message)
+            now = monotonic()
+            # Look at the clock often when handlers are slow, seldom when they are quick.
+            stride = min(stride * 2, MAX_STRIDE) if now - began < QUICK else 1
+            if now > end:
+                break
+            began = now
+        self._stride = stride
+
+    def _handle_batch(self, lane: Lane) -> None:
+        outcomes = self._outcomes
+        waiting = lane.waiting
+        messages = [waiting.popleft() for _ in range(min(len(waiting), outcomes.batch_size))]
+        self.current = messages
+        messages = outcomes.without_given_up(lane, messages)
+        if not messages:
+            return
+        self.current = messages
+        try:
+            outcomes.batch_handler(outcomes.consumer, messages)
+        except BaseException as error:
+            outcomes.batch_failed(messages, error)
+            return
+        fins, finish = lane.fins, outcomes.finish_in(lane)
+        for message in messages:
+            if not message.is_async() and message.mark_responded():
+                if not fins:
+                    lane.schedule_flush()
+                finish(message)

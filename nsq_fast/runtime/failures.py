@@ -1,0 +1,176 @@
+"""What becomes of a message that has failed once too often: give-up policies.
+
+A policy is called as ``policy(consumer, message)`` in place of the handler
+when a message's attempts exceed ``max_tries``. When it returns, the message is
+finished; when it raises, the message is requeued and the policy is tried again
+at the next delivery, so nothing is lost because a disk or a topic was not
+there. Any callable will do; these are the usual ones. A policy with a
+``close()`` method has it called when the consumer is closed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from gevent import get_hub
+
+from .._codec import Message
+from ..errors import ConfigError
+from ..names import Address, check_topic
+
+logger = logging.getLogger(__name__)
+
+
+class GivingUp(Protocol):
+    """What a policy may know of its consumer."""
+
+    topic: str
+    channel: str
+
+    @property
+    def nsqd_addresses(self) -> Sequence[Address]:
+        """The configured addresses of nsqds."""
+
+    @property
+    def lookupd_addresses(self) -> Sequence[Any]:
+        """The configured addresses of lookup services."""
+
+
+class Publisher(Protocol):
+    """What a dead-letter topic is written with: a Producer, or anything like it."""
+
+    def publish(self, topic: str, body: bytes) -> Any:
+        """Publish, and return only when the message is stored."""
+
+
+GiveUpPolicy = Callable[[Any, Message], object]
+
+
+class Discard:
+    """Log one line and drop the message.
+
+    Args:
+        callback: called as ``callback(consumer, message)`` first; the message is kept if it raises.
+    """
+
+    def __init__(self, callback: GiveUpPolicy | None = None) -> None:
+        self._callback = callback
+
+    def __call__(self, consumer: GivingUp, message: Message) -> None:
+        if self._callback is not None:
+            self._callback(consumer, message)
+        logger.warning(
+            "giving up message %s of %s/%s after %d attempts",
+            message_name(message), consumer.topic, consumer.channel, message.attempts - 1,
+        )  # fmt: skip
+
+
+class LogMessage:
+    """Log the message with its body, then drop it.
+
+    Args:
+        log: where to; default: the logger of this module.
+        level: level of the record.
+    """
+
+    def __init__(self, log: logging.Logger | None = None, level: int = logging.ERROR) -> None:
+        self._log = log if log is not None else logger
+        self._level = level
+
+    def __call__(self, consumer: GivingUp, message: Message) -> None:
+        self._log.log(
+            self._level,
+            "given up: message %s of %s/%s after %d attempts: %r",
+            message_name(message), consumer.topic, consumer.channel, message.attempts - 1, message.body,
+        )  # fmt: skip
+
+
+class WriteToFolder:
+    """Write each message given up to two files: ``<topic>.<channel>.<id>.body`` and ``.json`` with its other fields.
+
+    The body is on disk (fsync) before the message is finished. A message that
+    is given up twice overwrites its own files.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, consumer: GivingUp, message: Message) -> None:
+        base = f"{consumer.topic}.{consumer.channel}.{message_name(message)}"
+        about = {
+            "topic": consumer.topic,
+            "channel": consumer.channel,
+            "id": message.id.hex(),
+            "timestamp": message.timestamp,
+            "attempts": message.attempts,
+        }
+        # A disk may be slow: other greenlets run on meanwhile.
+        get_hub().threadpool.apply(self._write, (base, message.body, json.dumps(about).encode()))
+
+    def _write(self, base: str, body: bytes, about: bytes) -> None:
+        for suffix, data in ((".body", body), (".json", about)):
+            part = self._folder / f"{base}{suffix}.part"
+            with part.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self._folder / f"{base}{suffix}")
+
+
+class PublishTo:
+    """Publish the message to a dead-letter topic, or again to the end of its own; finish it only then.
+
+    A message put to the end of its own topic begins with one attempt again, and
+    does so for ever unless something else ends it.
+
+    Args:
+        topic: where to; None: the topic it came from.
+        producer: what to publish with; None: a Producer on the consumer's own addresses, made when first needed.
+        convert: ``convert(message) -> bytes`` makes the body; default: the body as it is.
+    """
+
+    def __init__(
+        self,
+        topic: str | None = None,
+        *,
+        producer: Publisher | None = None,
+        convert: Callable[[Message], bytes] | None = None,
+    ) -> None:
+        if producer is not None and not callable(getattr(producer, "publish", None)):
+            raise ConfigError(f"producer={producer!r}: must have a publish(topic, body) method")
+        self._topic = None if topic is None else check_topic(topic)
+        self._producer = producer
+        self._own: Any = None
+        self._convert = convert
+
+    def __call__(self, consumer: GivingUp, message: Message) -> None:
+        body = message.body if self._convert is None else self._convert(message)
+        producer = self._producer if self._producer is not None else self._own_producer(consumer)
+        producer.publish(self._topic or consumer.topic, body)
+
+    def _own_producer(self, consumer: GivingUp) -> Publisher:
+        if self._own is None:
+            from .producer import Producer
+
+            self._own = Producer(list(consumer.nsqd_addresses), list(consumer.lookupd_addresses))
+            self._own.start()
+        producer: Publisher = self._own
+        return producer
+
+    def close(self) -> None:
+        """Close the producer that was made here, if one was."""
+        own, self._own = self._own, None
+        if own is not None:
+            own.close()
+
+
+def message_name(message: Message) -> str:
+    """The id in letters that suit a log line and a file name: as it is where it is plain hex, in hex otherwise."""
+    text = message.id.decode("ascii", "replace")
+    return text if text.isalnum() and text.isascii() else message.id.hex()

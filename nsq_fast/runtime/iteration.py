@@ -1,0 +1,52 @@
+"""``for message in consumer``: the greenlet that iterates does a worker's work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from gevent import getcurrent, sleep
+
+from .._codec import Message
+from .dispatch import SLICE, Lane, Pool, Worker
+
+if TYPE_CHECKING:
+    from .outcomes import Outcomes
+
+
+def messages(pool: Pool, outcomes: Outcomes) -> Iterator[Message]:
+    """Yield messages until the pool is stopped.
+
+    Asking for the next message finishes the one before, unless it is answered or asynchronous. Leaving the loop
+    early gives the message of that round back, unless it is answered: whether it was done nobody can know here.
+    """
+    worker = Worker(pool)
+    worker.greenlet = getcurrent()  # the taker is a worker for whoever looks at what is being handled
+    pool.workers.append(worker)
+    try:
+        while (lane := pool.take()) is not None:
+            end = monotonic() + SLICE
+            while lane.waiting and monotonic() < end:
+                message = lane.waiting.popleft()
+                worker.current = message
+                if message.attempts > outcomes.max_tries:
+                    outcomes.give_up(lane, message)
+                    continue
+                yield message
+                _finish(message, lane, outcomes)
+            worker.current = None
+            if lane.waiting:
+                sleep(0)
+    finally:
+        pool.workers.remove(worker)
+        left = worker.current
+        if isinstance(left, Message) and not left.is_async():
+            outcomes.requeue(left, 0, False)
+
+
+def _finish(message: Message, lane: Lane, outcomes: Outcomes) -> None:
+    if not message.is_async() and message.mark_responded():
+        if not lane.fins:
+            lane.schedule_flush()
+        outcomes.finish_in(lane)(message)

@@ -1,0 +1,164 @@
+"""What follows a handler: FIN, REQ after a failure, giving up after too many.
+
+One object per consumer, used by its workers. The usual case, a handler that
+just returns, is the hot loop's in ``dispatch``; everything else is here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from gevent import GreenletExit, Timeout, get_hub, getcurrent
+
+from .._codec import Message
+from ..errors import ConnectionLost, NsqError, RequeueMessage
+from ..protocol.backoff import RequeueDelay
+from .dispatch import Lane
+from .failures import GiveUpPolicy, message_name
+from .signals import emit, is_heard
+
+if TYPE_CHECKING:
+    from .consumer import Consumer
+
+NO_LIMIT = 1 << 16  # attempts are 16 bits wide
+
+Handler = Callable[[Any, Message], object]
+BatchHandler = Callable[[Any, list[Message]], object]
+
+
+class Outcomes:
+    """The handlers of a consumer and what becomes of their messages.
+
+    Attributes:
+        batch_handler: what workers call with lists; None when messages are handled one by one.
+        max_tries: attempts from which on a message is given up.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        handler: Handler | None,
+        batch_handler: BatchHandler | None,
+        give_up: GiveUpPolicy,
+        requeue_delay: RequeueDelay,
+    ) -> None:
+        self.consumer = consumer
+        self._handler = handler
+        self.batch_handler: Any = batch_handler
+        self.batch_size = consumer.config.batch_size
+        self.max_tries = consumer.config.max_tries or NO_LIMIT
+        self.requeue_delay = requeue_delay
+        self._give_up = give_up
+        self._log = consumer.logger
+
+    def finish_in(self, lane: Lane) -> Callable[[Message], object]:
+        """What takes a message that was marked as responded: the lane's list, and the signal where it is heard."""
+        if not is_heard(self.consumer, "on_finish"):
+            return lane.fins.append
+
+        def finish(message: Message) -> None:
+            lane.fins.append(message)
+            emit(self.consumer, "on_finish", message_id=message.id)
+
+        return finish
+
+    @property
+    def has_handler(self) -> bool:
+        """Whether there is anything to call with a message."""
+        return self._handler is not None or self.batch_handler is not None or is_heard(self.consumer, "on_message")
+
+    def present_handler(self) -> Handler:
+        """What to call with each message: the handler itself, or with it those who listen to ``on_message``."""
+        if not is_heard(self.consumer, "on_message"):
+            return self._handler if self._handler is not None else _no_handler
+        handler, send = self._handler, self.consumer.on_message.send
+
+        def handle(consumer: Any, message: Message) -> None:
+            if handler is not None:
+                handler(consumer, message)
+            send(consumer, message=message)
+
+        return handle
+
+    # Failures
+
+    def failed(self, message: Message, error: BaseException) -> None:
+        """A handler raised: requeue the message unless it is answered. Never raises because of ``error``."""
+        backoff = self._note(error, message)
+        delay_ms = _requested_delay_ms(error)
+        self.requeue(message, delay_ms, backoff)
+
+    def batch_failed(self, messages: list[Message], error: BaseException) -> None:
+        """A batch handler raised: requeue what it did not answer."""
+        backoff = self._note(error, messages[0])
+        delay_ms = _requested_delay_ms(error)
+        for message in messages:
+            self.requeue(message, delay_ms, backoff)
+
+    def requeue(self, message: Message, delay_ms: int | None, backoff: bool) -> None:
+        """REQ a message unless it is answered; when its connection is gone, nsqd delivers it again by itself."""
+        if message.has_responded():
+            return
+        try:
+            message.requeue(delay_ms, backoff)
+        except ConnectionLost:
+            self._log.info("message %s could not be requeued: its connection is lost", message_name(message))
+            self.consumer.flow.changed()
+
+    def _note(self, error: BaseException, message: Message) -> bool:
+        """Log and signal what a handler raised; say whether it counts as a failure for backoff."""
+        if isinstance(error, RequeueMessage):
+            return self.consumer.config.backoff_on_requeue if error.backoff is None else error.backoff
+        if isinstance(error, (Exception, Timeout)):
+            self._log.error("handler failed on message %s: %r", message_name(message), error, exc_info=error)
+            emit(self.consumer, "on_exception", message=message, error=error)
+            return True
+        if isinstance(error, GreenletExit):
+            self._log.warning("handler of message %s was killed; requeuing it", message_name(message))
+            return False
+        # KeyboardInterrupt and SystemExit go to the main greenlet, as from any greenlet; the worker goes on.
+        get_hub().handle_error(getcurrent(), *sys.exc_info())
+        return False
+
+    # Giving up
+
+    def give_up(self, lane: Lane, message: Message) -> None:
+        """Hand a message with too many attempts to the policy, then finish it; keep it if the policy fails."""
+        try:
+            emit(self.consumer, "on_giving_up", message=message)
+            self._give_up(self.consumer, message)
+        except BaseException as error:
+            self.failed(message, error)
+            return
+        self.consumer.given_up += 1
+        if not message.is_async() and message.mark_responded():
+            lane.finish(message)
+
+    def without_given_up(self, lane: Lane, messages: list[Message]) -> list[Message]:
+        """The messages of a batch that a handler shall see; the others are given up."""
+        max_tries = self.max_tries
+        if all(message.attempts <= max_tries for message in messages):
+            return messages
+        for message in messages:
+            if message.attempts > max_tries:
+                self.give_up(lane, message)
+        return [message for message in messages if message.attempts <= max_tries]
+
+    def give_back(self, messages: Iterable[Message]) -> None:
+        """REQ 0 for messages that nobody began to handle."""
+        with suppress(NsqError):  # the connection may be gone, and with it the need
+            for message in messages:
+                message.requeue(0, False)
+
+
+def _no_handler(consumer: object, message: Message) -> object:
+    raise NsqError("no message_handler: every receiver of on_message is gone")
+
+
+def _requested_delay_ms(error: BaseException) -> int | None:
+    if isinstance(error, RequeueMessage) and error.delay is not None:
+        return max(0, round(error.delay * 1000))
+    return None

@@ -1,0 +1,77 @@
+"""Signals that cost nothing until somebody connects to them.
+
+A ``LazySignal`` in a class body gives each instance a blinker signal of its
+own, made when the attribute is first read. Code that has something to tell
+calls ``emit``; on a fast path it asks ``is_heard`` once for many events.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, overload
+
+import blinker
+from gevent import getcurrent
+
+logger = logging.getLogger(__name__)
+
+_emitting: set[Any] = set()  # greenlets that are calling receivers
+
+
+class LazySignal:
+    """A blinker signal as an attribute: ``consumer.on_error.connect(receiver)``. The sender is the instance."""
+
+    def __init__(self, doc: str) -> None:
+        self.__doc__ = doc
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> LazySignal: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> blinker.Signal: ...
+
+    def __get__(self, instance: object | None, owner: type) -> LazySignal | blinker.Signal:
+        if instance is None:
+            return self
+        signal = blinker.Signal(doc=self.__doc__)
+        instance.__dict__[self._name] = signal  # found before this descriptor from now on
+        return signal
+
+
+def is_heard(sender: object, name: str) -> bool:
+    """Whether anybody is connected to the signal ``name`` of ``sender``."""
+    signal = sender.__dict__.get(name)
+    return signal is not None and bool(signal.receivers)
+
+
+def emit(sender: object, name: str, **values: Any) -> None:
+    """Tell the receivers of a signal. One that raises is logged and harms neither the others nor the caller."""
+    signal = sender.__dict__.get(name)
+    if signal is None or not signal.receivers:
+        return
+    current = getcurrent()
+    is_outermost = current not in _emitting
+    _emitting.add(current)
+    try:
+        for receiver in list(signal.receivers_for(sender)):
+            _call(receiver, sender, name, values)
+    finally:
+        if is_outermost:
+            _emitting.discard(current)
+
+
+def _call(receiver: Callable[..., Any], sender: object, name: str, values: dict[str, Any]) -> None:
+    try:
+        receiver(sender, **values)
+    except Exception:
+        logger.exception("a receiver of %s failed: %r", name, receiver)
+
+
+def is_emitting() -> bool:
+    """Whether the caller is, however deep, a receiver of a signal: it must not wait for what sent it."""
+    return getcurrent() in _emitting

@@ -1,0 +1,72 @@
+"""Snapshots of what a consumer has done and is doing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..names import Address
+
+
+@dataclasses.dataclass(slots=True)
+class Counters:
+    """Messages since the start.
+
+    Attributes:
+        received: deliveries, repeated ones included.
+        finished, requeued: FINs and REQs handed to the connection.
+        answers_failed: FIN, REQ or TOUCH that nsqd refused: it had taken the message back after its timeout.
+        answers_lost: FINs that could not be sent because the connection was gone; nsqd delivers these again.
+    """
+
+    received: int = 0
+    finished: int = 0
+    requeued: int = 0
+    answers_failed: int = 0
+    answers_lost: int = 0
+
+    def copy(self) -> Counters:
+        """The counts of now."""
+        return dataclasses.replace(self)
+
+    def add(self, other: Counters) -> None:
+        """Sum up."""
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ConnectionStats:
+    """One nsqd. Counts go over all connections that were made to it."""
+
+    address: Address
+    is_connected: bool
+    rdy: int
+    in_flight: int
+    unstarted: int
+    counters: Counters
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ConsumerStats:
+    """A consumer.
+
+    Attributes:
+        connections: one for each nsqd known now.
+        totals: over all nsqds there have been.
+        given_up: messages handed to the give-up policy and finished.
+        in_flight: messages received and not answered; ``unstarted`` of them wait for a handler.
+        backoff_level: 0 when there is no backoff.
+        backoff_left: seconds of the present pause.
+    """
+
+    connections: tuple[ConnectionStats, ...]
+    totals: Counters
+    given_up: int
+    max_in_flight: int
+    in_flight: int
+    unstarted: int
+    backoff_level: int
+    backoff_left: float
+    is_running: bool
+    is_paused: bool
+    is_starved: bool
