@@ -34,6 +34,8 @@ REDESIGNED_MARK = "-HA."
 MAX_PARTITIONS = 1024
 """Far above the 254 that a cluster allows; a number beyond it is no answer but nonsense."""
 
+MAX_ERROR_TEXT = 200
+
 _EMPTY: Mapping[int, Any] = MappingProxyType({})
 _UNKNOWN_TOPIC = ("TOPIC_NOT_FOUND", "Key not found", "Topic has no channel")
 _PARTITION_NUMBER = re.compile(r"[0-9]{1,4}")
@@ -159,18 +161,22 @@ def parse_listlookup(body: bytes) -> tuple[Address, ...]:
     return tuple(sorted({address for address in found if address is not None}))
 
 
-def is_unknown_topic(status: int, body: bytes) -> bool:
+def error_text(body: bytes) -> str:
+    """What the body of an HTTP error says, in either format; its beginning where it is not JSON."""
+    try:
+        error = msgspec.json.decode(body, type=_WireError)
+        text = error.message or error.status_txt
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        text = ""
+    return (text or body[: 4 * MAX_ERROR_TEXT].decode("utf-8", "replace").strip())[:MAX_ERROR_TEXT]
+
+
+def is_unknown_topic(status: int | None, text: str) -> bool:
     """Whether an HTTP error of /lookup only says that the topic is not there (yet): a valid, empty answer.
 
     Without the Accept header, and from old servers, such errors come as status 500 with the text inside.
     """
-    if status not in (404, 500):
-        return False
-    try:
-        error = msgspec.json.decode(body, type=_WireError)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False
-    return (error.message or error.status_txt).startswith(_UNKNOWN_TOPIC)
+    return status in (404, 500) and text.startswith(_UNKNOWN_TOPIC)
 
 
 def unwrap(body: bytes) -> bytes:

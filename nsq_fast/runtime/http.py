@@ -24,6 +24,7 @@ from geventhttpclient.response import HTTPParseError, HTTPResponse
 from nsq_fast._version import __version__
 from nsq_fast.errors import ConfigError, HttpError
 from nsq_fast.names import Address, parse_address
+from nsq_fast.protocol.topology import error_text
 
 from .tls import client_context, server_hostname, wrap_socket
 
@@ -32,7 +33,6 @@ MAX_REPLY_SIZE = 64 * 1024 * 1024
 _MAX_HEADER_SIZE = 64 * 1024
 _READ_SIZE = 64 * 1024
 _MAX_IDLE = 8
-_ERROR_TEXT_SIZE = 200
 
 
 class Endpoint(NamedTuple):
@@ -127,7 +127,7 @@ class HttpClient:
         status = response.get_code()
         content = bytes(response.body)
         if not 200 <= status < 300:
-            raise HttpError(f"{self.endpoint}{target}", status, _error_text(content)) from _Refused(content)
+            raise HttpError(f"{self.endpoint}{target}", status, error_text(content))
         return Reply(status, content)
 
     def close(self) -> None:
@@ -189,19 +189,6 @@ class _BadReply(Exception):
     """The reply breaks a limit, or ends early."""
 
 
-class _Refused(Exception):
-    """Cause of an HttpError with a status: keeps the whole body for those who read it."""
-
-    def __init__(self, body: bytes) -> None:
-        super().__init__(body)
-        self.body = body
-
-
-def error_body(error: HttpError) -> bytes:
-    """The body of the reply that ``error`` came from; empty when there was none."""
-    return error.__cause__.body if isinstance(error.__cause__, _Refused) else b""
-
-
 class _Response(HTTPResponse):
     """One reply, of limited size."""
 
@@ -238,8 +225,3 @@ def _header_value(name: str, value: str) -> str:
     if not (value.isascii() and value.isprintable()):
         raise ConfigError(f"the {name} header must be printable ASCII text on one line")
     return value
-
-
-def _error_text(body: bytes) -> str:
-    text = body[: _ERROR_TEXT_SIZE * 4].decode("utf-8", "replace").strip()
-    return text[:_ERROR_TEXT_SIZE]

@@ -403,6 +403,8 @@ def _nodes_of(lookupd: Lookupd) -> tuple[Nsqd, ...] | None:
     except NsqError as error:
         lookupd.last_error = error
         return None
+    finally:
+        lookupd.close()
 
 
 def _results(jobs: list[Job]) -> list[tuple[Nsqd, ...]]:

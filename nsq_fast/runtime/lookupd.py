@@ -22,7 +22,7 @@ from nsq_fast.protocol.topology import (
     parse_nodes,
 )
 
-from .http import Endpoint, HttpClient, error_body
+from .http import Endpoint, HttpClient
 
 MAX_REPLY_SIZE = 8 * 1024 * 1024
 _MAX_SKIPPED_POLLS = 8
@@ -60,9 +60,9 @@ class Lookupd:
         try:
             return parse_lookup(self._http.request("GET", "/lookup", query).body)
         except HttpError as error:
-            if error.status is None or not is_unknown_topic(error.status, error_body(error)):
-                raise
-            return LookupAnswer()
+            if is_unknown_topic(error.status, error.text):
+                return LookupAnswer()
+            raise
 
     def nodes(self) -> tuple[Nsqd, ...]:
         """Ask for every nsqd it knows."""

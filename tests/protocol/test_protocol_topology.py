@@ -18,6 +18,7 @@ from nsq_fast.protocol.topology import (
     Nsqd,
     Topology,
     diff,
+    error_text,
     is_unknown_topic,
     merge,
     parse_listlookup,
@@ -178,7 +179,7 @@ def parse_every_way(body: bytes) -> None:
     for parse in (parse_lookup, parse_nodes, parse_listlookup, unwrap):
         with suppress(RemoteProtocolError):
             parse(body)
-    is_unknown_topic(404, body)
+    assert isinstance(error_text(body), str)
 
 
 @given(st.binary() | st.text().map(str.encode))
@@ -226,7 +227,15 @@ def test_json_of_the_wrong_shape_gives_a_result_or_one_error(value: dict[str, An
     ],
 )
 def test_an_unknown_topic_is_told_from_other_errors(status: int, body: bytes, expected: bool) -> None:
-    assert is_unknown_topic(status, body) is expected
+    assert is_unknown_topic(status, error_text(body)) is expected
+
+
+def test_the_text_of_an_error_is_short() -> None:
+    assert error_text(b'{"message":"MSG_EMPTY"}') == "MSG_EMPTY"
+    assert error_text(wrapped(None, 500, "BAD")) == "BAD"
+    assert error_text(b" 404 page not found\n") == "404 page not found"
+    assert len(error_text("é".encode() * 10_000)) == 200
+    assert not is_unknown_topic(None, "TOPIC_NOT_FOUND")
 
 
 def test_nodes_are_every_nsqd_once() -> None:
