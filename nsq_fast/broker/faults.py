@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import os
 import struct
 from typing import Any
 
@@ -131,7 +133,7 @@ class FaultySocket:
         if faults.close_after is not None and self._written + len(data) >= faults.close_after:
             self.sock.sendall(memoryview(data)[: max(0, faults.close_after - self._written)])
             reset(self.sock)
-            raise ConnectionResetError("reset by the switch close_after")
+            raise ConnectionResetError(errno.ECONNRESET, "reset by the switch close_after")
         return data
 
 
@@ -152,4 +154,5 @@ def reset(sock: Any) -> None:
     """Close a connection so that the peer sees a reset, not an end of stream."""
     with contextlib.suppress(OSError):
         sock.setsockopt(gsocket.SOL_SOCKET, gsocket.SO_LINGER, _RESET_ON_CLOSE)
-    sock.close()
+        # A close of the object would wait for the files made of it.
+        os.close(sock.detach())

@@ -77,8 +77,7 @@ class Request:
 
     def body(self, limit: int, refusal: str) -> bytes:
         """Read the body; refuse with 413 and the text ``refusal`` beyond ``limit`` bytes, before reading them all."""
-        if int(self._environ.get("CONTENT_LENGTH") or 0) > limit:
-            raise self.refuse(413, refusal)
+        self.check_length(limit, refusal)
         try:
             data: bytes = self._environ["wsgi.input"].read(limit + 1)
         except OSError as error:
@@ -86,6 +85,11 @@ class Request:
         if len(data) > limit:
             raise self.refuse(413, refusal)
         return data
+
+    def check_length(self, limit: int, refusal: str) -> None:
+        """Refuse a body that says it is longer than ``limit`` bytes, with 413 and the text ``refusal``."""
+        if int(self._environ.get("CONTENT_LENGTH") or 0) > limit:
+            raise self.refuse(413, refusal)
 
     def refuse(self, status: int, text: str) -> HttpError:
         """The exception to raise for an error reply."""

@@ -1,0 +1,220 @@
+"""A ``Broker`` in a process of its own: it has its own core, and can be killed.
+
+``BrokerProcess`` starts ``python -m nsq_fast.broker.process``. The child reads
+one JSON line with what to run, answers with one line of its addresses when they
+all listen, then takes one command a line (the fault switches) and answers each.
+It stops, saving its state, on SIGTERM, SIGINT or the end of its input; so it
+never outlives its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from gevent import Greenlet, Timeout
+from gevent.fileobject import FileObjectPosix
+
+from nsq_fast.errors import NotRunning, NsqError
+from nsq_fast.names import Address
+
+from .facade import Broker, serve
+
+START_TIMEOUT = 15.0
+STOP_TIMEOUT = 10.0
+
+
+class ServerAddresses(msgspec.Struct, frozen=True):
+    """Where a server of a broker process listens. ``https`` is None without a certificate."""
+
+    tcp: Address
+    http: Address
+    https: Address | None = None
+
+
+class _Addresses(msgspec.Struct):
+    nsqds: list[ServerAddresses]
+    lookupd: ServerAddresses | None
+
+
+class BrokerProcess:
+    """A broker as a child process. Use it in a ``with``, or call ``start`` and ``stop``.
+
+    Args:
+        nsqds: how many nsqds.
+        lookupd: whether there is an nsqlookupd, at which they register.
+        data_path: where messages and metadata are kept; None keeps nothing.
+        options: of the nsqds, as for ``Broker``.
+    """
+
+    def __init__(
+        self, nsqds: int = 1, lookupd: bool = True, data_path: str | os.PathLike[str] | None = None, **options: Any
+    ) -> None:
+        self._settings: dict[str, Any] = {
+            "nsqds": nsqds,
+            "lookupd": lookupd,
+            "data_path": None if data_path is None else os.fspath(data_path),
+            **options,
+        }
+        self._addresses = _Addresses([], None)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._output: Any = None
+
+    @property
+    def nsqds(self) -> list[ServerAddresses]:
+        """The addresses of the nsqds. Known once it has been started; the same after a restart."""
+        return self._addresses.nsqds
+
+    @property
+    def nsqd(self) -> ServerAddresses:
+        """The addresses of the first nsqd."""
+        return self._addresses.nsqds[0]
+
+    @property
+    def lookupd(self) -> ServerAddresses:
+        """The addresses of the nsqlookupd."""
+        if self._addresses.lookupd is None:
+            raise NotRunning("the broker has no nsqlookupd")
+        return self._addresses.lookupd
+
+    @property
+    def pid(self) -> int:
+        """The process id of the child."""
+        return self._running().pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the child is alive."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the child and return when it serves, on the addresses of the last time if there was one."""
+        root = str(Path(__file__).parents[2])
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "nsq_fast.broker.process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
+        )
+        assert self._process.stdout is not None
+        self._output = FileObjectPosix(self._process.stdout.fileno(), "rb", closefd=False)
+        try:
+            self._addresses = msgspec.json.decode(self._ask(self._settings, START_TIMEOUT), type=_Addresses)
+        except BaseException:
+            self.kill()
+            raise
+        self._settings["addresses"] = msgspec.to_builtins(self._addresses)
+
+    def stop(self) -> None:
+        """End the child with SIGTERM: it saves its state first. Without effect when it does not run."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        with contextlib.suppress(TimeoutError), Timeout(STOP_TIMEOUT, TimeoutError()):
+            self._output.read()
+        self.kill()
+
+    def kill(self) -> None:
+        """End the child with SIGKILL. Without effect when it does not run."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        self._output.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        self._process = None
+
+    def restart(self) -> None:
+        """SIGKILL, then start again on the same addresses and data."""
+        self.kill()
+        self.start()
+
+    def set_faults(self, target: str, **switches: Any) -> None:
+        """Turn fault switches (see ``Faults``) of ``nsqd0.tcp``, ``nsqd0.http``, ..., ``lookupd.http``.
+
+        Bytes are given as str. Raises NsqError when there is no such target or switch.
+        """
+        answer = msgspec.json.decode(self._ask({"target": target, "switches": switches}, STOP_TIMEOUT))
+        if answer is not None:
+            raise NsqError(answer)
+
+    def __enter__(self) -> BrokerProcess:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise NotRunning("the broker process is not running")
+        return self._process
+
+    def _ask(self, question: Any, timeout: float) -> bytes:
+        process = self._running()
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(question) + b"\n")
+        process.stdin.flush()
+        with Timeout(timeout, TimeoutError("the broker process does not answer")):
+            answer: bytes = self._output.readline()
+        if not answer:
+            raise NsqError(f"the broker process ended, with status {process.wait()}")
+        return answer
+
+
+def main() -> None:
+    """The child."""
+    commands = FileObjectPosix(sys.stdin.fileno(), "rb", closefd=False)
+    broker = Broker(**msgspec.json.decode(commands.readline()))
+    follower: Greenlet[..., Any] = Greenlet(_follow, commands, broker)
+    follower.link(lambda _: broker.end())
+
+    def ready() -> None:
+        _tell(_describe(broker))
+        follower.start()
+
+    serve(broker, ready)
+
+
+def _follow(commands: Any, broker: Broker) -> None:
+    for line in commands:
+        command = msgspec.json.decode(line)
+        _tell(_turn(broker, command["target"], command["switches"]))
+
+
+def _turn(broker: Broker, target: str, switches: dict[str, Any]) -> str | None:
+    faults = broker.faults.get(target)
+    if faults is None:
+        return f"no such target: {target}; there are {', '.join(broker.faults)}"
+    if isinstance(switches.get("lie"), str):
+        switches["lie"] = switches["lie"].encode()
+    try:
+        faults.set(**switches)
+    except NsqError as error:
+        return str(error)
+    return None
+
+
+def _describe(broker: Broker) -> _Addresses:
+    nsqds = [ServerAddresses(nsqd.tcp_address, nsqd.http_address, nsqd.https_address) for nsqd in broker.nsqds]
+    if broker.lookupd is None:
+        return _Addresses(nsqds, None)
+    return _Addresses(nsqds, ServerAddresses(broker.lookupd.tcp_address, broker.lookupd.http_address))
+
+
+def _tell(answer: Any) -> None:
+    os.write(sys.stdout.fileno(), msgspec.json.encode(answer) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

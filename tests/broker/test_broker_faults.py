@@ -1,0 +1,92 @@
+"""The switches that make a server of the broker misbehave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import gevent
+import pytest
+from gevent import Timeout, socket
+from support.http import ask, exchange, parse
+
+from nsq_fast.broker import Faults, LookupdServer
+from nsq_fast.errors import ConfigError
+
+
+@pytest.fixture
+def lookupd() -> Iterator[LookupdServer]:
+    with LookupdServer() as server:
+        yield server
+
+
+def test_no_switch_is_on_to_begin_with() -> None:
+    faults = Faults()
+    assert not faults.active
+    faults.delay_replies = 1.0
+    assert faults.active
+    faults.clear()
+    assert not faults.active
+
+
+def test_an_unknown_switch_is_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'drop_replies'"):
+        Faults().set(drop_reply=True)
+
+
+def test_connections_are_refused_with_a_reset(lookupd: LookupdServer) -> None:
+    lookupd.faults.http.refuse_connections = True
+    with pytest.raises(ConnectionResetError):
+        exchange(lookupd.http_address, b"GET /ping HTTP/1.0\r\n\r\n")
+    assert lookupd.faults.http.accepted == 1
+    lookupd.faults.clear()
+    assert ask(lookupd.http_address, "GET", "/ping").body == b"OK"
+
+
+def test_a_reply_is_lied_about(lookupd: LookupdServer) -> None:
+    lookupd.faults.http.set(lie=b"<html>", lie_status=502)
+    answer = ask(lookupd.http_address, "GET", "/topics")
+    assert (answer.status, answer.body) == (502, b"<html>")
+
+
+def test_a_mute_server_answers_when_it_finds_its_voice(lookupd: LookupdServer) -> None:
+    lookupd.faults.http.drop_replies = True
+    pending = gevent.spawn(ask, lookupd.http_address, "GET", "/ping")
+    with Timeout(0.05, False):
+        pending.join()
+    assert not pending.ready()
+    lookupd.faults.http.drop_replies = False
+    assert pending.get(timeout=5).body == b"OK"
+
+
+def test_replies_are_delayed(lookupd: LookupdServer) -> None:
+    lookupd.faults.http.delay_replies = 0.1
+    with pytest.raises(Timeout), Timeout(0.05):
+        ask(lookupd.http_address, "GET", "/ping")
+    assert ask(lookupd.http_address, "GET", "/ping").body == b"OK"
+
+
+def test_a_connection_is_cut_after_some_bytes(lookupd: LookupdServer) -> None:
+    lookupd.faults.http.close_after = 20
+    received = b""
+    with socket.create_connection(lookupd.http_address) as sock, pytest.raises(ConnectionResetError):
+        sock.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+        while chunk := sock.recv(100):
+            received += chunk
+    assert len(received) <= 20
+
+
+def test_the_tcp_face_has_switches_of_its_own(lookupd: LookupdServer) -> None:
+    lookupd.faults.tcp.lie = b"rubbish"
+    with socket.create_connection(lookupd.tcp_address) as sock:
+        sock.sendall(b"  V1PING\n")
+        assert sock.recv(100) == b"rubbish"
+        lookupd.faults.tcp.clear()
+        sock.sendall(b"PING\n")
+        assert sock.recv(100) == b"\x00\x00\x00\x02OK"
+    assert ask(lookupd.http_address, "GET", "/ping").body == b"OK"
+
+
+def test_an_expected_continue_is_not_awaited_when_the_request_is_refused(lookupd: LookupdServer) -> None:
+    head = b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n"
+    answer = parse(exchange(lookupd.http_address, head))
+    assert (answer.status, answer.headers["connection"]) == (404, "close")
