@@ -1,0 +1,88 @@
+"""ColumnReader: Arrow can take its buffers as they are; the rest is compared with the oracle elsewhere."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from support.core import rows
+
+from nsq_fast import _frame
+from nsq_fast._codec import encode_frame, encode_message
+from nsq_fast._frame import ColumnReader, Columns
+
+ID = bytes(range(16))
+
+
+def test_no_message_gives_empty_columns() -> None:
+    for data in (b"", b"\0\0", encode_frame(0, b"OK")):
+        columns = ColumnReader(detail=True, ext=True).feed(data)
+        assert (columns.count, len(columns), columns.body) == (0, 0, b"")
+        assert list(rows(columns)) == []
+
+
+def test_columns_of_headers_are_none_where_the_layout_has_none() -> None:
+    columns = ColumnReader().feed(encode_message(1, 1, ID, b"x"))
+    assert (columns.offsets, columns.sizes) == (None, None)
+    assert (columns.ext_versions, columns.ext_offsets, columns.ext) == (None, None, None)
+
+
+def test_other_frames_come_apart_in_their_order() -> None:
+    message = encode_message(1, 1, ID, b"x")
+    chunk = encode_frame(0, b"OK") + message + encode_frame(1, b"E_X") + message + encode_frame(0, b"_heartbeat_")
+    columns = ColumnReader().feed(chunk)
+    assert columns.count == 2
+    assert [frame.data for frame in columns.frames] == [b"OK", b"E_X", b"_heartbeat_"]
+    assert columns.frames[2] is _frame.HEARTBEAT
+
+
+def test_columns_are_not_made_by_hand() -> None:
+    with pytest.raises(TypeError, match="feed"):
+        Columns()
+
+
+def test_a_chunk_whose_offsets_would_not_fit_is_refused() -> None:
+    reader = ColumnReader(max_frame_size=2**31 - 1)
+    with pytest.raises(ValueError, match="chunk must be at most 0 bytes"):
+        reader.feed(b"x")
+
+
+def test_arrow_takes_the_buffers() -> None:
+    pa = pytest.importorskip("pyarrow")
+    frames = [
+        encode_message(n, n, ID, b"b" * n, ext_version=4, ext=b'{"n":1}', offset=n * 100, raw_size=n + 40)
+        for n in range(5)
+    ]
+    columns = ColumnReader(detail=True, ext=True).feed(b"".join(frames))
+
+    def array(type: object, *buffers: bytes | None) -> list[object]:
+        made = pa.Array.from_buffers(type, columns.count, [None, *map(pa.py_buffer, buffers)])
+        made.validate(full=True)
+        return list(made.to_pylist())
+
+    assert array(pa.int64(), columns.timestamps) == [0, 1, 2, 3, 4]
+    assert array(pa.uint16(), columns.attempts) == [0, 1, 2, 3, 4]
+    assert array(pa.binary(16), columns.ids) == [ID] * 5
+    assert array(pa.uint64(), columns.internal_ids) == [int.from_bytes(ID[:8], "big")] * 5
+    assert array(pa.uint64(), columns.trace_ids) == [int.from_bytes(ID[8:], "big")] * 5
+    assert array(pa.uint64(), columns.offsets) == [0, 100, 200, 300, 400]
+    assert array(pa.uint32(), columns.sizes) == [40, 41, 42, 43, 44]
+    assert array(pa.uint8(), columns.ext_versions) == [4] * 5
+    assert array(pa.binary(), columns.ext_offsets, columns.ext) == [b'{"n":1}'] * 5
+    assert array(pa.binary(), columns.body_offsets, columns.body) == [b"b" * n for n in range(5)]
+
+
+def test_readers_of_several_threads_work_side_by_side() -> None:
+    chunk = encode_message(1, 1, ID, b"x" * 100) * 2000
+    counts: list[int] = []
+
+    def work() -> None:
+        reader = ColumnReader()
+        counts.append(sum(reader.feed(chunk).count for _ in range(20)))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts == [40_000] * 4

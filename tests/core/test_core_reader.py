@@ -1,0 +1,355 @@
+"""FrameReader: limits, poisoning, max_frames and the bytes it holds back."""
+
+from __future__ import annotations
+
+import gc
+import struct
+import sys
+import time
+import tracemalloc
+from typing import Any
+
+import pytest
+from support.core import pieces, plain, read
+
+from nsq_fast import _frame, errors
+from nsq_fast._codec import Message, encode_frame, encode_message
+from nsq_fast._frame import ColumnReader, ErrorFrame, FrameReader, Response
+
+ID = b"0123456789abcdef"
+FRAME = encode_message(1, 1, ID, b"body")
+Reader = type[FrameReader] | type[ColumnReader]
+both_readers = pytest.mark.parametrize("reader_type", [FrameReader, ColumnReader])
+
+
+def feed_all(reader: FrameReader | ColumnReader, chunks: list[bytes]) -> None:
+    for chunk in chunks:
+        reader.feed(chunk)
+
+
+def header(size: int, kind: int = 0) -> bytes:
+    return struct.pack(">II", size, kind)
+
+
+def test_a_chunk_of_everything() -> None:
+    reader = FrameReader()
+    chunk = FRAME + encode_frame(0, b"OK") + encode_frame(1, b"E_FIN_FAILED FIN x failed") + encode_frame(0, b"{}")
+    message, ok, error, json = reader.feed(chunk)
+    assert isinstance(message, Message)
+    assert ok is _frame.OK
+    assert isinstance(error, ErrorFrame)
+    assert isinstance(error.error, errors.FinFailed)
+    assert isinstance(json, Response)
+    assert json.data == b"{}"
+    assert reader.message_count == 1
+    assert reader.feed(b"") == []
+    assert reader.message_count == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "singleton"),
+    [(b"OK", _frame.OK), (b"_heartbeat_", _frame.HEARTBEAT), (b"CLOSE_WAIT", _frame.CLOSE_WAIT)],
+)
+def test_repeated_responses_are_one_object(data: bytes, singleton: Response) -> None:
+    assert FrameReader().feed(encode_frame(0, data)) == [singleton]
+    assert singleton.data == data
+    (other,) = FrameReader().feed(encode_frame(0, data.lower() + b"x"))
+    assert other is not singleton
+
+
+def test_reprs() -> None:
+    assert repr(_frame.OK) == "Response(b'OK')"
+    assert repr(ErrorFrame(b"E_X y")) == "ErrorFrame(b'E_X y')"
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@both_readers
+def test_any_buffer_may_be_fed(reader_type: Reader, kind: type) -> None:
+    reader = reader_type()
+    assert len(reader.feed(kind(FRAME + FRAME[:20]))) == 1
+    assert len(reader.feed(kind(FRAME[20:]))) == 1
+
+
+@pytest.mark.parametrize("data", ["text", None, 5, [b"x"]])
+@both_readers
+def test_what_is_no_buffer_is_refused_and_does_no_harm(reader_type: Reader, data: Any) -> None:
+    reader: Any = reader_type()
+    reader.feed(FRAME[:5])
+    with pytest.raises(TypeError, match="bytes-like"):
+        reader.feed(data)
+    assert len(reader.feed(FRAME[5:])) == 1
+
+
+@pytest.mark.parametrize("value", ["big", None, 1.5])
+def test_max_frame_size_must_be_a_number(value: Any) -> None:
+    with pytest.raises(TypeError, match="max_frame_size"):
+        FrameReader(max_frame_size=value)
+
+
+@pytest.mark.parametrize("value", [-1, 0, 3, 2**31])
+def test_max_frame_size_must_be_in_range(value: int) -> None:
+    with pytest.raises(ValueError, match="max_frame_size"):
+        FrameReader(max_frame_size=value)
+
+
+@both_readers
+def test_layout_may_change_between_frames(reader_type: Reader) -> None:
+    reader = reader_type()
+    assert len(reader.feed(FRAME)) == 1
+    reader.detail = reader.ext = True
+    frame = encode_message(1, 1, ID, b"body", ext_version=4, ext=b"{}", offset=5, raw_size=6)
+    assert len(reader.feed(frame)) == 1
+    assert (reader.detail, reader.ext) == (True, True)
+
+
+# limits
+
+
+@pytest.mark.parametrize("size", [0, 3, 1025, 2**31, 2**32 - 1])
+@both_readers
+def test_a_size_out_of_bounds_is_an_error_at_once(reader_type: Reader, size: int) -> None:
+    reader = reader_type(max_frame_size=1024)
+    with pytest.raises(errors.RemoteProtocolError, match=rf"frame size {size} is not within 4 and 1024"):
+        reader.feed(header(size)[:4])
+
+
+@both_readers
+def test_sizes_at_the_bounds(reader_type: Reader) -> None:
+    smallest, largest = encode_frame(0, b""), encode_message(1, 1, ID, bytes(1024 - 30))
+    reader = reader_type(max_frame_size=1024)
+    frames: Any = reader.feed(smallest + largest)
+    assert len(getattr(frames, "frames", [])) + len(frames) == 2
+
+
+@pytest.mark.parametrize("kind", [3, 2**31, 2**32 - 1])
+@both_readers
+def test_an_unknown_type_is_an_error(reader_type: Reader, kind: int) -> None:
+    with pytest.raises(errors.RemoteProtocolError, match=f"unknown frame type {kind}"):
+        reader_type().feed(header(100, kind))
+
+
+@pytest.mark.parametrize(
+    ("options", "data", "part"),
+    [
+        ({}, bytes(25), "fixed header"),
+        ({"detail": True}, bytes(26 + 11), "detail header"),
+        ({"ext": True}, bytes(26), "ext header"),
+        ({"ext": True}, bytes(26) + b"\x04", "ext header"),
+        ({"ext": True}, bytes(26) + b"\x04\x00", "ext header"),
+        ({"ext": True}, bytes(26) + b"\x04\x00\x02x", "ext header"),
+        ({"ext": True}, bytes(26) + b"\x04\xff\xff" + bytes(65534), "ext header"),
+        ({"ext": True, "detail": True}, bytes(26) + b"\x04\x00\x01x" + bytes(11), "detail header"),
+        ({"ext": True, "detail": True}, bytes(26) + b"\x00" + bytes(11), "detail header"),
+    ],
+)
+@both_readers
+def test_a_message_shorter_than_its_headers(
+    reader_type: Reader, options: dict[str, bool], data: bytes, part: str
+) -> None:
+    for chunks in ([encode_frame(2, data)], pieces(encode_frame(2, data), 7)):
+        reader = reader_type(**options)
+        with pytest.raises(errors.RemoteProtocolError, match=part):
+            feed_all(reader, chunks)
+
+
+@pytest.mark.parametrize(
+    ("first", "hint"), [(b"HTTP/1.1 400 Bad Request\r\n", "4151"), (b"\x15\x03\x03\x00\x02\x02F", "TLS")]
+)
+@both_readers
+def test_a_hint_when_the_peer_is_something_else(reader_type: Reader, first: bytes, hint: str) -> None:
+    for chunks in ([first], pieces(first, 1)):
+        reader = reader_type()
+        with pytest.raises(errors.RemoteProtocolError, match=hint):
+            feed_all(reader, chunks)
+
+
+@both_readers
+def test_an_announced_size_beyond_the_limit_takes_no_memory(reader_type: Reader) -> None:
+    reader = reader_type(max_frame_size=1 << 20)
+
+    def feed() -> None:
+        with pytest.raises(errors.RemoteProtocolError):
+            reader.feed(header((1 << 30) - 1, 2))
+
+    assert _peak_of(feed) < 100_000
+
+
+@both_readers
+def test_a_partial_frame_takes_its_size_and_no_more(reader_type: Reader) -> None:
+    size = 1 << 20
+    frame = encode_message(1, 1, ID, bytes(size))
+    chunks = pieces(frame[:-1], 4096)
+    reader = reader_type()
+    assert size < _peak_of(lambda: feed_all(reader, chunks)) < size + 50_000
+    assert reader.buffered == len(frame) - 1
+    assert len(reader.feed(frame[-1:])) == 1
+    assert reader.buffered == 0
+
+
+def _peak_of(action: Any) -> int:
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        action()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+@both_readers
+def test_work_is_linear_in_the_bytes(reader_type: Reader) -> None:
+    # copied anew for every byte, these 4 MiB would take hours
+    reader = reader_type()
+    frame = encode_message(1, 1, ID, bytes(1 << 22))
+    view = memoryview(frame)
+    started = time.process_time()
+    count = sum(len(reader.feed(view[at : at + 64])) for at in range(0, len(frame), 64))
+    assert count == 1
+    assert time.process_time() - started < 10
+
+
+# poisoning
+
+
+@both_readers
+def test_frames_before_the_bad_one_come_first_and_the_error_with_the_next_call(reader_type: Reader) -> None:
+    reader = reader_type()
+    assert len(reader.feed(FRAME + FRAME + b"HTTP/1.1 200 OK\r\n" + FRAME)) == 2
+    with pytest.raises(errors.RemoteProtocolError, match="HTTP"):
+        reader.feed(b"")
+
+
+@both_readers
+def test_a_response_before_the_bad_frame_is_not_lost_either(reader_type: Reader) -> None:
+    reader = reader_type()
+    result: Any = reader.feed(encode_frame(0, b"OK") + b"HTTP")
+    assert getattr(result, "frames", result) == [_frame.OK]
+    with pytest.raises(errors.RemoteProtocolError):
+        reader.feed(b"")
+
+
+@both_readers
+def test_a_poisoned_reader_keeps_raising_the_same(reader_type: Reader) -> None:
+    reader = reader_type()
+    seen = []
+    for chunk in (b"HTTP/1.1", FRAME, b"", FRAME):
+        with pytest.raises(errors.RemoteProtocolError) as caught:
+            reader.feed(chunk)
+        seen.append((caught.value, len(caught.traceback)))
+    assert len({id(error) for error, _ in seen}) == 1
+    assert len({depth for _, depth in seen[1:]}) == 1
+    assert reader.buffered == 0
+
+
+def test_bad_frame_completed_from_pieces_poisons_too() -> None:
+    reader = FrameReader(detail=True)
+    reader.feed(FRAME[:10])
+    for chunk in (FRAME[10:] + FRAME, b""):
+        with pytest.raises(errors.RemoteProtocolError, match="detail"):
+            reader.feed(chunk)
+    assert reader.take_buffered() == b""
+
+
+def test_feed_inside_feed_is_refused() -> None:
+    reader = FrameReader()
+    refusals: list[Exception] = []
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            try:
+                reader.feed(FRAME)
+            except errors.LocalProtocolError as error:
+                refusals.append(error)
+
+    thresholds = gc.get_threshold()
+    gc.disable()
+    Cycle()
+    gc.enable()
+    gc.set_threshold(1)  # the messages of the next feed set the collector off
+    try:
+        frames = reader.feed(FRAME * 2000)
+    finally:
+        gc.set_threshold(*thresholds)
+    assert len(frames) == 2000
+    if sys.version_info < (3, 12):  # from then on the collector waits until the call has returned
+        assert len(refusals) == 1
+    assert len(reader.feed(FRAME)) == 1
+
+
+# max_frames
+
+
+def test_max_frames_keeps_the_rest_back() -> None:
+    reader = FrameReader()
+    ok = encode_frame(0, b"OK")
+    assert reader.feed(ok + FRAME + FRAME + FRAME[:9], max_frames=1) == [_frame.OK]
+    assert reader.buffered == 2 * len(FRAME) + 9
+    assert len(reader.feed(b"", max_frames=1)) == 1
+    assert len(reader.feed(FRAME[9:] + ok, 2.5)) == 3
+    assert reader.buffered == 0
+
+
+def test_max_frames_on_the_last_frame_keeps_nothing() -> None:
+    reader = FrameReader()
+    assert len(reader.feed(FRAME, max_frames=1)) == 1
+    assert reader.buffered == 0
+    assert reader.feed(b"", max_frames=1) == []
+
+
+def test_take_buffered_hands_the_stream_over() -> None:
+    reader = FrameReader()
+    reader.feed(encode_frame(0, b"{}") + b"\x16\x03\x01 a TLS record", max_frames=1)
+    assert reader.take_buffered() == b"\x16\x03\x01 a TLS record"
+    assert reader.buffered == 0
+    assert len(reader.feed(FRAME)) == 1
+
+
+@pytest.mark.parametrize("cut", [0, 3, 7, 8, 9, len(FRAME) - 1])
+def test_take_buffered_of_a_partial_frame(cut: int) -> None:
+    reader = FrameReader()
+    reader.feed(FRAME + FRAME[:cut])
+    assert reader.buffered == cut
+    assert reader.take_buffered() == FRAME[:cut]
+    assert len(reader.feed(FRAME)) == 1
+
+
+@pytest.mark.parametrize("size", [1, 5, 50, 1000])
+@pytest.mark.parametrize("max_frames", [1, 2, 3])
+def test_max_frames_gives_the_same_frames_in_the_end(size: int, max_frames: int) -> None:
+    stream = (FRAME + encode_frame(0, b"OK") + encode_message(2, 2, ID, bytes(100))) * 5
+    reader = FrameReader()
+    frames: list[Any] = []
+    for chunk in pieces(stream, size):
+        got = reader.feed(chunk, max_frames=max_frames)
+        assert len(got) <= max_frames
+        frames += got
+    while got := reader.feed(b"", max_frames=max_frames):
+        frames += got
+    assert [plain(frame) for frame in frames] == read([stream]).frames
+
+
+def test_a_long_backlog_is_worked_off_in_linear_time() -> None:
+    reader = FrameReader()
+    started = time.process_time()
+    for _ in range(20):
+        reader.feed(FRAME * 1000, max_frames=1)
+    count = 0
+    while reader.feed(b"", max_frames=1):
+        count += 1
+    assert count == 20_000 - 20
+    assert time.process_time() - started < 5
+
+
+def test_an_error_in_the_backlog() -> None:
+    reader = FrameReader()
+    assert len(reader.feed(FRAME * 2 + b"HTTP", max_frames=1)) == 1
+    assert len(reader.feed(b"", max_frames=1)) == 1
+    for _ in range(2):
+        with pytest.raises(errors.RemoteProtocolError, match="HTTP"):
+            reader.feed(b"")
+    assert reader.buffered == 0
