@@ -92,7 +92,9 @@ class Delivery:
 
     def submit(self, publish: Publish) -> None:
         """Take a publish, for which there is room, on its way."""
-        self.track(publish)
+        self.pending.add(publish)
+        if publish.deadline < self._deadlines.at:
+            self._deadlines.set(publish.deadline)
         if publish.route.waiting:
             publish.route.waiting.append(publish)  # behind those that came before
         else:

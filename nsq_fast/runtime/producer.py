@@ -219,7 +219,10 @@ class Producer:
         publish = self._new(topic, body, defer, timeout)
         result = publish.promise()
         self._take_room_now(publish.weight, topic)
-        self._send(publish, body)
+        if publish.data:
+            self._delivery.submit(publish)
+        else:
+            self._let_linger(publish, body)
         return result
 
     @overload
@@ -301,26 +304,29 @@ class Producer:
     def _enter(self, publish: Publish, body: Any, block: bool) -> None:
         """Take room, waiting for it if ``block``, and send."""
         room = self._room
-        if block:
-            if room.used < room.limit and not room.queue and publish.weight == 1:
-                room.used += 1
-            elif not room.take(publish.weight, publish.deadline):
-                raise PublishTimeout(f"publish to {publish.topic!r}: {self._full()}", attempts=0)
-            elif not self._is_running:
-                room.give(publish.weight)
-                raise self._not_running()
-        else:
-            if not publish.route.links:
-                raise NoNsqd(self._delivery.why_no_nsqd(publish.topic))
+        if block and room.used < room.limit and not room.queue and publish.weight == 1:
+            room.used += 1  # the usual case
+        elif block:
+            self._wait_for_room(publish)
+        elif publish.route.links:
             self._take_room_now(publish.weight, publish.topic)
-        self._send(publish, body)
-
-    def _send(self, publish: Publish, body: Any) -> None:
+        else:
+            raise NoNsqd(self._delivery.why_no_nsqd(publish.topic))
         if publish.data:
             self._delivery.submit(publish)
         else:
-            assert self._linger is not None
-            self._linger.add(publish, bytes(body))
+            self._let_linger(publish, body)
+
+    def _wait_for_room(self, publish: Publish) -> None:
+        if not self._room.take(publish.weight, publish.deadline):
+            raise PublishTimeout(f"publish to {publish.topic!r}: {self._full()}", attempts=0)
+        if not self._is_running:  # closed meanwhile
+            self._room.give(publish.weight)
+            raise self._not_running()
+
+    def _let_linger(self, publish: Publish, body: Any) -> None:
+        assert self._linger is not None
+        self._linger.add(publish, bytes(body))
 
     def _take_room_now(self, weight: int, topic: str) -> None:
         if not self._room.fits(weight):

@@ -1,0 +1,171 @@
+"""An nsqd that does what a test tells it to: records every command, sends what the test asks for.
+
+It pushes nothing by itself: ``connection.push(...)`` sends messages whatever
+RDY says, so that a test decides what is in flight.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from gevent import socket
+from gevent.event import Event
+from gevent.server import StreamServer
+
+from nsq_fast.names import Address
+
+WAIT = 5.0
+
+
+def frame(kind: int, data: bytes) -> bytes:
+    return struct.pack(">ii", len(data) + 4, kind) + data
+
+
+def message_frame(message_id: int | bytes, body: bytes = b"body", attempts: int = 1) -> bytes:
+    if isinstance(message_id, int):
+        message_id = b"%016x" % message_id
+    return frame(2, struct.pack(">qH", 1, attempts) + message_id + body)
+
+
+def wait_for(condition: Callable[[], Any], changed: Event, timeout: float, what: Callable[[], str]) -> Any:
+    """Ask ``condition`` after each change, and now and then, until it is true; return what it gave."""
+    end = monotonic() + timeout
+    while not (result := condition()):
+        changed.clear()
+        changed.wait(0.01)
+        assert monotonic() < end, f"waited in vain; {what()}"
+    return result
+
+
+class ScriptedConnection:
+    """One accepted connection.
+
+    Attributes:
+        commands: what came after the magic, as (word, arguments...) of bytes, IDENTIFY included.
+        identify: the decoded IDENTIFY body.
+    """
+
+    def __init__(self, server: ScriptedNsqd, sock: socket.socket) -> None:
+        self.server = server
+        self.sock = sock
+        self.commands: list[tuple[bytes, ...]] = []
+        self.identify: dict[str, Any] = {}
+        self.is_open = True
+        self._changed = Event()
+
+    def send(self, data: bytes) -> None:
+        self.sock.sendall(data)
+
+    def push(self, *ids: int | bytes, body: bytes = b"body", attempts: int = 1) -> None:
+        self.send(b"".join(message_frame(each, body, attempts) for each in ids))
+
+    def close(self) -> None:
+        self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
+
+    def wait_for(self, condition: Callable[[], Any], timeout: float = WAIT) -> Any:
+        """Wait until ``condition()`` is true."""
+        return wait_for(condition, self._changed, timeout, lambda: f"commands: {self.commands}")
+
+    def wait_rdy(self, count: int) -> None:
+        """Wait until the RDY in force is ``count``."""
+        self.wait_for(lambda: self.rdy == count)
+
+    @property
+    def rdy(self) -> int | None:
+        counts = [command[1] for command in self.commands if command[0] == b"RDY"]
+        return int(counts[-1]) if counts else None
+
+    def answered(self, word: bytes) -> list[int]:
+        """Ids (as the numbers they were pushed with) of the FINs, REQs or TOUCHs that came."""
+        return [int(command[1], 16) for command in self.commands if command[0] == word]
+
+    def words(self) -> list[bytes]:
+        return [command[0] for command in self.commands]
+
+    def serve(self) -> None:
+        stream = self.sock.makefile("rb")
+        try:
+            assert stream.read(4) == b"  V2"
+            while line := stream.readline():
+                command = tuple(line.rstrip(b"\n").split(b" "))
+                body = (
+                    stream.read(struct.unpack(">i", stream.read(4))[0]) if command[0] in (b"IDENTIFY", b"AUTH") else b""
+                )
+                if command[0] == b"IDENTIFY":
+                    self.identify = json.loads(body)
+                self.commands.append(command)
+                self.server.reply(self, command)
+                self._changed.set()
+                self.server.changed.set()
+        except (OSError, ValueError):
+            pass
+        finally:
+            self.is_open = False
+            self._changed.set()
+            self.server.changed.set()
+            self.sock.close()
+
+
+class ScriptedNsqd:
+    """Accepts connections and answers IDENTIFY, SUB and CLS; ``replies`` overrides what a command gets.
+
+    Args:
+        info: fields of the IDENTIFY reply.
+        replies: word -> bytes to send (b"" for silence), or a callable (connection, command) that does it.
+    """
+
+    def __init__(self, info: dict[str, Any] | None = None, replies: dict[bytes, Any] | None = None) -> None:
+        self.info = {"max_rdy_count": 2500, "version": "1.3.0", "msg_timeout": 60000, "max_msg_timeout": 900000} | (
+            info or {}
+        )
+        self.replies = replies or {}
+        self.connections: list[ScriptedConnection] = []
+        self.changed = Event()
+        self.is_refusing = False
+        self._server = StreamServer(("127.0.0.1", 0), self._accept)
+        self._server.start()
+        self.address = Address(*self._server.address)
+
+    def _accept(self, sock: socket.socket, address: object) -> None:
+        connection = ScriptedConnection(self, sock)
+        self.connections.append(connection)
+        self.changed.set()
+        if self.is_refusing:
+            sock.close()
+            return
+        connection.serve()
+
+    def reply(self, connection: ScriptedConnection, command: tuple[bytes, ...]) -> None:
+        word = command[0]
+        if word in self.replies:
+            reply = self.replies[word]
+            if callable(reply):
+                reply(connection, command)
+            elif reply:
+                connection.send(reply)
+        elif word == b"IDENTIFY":
+            connection.send(frame(0, json.dumps(self.info).encode()))
+        elif word == b"SUB":
+            connection.send(frame(0, b"OK"))
+        elif word == b"CLS":
+            connection.send(frame(0, b"CLOSE_WAIT"))
+
+    def wait_for(self, condition: Callable[[], Any], timeout: float = WAIT) -> Any:
+        """Wait until ``condition()`` is true."""
+        return wait_for(condition, self.changed, timeout, lambda: f"commands: {[c.commands for c in self.connections]}")
+
+    def connection(self, number: int = 0) -> ScriptedConnection:
+        """The ``number``-th accepted connection, once it has subscribed and sent its first RDY."""
+        self.wait_for(lambda: len(self.connections) > number and self.connections[number].rdy is not None)
+        return self.connections[number]
+
+    def stop(self) -> None:
+        self._server.stop(timeout=0)
+        for connection in self.connections:
+            if connection.is_open:
+                connection.close()
