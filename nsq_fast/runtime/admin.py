@@ -1,0 +1,370 @@
+"""HTTP clients of nsqd and nsqlookupd: publishing by HTTP, statistics, and administration.
+
+Every route of both servers has a method, named as gnsq names it where gnsq
+has it; `call` reaches what else a redesigned server offers. Names and bodies
+are checked before anything is sent. Both reply formats are understood: bare
+JSON, and JSON wrapped in ``data``.
+
+All methods block the calling greenlet until the reply is there, ``timeout``
+seconds at most, and raise HttpError when the server refuses (its reason is
+``error.text``) or does not reply.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from nsq_fast._codec import mpub_body
+from nsq_fast.errors import BodyInvalid, ConfigError, HttpError, RemoteProtocolError
+from nsq_fast.names import (
+    DEFAULT_LOOKUPD_HTTP_PORT,
+    DEFAULT_NSQD_HTTP_PORT,
+    check_channel,
+    check_topic,
+    parse_address,
+)
+from nsq_fast.protocol.topology import ACCEPT, unwrap
+
+from .http import DEFAULT_TIMEOUT, Endpoint, HttpClient, parse_endpoint
+
+ClientT = TypeVar("ClientT", bound="AdminClient")
+_OPTION = re.compile(r"[a-z0-9_]{1,64}")
+_PROFILE = re.compile(r"[a-z]{1,32}")
+
+
+class AdminClient:
+    """What the clients of both servers share.
+
+    Args:
+        host: name or IP address, IPv6 without or with brackets.
+        port: HTTP(S) port.
+        scheme: ``http`` or ``https``.
+        timeout: limit in seconds for each request as a whole.
+        authorization: value of an Authorization header.
+        tls_options: for https: an ssl.SSLContext, or a mapping with cafile, certfile, keyfile, server_hostname,
+            verify (default True).
+    """
+
+    default_port = 0
+
+    def __init__(
+        self,
+        host: str = "localhost",
+        port: int | None = None,
+        *,
+        scheme: str = "http",
+        timeout: float = DEFAULT_TIMEOUT,
+        authorization: str | None = None,
+        tls_options: Any = None,
+    ) -> None:
+        if scheme not in ("http", "https"):
+            raise ConfigError(f"scheme={scheme!r}: must be http or https")
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise ConfigError(f"timeout={timeout!r}: must be a number of seconds above 0")
+        if not isinstance(host, str) or "/" in host:
+            raise ConfigError(f"host={host!r}: must be a host name or IP address; use from_url for a URL")
+        address = parse_address((host.removeprefix("[").removesuffix("]"), port or self.default_port), 0)
+        headers = {"Accept": ACCEPT}
+        if authorization is not None:
+            headers["Authorization"] = authorization
+        self._endpoint = Endpoint(scheme, address)
+        self._http = HttpClient(self._endpoint, timeout=timeout, headers=headers, tls_options=tls_options)
+
+    @classmethod
+    def from_url(cls: type[ClientT], url: str | tuple[str, int], **options: Any) -> ClientT:
+        """Make a client for ``http://host:port``, ``https://host:port``, ``host:port`` or a (host, port) pair."""
+        endpoint = parse_endpoint(url, cls.default_port)
+        return cls(*endpoint.address, scheme=endpoint.scheme, **options)
+
+    @property
+    def scheme(self) -> str:
+        """``http`` or ``https``."""
+        return self._endpoint.scheme
+
+    @property
+    def host(self) -> str:
+        """Host name or IP address."""
+        return self._endpoint.address.host
+
+    @property
+    def port(self) -> int:
+        """Port number."""
+        return self._endpoint.address.port
+
+    @property
+    def address(self) -> str:
+        """The URL of the server."""
+        return f"{self._endpoint}/"
+
+    def call(self, method: str, path: str, body: bytes = b"", **query: Any) -> bytes:
+        """Send any request; return the body of the reply, taken out of its wrapping if it has one.
+
+        Query values are turned into text; None leaves one out, True and False become ``true`` and ``false``.
+        """
+        texts = {name: _query_text(value) for name, value in query.items()}
+        return _text(self._http.request(method, path, texts, body).body)
+
+    def call_json(self, method: str, path: str, **query: Any) -> Any:
+        """As `call`, for routes that answer JSON; an empty reply is None. Raises RemoteProtocolError if it is not."""
+        reply = self.call(method, path, **query)
+        try:
+            return msgspec.json.decode(reply) if reply else None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise RemoteProtocolError(f"{self.address}: the reply to {path} is not JSON: {error}") from error
+
+    def ping(self) -> bytes:
+        """Return ``b"OK"`` if the server is well."""
+        return self.call("GET", "/ping")
+
+    def info(self) -> dict[str, Any]:
+        """Return the version of the server, and what else it says of itself."""
+        return self._object("/info")
+
+    def profile(self, name: str = "goroutine", **query: Any) -> bytes:
+        """Return a Go profile (/debug/pprof): goroutine, heap, block, threadcreate, cmdline, symbol, profile."""
+        if not _PROFILE.fullmatch(name):
+            raise ConfigError(f"invalid name of a profile: {name!r}")
+        return self.call("GET", f"/debug/pprof/{name}", **query)
+
+    def close(self) -> None:
+        """Close idle connections. The client opens new ones when it is used again."""
+        self._http.close()
+
+    def __enter__(self: ClientT) -> ClientT:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.address}>"
+
+    def _object(self, path: str, **query: Any) -> dict[str, Any]:
+        value = self.call_json("GET", path, **query)
+        if value is not None and not isinstance(value, dict):
+            raise RemoteProtocolError(f"{self.address}: the reply to {path} is not a JSON object")
+        return value or {}
+
+    def _topic(self, action: str, topic: str, **query: Any) -> None:
+        self.call("POST", f"/topic/{action}", topic=check_topic(topic), **query)
+
+    def _channel(self, action: str, topic: str, channel: str, **query: Any) -> None:
+        self.call("POST", f"/channel/{action}", topic=check_topic(topic), channel=check_channel(channel), **query)
+
+
+class NsqdHTTPClient(AdminClient):
+    """HTTP client of one nsqd (default port 4151).
+
+    ``partition`` is for redesigned servers; None is their default partition, and right for original ones.
+    """
+
+    default_port = DEFAULT_NSQD_HTTP_PORT
+
+    def publish(self, topic: str, data: bytes, defer: int | None = None, *, partition: int | None = None) -> bytes:
+        """Publish one message, ``defer`` milliseconds from now if given; return ``b"OK"``."""
+        if defer is not None and (isinstance(defer, bool) or not isinstance(defer, int) or defer < 0):
+            raise ConfigError(f"defer={defer!r}: must be a whole number of milliseconds, at least 0")
+        body = _body("data", data)
+        return self.call("POST", "/pub", body, topic=check_topic(topic), defer=defer, partition=partition)
+
+    def multipublish(
+        self, topic: str, messages: Iterable[bytes], binary: bool = False, *, partition: int | None = None
+    ) -> bytes:
+        """Publish several messages at once; return ``b"OK"``.
+
+        Without ``binary`` they are sent one a line, so none may hold a newline.
+        """
+        check_topic(topic)
+        bodies = [_body("a message", message) for message in messages]
+        if not bodies:
+            raise BodyInvalid("no messages to publish")
+        if not binary and any(b"\n" in body for body in bodies):
+            raise BodyInvalid("a message holds a newline: use binary=True")
+        data = mpub_body(bodies) if binary else b"\n".join(bodies)
+        return self.call("POST", "/mpub", data, topic=topic, binary=binary or None, partition=partition)
+
+    def create_topic(self, topic: str) -> None:
+        """Create a topic. Redesigned servers create topics through nsqlookupd only."""
+        self._topic("create", topic)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic with its channels and messages."""
+        self._topic("delete", topic)
+
+    def empty_topic(self, topic: str) -> None:
+        """Throw away the messages that wait in a topic; its channels keep theirs."""
+        self._topic("empty", topic)
+
+    def pause_topic(self, topic: str) -> None:
+        """Stop the flow of messages from a topic to its channels."""
+        self._topic("pause", topic)
+
+    def unpause_topic(self, topic: str) -> None:
+        """Let the messages of a topic flow again."""
+        self._topic("unpause", topic)
+
+    def create_channel(self, topic: str, channel: str, *, partition: int | None = None) -> None:
+        """Create a channel of an existing topic."""
+        self._channel("create", topic, channel, partition=partition)
+
+    def delete_channel(self, topic: str, channel: str, *, partition: int | None = None) -> None:
+        """Delete a channel with its messages."""
+        self._channel("delete", topic, channel, partition=partition)
+
+    def empty_channel(self, topic: str, channel: str, *, partition: int | None = None) -> None:
+        """Throw away the messages of a channel."""
+        self._channel("empty", topic, channel, partition=partition)
+
+    def pause_channel(self, topic: str, channel: str, *, partition: int | None = None) -> None:
+        """Stop the flow of messages from a channel to its consumers."""
+        self._channel("pause", topic, channel, partition=partition)
+
+    def unpause_channel(self, topic: str, channel: str, *, partition: int | None = None) -> None:
+        """Let the messages of a channel flow again."""
+        self._channel("unpause", topic, channel, partition=partition)
+
+    def stats(
+        self,
+        topic: str | None = None,
+        channel: str | None = None,
+        text: bool = False,
+        *,
+        include_clients: bool | None = None,
+        include_mem: bool | None = None,
+    ) -> Any:
+        """Return statistics: a dict, or with ``text`` the bytes of the report for people."""
+        query: dict[str, Any] = {
+            "topic": topic if topic is None else check_topic(topic),
+            "channel": channel if channel is None else check_channel(channel),
+            "include_clients": include_clients,
+            "include_mem": include_mem,
+        }
+        return self.call("GET", "/stats", **query) if text else self._object("/stats", format="json", **query)
+
+    def get_config(self, option: str) -> Any:
+        """Return the value of an option of the running nsqd, such as ``nsqlookupd_tcp_addresses``."""
+        return _config_value(self.call("GET", _config_path(option)))
+
+    def set_config(self, option: str, value: Any) -> Any:
+        """Change an option of the running nsqd (``nsqlookupd_tcp_addresses``, ``log_level``); return its new value.
+
+        A string is sent as it is, anything else as JSON.
+        """
+        body = value.encode() if isinstance(value, str) else msgspec.json.encode(value)
+        return _config_value(self.call("PUT", _config_path(option), body))
+
+    def set_block_rate(self, rate: int) -> None:
+        """Set the rate of Go's block profile."""
+        self._order("PUT", "/debug/setblockrate", rate=rate)
+
+    def free_memory(self) -> None:
+        """Make nsqd return memory to the operating system."""
+        self._order("POST", "/debug/freememory")
+
+    def _order(self, method: str, path: str, **query: Any) -> None:
+        """nsqd (up to 1.3.0 at least) does as told, and then fails to answer nothing at all: status 500."""
+        try:
+            self.call(method, path, **query)
+        except HttpError as error:
+            if (error.status, error.text) != (500, "INTERNAL_ERROR"):
+                raise
+
+
+class LookupdHTTPClient(AdminClient):
+    """HTTP client of one nsqlookupd (default port 4161)."""
+
+    default_port = DEFAULT_LOOKUPD_HTTP_PORT
+
+    def lookup(
+        self, topic: str, *, access: str | None = None, metainfo: bool | None = None, partition: int | None = None
+    ) -> dict[str, Any]:
+        """Return the channels and producers of a topic, and on redesigned servers partitions and meta.
+
+        Raises HttpError with status 404 for a topic that is not registered.
+        """
+        return self._object("/lookup", topic=check_topic(topic), access=access, metainfo=metainfo, partition=partition)
+
+    def topics(self) -> dict[str, Any]:
+        """Return the names of all topics, under ``topics``."""
+        return self._object("/topics")
+
+    def channels(self, topic: str) -> dict[str, Any]:
+        """Return the names of the channels of a topic, under ``channels``."""
+        return self._object("/channels", topic=check_topic(topic))
+
+    def nodes(self) -> dict[str, Any]:
+        """Return every nsqd with its topics, under ``producers``."""
+        return self._object("/nodes")
+
+    def list_lookupds(self) -> dict[str, Any]:
+        """Return the lookupds of a redesigned cluster; the original answers 404."""
+        return self._object("/listlookup")
+
+    def create_topic(self, topic: str, **options: Any) -> None:
+        """Register a topic. Redesigned: create it, with options ``partition_num``, ``replicator``, ``orderedmulti``,
+        ``extend`` and so on; only the leading nsqlookupd can."""
+        self._topic("create", topic, **options)
+
+    def delete_topic(self, topic: str, **options: Any) -> None:
+        """Forget a topic and its channels. Redesigned: delete it, with ``partition="**"``."""
+        self._topic("delete", topic, **options)
+
+    def create_channel(self, topic: str, channel: str) -> None:
+        """Register a channel."""
+        self._channel("create", topic, channel)
+
+    def delete_channel(self, topic: str, channel: str) -> None:
+        """Forget a channel."""
+        self._channel("delete", topic, channel)
+
+    def tombstone_topic(self, topic: str, node: str | tuple[str, int]) -> None:
+        """Hide a producer of a topic for a while; ``node`` is broadcast address and HTTP port of the nsqd."""
+        self._topic("tombstone", topic, node=str(parse_address(node, DEFAULT_NSQD_HTTP_PORT)))
+
+    def debug(self) -> dict[str, Any]:
+        """Return all registrations."""
+        return self._object("/debug")
+
+
+def _query_text(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def _text(body: bytes) -> bytes:
+    """Old servers wrap everything, even the OK of a publish; what is no JSON object is the reply itself."""
+    if not body.lstrip().startswith(b"{"):
+        return body
+    try:
+        data = unwrap(body)
+        return msgspec.json.decode(data, type=str).encode() if data.startswith(b'"') else data
+    except (RemoteProtocolError, UnicodeDecodeError):
+        return body
+
+
+def _body(name: str, data: bytes) -> bytes:
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise TypeError(f"{name} must be bytes, not {type(data).__name__}")
+    if not len(data):
+        raise BodyInvalid(f"{name} must not be empty")
+    return bytes(data)
+
+
+def _config_path(option: str) -> str:
+    if not isinstance(option, str) or not _OPTION.fullmatch(option):
+        raise ConfigError(f"invalid name of a config option: {option!r}")
+    return f"/config/{option}"
+
+
+def _config_value(reply: bytes) -> Any:
+    try:
+        return msgspec.json.decode(reply)
+    except msgspec.MsgspecError:
+        return reply.decode("utf-8", "replace")
