@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from nsq_fast.broker import BrokerProcess
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
-from nsq_fast.runtime.admin import NsqdHTTPClient
+from nsq_fast.runtime.admin import LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.runtime.http import Endpoint
 
 from . import options
@@ -44,6 +45,7 @@ _NOTES = {
     "lost": "published, never finished nor given up",
     "duplicated": "finished more than once",
     "left_on_server": "waiting, in flight or deferred at the end",
+    "discovery_seconds": "start to the first message of every topic",
     "messages_per_second": "published, handled and answered",
     "latency_p50_ms": "publish to handler, first delivery",
     "latency_p99_ms": "",
@@ -80,14 +82,16 @@ def command(
 ) -> None:
     """Publish to several topics and consume them, with handlers that succeed, fail, requeue, touch and answer later.
 
-    On an embedded broker, or on the servers of --lookupd or --nsqd. The exit code is 1 when a message was lost.
+    On an embedded broker, or on the servers of --lookupd or --nsqd, in topics of its own; with --nsqd alone these stay
+    there. The exit code is 1 when a message was lost.
     """
     if nsqds or lookupds:
         options.require_running(nsqds, lookupds)
-    with stop_signals() as stop, _servers(nsqds, lookupds) as (where, servers, stats_from):
+    with stop_signals() as stop, _servers(nsqds, lookupds) as servers:
         job = MainJob(
             JobOptions(
-                **servers,
+                nsqds=servers.nsqds,
+                lookupds=servers.lookupds,
                 messages=messages,
                 topics=topics,
                 body_size=size,
@@ -97,9 +101,9 @@ def command(
         )
         with _progress(messages, quiet=as_json) as progress:
             summary = job.run(stop, progress.update)
-        left = None if stop.is_set() else _left_on(stats_from, job.topics)
-        _clean_up(stats_from, job.topics)
-    results = {**dataclasses.asdict(summary), "left_on_server": left, "server": where}
+        left = None if stop.is_set() else servers.left(job.topics)
+        servers.delete(job.topics)
+    results = {**dataclasses.asdict(summary), "left_on_server": left, "server": servers.name}
     if as_json:
         click.echo(json.dumps(results))
     else:
@@ -113,37 +117,47 @@ def _exit_code(summary: Summary, left: int | None) -> int:
     return 1 if summary.lost or summary.publish_failed or left or summary.ended != "done" else 0
 
 
+@dataclasses.dataclass(frozen=True)
+class _Servers:
+    """Where the job runs: the addresses that clients get, and for the accounts afterwards the HTTP addresses known."""
+
+    name: str
+    nsqds: tuple[str, ...] = ()
+    lookupds: tuple[str, ...] = ()
+    nsqds_http: tuple[str, ...] = ()
+
+    def left(self, topics: Sequence[str]) -> int | None:
+        """What the nsqds still hold of these topics; None where they cannot be asked."""
+        if not self.nsqds_http:
+            return None
+        clients = [NsqdHTTPClient.from_url(nsqd) for nsqd in self.nsqds_http]
+        return sum(
+            row.unanswered for row in add_up(client.stats(topic=topic) for client in clients for topic in topics)
+        )
+
+    def delete(self, topics: Sequence[str]) -> None:
+        """Delete the topics, on nsqds before lookupds; not every server has every topic."""
+        clients: list[NsqdHTTPClient | LookupdHTTPClient] = [NsqdHTTPClient.from_url(nsqd) for nsqd in self.nsqds_http]
+        clients += [LookupdHTTPClient.from_url(lookupd) for lookupd in self.lookupds]
+        for client in clients:
+            for topic in topics:
+                with suppress(NsqError):
+                    client.delete_topic(topic)
+
+
 @contextmanager
-def _servers(nsqds: Sequence[Address], lookupds: Sequence[Endpoint]) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
-    """Where the job runs: a name for it, the servers for clients, and the nsqds' HTTP addresses where known."""
+def _servers(nsqds: Sequence[Address], lookupds: Sequence[Endpoint]) -> Iterator[_Servers]:
     if lookupds:
         seeds = tuple(str(lookupd) for lookupd in lookupds)
-        yield f"nsqlookupd {', '.join(seeds)}", {"lookupds": seeds}, options.nsqds_of(seeds)
+        yield _Servers(f"nsqlookupd {', '.join(seeds)}", lookupds=seeds, nsqds_http=tuple(options.nsqds_of(seeds)))
     elif nsqds:
         addresses = tuple(str(nsqd) for nsqd in nsqds)
-        yield f"nsqd {', '.join(addresses)}", {"nsqds": addresses}, []
+        yield _Servers(f"nsqd {', '.join(addresses)}", nsqds=addresses)
     else:
-        from nsq_fast.broker import BrokerProcess
-
         with BrokerProcess() as broker:
             seed = f"http://{broker.lookupd.http}"
-            yield "embedded nsqd and nsqlookupd", {"lookupds": (seed,)}, [str(nsqd.http) for nsqd in broker.nsqds]
-
-
-def _left_on(nsqds: Sequence[str], topics: Sequence[str]) -> int | None:
-    """What the nsqds still hold of these topics; None where they cannot be asked."""
-    if not nsqds:
-        return None
-    rows = add_up(NsqdHTTPClient(nsqd).stats(topic=topic) for nsqd in nsqds for topic in topics)
-    return sum(row.unanswered for row in rows)
-
-
-def _clean_up(nsqds: Sequence[str], topics: Sequence[str]) -> None:
-    for nsqd in nsqds:
-        client = NsqdHTTPClient(nsqd)
-        for topic in topics:
-            with suppress(NsqError):  # not every nsqd has every topic
-                client.delete_topic(topic)
+            http = tuple(str(nsqd.http) for nsqd in broker.nsqds)
+            yield _Servers("embedded nsqd and nsqlookupd", lookupds=(seed,), nsqds_http=http)
 
 
 def _progress(messages: int, quiet: bool) -> _Bars | _Lines:

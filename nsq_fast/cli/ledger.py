@@ -79,6 +79,10 @@ class Ledger:
             if self.settled >= self.wake_at:
                 self.woken.set()
 
+    def is_settled(self, number: int) -> bool:
+        """Whether this message was finished or given up."""
+        return bool(self._finished[number] or self._given_up[number])
+
     def wake_when(self, settled: int) -> Event:
         """Arrange for ``woken`` to be set when that many messages are settled; return it."""
         self.wake_at = settled

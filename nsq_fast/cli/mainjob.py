@@ -6,8 +6,10 @@ message's sequence number alone (see ``_PLAN``), so a run can be repeated, and
 every seed of trouble is there in every run: handlers that fail once or always,
 that requeue, touch, or answer from another greenlet; deferred publishes.
 
-Each topic's publisher waits while too many messages are unsettled, so that the
-latency is that of a system at work and not that of a backlog.
+Each publisher sends one message and waits until it was handled: discovery is
+over then, and the clock for the rate starts. It waits while too many messages
+are unsettled, so that the latency is that of a system at work, not of a backlog.
+The rate is that of the first 95 % answered: the last ones are delayed on purpose.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from gevent import Greenlet, joinall, sleep, spawn
 from gevent.event import Event
 
 from nsq_fast._codec import Message
-from nsq_fast.errors import NsqError, PublishFailed, RequeueMessage
+from nsq_fast.errors import NoNsqd, NsqError, PublishFailed, RequeueMessage
 from nsq_fast.runtime.consumer import Consumer
 from nsq_fast.runtime.producer import Producer
 
@@ -33,7 +35,8 @@ _HEAD = struct.Struct(">QQ")  # sequence number; perf_counter_ns when published,
 _CHANNEL = "workers"
 _TICK = 0.1
 _LATER = 0.02
-_ROOM_POLL = 0.002
+_POLL = 0.002
+_BULK = 0.95
 _CLOSE_TIMEOUT = 10.0
 
 
@@ -53,7 +56,7 @@ class JobOptions:
     stall_timeout: float = 30.0
 
     @property
-    def servers(self) -> dict[str, tuple[str, ...]]:
+    def servers(self) -> dict[str, Any]:
         """The servers as arguments of a Consumer or Producer."""
         return {"nsqd_tcp_addresses": self.nsqds, "lookupd_http_addresses": self.lookupds}
 
@@ -74,6 +77,7 @@ class Summary:
     given_up: int
     lost: int
     duplicated: int
+    discovery_seconds: float
     seconds: float
     messages_per_second: float
     latency_p50_ms: float | None
@@ -98,6 +102,12 @@ class MainJob:
         self._padding = b"." * max(0, options.body_size - _HEAD.size)
         self._later: list[tuple[Message, int]] = []
         self._running = True
+        self._started = self._bulk_at = 0.0
+        self._bulk = 0
+        self._openers: set[int] = set()
+        self._unopened = options.topics
+        self._all_open = Event()
+        self._flowing_since = 0.0
 
     def run(self, stop: Event, on_progress: Callable[[Ledger], None]) -> Summary:
         """Do the job; return when all is settled, when nothing moves any more, or when ``stop`` is set.
@@ -109,7 +119,7 @@ class MainJob:
         Raises NsqError when the servers cannot be used at all.
         """
         consumers = [self._consumer(topic) for topic in self.topics]
-        started = perf_counter()
+        self._started = perf_counter()
         with Producer(**self.options.servers, lookupd_poll_interval=1.0) as producer:
             publishers = self._publishers(producer)
             for consumer in consumers:
@@ -117,9 +127,10 @@ class MainJob:
             later = spawn(self._answer_later)
             try:
                 ended = self._watch(publishers, stop, on_progress)
-                seconds = perf_counter() - started
+                seconds = perf_counter() - self._started
             finally:
                 self._running = False
+                self._all_open.set()
                 joinall([*publishers, later], timeout=_CLOSE_TIMEOUT)
                 joinall([spawn(consumer.close, drain=True, timeout=_CLOSE_TIMEOUT) for consumer in consumers])
         on_progress(self.ledger)
@@ -138,16 +149,17 @@ class MainJob:
             max_backoff_duration=0,
             requeue_base_delay=0.05,
             requeue_max_delay=0.2,
-            lookupd_poll_interval=0.5,
+            lookupd_poll_interval=0.2,
         )
         consumer.on_giving_up.connect(self._on_giving_up, weak=False)
         return consumer
 
     def _watch(self, publishers: list[Greenlet[..., Any]], stop: Event, on_progress: Callable[[Ledger], None]) -> str:
         ledger = self.ledger
+        ledger.wake_when(int(ledger.size * _BULK))
         moved_at, seen = perf_counter(), -1
         while not stop.is_set():
-            if ledger.woken.wait(_TICK) and self._all_settled(publishers):
+            if ledger.woken.wait(_TICK) and self._is_done(publishers):
                 return "done"
             on_progress(ledger)
             moves = ledger.delivered + ledger.published + ledger.publish_failed
@@ -157,14 +169,20 @@ class MainJob:
                 return "stalled"
         return "interrupted"
 
-    def _all_settled(self, publishers: list[Greenlet[..., Any]]) -> bool:
+    def _is_done(self, publishers: list[Greenlet[..., Any]]) -> bool:
+        """Called when the ledger woke up: at the end of the bulk, then when all may be settled."""
+        ledger = self.ledger
+        if not self._bulk_at:
+            self._bulk_at = perf_counter()
+            self._bulk = ledger.settled
         joinall(publishers, timeout=_TICK)
-        if not all(publisher.dead for publisher in publishers):
-            return False
-        missing = self.ledger.lost
-        if missing:
-            self.ledger.wake_when(self.ledger.settled + missing)
-        return not missing
+        missing = ledger.lost
+        ledger.wake_when(ledger.settled + missing if missing else self._settleable())
+        return not missing and all(publisher.dead for publisher in publishers)
+
+    def _settleable(self) -> int:
+        # Failed publishes are never settled, but for those that were stored all the same.
+        return self.options.messages - self.ledger.publish_failed
 
     # Publishing
 
@@ -177,21 +195,30 @@ class MainJob:
         ]
 
     def _publish_topic(self, producer: Producer, topic: str, first: int, last: int) -> None:
-        for turn, start in enumerate(range(first, last, self.options.batch)):
+        self._open(producer, topic, first)
+        for turn, start in enumerate(range(first + 1, last, self.options.batch)):
             self._wait_for_room()
             if not self._running:
                 return
             self._publish_batch(producer, topic, range(start, min(last, start + self.options.batch)), turn)
-        self._wake_if_over()
+        self.ledger.wake_when(min(self.ledger.wake_at, self._settleable()))
 
-    def _wake_if_over(self) -> None:
-        # Failed publishes are never settled: the job is over at a lower count then.
-        self.ledger.wake_when(self.options.messages - self.ledger.publish_failed)
+    def _open(self, producer: Producer, topic: str, number: int) -> None:
+        """Publish one message that is simply finished, wait until it is, then for the other topics."""
+        self._openers.add(number)
+        self._account(range(number, number + 1), producer.publish, topic, self._body(number, 0))
+        while self._running and not self.ledger.is_settled(number) and not self.ledger.publish_failed:
+            sleep(_POLL)
+        self._unopened -= 1
+        if not self._unopened:
+            self._flowing_since = perf_counter()
+            self._all_open.set()
+        self._all_open.wait()
 
     def _wait_for_room(self) -> None:
         ledger, window = self.ledger, self.options.window
         while self._running and ledger.published - ledger.settled > window:
-            sleep(_ROOM_POLL)
+            sleep(_POLL)
 
     def _publish_batch(self, producer: Producer, topic: str, numbers: range, turn: int) -> None:
         """Publish messages one by one, deferred, or together, by turns."""
@@ -201,7 +228,7 @@ class MainJob:
                 self._account(range(number, number + 1), producer.publish, topic, body)
         elif turn % 100 == 50:
             for number in numbers:
-                self._account(range(number, number + 1), producer.publish, topic, self._body(number, 0), defer=0.05)
+                self._account(range(number, number + 1), producer.publish, topic, self._body(number, 0), defer=50)
         else:
             now = perf_counter_ns()
             self._account(numbers, producer.multipublish, topic, [self._body(number, now) for number in numbers])
@@ -209,7 +236,7 @@ class MainJob:
     def _account(self, numbers: range, publish: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         try:
             publish(*args, **kwargs)
-        except PublishFailed:
+        except (PublishFailed, NoNsqd):
             self.ledger.mark_failed(len(numbers))
         else:
             self.ledger.mark_published(numbers.start, len(numbers))
@@ -226,7 +253,7 @@ class MainJob:
         if published_at and message.attempts == 1:
             ledger.latencies.append(perf_counter_ns() - published_at)
         action = _PLAN[number % len(_PLAN)]
-        if action is None:
+        if action is None or number in self._openers:
             ledger.mark_finished(number)
         else:
             action(self, message, number)
@@ -290,11 +317,16 @@ class MainJob:
             given_up=ledger.given_up,
             lost=ledger.lost,
             duplicated=ledger.duplicated,
+            discovery_seconds=round(max(0.0, self._flowing_since - self._started), 3),
             seconds=round(seconds, 3),
-            messages_per_second=round(ledger.settled / seconds, 1),
+            messages_per_second=round(self._rate(), 1),
             latency_p50_ms=ledger.latency_ms(50),
             latency_p99_ms=ledger.latency_ms(99),
         )
+
+    def _rate(self) -> float:
+        duration = self._bulk_at - self._flowing_since
+        return self._bulk / duration if self._flowing_since and duration > 0 else 0.0
 
 
 def _plan() -> list[Action | None]:

@@ -10,6 +10,7 @@ from time import perf_counter
 import click
 from gevent import get_hub, wait
 from gevent.event import Event
+from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from nsq_fast.config import ProducerConfig
@@ -158,7 +159,5 @@ class _Job:
 
 def _progress(files: Sequence[str], quiet: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    from rich.console import Console
-
     console = Console(stderr=True)
     return Progress(*columns, console=console, disable=quiet or not console.is_terminal or not files)

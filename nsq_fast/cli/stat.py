@@ -112,7 +112,7 @@ class _Reader:
 
     def _ask(self, nsqd: str) -> Any:
         try:
-            return NsqdHTTPClient(nsqd).stats(topic=self._topic, channel=self._channel)
+            return NsqdHTTPClient.from_url(nsqd).stats(topic=self._topic, channel=self._channel)
         except NsqError as error:
             return error
 

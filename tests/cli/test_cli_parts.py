@@ -1,0 +1,148 @@
+"""The pieces of the commands that need no server: splitting, accounting, adding up, reading arguments."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_fast.cli import options
+from nsq_fast.cli.channel_stats import add_up
+from nsq_fast.cli.ledger import Ledger
+from nsq_fast.cli.splitter import Splitter
+from nsq_fast.errors import BodyInvalid
+from nsq_fast.names import Address
+
+
+def split_all(chunks: list[bytes], delimiter: bytes) -> list[bytes]:
+    splitter = Splitter(delimiter, limit=1000)
+    return [message for chunk in chunks for message in splitter.feed(chunk)] + splitter.end()
+
+
+@given(st.lists(st.binary(max_size=20), max_size=20), st.sampled_from([b"\n", b"\0", b"--", b"aab"]), st.data())
+def test_splitter_gives_the_same_messages_however_the_stream_is_cut(
+    lines: list[bytes], delimiter: bytes, data: st.DataObject
+) -> None:
+    stream = delimiter.join(lines)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
+    chunks = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    assert split_all(chunks, delimiter) == [line for line in stream.split(delimiter) if line]
+
+
+def test_splitter_starts_afresh_after_the_end_of_a_stream() -> None:
+    splitter = Splitter(b"\n", limit=100)
+    assert splitter.feed(b"one\ntw") == [b"one"]
+    assert splitter.end() == [b"tw"]
+    assert splitter.feed(b"three\n") == [b"three"]
+    assert splitter.end() == []
+
+
+def test_splitter_does_not_hold_a_stream_without_delimiters() -> None:
+    splitter = Splitter(b"\n", limit=100)
+    with pytest.raises(BodyInvalid, match="more than 100 bytes"):
+        splitter.feed(b"x" * 102)
+
+
+def test_ledger_calls_lost_what_was_published_and_never_settled() -> None:
+    ledger = Ledger(10)
+    ledger.mark_published(0, 6)
+    ledger.mark_failed(4)
+    for number in (0, 1, 2, 7):
+        ledger.mark_finished(number)
+    ledger.mark_given_up(3)
+    assert (ledger.published, ledger.publish_failed, ledger.finished, ledger.given_up) == (6, 4, 4, 1)
+    assert ledger.lost == 2
+    assert ledger.settled == 5
+
+
+def test_ledger_calls_duplicated_what_was_finished_more_than_once() -> None:
+    ledger = Ledger(5)
+    ledger.mark_published(0, 5)
+    for number in (0, 1, 1, 2, 2, 2):
+        ledger.mark_finished(number)
+    for _ in range(1000):
+        ledger.mark_finished(3)
+    assert ledger.duplicated == 3
+    assert ledger.finished == 4
+    assert ledger.lost == 1
+
+
+def test_ledger_settles_a_message_once_though_it_is_finished_and_given_up() -> None:
+    ledger = Ledger(2)
+    ledger.mark_finished(0)
+    ledger.mark_given_up(0)
+    ledger.mark_given_up(1)
+    ledger.mark_finished(1)
+    assert ledger.settled == 2
+    assert ledger.woken.is_set()
+
+
+def test_ledger_wakes_at_the_count_it_was_told() -> None:
+    ledger = Ledger(10)
+    ledger.mark_finished(0)
+    assert ledger.wake_when(1).is_set()
+    assert not ledger.wake_when(2).is_set()
+    ledger.mark_finished(1)
+    assert ledger.woken.is_set()
+
+
+def test_ledger_latency_is_a_percentile() -> None:
+    ledger = Ledger(1)
+    assert ledger.latency_ms(50) is None
+    ledger.latencies.extend(number * 1_000_000 for number in range(100, 0, -1))
+    assert ledger.latency_ms(50) == 51
+    assert ledger.latency_ms(99) == 100
+    assert ledger.latency_ms(100) == 100
+
+
+def stats(topic: str, channel: str, depth: int, paused: bool = False) -> dict[str, object]:
+    counts = {"depth": depth, "backend_depth": depth // 2, "message_count": depth * 10, "paused": False}
+    flow = {"in_flight_count": 1, "deferred_count": 2, "requeue_count": 3, "timeout_count": 4, "client_count": 5}
+    channels = [{**counts, **flow, "channel_name": channel, "paused": paused}]
+    return {"topics": [{**counts, "topic_name": topic, "channels": channels}]}
+
+
+def test_stats_of_several_nsqds_are_added_up() -> None:
+    rows = add_up([stats("t", "c", 10), stats("t", "c", 20, paused=True), stats("a", "c", 1), {"topics": None}])
+    assert [(row.topic, row.channel) for row in rows] == [("a", ""), ("a", "c"), ("t", ""), ("t", "c")]
+    total = rows[-1]
+    assert (total.depth, total.backend_depth, total.memory_depth, total.messages) == (30, 15, 15, 300)
+    assert (total.in_flight, total.deferred, total.requeued, total.timed_out, total.clients) == (2, 4, 6, 8, 10)
+    assert total.paused
+    assert total.unanswered == 36
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("2", 2.0), ("0.5", 0.5), ("200ms", 0.2), ("2s", 2.0), ("1.5m", 90.0), ("1h", 3600.0)]
+)
+def test_durations_are_seconds_or_carry_a_unit(text: str, seconds: float) -> None:
+    assert options.duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2 weeks", "-1", "1s2", "ms"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a duration"):
+        options.duration(text)
+
+
+@pytest.mark.parametrize("text", ["max-in-flight,3", "max_in_flight=3"])
+def test_pairs_take_both_marks_and_dashes(text: str) -> None:
+    assert options.pair(text) == ("max_in_flight", "3")
+
+
+@pytest.mark.parametrize("text", ["", "alone", "=3", ",3"])
+def test_what_is_no_pair_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not name=value"):
+        options.pair(text)
+
+
+def test_addresses_get_the_default_port() -> None:
+    assert options.address(4150)("example") == Address("example", 4150)
+    assert str(options.endpoint(4161)("https://example")) == "https://example:4161"
+
+
+@pytest.mark.parametrize("text", ["host:port", ":1", "host:0"])
+def test_a_wrong_address_is_refused_with_its_text(text: str) -> None:
+    with pytest.raises(click.BadParameter, match=text):
+        options.address(4150)(text)
