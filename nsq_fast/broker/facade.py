@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import gevent
+from gevent import signal_handler
 from gevent.event import Event
 
 from nsq_fast.errors import ConfigError
@@ -148,7 +148,7 @@ class Broker:
 
 def serve(broker: Broker, ready: Callable[[], object]) -> None:
     """Run a broker until SIGTERM or SIGINT, or until it is stopped; ``ready`` is called when it serves."""
-    watchers = [gevent.signal_handler(number, broker.end) for number in (signal.SIGTERM, signal.SIGINT)]
+    watchers = [signal_handler(number, broker.end) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
         with broker:
             ready()
