@@ -219,10 +219,12 @@ cdef dict _decode_headers(bytes ext):
 # arguments: shared with the commands
 
 cdef object checked_int(object value, str argument, object minimum, object maximum):
-    try:
-        number = PyNumber_Index(value)
-    except TypeError:
-        raise TypeError(f"{argument} must be int, not {type(value).__name__}") from None
+    number = value
+    if type(value) is not int:
+        try:
+            number = PyNumber_Index(value)
+        except TypeError:
+            raise TypeError(f"{argument} must be int, not {type(value).__name__}") from None
     if not minimum <= number <= maximum:
         raise ValueError(f"{argument} must be within {minimum} and {maximum}, not {number}")
     return number
@@ -314,18 +316,38 @@ def encode_message(timestamp, attempts, id, body, *, ext_version=None, ext=b"", 
         raise ValueError("offset and raw_size go together")
     if ext and not ext_version:
         raise ValueError("ext needs an ext_version other than 0")
-    cdef list pieces = [
-        checked_int(timestamp, "timestamp", _MIN_I64, _MAX_I64).to_bytes(8, "big", signed=True),
-        checked_int(attempts, "attempts", 0, 0xffff).to_bytes(2, "big"),
-        _id_bytes(id),
-    ]
+    cdef const unsigned char* pointer
+    cdef int version = EXT_NONE if ext_version is None else checked_int(ext_version, "ext_version", 0, 0xff)
+    header = bytes_like(ext, "ext")
+    cdef Py_ssize_t header_size = bytes_view(header, &pointer)
+    if header_size > 0xffff:
+        raise ValueError(f"ext must be at most {0xffff} bytes, not {header_size}")
+    piece = bytes_like(body, "body")
+    cdef Py_ssize_t size = MESSAGE_HEADER_SIZE + bytes_view(piece, &pointer)
     if ext_version is not None:
-        pieces.append(checked_int(ext_version, "ext_version", 0, 0xff).to_bytes(1, "big"))
-        if ext_version:
-            header = _copied(ext, "ext")
-            pieces += [checked_int(len(header), "size of ext", 0, 0xffff).to_bytes(2, "big"), header]
+        size += EXT_VERSION_SIZE + (EXT_LENGTH_SIZE + header_size if version != EXT_NONE else 0)
     if offset is not None:
-        pieces.append(checked_int(offset, "offset", 0, _MAX_U64).to_bytes(8, "big"))
-        pieces.append(checked_int(raw_size, "raw_size", 0, 0xffffffff).to_bytes(4, "big"))
-    pieces.append(_copied(body, "body"))
-    return encode_frame(FRAME_MESSAGE, b"".join(pieces))
+        size += DETAIL_SIZE
+    if size > MAX_BODY - FRAME_DATA_AT:
+        raise ValueError(f"body must make a frame of less than 2 GiB, not {size} bytes")
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, FRAME_DATA_AT + size)
+    cdef unsigned char* at = <unsigned char*> PyBytes_AS_STRING(out)
+    write_u32(at + FRAME_SIZE_AT, <uint32_t> (FRAME_DATA_AT - FRAME_TYPE_AT + size))
+    write_u32(at + FRAME_TYPE_AT, FRAME_MESSAGE)
+    at += FRAME_DATA_AT
+    write_u64(at + TIMESTAMP_AT, <uint64_t> <int64_t> checked_int(timestamp, "timestamp", _MIN_I64, _MAX_I64))
+    write_u16(at + ATTEMPTS_AT, <uint16_t> checked_int(attempts, "attempts", 0, 0xffff))
+    memcpy(at + ID_AT, _id_pointer(id, "id"), ID_SIZE)
+    at += MESSAGE_HEADER_SIZE
+    if ext_version is not None:
+        at[0] = <unsigned char> version
+        at += EXT_VERSION_SIZE
+        if version != EXT_NONE:
+            write_u16(at, <uint16_t> header_size)
+            at = _put(at + EXT_LENGTH_SIZE, header)
+    if offset is not None:
+        write_u64(at, <uint64_t> checked_int(offset, "offset", 0, _MAX_U64))
+        write_u32(at + DETAIL_SIZE_AT, <uint32_t> checked_int(raw_size, "raw_size", 0, 0xffffffff))
+        at += DETAIL_SIZE
+    _put(at, piece)
+    return out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import struct
 import sys
-import time
 import tracemalloc
 from typing import Any
 
@@ -200,14 +199,12 @@ def _peak_of(action: Any) -> int:
 
 @both_readers
 def test_work_is_linear_in_the_bytes(reader_type: Reader) -> None:
-    # copied anew for every byte, these 4 MiB would take hours
-    reader = reader_type()
-    frame = encode_message(1, 1, ID, bytes(1 << 22))
+    # copied anew for every piece, these 32 MiB would be eight TiB: the test would time out
+    reader = reader_type(max_frame_size=1 << 26)
+    frame = encode_message(1, 1, ID, bytes(1 << 25))
     view = memoryview(frame)
-    started = time.process_time()
     count = sum(len(reader.feed(view[at : at + 64])) for at in range(0, len(frame), 64))
     assert count == 1
-    assert time.process_time() - started < 10
 
 
 # poisoning
@@ -335,14 +332,12 @@ def test_max_frames_gives_the_same_frames_in_the_end(size: int, max_frames: int)
 
 def test_a_long_backlog_is_worked_off_in_linear_time() -> None:
     reader = FrameReader()
-    started = time.process_time()
-    for _ in range(20):
-        reader.feed(FRAME * 1000, max_frames=1)
+    for _ in range(20):  # copied anew for every frame, they would be 300 GiB
+        reader.feed(FRAME * 2000, max_frames=1)
     count = 0
     while reader.feed(b"", max_frames=1):
         count += 1
-    assert count == 20_000 - 20
-    assert time.process_time() - started < 5
+    assert count == 40_000 - 20
 
 
 def test_an_error_in_the_backlog() -> None:
