@@ -11,27 +11,31 @@ if TYPE_CHECKING:
     from .consumer import Consumer
 
 
+# 1. make no connection any more: pauses between attempts end, lookup is stopped;
+# 2. CLS to every nsqd, so that it sends nothing more (this takes the place of RDY 0), and REQ 0 for what no handler
+#    has begun with, also for what still arrives: other consumers get it at once;
+# 3. wait for CLOSE_WAIT, behind which nothing can arrive;
+# 4. let running handlers finish, and wait for the answers of messages handled asynchronously: FIN and REQ are
+#    still accepted;
+# 5. flush the last FINs and close the connections;
+# 6. end the workers.
+#
+# Steps 1 and 2 happen at once, so that no handler begins after close() was called. 3 and 4 together end after the
+# timeout; without drain they are left out. What is not answered then is delivered again by nsqd when it times out.
+
+
+def begin_closing(consumer: Consumer) -> None:
+    """Steps 1 and 2; does not block."""
+    for subscriber in consumer.subscribers:
+        subscriber.begin_closing()
+
+
 def close_subscribers(consumer: Consumer, drain: bool, timeout: float | None) -> None:
-    """Close the connections of a consumer, all of them at each step.
-
-    1. make no connection any more: lookup is stopped, pauses between attempts end;
-    2. CLS to every nsqd, so that it sends nothing more (this takes the place of RDY 0), and REQ 0 for what no
-       handler has begun with, also for what still arrives: other consumers get it at once;
-    3. wait for CLOSE_WAIT, behind which nothing can arrive;
-    4. let running handlers finish, and wait for the answers of messages handled asynchronously; their FINs and
-       REQs are still accepted;
-    5. flush the last FINs and close the connections;
-    6. end the workers.
-
-    Steps 3 and 4 together end after ``timeout`` seconds; without ``drain`` they are left out. What is not
-    answered then is delivered again by nsqd when it times out.
-    """
+    """Steps 3 to 5, each for all connections before the next."""
     deadline = None if timeout is None else monotonic() + timeout
     subscribers = consumer.subscribers
     for subscriber in subscribers:
-        subscriber.stop_connecting()
-    for subscriber in subscribers:
-        subscriber.stop_messages()
+        subscriber.drop_half_made()
     if drain:
         _wait(consumer, subscribers, deadline)
     for subscriber in subscribers:

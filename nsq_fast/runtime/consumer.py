@@ -23,7 +23,7 @@ from ..errors import ConfigError, NotRunning
 from ..names import DEFAULT_NSQD_TCP_PORT, Address, check_channel, check_topic, parse_addresses
 from ..protocol.backoff import Backoff, RequeueDelay
 from ..protocol.topology import Topology
-from .closing import close_subscribers
+from .closing import begin_closing, close_subscribers
 from .deadlines import Deadlines
 from .dispatch import Pool
 from .failures import Discard, GiveUpPolicy
@@ -231,7 +231,7 @@ class Consumer:
     # Closing
 
     def close(self, drain: bool = True, timeout: float | None = 30.0) -> None:
-        """Stop consuming, gracefully: see ``closing.close_subscribers`` for the order of things.
+        """Stop consuming, gracefully: see ``closing`` for the order of things.
 
         Called in a handler or in a receiver of a signal it only begins to close. Later calls wait for the first.
 
@@ -241,6 +241,7 @@ class Consumer:
         """
         if not self._is_closing:
             self._is_closing = True
+            begin_closing(self)
             closer = Greenlet(self._close, drain, timeout)
             closer.name = f"{self.name} closer"
             closer.start()

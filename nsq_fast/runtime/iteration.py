@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gevent import getcurrent, sleep
 
 from .._codec import Message
-from .dispatch import SLICE, Lane, Pool, Worker
+from .dispatch import SLICE, Pool, Worker
 
 if TYPE_CHECKING:
     from .outcomes import Outcomes
@@ -27,14 +27,18 @@ def messages(pool: Pool, outcomes: Outcomes) -> Iterator[Message]:
     try:
         while (lane := pool.take()) is not None:
             end = monotonic() + SLICE
-            while lane.waiting and monotonic() < end:
-                message = lane.waiting.popleft()
+            waiting, fins, finish = lane.waiting, lane.fins, outcomes.finish_in(lane)
+            while waiting and monotonic() < end:
+                message = waiting.popleft()
                 worker.current = message
                 if message.attempts > outcomes.max_tries:
                     outcomes.give_up(lane, message)
                     continue
                 yield message
-                _finish(message, lane, outcomes)
+                if not message.is_async() and message.mark_responded():
+                    if not fins:
+                        lane.schedule_flush()
+                    finish(message)
             worker.current = None
             if lane.waiting:
                 sleep(0)
@@ -44,9 +48,3 @@ def messages(pool: Pool, outcomes: Outcomes) -> Iterator[Message]:
         if isinstance(left, Message) and not left.is_async():
             outcomes.requeue(left, 0, False)
 
-
-def _finish(message: Message, lane: Lane, outcomes: Outcomes) -> None:
-    if not message.is_async() and message.mark_responded():
-        if not lane.fins:
-            lane.schedule_flush()
-        outcomes.finish_in(lane)(message)

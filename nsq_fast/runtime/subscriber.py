@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from gevent import Greenlet
 from gevent.event import Event
 
 from .._codec import Message
-from ..errors import ConnectionLost, NsqError, ServerError
+from ..errors import ConnectionClosed, ConnectionLost, NsqError, ServerError
 from ..names import Address
 from ..protocol.backoff import ReconnectDelay
 from ..protocol.rdy import Share
@@ -234,23 +235,21 @@ class Subscriber:
 
     # Closing, step by step as ``closing`` says
 
-    def stop_connecting(self) -> None:
-        """Make no connection any more; one that is being made is dropped."""
+    def begin_closing(self) -> None:
+        """Make no connection any more, ask for CLOSE_WAIT, give back what is unstarted and whatever still arrives."""
         self._is_closing = True
         self._changed.set()
         if not self.is_connected:
-            self.connection.close()
-
-    def stop_messages(self) -> None:
-        """Ask for CLOSE_WAIT, and give back what is unstarted, now and whatever still arrives."""
-        if not self.is_connected:
             return
-        try:
+        with suppress(NsqError):  # it may be ending just now
             self.connection.start_close()
-        except NsqError:
-            return
-        self._is_awaiting_close = True
-        self._give_back_unstarted()
+            self._is_awaiting_close = True
+            self._give_back_unstarted()
+
+    def drop_half_made(self) -> None:
+        """Give up a connection that is being made."""
+        if not self.is_connected:
+            self.connection.close(ConnectionClosed(f"{self.address}: the consumer is closed"))
 
     def wait_for_close_wait(self, deadline: float | None) -> bool:
         """Wait for CLOSE_WAIT; False if it did not come in time."""

@@ -136,6 +136,7 @@ class ScriptedNsqd:
         self.connections.append(connection)
         self.changed.set()
         if self.is_refusing:
+            connection.is_open = False
             sock.close()
             return
         connection.serve()

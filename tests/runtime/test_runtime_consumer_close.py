@@ -1,0 +1,251 @@
+"""The end of a consumer: nothing acknowledged is lost, nothing waits longer than it must."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import gevent
+import pytest
+from gevent.event import Event
+from support.scripted_nsqd import ScriptedNsqd, message_frame
+
+from nsq_fast import Consumer
+from nsq_fast.errors import ConnectionLost
+
+
+@pytest.fixture
+def nsqd():
+    server = ScriptedNsqd()
+    yield server
+    server.stop()
+
+
+def started(nsqd, handler, **options):
+    options = {"max_in_flight": 10, "max_backoff_duration": 0} | options
+    consumer = Consumer("topic", "channel", str(nsqd.address), message_handler=handler, **options)
+    consumer.start(block=False)
+    return consumer
+
+
+def ignore(consumer, message):
+    pass
+
+
+def test_running_handlers_finish_and_unstarted_messages_go_back(nsqd):
+    release, running = Event(), []
+    consumer = started(nsqd, lambda c, m: (running.append(m), release.wait()))
+    conn = nsqd.connection()
+    conn.push(1, 2, 3)
+    conn.wait_for(lambda: running)
+    closer = gevent.spawn(consumer.close)
+    conn.wait_for(lambda: conn.answered(b"REQ") == [2, 3])
+    assert (b"REQ", b"%016x" % 2, b"0") in conn.commands
+    assert not closer.ready()
+    release.set()
+    closer.join(1)
+    assert closer.ready()
+    assert conn.answered(b"FIN") == [1]
+    assert conn.words().index(b"CLS") < conn.words().index(b"REQ")
+
+
+def test_the_last_fin_is_sent_before_the_connection_ends(nsqd):
+    consumer = started(nsqd, lambda c, m: gevent.spawn(c.close))
+    conn = nsqd.connection()
+    conn.push(1)
+    conn.wait_for(lambda: not conn.is_open)
+    assert conn.answered(b"FIN") == [1]
+    assert consumer.join(1)
+
+
+def test_messages_that_arrive_before_close_wait_go_back():
+    def cls(conn, command):
+        conn.send(message_frame(7) + b"\x00\x00\x00\x0e\x00\x00\x00\x00CLOSE_WAIT")
+
+    nsqd = ScriptedNsqd(replies={b"CLS": cls})
+    handled = []
+    consumer = started(nsqd, lambda c, m: handled.append(m))
+    conn = nsqd.connection()
+    consumer.close()
+    conn.wait_for(lambda: not conn.is_open)
+    assert conn.answered(b"REQ") == [7]
+    assert not handled
+    nsqd.stop()
+
+
+def test_asynchronous_messages_may_still_be_answered(nsqd):
+    kept = []
+    consumer = started(nsqd, lambda c, m: (m.enable_async(), kept.append(m)))
+    conn = nsqd.connection()
+    conn.push(1)
+    conn.wait_for(lambda: kept)
+    closer = gevent.spawn(consumer.close)
+    conn.wait_for(lambda: b"CLS" in conn.words())
+    kept[0].finish()
+    closer.join(1)
+    assert closer.ready()
+    conn.wait_for(lambda: conn.answered(b"FIN") == [1])
+
+
+def test_a_timeout_ends_the_wait_and_a_late_answer_says_so(nsqd, caplog):
+    kept = []
+    consumer = started(nsqd, lambda c, m: (m.enable_async(), kept.append(m)))
+    conn = nsqd.connection()
+    conn.push(1)
+    conn.wait_for(lambda: kept)
+    began = monotonic()
+    consumer.close(timeout=0.1)
+    assert 0.08 < monotonic() - began < 1.0
+    assert "1 messages unanswered" in caplog.text
+    with pytest.raises(ConnectionLost):
+        kept[0].finish()
+
+
+def test_without_drain_nobody_waits_for_handlers(nsqd):
+    release, running = Event(), []
+    consumer = started(nsqd, lambda c, m: (running.append(m), release.wait()))
+    conn = nsqd.connection()
+    conn.push(1, 2)
+    conn.wait_for(lambda: running)
+    began = monotonic()
+    consumer.close(drain=False)
+    assert monotonic() - began < 1.0
+    assert conn.answered(b"REQ") == [2]
+    release.set()
+    gevent.sleep(0.01)
+    assert conn.answered(b"FIN") == []
+
+
+def test_close_inside_a_handler_does_not_wait_for_itself(nsqd):
+    began = monotonic()
+    consumer = started(nsqd, lambda c, m: c.close())
+    conn = nsqd.connection()
+    conn.push(1, 2)
+    assert consumer.join(2)
+    assert monotonic() - began < 2
+    assert (conn.answered(b"FIN"), conn.answered(b"REQ")) == ([1], [2])
+
+
+def test_close_inside_a_receiver_does_not_wait_for_itself(nsqd):
+    consumer = started(nsqd, ignore)
+    consumer.on_response.connect(lambda c, response: c.close(), weak=False)
+    conn = nsqd.connection()
+    conn.send(b"\x00\x00\x00\x0f\x00\x00\x00\x00_heartbeat_")
+    assert consumer.join(2)
+
+
+def test_close_inside_the_loop_ends_it(nsqd):
+    consumer = Consumer("topic", "channel", str(nsqd.address), max_in_flight=5)
+    bodies = []
+
+    def loop():
+        for message in consumer:
+            bodies.append(message.body)
+            consumer.close()
+
+    greenlet = gevent.spawn(loop)
+    conn = nsqd.connection()
+    conn.push(1, 2)
+    greenlet.join(2)
+    assert greenlet.ready()
+    assert consumer.join(2)
+    assert (conn.answered(b"FIN"), conn.answered(b"REQ")) == ([1], [2])
+    assert len(bodies) == 1
+
+
+def test_a_server_without_close_wait_does_not_hold_the_end_up():
+    nsqd = ScriptedNsqd(replies={b"CLS": b""})
+    consumer = started(nsqd, ignore)
+    nsqd.connection()
+    began = monotonic()
+    consumer.close(timeout=0.1)
+    assert monotonic() - began < 1.0
+    nsqd.stop()
+
+
+def test_closing_while_connecting(nsqd):
+    mute = ScriptedNsqd(replies={b"IDENTIFY": b""})
+    consumer = started(mute, ignore)
+    mute.wait_for(lambda: mute.connections)
+    began = monotonic()
+    consumer.close()
+    assert monotonic() - began < 1.0
+    mute.stop()
+
+
+def test_closing_while_subscribing():
+    mute = ScriptedNsqd(replies={b"SUB": b""})
+    consumer = started(mute, ignore)
+    mute.wait_for(lambda: mute.connections and b"SUB" in mute.connections[0].words())
+    began = monotonic()
+    consumer.close(timeout=0.2)
+    assert monotonic() - began < 3.0
+    mute.stop()
+
+
+def test_closing_when_nothing_is_connected(nsqd):
+    nsqd.stop()
+    consumer = started(nsqd, ignore)
+    gevent.sleep(0.02)
+    began = monotonic()
+    consumer.close()
+    assert monotonic() - began < 0.5
+
+
+def test_closing_is_idempotent_and_told_once(nsqd):
+    told = []
+    consumer = started(nsqd, ignore)
+    consumer.on_close.connect(lambda c: told.append(c), weak=False)
+    nsqd.connection()
+    for _ in range(3):
+        consumer.close()
+    assert told == [consumer]
+    assert not consumer.is_running
+
+
+def test_closing_what_was_never_started(nsqd):
+    Consumer("topic", "channel", str(nsqd.address)).close()
+
+
+def test_start_blocks_until_closed(nsqd):
+    consumer = Consumer("topic", "channel", str(nsqd.address), message_handler=ignore)
+    running = gevent.spawn(consumer.start)
+    nsqd.connection()
+    assert consumer.is_running
+    assert not consumer.join(0.01)
+    consumer.close()
+    running.join(1)
+    assert running.ready()
+
+
+def test_with_closes(nsqd):
+    with Consumer("topic", "channel", str(nsqd.address), message_handler=ignore) as consumer:
+        conn = nsqd.connection()
+        conn.push(1)
+        conn.wait_for(lambda: conn.answered(b"FIN") == [1])
+    assert not consumer.is_running
+    assert b"CLS" in conn.words()
+
+
+def test_no_greenlet_is_left(nsqd):
+    import gc
+
+    from greenlet import greenlet
+
+    def names():
+        gc.collect()
+        return sorted(
+            each.name
+            for each in gc.get_objects()
+            if isinstance(each, greenlet)
+            and isinstance(each, gevent.Greenlet)
+            and not each.dead
+            and "nsq_fast" in each.name
+        )
+
+    before = names()
+    consumer = started(nsqd, ignore, concurrency=3)
+    nsqd.connection()
+    assert names() != before
+    consumer.close()
+    gevent.sleep(0.02)
+    assert names() == before
