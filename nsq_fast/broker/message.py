@@ -8,6 +8,7 @@ share the bytes.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 _HEAD = struct.Struct(">iiqH16s")
 _ATTEMPTS = struct.Struct(">H")
@@ -28,13 +29,12 @@ class Message:
         frame: the MESSAGE frame of the first delivery (attempts 1), plain layout.
         attempts: deliveries so far.
         sequence: number of the message in its topic's log; -1 when it is not there.
-        owner: the client that has it in flight, or None.
         deadline: when its delivery times out, monotonic seconds.
         delivered_at: when it was delivered, monotonic seconds.
         due: when a deferred message becomes ready, seconds since the epoch; 0.0 when not deferred.
     """
 
-    __slots__ = ("attempts", "deadline", "delivered_at", "due", "frame", "id", "owner", "sequence")
+    __slots__ = ("attempts", "deadline", "delivered_at", "due", "frame", "id", "sequence")
 
     def __init__(self, id: bytes, frame: bytes, sequence: int = -1, due: float = 0.0) -> None:
         self.id = id
@@ -42,7 +42,8 @@ class Message:
         self.sequence = sequence
         self.due = due
         self.attempts = 0
-        self.owner: object = None
+        self.deadline = 0.0
+        self.delivered_at = 0.0
 
     @property
     def body(self) -> bytes:
@@ -64,7 +65,7 @@ class Message:
         return b"%b%b%b" % (self.frame[:_ATTEMPTS_AT], attempts, self.frame[_ATTEMPTS_AT + 2 :])
 
 
-def encode_frames(ids: list[bytes], bodies: list[bytes], timestamp: int) -> list[bytes]:
+def encode_frames(ids: Sequence[bytes], bodies: Sequence[bytes], timestamp: int) -> list[bytes]:
     """The frames of a batch of bodies published at ``timestamp`` nanoseconds."""
     pack = _HEAD.pack
     return [

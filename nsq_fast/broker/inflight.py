@@ -1,0 +1,85 @@
+"""The messages that one client has in flight, in the order of their deadlines.
+
+All messages of a client have the same timeout, so the order in which they were
+delivered is the order of their deadlines, and a dict keeps it: to answer a
+message is one ``pop``, to find what has timed out is a look at the first ones.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from .message import Message
+
+
+class Owner(Protocol):
+    """Who has messages in flight."""
+
+    def wake(self) -> None:
+        """Some of them are gone."""
+
+
+class InFlight:
+    """The messages of one client of a channel. It outlives the client until they have timed out.
+
+    Attributes:
+        messages: by id, the earliest deadline first. Answering one is to pop it.
+        timeout: seconds until a delivered message times out.
+        client: who has them; None after it has gone.
+    """
+
+    __slots__ = ("_clamped", "client", "messages", "timeout")
+
+    def __init__(self, client: Owner, timeout: float) -> None:
+        self.client: Owner | None = client
+        self.timeout = timeout
+        self.messages: dict[bytes, Message] = {}
+        # Touched up to the longest time allowed: their deadlines are out of order.
+        self._clamped: dict[bytes, Message] = {}
+
+    def __len__(self) -> int:
+        return len(self.messages) + len(self._clamped)
+
+    def __contains__(self, id: bytes) -> bool:
+        return id in self.messages or id in self._clamped
+
+    def all(self) -> list[Message]:
+        """Every message."""
+        return [*self.messages.values(), *self._clamped.values()]
+
+    def pop(self, id: bytes) -> Message | None:
+        """Take a message out; None if it is not here."""
+        return self.messages.pop(id, None) or self._clamped.pop(id, None)
+
+    def touch(self, id: bytes, now: float, longest: float) -> bool:
+        """Give a message its timeout again, but no more than ``longest`` after its delivery. False: it is not here."""
+        message = self.pop(id)
+        if message is None:
+            return False
+        message.deadline = now + self.timeout
+        last = message.delivered_at + longest
+        if message.deadline < last:
+            self.messages[id] = message
+        else:
+            message.deadline = last
+            self._clamped[id] = message
+        return True
+
+    def pop_expired(self, now: float) -> list[Message]:
+        """Take out the messages whose deadline has passed."""
+        expired: list[Message] = []
+        for message in self.messages.values():
+            if message.deadline > now:
+                break
+            expired.append(message)
+        for message in expired:
+            del self.messages[message.id]
+        late = [message for message in self._clamped.values() if message.deadline <= now]
+        for message in late:
+            del self._clamped[message.id]
+        return expired + late
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.messages.clear()
+        self._clamped.clear()
