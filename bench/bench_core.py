@@ -135,6 +135,26 @@ def test_fin(benchmark: Any, how: str) -> None:
     measure(benchmark, work[how], count, rounds=300)
 
 
+class Responder:
+    """The least that an answer can cost."""
+
+    def finish(self, message: Message) -> None:
+        pass
+
+
+@pytest.mark.benchmark(group="answer")
+def test_finish(benchmark: Any) -> None:
+    """What a message costs between the reader and the writer: claim the answer, call the responder."""
+    responder = Responder()
+    batches = [[Message(1, 1, ID, b"", responder=responder) for _ in range(1000)] for _ in range(60)]
+
+    def work() -> None:
+        for message in batches.pop():
+            message.finish()
+
+    measure(benchmark, work, 1000)
+
+
 BODY = b"x" * 200
 COMMANDS: dict[str, Callable[[], bytes]] = {
     "pub": lambda: _codec.pub("topic", BODY),
