@@ -151,6 +151,9 @@ class Worker:
                     self._handle_some(lane)
                 else:
                     self._handle_batch(lane)
+            except Exception:
+                # A fault of ours, not of a handler: those are dealt with below. The worker must go on.
+                self._outcomes.log_fault(self.current)
             finally:
                 self.current = None
             if lane.waiting:

@@ -23,6 +23,7 @@ from .signals import emit, is_heard
 if TYPE_CHECKING:
     from .consumer import Consumer
 
+MAX_DELAY = 30 * 24 * 3600.0  # seconds; beyond what any server accepts
 NO_LIMIT = 1 << 16  # attempts are 16 bits wide
 
 Handler = Callable[[Any, Message], object]
@@ -108,6 +109,10 @@ class Outcomes:
             self._log.info("message %s could not be requeued: its connection is lost", message_name(message))
             self.consumer.flow.changed()
 
+    def log_fault(self, handled: Message | list[Message] | None) -> None:
+        """Log an exception that no handler raised; what was being handled goes back to nsqd when it times out."""
+        self._log.exception("nsq_fast itself failed while handling %r", handled)
+
     def _note(self, error: BaseException, message: Message) -> bool:
         """Log and signal what a handler raised; say whether it counts as a failure for backoff."""
         if isinstance(error, RequeueMessage):
@@ -159,6 +164,7 @@ def _no_handler(consumer: object, message: Message) -> object:
 
 
 def _requested_delay_ms(error: BaseException) -> int | None:
-    if isinstance(error, RequeueMessage) and error.delay is not None:
-        return max(0, round(error.delay * 1000))
-    return None
+    if not isinstance(error, RequeueMessage) or error.delay is None:
+        return None
+    # A delay beyond all reason (or NaN) must not keep the message from being requeued; nsqd clamps what it gets.
+    return round(1000 * min(max(error.delay, 0.0), MAX_DELAY)) if error.delay == error.delay else None

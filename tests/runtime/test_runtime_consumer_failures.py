@@ -98,6 +98,16 @@ def test_a_handler_may_ask_to_requeue_with_its_own_delay(nsqd, consume):
     assert not told, "asking to requeue is no error"
 
 
+@pytest.mark.parametrize("delay", [-5, float("inf"), float("-inf"), float("nan"), 1e300])
+def test_no_delay_is_too_odd_to_requeue_with(nsqd, consume, delay):
+    consume(raising(RequeueMessage(delay)))
+    conn = nsqd.connection()
+    conn.push(1, body=b"bad")
+    conn.push(2)
+    conn.wait_for(lambda: conn.answered(b"FIN") == [2])
+    assert len(requeues(conn)) == 1
+
+
 def test_a_message_requeued_without_a_delay_by_its_handler_gets_the_computed_one(nsqd, consume):
     consume(lambda consumer, message: message.requeue(), requeue_jitter=0.0)
     conn = nsqd.connection()

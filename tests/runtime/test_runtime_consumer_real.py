@@ -1,0 +1,290 @@
+"""The consumer against real nsqds: nothing lost, nothing held beyond the limit, back after every bad day."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from time import monotonic
+
+import gevent
+import pytest
+from geventhttpclient import HTTPClient
+
+from nsq_fast import Consumer, RequeueMessage
+
+
+def post(server, path, body=b""):
+    client = HTTPClient(*server.http_address)
+    response = client.post(path, body)
+    assert response.status_code == 200, response.read()
+    client.close()
+
+
+def publish(server, topic, bodies):
+    post(server, f"/mpub?topic={topic}", b"\n".join(bodies))
+
+
+def with_quick_timeouts(server):
+    """nsqd looks at timeouts and deferred messages of a new channel only after 5 s, of one it starts with at once."""
+    post(server, "/topic/create?topic=t")
+    post(server, "/channel/create?topic=t&channel=c")
+    server.stop()
+    server.start()
+    return server
+
+
+def channel_stats(server, topic, channel):
+    client = HTTPClient(*server.http_address)
+    stats = json.loads(client.get(f"/stats?format=json&topic={topic}").read())
+    client.close()
+    (found,) = [each for each in stats["topics"][0]["channels"] if each["channel_name"] == channel]
+    return found
+
+
+def wait_until(condition, timeout=10.0):
+    end = monotonic() + timeout
+    while not condition():
+        assert monotonic() < end, "waited in vain"
+        gevent.sleep(0.01)
+
+
+def bodies(prefix, count):
+    return [b"%s-%d" % (prefix, number) for number in range(count)]
+
+
+@pytest.mark.parametrize("options", [{}, {"concurrency": 5}, {"batch": True}, {"snappy": True}, {"deflate": True}])
+def test_every_message_is_handled_once_and_finished(real_nsqd, options):
+    nsqd = real_nsqd()
+    publish(nsqd, "t", bodies(b"m", 3000))
+    seen = Counter()
+    handlers = {"message_handler": lambda c, m: seen.update([m.body])}
+    if options.pop("batch", False):
+        handlers = {"batch_handler": lambda c, messages: seen.update(m.body for m in messages)}
+    with Consumer("t", "c", str(nsqd.tcp_address), max_in_flight=100, **handlers, **options):
+        wait_until(lambda: len(seen) == 3000)
+    assert set(seen.values()) == {1}
+    stats = channel_stats(nsqd, "t", "c")
+    assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"], stats["timeout_count"]) == (0, 0, 0, 0)
+
+
+def test_max_in_flight_above_max_rdy_count(real_nsqd):
+    nsqd = real_nsqd("-max-rdy-count=50")
+    publish(nsqd, "t", bodies(b"m", 500))
+    seen, errors = set(), []
+    consumer = Consumer(
+        "t", "c", str(nsqd.tcp_address), max_in_flight=5000, message_handler=lambda c, m: seen.add(m.body)
+    )
+    consumer.on_error.connect(lambda c, error: errors.append(error), weak=False)
+    with consumer:
+        wait_until(lambda: len(seen) == 500)
+    assert not errors
+
+
+def test_never_more_held_than_max_in_flight_while_nsqds_come_and_go(real_nsqd):
+    nsqds = [real_nsqd() for _ in range(3)]
+    for number, nsqd in enumerate(nsqds):
+        publish(nsqd, "t", bodies(b"%d" % number, 300))
+    held, most, seen = 0, 0, set()
+
+    def handler(consumer, message):
+        nonlocal held, most
+        held += 1
+        most = max(most, consumer.total_in_flight)
+        gevent.sleep(0.002)
+        held -= 1
+        seen.add(message.body)
+
+    addresses = [str(nsqd.tcp_address) for nsqd in nsqds]
+    nsqds[2].kill()
+    with Consumer(
+        "t", "c", addresses, max_in_flight=12, concurrency=12, message_handler=handler, max_reconnect_delay=0.1
+    ):
+        wait_until(lambda: len(seen) > 50)
+        nsqds[2].start()
+        wait_until(lambda: any(body.startswith(b"2") for body in seen) or len(seen) == 600)
+        nsqds[0].restart()
+        wait_until(lambda: {body for body in seen if body.startswith(b"1")} == set(bodies(b"1", 300)))
+    assert most <= 12
+
+
+def test_a_restarted_nsqd_is_found_again_and_loses_nothing(real_nsqd):
+    nsqd = real_nsqd()
+    seen = set()
+    with Consumer(
+        "t",
+        "c",
+        str(nsqd.tcp_address),
+        max_in_flight=50,
+        message_handler=lambda c, m: seen.add(m.body),
+        max_reconnect_delay=0.2,
+    ) as consumer:
+        publish(nsqd, "t", bodies(b"before", 100))
+        wait_until(lambda: len(seen) == 100)
+        nsqd.kill()
+        wait_until(lambda: not consumer.stats().connections[0].is_connected)
+        nsqd.start()
+        publish(nsqd, "t", bodies(b"after", 100))
+        wait_until(lambda: len(seen) == 200)
+        assert consumer.stats().connections[0].rdy == 50
+
+
+def test_nsqds_are_found_through_lookupd_also_one_that_comes_later(real_nsqd, real_lookupd):
+    lookupd = real_lookupd()
+    flag = f"-lookupd-tcp-address={lookupd.tcp_address}"
+    first = real_nsqd(flag)
+    publish(first, "t", [b"first"])
+    seen = set()
+    with Consumer(
+        "t",
+        "c",
+        lookupd_http_addresses=str(lookupd.http_address),
+        lookupd_poll_interval=0.2,
+        max_in_flight=10,
+        message_handler=lambda c, m: seen.add(m.body),
+    ):
+        wait_until(lambda: seen == {b"first"})
+        second = real_nsqd(flag)
+        publish(second, "t", [b"second"])
+        wait_until(lambda: seen == {b"first", b"second"})
+
+
+def test_slow_handlers_run_side_by_side(real_nsqd):
+    nsqd = real_nsqd()
+    publish(nsqd, "t", bodies(b"m", 100))
+    seen = set()
+
+    def handler(consumer, message):
+        gevent.sleep(0.05)
+        seen.add(message.body)
+
+    began = monotonic()
+    with Consumer("t", "c", str(nsqd.tcp_address), max_in_flight=100, concurrency=100, message_handler=handler):
+        wait_until(lambda: len(seen) == 100)
+    assert monotonic() - began < 2.0, "one after another they take 5 s"
+
+
+def test_handlers_slower_than_heartbeats_keep_the_connection(real_nsqd):
+    nsqd = real_nsqd()
+    publish(nsqd, "t", [b"slow", b"next"])
+    seen = []
+
+    def handler(consumer, message):
+        gevent.sleep(3.0 if message.body == b"slow" else 0)
+        seen.append(message.body)
+
+    with Consumer(
+        "t", "c", str(nsqd.tcp_address), max_in_flight=2, heartbeat_interval=1.0, message_handler=handler
+    ) as consumer:
+        wait_until(lambda: len(seen) == 2)
+        assert consumer.stats().totals.received == 2
+
+
+def test_an_answer_that_comes_too_late_is_counted_and_told(real_nsqd):
+    nsqd = with_quick_timeouts(real_nsqd())
+    publish(nsqd, "t", [b"slow"])
+    attempts, errors = [], []
+
+    def handler(consumer, message):
+        attempts.append(message.attempts)
+        gevent.sleep(1.6 if message.attempts == 1 else 0)
+
+    consumer = Consumer(
+        "t", "c", str(nsqd.tcp_address), msg_timeout=1.0, concurrency=2, max_in_flight=2, message_handler=handler
+    )
+    consumer.on_error.connect(lambda c, error: errors.append(error.code), weak=False)
+    with consumer:
+        wait_until(lambda: errors)
+        assert errors == ["E_FIN_FAILED"]
+        assert attempts == [1, 2]
+        assert consumer.stats().totals.answers_failed == 1
+
+
+def test_auto_touch_keeps_a_message(real_nsqd):
+    nsqd = real_nsqd()
+    publish(nsqd, "t", [b"slow"])
+    attempts = []
+
+    def handler(consumer, message):
+        gevent.sleep(2.2)
+        attempts.append(message.attempts)
+
+    with Consumer("t", "c", str(nsqd.tcp_address), msg_timeout=1.0, auto_touch=True, message_handler=handler):
+        wait_until(lambda: attempts)
+    assert attempts == [1]
+    assert channel_stats(nsqd, "t", "c")["timeout_count"] == 0
+
+
+def test_failing_messages_come_back_and_are_given_up(real_nsqd):
+    nsqd = with_quick_timeouts(real_nsqd())
+    publish(nsqd, "t", [b"bad", b"good"])
+    attempts, given_up = [], []
+
+    def handler(consumer, message):
+        if message.body == b"bad":
+            attempts.append(message.attempts)
+            raise RequeueMessage(0.01)
+
+    options = {"max_tries": 3, "max_backoff_duration": 0, "give_up": lambda c, m: given_up.append(m.body)}
+    with Consumer("t", "c", str(nsqd.tcp_address), message_handler=handler, max_in_flight=2, **options):
+        wait_until(lambda: given_up)
+    assert (attempts, given_up) == ([1, 2, 3], [b"bad"])
+    assert channel_stats(nsqd, "t", "c")["depth"] == 0
+
+
+def test_close_gives_unstarted_messages_to_others_at_once(real_nsqd):
+    nsqd = real_nsqd()
+    publish(nsqd, "t", bodies(b"m", 50))
+    first, second = [], []
+    busy = Consumer(
+        "t",
+        "c",
+        str(nsqd.tcp_address),
+        max_in_flight=50,
+        message_handler=lambda c, m: (first.append(m.body), gevent.sleep(0.1)),
+    )
+    busy.start(block=False)
+    wait_until(lambda: first)
+    busy.close()
+    with Consumer(
+        "t", "c", str(nsqd.tcp_address), max_in_flight=50, message_handler=lambda c, m: second.append(m.body)
+    ):
+        wait_until(lambda: len(first) + len(second) == 50, timeout=2.0)
+    assert not set(first) & set(second), "what was finished was not delivered again"
+
+
+def test_backoff_probes_and_recovers(real_nsqd):
+    nsqd = real_nsqd()
+    publish(nsqd, "t", bodies(b"m", 200))
+    failing, seen = True, set()
+
+    def handler(consumer, message):
+        if failing:
+            raise RequeueMessage(0.0)
+        seen.add(message.body)
+
+    with Consumer(
+        "t",
+        "c",
+        str(nsqd.tcp_address),
+        max_in_flight=10,
+        max_tries=0,
+        max_backoff_duration=0.2,
+        message_handler=handler,
+    ) as consumer:
+        wait_until(lambda: consumer.stats().backoff_level)
+        wait_until(lambda: consumer.total_ready_count == 0)
+        failing = False
+        wait_until(lambda: len(seen) == 200)
+        assert consumer.stats().backoff_level == 0
+
+
+def test_no_nsqd_starves_when_there_are_more_than_max_in_flight(real_nsqd):
+    nsqds = [real_nsqd() for _ in range(3)]
+    for number, nsqd in enumerate(nsqds):
+        publish(nsqd, "t", bodies(b"%d" % number, 5))
+    seen = set()
+    addresses = [str(nsqd.tcp_address) for nsqd in nsqds]
+    with Consumer(
+        "t", "c", addresses, max_in_flight=1, low_ready_idle_timeout=0.1, message_handler=lambda c, m: seen.add(m.body)
+    ):
+        wait_until(lambda: len(seen) == 15)
