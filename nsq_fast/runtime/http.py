@@ -31,7 +31,7 @@ from .tls import client_context, server_hostname, wrap_socket
 DEFAULT_TIMEOUT = 10.0
 MAX_REPLY_SIZE = 64 * 1024 * 1024
 _MAX_HEADER_SIZE = 64 * 1024
-_READ_SIZE = 64 * 1024
+_READ_SIZE = 16 * 1024  # the parser calls back for each chunk of a reply: larger reads would hold up the hub
 _MAX_IDLE = 8
 
 
@@ -122,7 +122,9 @@ class HttpClient:
             if error is not expired:
                 raise
             raise self._no_reply(target, f"no reply within {limit:g} s") from None
-        except (OSError, HTTPParseError, _BadReply, UnicodeError) as error:
+        except _BadReply as error:
+            raise self._no_reply(target, str(error)) from error
+        except (OSError, HTTPParseError, UnicodeError) as error:
             raise self._no_reply(target, f"{type(error).__name__}: {error}") from error
         status = response.get_code()
         content = bytes(response.body)
@@ -204,13 +206,16 @@ class _Response(HTTPResponse):
         return bool(self.message_complete and self.get_code() >= 200)
 
     def feed(self, data: str | bytes) -> None:
-        if not self.headers_complete:
+        if not self._has_head():
             self._head_size += len(data)
         super().feed(data)
-        if not self.headers_complete and self._head_size > _MAX_HEADER_SIZE:
+        if not self._has_head() and self._head_size > _MAX_HEADER_SIZE:
             raise _BadReply(f"headers of more than {_MAX_HEADER_SIZE} bytes")
         if len(self.body) > self._max_size:
             raise _BadReply(f"a reply of more than {self._max_size} bytes")
+
+    def _has_head(self) -> bool:
+        return self.headers_complete and self.get_code() >= 200
 
     def _on_body(self, buf: bytearray) -> None:
         self.body += buf

@@ -15,7 +15,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from gevent import Greenlet, getcurrent, joinall, killall
 from gevent.event import Event
@@ -54,6 +54,13 @@ class _Topic:
         self.due = 0.0
         self.failures = 0
         self.round_number = 0
+
+
+class _Failure(NamedTuple):
+    """Why a lookupd gave no answer. Not the exception: its traceback would keep a huge reply alive."""
+
+    text: str
+    is_silence: bool
 
 
 class _Round:
@@ -332,7 +339,7 @@ class LookupPoller:
 
     def _ask_topics(self, lookupd: Lookupd, current: _Round) -> None:
         """Ask topic by topic: one that the lookupd chokes on says nothing of the others, silence does."""
-        error: Exception | None = None
+        failure: _Failure | None = None
         has_answered = False
         for topic in current.topics:
             answer = _answer_of(lookupd, topic.name)
@@ -340,13 +347,13 @@ class LookupPoller:
                 has_answered = True
                 current.answers.setdefault(topic, []).append(answer)
                 continue
-            error = answer
-            if isinstance(error, HttpError) and error.status is None:
+            failure = answer
+            if failure.is_silence:
                 break
-        if has_answered or error is None:
+        if has_answered or failure is None:
             lookupd.succeeded()
         else:
-            lookupd.failed(error, time.monotonic())
+            lookupd.failed(failure.text, time.monotonic())
 
     def _grow(self, lookupd: Lookupd) -> None:
         """Learn of other lookupds from one that works."""
@@ -383,25 +390,25 @@ class LookupPoller:
         return self._nodes
 
     def _last_errors(self) -> str:
-        errors = [str(lookupd.last_error) for lookupd in self._lookupds.values() if lookupd.last_error is not None]
+        errors = [lookupd.last_error for lookupd in self._lookupds.values() if lookupd.last_error]
         return "; ".join(errors) or "no reply yet"
 
 
-def _answer_of(lookupd: Lookupd, topic: str) -> LookupAnswer | Exception:
+def _answer_of(lookupd: Lookupd, topic: str) -> LookupAnswer | _Failure:
     try:
         return lookupd.lookup(topic)
     except NsqError as error:
-        return error
+        return _Failure(str(error), isinstance(error, HttpError) and error.status is None)
     except Exception as error:  # a fault of ours must not end discovery for good
         log.exception("lookup of %s at %s failed", topic, lookupd.endpoint)
-        return error
+        return _Failure(repr(error), False)
 
 
 def _nodes_of(lookupd: Lookupd) -> tuple[Nsqd, ...] | None:
     try:
         return lookupd.nodes()
     except NsqError as error:
-        lookupd.last_error = error
+        lookupd.last_error = str(error)
         return None
     finally:
         lookupd.close()

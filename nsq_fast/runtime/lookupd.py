@@ -38,7 +38,7 @@ class Lookupd:
         self.endpoint = endpoint
         self.is_busy = False
         self.failures = 0
-        self.last_error: Exception | None = None
+        self.last_error = ""
         self._interval = config.lookupd_poll_interval
         self._access = access
         self._retry_at = 0.0
@@ -92,14 +92,14 @@ class Lookupd:
         if self.failures:
             log.info("lookupd %s answers again after %d failures", self.endpoint, self.failures)
         self.failures = 0
-        self.last_error = None
+        self.last_error = ""
 
-    def failed(self, error: Exception, now: float) -> None:
+    def failed(self, reason: str, now: float) -> None:
         """It gave a bad answer or none."""
         if not self.failures:
-            log.warning("lookupd %s fails: %s", self.endpoint, error)
+            log.warning("lookupd %s fails: %s", self.endpoint, reason)
         self.failures += 1
-        self.last_error = error
+        self.last_error = reason
         polls = min(2 ** min(self.failures - 1, 16), _MAX_SKIPPED_POLLS)
         # Half an interval less: jitter must not make it miss the poll that is meant, a refresh in between must.
         self._retry_at = now + self._interval * (polls - 0.5)

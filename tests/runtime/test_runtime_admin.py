@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gevent
+import gevent.subprocess
 import pytest
 import trustme
 from gevent.event import Event
@@ -404,6 +406,19 @@ def test_a_server_that_closed_the_kept_connection_is_connected_to_again() -> Non
             assert client.ping() == b"OK"
             gevent.sleep(0.01)
     assert len(connections) == 3
+
+
+def test_kept_connections_in_a_patched_process(recorder: Recorder) -> None:
+    program = f"""
+import gevent.monkey
+gevent.monkey.patch_all()
+from nsq_fast.runtime.admin import NsqdHTTPClient
+client = NsqdHTTPClient("127.0.0.1", {recorder.port})
+print([client.ping() for _ in range(3)])
+"""
+    done = gevent.subprocess.run([sys.executable, "-c", program], stdout=gevent.subprocess.PIPE, timeout=30)
+    assert done.stdout.split(b"\n")[0] == b"[b'OK', b'OK', b'OK']"
+    assert len(recorder.client_ports) == 1
 
 
 def test_nobody_there() -> None:

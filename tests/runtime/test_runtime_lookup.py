@@ -346,8 +346,12 @@ def test_a_slow_answer_is_merged_when_it_comes() -> None:
         until(lambda: ports(poller.topology("t")) == {1, 2})
 
 
-def test_a_hung_lookupd_does_not_block_an_unpatched_process() -> None:
+@pytest.mark.parametrize("is_patched", [False, True])
+def test_a_hung_lookupd_does_not_block_the_process_patched_or_not(is_patched: bool) -> None:
     program = """
+import gevent.monkey
+if IS_PATCHED:
+    gevent.monkey.patch_all()
 import socket, sys, threading, time
 import gevent
 from nsq_fast.config import LookupConfig
@@ -369,10 +373,10 @@ except LookupFailed:
     pass
 poller.stop()
 ticker.kill()
-from gevent.monkey import is_module_patched
-assert not is_module_patched("socket")
+assert gevent.monkey.is_module_patched("socket") is IS_PATCHED
 print(max(after - before for before, after in zip(ticks, ticks[1:])), len(ticks))
 """
+    program = program.replace("IS_PATCHED", str(is_patched))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
     longest, count = done.stdout.split()
     assert float(longest) < 0.5
