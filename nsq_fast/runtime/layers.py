@@ -8,7 +8,6 @@ a compressed bomb never takes more memory than one piece.
 from __future__ import annotations
 
 import zlib
-from contextlib import suppress
 from typing import Protocol
 
 import snappy  # type: ignore[import-untyped]
@@ -69,12 +68,6 @@ class TlsLayer:
 
     def take_outgoing(self) -> bytes:
         """What TLS itself wants to send."""
-        return self._outgoing.read()
-
-    def end(self) -> bytes:
-        """TLS's own notice that nothing follows."""
-        with suppress(SSLError):  # it would wait for the peer's notice too
-            self._tls.unwrap()
         return self._outgoing.read()
 
     def encode(self, data: bytes) -> bytes:

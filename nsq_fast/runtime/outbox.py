@@ -89,7 +89,7 @@ class Outbox:
         if self._unsent is not None or self._parts or self.finished:
             self._is_empty.clear()
             self._is_empty.wait(timeout)
-        return self.error is None and self._unsent is None
+        return self.error is None and self._unsent is None and not self._is_stopped
 
     def stop(self) -> None:
         """Drop what is left and send nothing more."""

@@ -165,9 +165,10 @@ class Transport:
     # Ending
 
     def end_writing(self) -> None:
-        """Tell the peer that nothing follows."""
-        if self._layers and isinstance(self._layers[0], TlsLayer):
-            self.try_send(self._layers[0].end())
+        """Tell the peer that nothing follows, with the end of the TCP stream.
+
+        TLS's own notice is not sent: OpenSSL would refuse to read the replies that are still on their way.
+        """
         self._socket.shutdown(gsocket.SHUT_WR)
 
     def close(self) -> None:

@@ -1,0 +1,186 @@
+"""Writing under pressure: a peer that takes nothing, one that takes it late, greenlets that write at once."""
+
+from __future__ import annotations
+
+import socket as plain_socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gevent
+import pytest
+from gevent.event import Event
+from support.peers import Peer, PeerServer, RecordingOwner, message
+
+from nsq_fast import _codec
+from nsq_fast.config import ConnectionConfig
+from nsq_fast.errors import ConnectionLost
+from nsq_fast.names import Address
+from nsq_fast.runtime.connection import Connection
+
+MIB = 1 << 20
+Open = Callable[..., tuple[Connection, RecordingOwner]]
+
+
+@pytest.fixture
+def open_to() -> Iterator[Open]:
+    servers: list[PeerServer] = []
+    connections: list[Connection] = []
+
+    def make(script: Callable[[Peer], Any], **options: Any) -> tuple[Connection, RecordingOwner]:
+        owner = RecordingOwner()
+        servers.append(PeerServer(script))
+        connections.append(Connection(servers[-1].address, ConnectionConfig(**options), owner))
+        connections[-1].connect()
+        return connections[-1], owner
+
+    yield make
+    for conn in connections:
+        conn.close(ConnectionLost("the test is over"))
+    for server in servers:
+        server.stop()
+
+
+def test_greenlets_that_write_at_once_never_mix(open_to: Open) -> None:
+    go = Event()
+    bodies: list[bytes] = []
+
+    def script(peer: Peer) -> None:
+        peer.handshake()
+        go.wait()
+        for _ in range(60):
+            assert peer.read_line() == b"PUB t"
+            bodies.append(peer.read_body())
+            peer.ok()
+
+    conn, owner = open_to(script)
+
+    def publish(letter: int) -> None:
+        for number in range(20):
+            conn.request(_codec.pub("t", bytes([letter]) * (100_000 + number)), "PUB", (letter, number))
+            gevent.sleep(0)
+
+    gevent.joinall([gevent.spawn(publish, letter) for letter in b"abc"], raise_error=True)
+    assert not conn.drain_writes(0.01)  # 6 MB, and nobody reads
+    go.set()
+    owner.wait(lambda: len(owner.replies) == 60)
+    assert conn.drain_writes(5)
+    for letter in b"abc":
+        mine = [body for body in bodies if body[0] == letter]
+        assert mine == [bytes([letter]) * (100_000 + number) for number in range(20)]
+    assert [token for token, _ in owner.replies] == [(body[0], len(body) - 100_000) for body in bodies]
+
+
+def test_peer_that_takes_nothing_is_given_up(open_to: Open) -> None:
+    def script(peer: Peer) -> None:
+        peer.handshake()
+        Event().wait(5)
+
+    conn, owner = open_to(script, write_timeout=0.1)
+    conn.request(_codec.pub("t", bytes(16 * MIB)), "PUB", "big")
+    end = owner.wait_end()
+    assert isinstance(end, ConnectionLost)
+    assert "took no byte" in str(end)
+    assert [token for token, _ in owner.failed] == ["big"]
+    with pytest.raises(ConnectionLost):
+        conn.write(b"NOP\n")
+
+
+def test_peer_that_takes_a_little_now_and_then_is_not_given_up(open_to: Open) -> None:
+    def script(peer: Peer) -> None:
+        peer.handshake()
+        while peer.recv():
+            gevent.sleep(0.002)
+
+    conn, owner = open_to(script, write_timeout=0.2)
+    conn.write(bytes(12 * MIB))
+    assert conn.drain_writes(20)
+    assert conn.is_open
+    assert owner.ends == []
+
+
+def test_reset_while_bytes_wait_is_reported_once_and_raises_nowhere(open_to: Open) -> None:
+    def script(peer: Peer) -> None:
+        peer.handshake()
+        peer.read(100)
+        peer.reset()
+
+    conn, owner = open_to(script)
+    conn.request(_codec.pub("t", bytes(16 * MIB)), "PUB", 1)
+    assert isinstance(owner.wait_end(), ConnectionLost)
+    assert not conn.drain_writes(1)
+    assert len(owner.failed) == 1
+
+
+def test_error_frame_before_a_reset_is_still_read(open_to: Open) -> None:
+    def script(peer: Peer) -> None:
+        peer.handshake()
+        peer.read_line()
+        peer.frame(1, b"E_BAD_TOPIC no")
+        peer.sock.shutdown(plain_socket.SHUT_RD)
+
+    conn, owner = open_to(script)
+    conn.request(_codec.pub("t", bytes(100)), "PUB", 1)
+    owner.wait_end()
+    assert [error.__class__.__name__ for _, error in owner.failed] == ["BadTopic"]
+
+
+def test_close_flushes_what_a_slow_peer_has_not_taken_yet(open_to: Open) -> None:
+    taken: list[int] = []
+
+    def script(peer: Peer) -> None:
+        peer.handshake()
+        gevent.sleep(0.05)
+        taken.append(len(peer.read_all()))
+
+    conn, _ = open_to(script)
+    conn.write(bytes(16 * MIB))
+    conn.close(timeout=10)
+    assert taken == [16 * MIB]
+
+
+class FloodingNsqd(threading.Thread):
+    """Sends messages from a thread of its own, as fast as they are taken, so that the reader never has to wait."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(daemon=True)
+        self._listener = plain_socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        self._flood = b"".join(message(number, b"x" * 100) for number in range(1000)) * (count // 1000)
+
+    def run(self) -> None:
+        sock, _ = self._listener.accept()
+        with sock, self._listener, sock.makefile("rb") as lines:
+            lines.read(4)
+            lines.readline()
+            lines.read(struct.unpack(">I", lines.read(4))[0])
+            sock.sendall(struct.pack(">II", 6, 0) + b"OK")
+            lines.readline()
+            sock.sendall(struct.pack(">II", 6, 0) + b"OK" + self._flood)
+            lines.readline()
+
+
+def test_flood_does_not_keep_others_from_running() -> None:
+    server = FloodingNsqd(100_000)
+    server.start()
+    owner = RecordingOwner()
+    conn = Connection(Address(*server.address), ConnectionConfig(), owner)
+    conn.connect()
+    ticks = 0
+    stop = Event()
+
+    def tick() -> None:
+        nonlocal ticks
+        while not stop.is_set():
+            ticks += 1
+            gevent.sleep(0)
+
+    ticker = gevent.spawn(tick)
+    conn.subscribe("t", "c")
+    owner.wait(lambda: len(owner.messages) == 100_000)
+    stop.set()
+    ticker.join()
+    assert ticks > 50  # 13 MB at 128 KiB between yields
+    conn.close(ConnectionLost("done"))
+    server.join(5)
