@@ -53,8 +53,7 @@ def _flag(field: dataclasses.Field[Any], prefix: str, default: Any) -> Callable[
 def _kind(field: dataclasses.Field[Any]) -> dict[str, Any]:
     if field.metadata["unit"] == "s":
         return {"type": options.duration, "metavar": "DURATION"}
-    choices = field.metadata["choices"]
-    return {"type": str, "metavar": "|".join(filter(None, choices))} if choices else {"type": type(field.default or "")}
+    return {"type": field.metadata["kind"]}
 
 
 _NSQD_FLAGS = tuple(field.name for field in dataclasses.fields(NsqdOptions))

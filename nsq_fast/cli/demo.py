@@ -25,7 +25,7 @@ from nsq_fast.names import Address
 from nsq_fast.runtime.admin import LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.runtime.http import Endpoint
 
-from . import options
+from . import console, options
 from .channel_stats import add_up
 from .interrupt import INTERRUPTED, stop_signals
 from .ledger import Ledger
@@ -161,8 +161,8 @@ def _servers(nsqds: Sequence[Address], lookupds: Sequence[Endpoint]) -> Iterator
 
 
 def _progress(messages: int, quiet: bool) -> _Bars | _Lines:
-    console = Console(stderr=True)
-    return _Bars(messages, console) if console.is_terminal and not quiet else _Lines(messages, quiet)
+    terminal = Console(stderr=True)
+    return _Bars(messages, terminal) if terminal.is_terminal and not quiet else _Lines(messages, quiet)
 
 
 class _Bars(AbstractContextManager["_Bars"]):
@@ -215,9 +215,9 @@ def _show(results: dict[str, Any], job: JobOptions) -> None:
     table.add_column(style="dim")
     for name, note in _NOTES.items():
         table.add_row(name.replace("_", " "), _cell(results[name]), note.format(max_tries=job.max_tries))
-    console = Console()
-    console.print(table)
-    console.print(f"{results['ended']} in {results['seconds']:.2f} s", highlight=False)
+    output = console.output()
+    output.print(table)
+    output.print(f"{results['ended']} in {results['seconds']:.2f} s")
 
 
 def _cell(value: float | None) -> str:

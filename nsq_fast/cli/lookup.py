@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from nsq_fast.config import LookupConfig
@@ -16,7 +15,7 @@ from nsq_fast.protocol.topology import Nsqd, Topology
 from nsq_fast.runtime.http import Endpoint
 from nsq_fast.runtime.lookup import LookupPoller
 
-from . import options
+from . import console, options
 
 
 @click.command("lookup", short_help="Show where a topic lives.")
@@ -62,11 +61,11 @@ def _show(topic: str, topology: Topology) -> None:
     for partition, nsqd in _placed(topology):
         http = str(nsqd.http) if nsqd.http else ""
         table.add_row("" if partition is None else str(partition), str(nsqd.tcp), http, nsqd.version)
-    console = Console()
-    console.print(table)
-    console.print(f"channels: {', '.join(topology.channels) or 'none'}", highlight=False)
+    output = console.output()
+    output.print(table)
+    output.print(f"channels: {', '.join(topology.channels) or 'none'}")
     if not topology.is_complete:
-        console.print("some partitions have no leader now", highlight=False)
+        output.print("some partitions have no leader now")
 
 
 def _as_json(topic: str, topology: Topology) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 from gevent import iwait, spawn
-from rich.console import Console
+from rich.box import SIMPLE_HEAD
 from rich.live import Live
 from rich.table import Table
 
@@ -16,22 +16,11 @@ from nsq_fast.errors import NsqError
 from nsq_fast.runtime.admin import NsqdHTTPClient
 from nsq_fast.runtime.http import Endpoint
 
-from . import options
+from . import console, options
 from .channel_stats import ChannelStats, add_up
 from .interrupt import stop_signals
 
-_COLUMNS = (
-    "depth",
-    "memory",
-    "disk",
-    "in flight",
-    "deferred",
-    "requeued",
-    "timed out",
-    "messages",
-    "rate/s",
-    "clients",
-)
+_COLUMNS = ("total", "mem", "disk", "inflt", "def", "req", "t-o", "msgs", "msgs/s", "clients")
 
 
 @click.command("stat", short_help="Show depth, in flight, requeues, clients; refreshed.")
@@ -63,7 +52,8 @@ def command(
 ) -> None:
     """Show what nsqds say of their topics and channels, added up. Ctrl-C ends it.
 
-    The rate is that of messages since the table before. Depth is memory + disk; in flight and deferred come on top.
+    Total depth is mem + disk; in flight (inflt) and deferred (def) come on top. Requeued (req), timed out (t-o) and
+    msgs count from nsqd's start; msgs/s since the table before.
     """
     options.require_servers(nsqds, lookupds)
     if channel and not topic:
@@ -123,7 +113,7 @@ class _Screen:
     def __init__(self, as_json: bool, interval: float) -> None:
         self._as_json = as_json
         self._interval = interval
-        self._console = Console()
+        self._console = console.output()
         self._before: dict[tuple[str, str], int] = {}
         self.live = Live(console=self._console, auto_refresh=False)
 
@@ -137,7 +127,7 @@ class _Screen:
         self._before = {(row.topic, row.channel): row.messages for row in rows}
 
     def _table(self, rows: Sequence[ChannelStats]) -> Table:
-        table = Table("topic", "channel")
+        table = Table("topic", "channel", box=SIMPLE_HEAD, pad_edge=False)
         for name in _COLUMNS:
             table.add_column(name, justify="right")
         for row in rows:

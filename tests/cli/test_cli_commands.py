@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -10,23 +11,60 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner, Result
+from gevent import Timeout, sleep
+from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
 
-from nsq_fast import NsqdHTTPClient
+from nsq_fast import LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.broker import BrokerProcess
+from nsq_fast.broker.process import ServerAddresses
 from nsq_fast.cli import main
 
 LIMIT = 30.0
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess(nsqds=2) as broker:
-        yield broker
+@dataclasses.dataclass(frozen=True)
+class Servers:
+    """Two nsqds and the nsqlookupd they are registered with."""
+
+    nsqds: list[ServerAddresses]
+    lookupd: ServerAddresses
+
+    @property
+    def nsqd(self) -> ServerAddresses:
+        return self.nsqds[0]
+
+
+@pytest.fixture(scope="module", params=["embedded", "original"])
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    if request.param == "embedded":
+        with BrokerProcess(nsqds=2) as broker:
+            yield Servers(broker.nsqds, broker.lookupd)
+        return
+    if find_server("nsqd") is None or find_server("nsqlookupd") is None:
+        pytest.skip(f"no real nsqd and nsqlookupd below {SERVERS}")
+    with ExitStack() as stack:
+        yield start_original(stack, tmp_path_factory)
+
+
+def start_original(stack: ExitStack, tmp_path_factory: pytest.TempPathFactory) -> Servers:
+    lookupd = RealLookupd()
+    stack.callback(lookupd.kill)
+    nsqds = []
+    for _ in range(2):
+        seed = f"-lookupd-tcp-address={lookupd.tcp_address}"
+        nsqds.append(RealNsqd(tmp_path_factory.mktemp("nsqd"), seed))
+        stack.callback(nsqds[-1].kill)
+    with LookupdHTTPClient.from_url(lookupd.http_address) as client, Timeout(LIMIT):
+        while len(client.nodes()["producers"]) < len(nsqds):
+            sleep(0.01)
+    addresses = [ServerAddresses(each.tcp_address, each.http_address) for each in (lookupd, *nsqds)]
+    return Servers(addresses[1:], addresses[0])
 
 
 @pytest.fixture
@@ -34,11 +72,19 @@ def topic() -> str:
     return f"topic-{uuid.uuid4().hex[:8]}"
 
 
-def run(*arguments: str, stdin: bytes | None = None) -> Result:
-    return CliRunner().invoke(main, arguments, input=stdin)
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
 
 
-def depth(broker: BrokerProcess, topic: str) -> list[int]:
+def pub(topic: str, lines: bytes, *arguments: str) -> tuple[int, str]:
+    """Publish what comes over a pipe; return the exit code and what was written to stderr."""
+    command = [sys.executable, "-m", "nsq_fast", "pub", topic, *arguments]
+    done = subprocess.run(command, input=lines, capture_output=True, timeout=LIMIT, check=False)
+    assert done.stdout == b""
+    return done.returncode, done.stderr.decode()
+
+
+def depth(broker: Servers, topic: str) -> list[int]:
     """The topic's depth on each nsqd."""
     depths = []
     for nsqd in broker.nsqds:
@@ -93,24 +139,22 @@ def start() -> Iterator[Any]:
             command.wait()
 
 
-def test_pub_sends_the_lines_of_standard_input_and_tail_prints_them(broker: BrokerProcess, topic: str) -> None:
+def test_pub_sends_the_lines_of_standard_input_and_tail_prints_them(broker: Servers, topic: str) -> None:
     nsqd = str(broker.nsqd.tcp)
-    published = run("pub", topic, "--nsqd", nsqd, stdin=b"one\ntwo\n\nthree")
-    assert published.exit_code == 0, published.output
-    assert "published 3 messages" in published.output
+    assert pub(topic, b"one\ntwo\n\nthree", "--nsqd", nsqd) == (0, f"published 3 messages to {topic}\n")
     printed = run("tail", topic, "-n", "3", "--nsqd", nsqd)
     assert printed.exit_code == 0, printed.output
     assert sorted(printed.stdout.splitlines()) == ["one", "three", "two"]
 
 
-def test_pub_finds_nsqds_through_lookupd_and_so_does_tail(broker: BrokerProcess, topic: str) -> None:
+def test_pub_finds_nsqds_through_lookupd_and_so_does_tail(broker: Servers, topic: str) -> None:
     lookupd = str(broker.lookupd.http)
-    assert run("pub", topic, "--lookupd", lookupd, "-q", stdin=b"a\nb\n").exit_code == 0
+    assert pub(topic, b"a\nb\n", "--lookupd", lookupd, "-q") == (0, "")
     printed = run("tail", topic, "-n", "2", "--lookupd", lookupd, "--print-topic")
     assert sorted(printed.stdout.splitlines()) == [f"{topic} | a", f"{topic} | b"]
 
 
-def test_pub_reads_files_with_another_delimiter(broker: BrokerProcess, topic: str, tmp_path: Path) -> None:
+def test_pub_reads_files_with_another_delimiter(broker: Servers, topic: str, tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"a\nb\0c\0")
     (tmp_path / "two").write_bytes(b"d")
     files = [str(tmp_path / name) for name in ("one", "two")]
@@ -120,19 +164,19 @@ def test_pub_reads_files_with_another_delimiter(broker: BrokerProcess, topic: st
     assert result.exit_code == 0
 
 
-def test_pub_to_all_sends_every_message_to_every_nsqd(broker: BrokerProcess, topic: str) -> None:
+def test_pub_to_all_sends_every_message_to_every_nsqd(broker: Servers, topic: str) -> None:
     flags = [flag for nsqd in broker.nsqds for flag in ("--nsqd", str(nsqd.tcp))]
-    assert run("pub", topic, "--to-all", *flags, stdin=b"a\nb\n").exit_code == 0
+    assert pub(topic, b"a\nb\n", "--to-all", "-q", *flags) == (0, "")
     assert depth(broker, topic) == [2, 2]
 
 
-def test_pub_to_several_nsqds_sends_each_message_once(broker: BrokerProcess, topic: str) -> None:
+def test_pub_to_several_nsqds_sends_each_message_once(broker: Servers, topic: str) -> None:
     flags = [flag for nsqd in broker.nsqds for flag in ("--nsqd", str(nsqd.tcp))]
-    assert run("pub", topic, *flags, "--batch", "1", stdin=b"x\n" * 10).exit_code == 0
+    assert pub(topic, b"x\n" * 10, "--batch", "1", "-q", *flags) == (0, "")
     assert sum(depth(broker, topic)) == 10
 
 
-def test_pub_keeps_to_its_rate(broker: BrokerProcess, topic: str, start: Any) -> None:
+def test_pub_keeps_to_its_rate(broker: Servers, topic: str, start: Any) -> None:
     command = start("pub", topic, "--nsqd", str(broker.nsqd.tcp), "--rate", "1", stdin=subprocess.PIPE)
     command.process.stdin.write(b"x\n" * 100)
     command.process.stdin.flush()
@@ -143,22 +187,23 @@ def test_pub_keeps_to_its_rate(broker: BrokerProcess, topic: str, start: Any) ->
     assert 1 <= int(error.split()[1]) < 50
 
 
-def test_pub_refuses_a_line_that_is_too_long(broker: BrokerProcess, topic: str) -> None:
+def test_pub_refuses_a_line_that_is_too_long(broker: Servers, topic: str) -> None:
     limit = "max_msg_size=10"
-    result = run("pub", topic, "--nsqd", str(broker.nsqd.tcp), "--producer-opt", limit, stdin=b"x" * 100)
-    assert result.exit_code == 1
-    assert "Error: after 0 messages: " in result.output
+    code, error = pub(topic, b"x" * 100, "--nsqd", str(broker.nsqd.tcp), "--producer-opt", limit)
+    assert code == 1
+    assert error.startswith("Error: after 0 messages: ")
+    assert len(error.splitlines()) == 1
 
 
-def test_pub_takes_no_option_that_does_not_exist(broker: BrokerProcess, topic: str) -> None:
-    result = run("pub", topic, "--nsqd", str(broker.nsqd.tcp), "--producer-opt", "linguer=1", stdin=b"x")
+def test_pub_takes_no_option_that_does_not_exist(broker: Servers, topic: str) -> None:
+    result = run("pub", topic, "--nsqd", str(broker.nsqd.tcp), "--producer-opt", "linguer=1")
     assert result.exit_code == 2
     assert "did you mean 'linger'" in result.output
 
 
-def test_tail_hands_back_what_it_does_not_print(broker: BrokerProcess, topic: str) -> None:
+def test_tail_hands_back_what_it_does_not_print(broker: Servers, topic: str) -> None:
     nsqd = str(broker.nsqd.tcp)
-    run("pub", topic, "--nsqd", nsqd, stdin=b"".join(b"%d\n" % number for number in range(10)))
+    pub(topic, b"".join(b"%d\n" % number for number in range(10)), "--nsqd", nsqd)
     seen: list[str] = []
     for _ in range(2):
         seen += run("tail", topic, "-n", "5", "--channel", "kept", "--nsqd", nsqd).stdout.splitlines()
@@ -166,29 +211,29 @@ def test_tail_hands_back_what_it_does_not_print(broker: BrokerProcess, topic: st
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_tail_ends_cleanly_at_a_signal(broker: BrokerProcess, topic: str, start: Any, number: int) -> None:
+def test_tail_ends_cleanly_at_a_signal(broker: Servers, topic: str, start: Any, number: int) -> None:
     nsqd = str(broker.nsqd.tcp)
     other = f"{topic}-other"
     command = start("tail", topic, other, "--print-topic", "--nsqd", nsqd)
-    run("pub", topic, "--nsqd", nsqd, stdin=b"hello\n")
+    pub(topic, b"hello\n", "--nsqd", nsqd)
     assert command.line() == f"{topic} | hello\n"
-    run("pub", other, "--nsqd", nsqd, stdin=b"there\n")
+    pub(other, b"there\n", "--nsqd", nsqd)
     assert command.line() == f"{other} | there\n"
     assert command.interrupt(number) == (0, "")
 
 
-def test_tail_ends_quietly_when_nobody_reads_any_more(broker: BrokerProcess, topic: str, start: Any) -> None:
+def test_tail_ends_quietly_when_nobody_reads_any_more(broker: Servers, topic: str, start: Any) -> None:
     nsqd = str(broker.nsqd.tcp)
     command = start("tail", topic, "--nsqd", nsqd)
-    run("pub", topic, "--nsqd", nsqd, stdin=b"one\n")
+    pub(topic, b"one\n", "--nsqd", nsqd)
     assert command.line() == "one\n"
     command.stdout.close()
-    run("pub", topic, "--nsqd", nsqd, stdin=b"two\n")
+    pub(topic, b"two\n", "--nsqd", nsqd)
     assert command.process.wait(LIMIT) == 0
     assert command.process.stderr.read() == b""
 
 
-def test_pub_ends_at_ctrl_c_though_its_input_is_silent(broker: BrokerProcess, topic: str, start: Any) -> None:
+def test_pub_ends_at_ctrl_c_though_its_input_is_silent(broker: Servers, topic: str, start: Any) -> None:
     command = start("pub", topic, "--nsqd", str(broker.nsqd.tcp), stdin=subprocess.PIPE)
     command.process.stdin.write(b"hello\n")
     command.process.stdin.flush()
@@ -197,8 +242,10 @@ def test_pub_ends_at_ctrl_c_though_its_input_is_silent(broker: BrokerProcess, to
     assert command.interrupt() == (130, f"published 1 messages to {topic}\n")
 
 
-def test_lookup_shows_the_nsqds_of_a_topic(broker: BrokerProcess, topic: str) -> None:
-    NsqdHTTPClient.from_url(broker.nsqd.http).create_channel(topic, "readers")
+def test_lookup_shows_the_nsqds_of_a_topic(broker: Servers, topic: str) -> None:
+    admin = NsqdHTTPClient.from_url(broker.nsqd.http)
+    admin.create_topic(topic)
+    admin.create_channel(topic, "readers")
     lookupd = str(broker.lookupd.http)
     found = json.loads(run("lookup", topic, "--lookupd", lookupd, "--json").stdout)
     assert found["topic"] == topic
@@ -210,15 +257,15 @@ def test_lookup_shows_the_nsqds_of_a_topic(broker: BrokerProcess, topic: str) ->
     assert "channels: readers" in shown.output
 
 
-def test_lookup_of_an_unknown_topic_fails(broker: BrokerProcess, topic: str) -> None:
+def test_lookup_of_an_unknown_topic_fails(broker: Servers, topic: str) -> None:
     result = run("lookup", topic, "--lookupd", str(broker.lookupd.http))
     assert result.exit_code == 1
     assert result.output == f"no nsqd has {topic}\n"
 
 
-def test_stat_shows_depth_over_all_nsqds(broker: BrokerProcess, topic: str) -> None:
+def test_stat_shows_depth_over_all_nsqds(broker: Servers, topic: str) -> None:
     flags = [flag for nsqd in broker.nsqds for flag in ("--nsqd", str(nsqd.tcp))]
-    run("pub", topic, "--to-all", *flags, stdin=b"a\nb\n")
+    pub(topic, b"a\nb\n", "--to-all", *flags)
     servers = [flag for nsqd in broker.nsqds for flag in ("--nsqd", str(nsqd.http))]
     for where in (servers, ["--lookupd", str(broker.lookupd.http)]):
         result = run("stat", "--once", "--json", "--topic", topic, *where)
@@ -229,7 +276,7 @@ def test_stat_shows_depth_over_all_nsqds(broker: BrokerProcess, topic: str) -> N
     assert shown.output.count(topic) == 2
 
 
-def test_stat_ends_at_ctrl_c(broker: BrokerProcess, start: Any) -> None:
+def test_stat_ends_at_ctrl_c(broker: Servers, start: Any) -> None:
     command = start("stat", "--json", "--interval", "1h", "--nsqd", str(broker.nsqd.http))
     assert isinstance(json.loads(command.line()), list)
     assert command.interrupt() == (0, "")
@@ -241,7 +288,7 @@ def test_broker_serves_until_ctrl_c_and_keeps_its_data(topic: str, tmp_path: Pat
     command = start("broker", "--json", *flags)
     servers = json.loads(command.line())
     nsqd = servers["nsqds"][0]["tcp"]
-    assert run("pub", topic, "--nsqd", nsqd, stdin=b"kept\n").exit_code == 0
+    assert pub(topic, b"kept\n", "-q", "--nsqd", nsqd) == (0, "")
     assert json.loads(run("lookup", topic, "--json", "--lookupd", servers["lookupd"]["http"]).stdout)["nsqds"]
     assert command.interrupt() == (0, "")
 
@@ -252,7 +299,7 @@ def test_broker_serves_until_ctrl_c_and_keeps_its_data(topic: str, tmp_path: Pat
     assert command.interrupt(signal.SIGTERM) == (0, "")
 
 
-def test_broker_says_so_when_its_port_is_taken(broker: BrokerProcess) -> None:
+def test_broker_says_so_when_its_port_is_taken(broker: Servers) -> None:
     result = run("broker", "--no-lookupd", "--tcp-address", str(broker.nsqd.tcp))
     assert result.exit_code == 1
     assert result.output.startswith("Error: cannot start: ")
@@ -278,11 +325,21 @@ def test_demo_loses_nothing_on_its_own_broker(start: Any) -> None:
     assert summary["left_on_server"] == 0
 
 
-def test_demo_runs_on_servers_that_are_there_already(broker: BrokerProcess) -> None:
-    for where in (["--lookupd", str(broker.lookupd.http)], ["--nsqd", str(broker.nsqd.tcp)]):
-        result = run("demo", "--messages", "2000", "--topics", "2", "--json", *where)
-        assert result.exit_code == 0, result.output
-        check_summary(json.loads(result.stdout), 2000)
+def test_demo_finds_servers_through_lookupd_and_leaves_nothing_on_them(broker: Servers) -> None:
+    result = run("demo", "--messages", "2000", "--topics", "2", "--json", "--lookupd", str(broker.lookupd.http))
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    check_summary(summary, 2000)
+    assert summary["left_on_server"] == 0
+    topics = NsqdHTTPClient.from_url(broker.nsqd.http).stats()["topics"]
+    assert not [topic for topic in topics if topic["topic_name"].startswith("demo-")]
+
+
+def test_demo_runs_on_the_nsqds_it_is_given(broker: Servers) -> None:
+    flags = [flag for nsqd in broker.nsqds for flag in ("--nsqd", str(nsqd.tcp))]
+    result = run("demo", "--messages", "2000", "--topics", "2", "--json", *flags)
+    assert result.exit_code == 0, result.output
+    check_summary(json.loads(result.stdout), 2000)
 
 
 def test_demo_prints_a_summary_for_people() -> None:
