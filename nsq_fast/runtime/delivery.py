@@ -169,7 +169,7 @@ class Delivery:
             self.routes.changed()
 
     def has_waiting(self) -> bool:
-        return self.routes.has_waiting()
+        return self.routes.waiting_count() > 0
 
     def server_error(self, conn: Connection, error: ServerError) -> None:
         emit(self._sender, "on_error", error=error)
@@ -381,6 +381,7 @@ class Delivery:
         return {
             "pending": len(self.pending),
             "held": self.room.used,
+            "waiting": self.routes.waiting_count(),
             "connected": [str(link.address) for link in self.pool.open],
             "disconnected": {str(address): str(error) for address, error in self.pool.errors()},
         }

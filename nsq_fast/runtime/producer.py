@@ -146,7 +146,7 @@ class Producer:
         return bool(self._delivery.pool.open)
 
     def stats(self) -> dict[str, Any]:
-        """Publishes pending, messages held, nsqds connected, and why the others are not."""
+        """What is pending, held and waiting for an nsqd; which nsqds are connected, and why the others are not."""
         return self._delivery.stats()
 
     # Publishing

@@ -129,9 +129,10 @@ class Routes:
         for route in list(self.by_topic.values()):
             self._update_links(route)
 
-    def has_waiting(self) -> bool:
-        """Whether publishes wait for a link."""
-        return bool(self._shared.waiting) or any(route.waiting for route in self.by_topic.values())
+    def waiting_count(self) -> int:
+        """How many publishes wait for a link."""
+        routes = {self._shared, *self.by_topic.values()}
+        return sum(len(route.waiting) for route in routes)
 
     def _update_links(self, route: Route) -> None:
         addresses = self._nsqds if route.addresses is None else self._nsqds | route.addresses

@@ -1,0 +1,139 @@
+"""An nsqd for producers: it parses publishes and lets a test decide what each gets.
+
+def answer(peer: Peer, command: Command) -> None:
+    peer.ok() if command.body != b"bad" else peer.frame(1, b"E_BAD_MESSAGE x")
+
+nsqd = PublishNsqd(answer)
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from contextlib import closing, suppress
+from typing import Any, NamedTuple
+
+from gevent import Timeout
+from gevent.event import Event
+
+from nsq_fast import Producer
+from nsq_fast.names import Address
+from support.peers import WAIT, Peer, PeerServer
+
+
+class Command(NamedTuple):
+    name: str
+    topic: str
+    params: tuple[str, ...]
+    body: bytes
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """The messages in it."""
+        return split_mpub(self.body) if self.name == "MPUB" else [self.body]
+
+
+Answer = Callable[[Peer, Command], Any]
+
+
+def agree(peer: Peer, command: Command) -> None:
+    peer.ok()
+
+
+def stay_mute(peer: Peer, command: Command) -> None:
+    """Take it, and never answer."""
+
+
+Nsqds = Callable[..., "PublishNsqd"]
+Producers = Callable[..., Producer]
+
+
+class EndOfPeer(Exception):
+    """Raised by an answer: close the connection now."""
+
+
+class PublishNsqd:
+    """The server.
+
+    Attributes:
+        commands: every publish received, in order.
+        peers: every connection made so far.
+        answer: what is done with a publish; may be changed.
+    """
+
+    def __init__(self, answer: Answer = agree, **info: Any) -> None:
+        self.answer = answer
+        self.info = info
+        self.commands: list[Command] = []
+        self.peers: list[Peer] = []
+        self._changed = Event()
+        self._server = PeerServer(self._serve)
+        self.address: Address = self._server.address
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """Every message received, in order."""
+        return [body for command in self.commands for body in command.bodies]
+
+    def wait_commands(self, count: int) -> None:
+        """Wait until ``count`` publishes were received."""
+        with Timeout(WAIT, AssertionError(f"waited for {count} publishes, got {self.commands}")):
+            while len(self.commands) < count:
+                self._changed.clear()
+                self._changed.wait()
+
+    def stop(self) -> None:
+        """Listen no more; end every connection."""
+        self._server.stop()
+        for peer in self.peers:
+            with suppress(OSError):
+                peer.sock.shutdown(2)
+            peer.sock.close()
+
+    def _serve(self, peer: Peer) -> None:
+        peer.handshake(**self.info)
+        self.peers.append(peer)
+        with suppress(EndOfPeer):
+            while True:
+                command = read_publish(peer)
+                if command is not None:
+                    self.commands.append(command)
+                    self._changed.set()
+                    self.answer(peer, command)
+
+
+def refuse(peer: Peer, error: bytes) -> None:
+    """A fatal error: the server reads no further."""
+    peer.frame(1, error)
+    peer.sock.shutdown(1)
+    peer.read_all()
+    raise EndOfPeer
+
+
+def read_publish(peer: Peer) -> Command | None:
+    name, *params = peer.read_line().decode().split(" ")
+    if name == "NOP":
+        return None
+    assert name in ("PUB", "MPUB", "DPUB"), name
+    return Command(name, params[0], tuple(params[1:]), peer.read_body())
+
+
+def split_mpub(body: bytes) -> list[bytes]:
+    """The messages in the body of an MPUB."""
+    (count,) = struct.unpack_from(">I", body)
+    messages, at = [], 4
+    for _ in range(count):
+        (size,) = struct.unpack_from(">I", body, at)
+        messages.append(body[at + 4 : at + 4 + size])
+        at += 4 + size
+    assert at == len(body)
+    return messages
+
+
+def free_address() -> Address:
+    """An address where nothing listens."""
+    from gevent import socket
+
+    with closing(socket.socket()) as sock:
+        sock.bind(("127.0.0.1", 0))
+        return Address(*sock.getsockname())
