@@ -22,9 +22,11 @@ from gevent.socket import socket as Socket
 from support.servers import RealLookupd, RealNsqd
 from support.waiting import until
 
+from nsq_fast.config import LookupConfig
 from nsq_fast.errors import BodyInvalid, ConfigError, HttpError, NameInvalid, RemoteProtocolError
 from nsq_fast.runtime.admin import AdminClient, LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.runtime.http import Endpoint, HttpClient, parse_endpoint
+from nsq_fast.runtime.lookup import LookupPoller
 
 
 class Recorder:
@@ -499,6 +501,19 @@ def test_https_with_a_client_certificate(authority: trustme.CA, cafile: str, tmp
         NsqdHTTPClient("localhost", server.port, scheme="https", tls_options=options) as client,
     ):
         assert client.ping() == b"OK"
+
+
+def test_the_lookup_poller_over_https(authority: trustme.CA, cafile: str) -> None:
+    config = LookupConfig(lookupd_tls_options={"cafile": cafile}, lookupd_authorization="Bearer s3cret")
+    with https_server(authority) as server:
+        server.body = b'{"channels":["c"],"producers":[]}'
+        poller = LookupPoller(f"https://localhost:{server.port}", config)
+        poller.start()
+        try:
+            assert poller.wait_topology("t", 5).channels == ("c",)
+        finally:
+            poller.stop()
+    assert server.headers[0]["HTTP_AUTHORIZATION"] == "Bearer s3cret"
 
 
 def test_a_certificate_that_does_not_match_is_refused(

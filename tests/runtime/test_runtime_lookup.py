@@ -28,7 +28,7 @@ from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Topology
 from nsq_fast.runtime.lookup import LookupPoller
 
-FAST = LookupConfig(lookupd_poll_interval=0.05, lookupd_poll_jitter=0.0, lookupd_timeout=0.5)
+FAST = LookupConfig(lookupd_poll_interval=0.05, lookupd_poll_jitter=0.0, lookupd_timeout=0.3)
 CALM = LookupConfig(lookupd_poll_interval=60.0, lookupd_timeout=0.5, lookupd_refresh_interval=0.2)
 
 Responder = Callable[[Socket, str], None]
