@@ -254,6 +254,8 @@ class Session:
             events.append(self._error(frame))
         elif frame.data == b"_heartbeat_":
             events.append(Heartbeat(send=_codec.NOP))
+        elif not self._pending and self._stage is not Stage.CONFIRMING:
+            raise RemoteProtocolError(f"{frame.data[:100]!r} after the handshake had been refused")
         elif self._stage is Stage.IDENTIFYING:
             self._identified(frame.data, events)
         elif self._stage is Stage.CONFIRMING:
