@@ -100,6 +100,7 @@ class BrokerProcess:
             [sys.executable, "-m", "nsq_fast.broker.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the parent, which still needs the broker to end cleanly
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
         )
         assert self._process.stdout is not None

@@ -25,7 +25,7 @@ from gevent import Greenlet, joinall, sleep, spawn
 from gevent.event import Event
 
 from nsq_fast._codec import Message
-from nsq_fast.errors import NoNsqd, NsqError, PublishFailed, RequeueMessage
+from nsq_fast.errors import NsqError, RequeueMessage
 from nsq_fast.runtime.consumer import Consumer
 from nsq_fast.runtime.producer import Producer
 
@@ -63,7 +63,10 @@ class JobOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What came of the job. ``ended`` is ``done``, ``stalled`` or ``interrupted``."""
+    """What came of the job. ``ended`` is ``done``, ``stalled`` or ``interrupted``.
+
+    ``lost`` is None when it was interrupted: messages are still on their way then.
+    """
 
     ended: str
     published: int
@@ -75,7 +78,7 @@ class Summary:
     touched: int
     answered_later: int
     given_up: int
-    lost: int
+    lost: int | None
     duplicated: int
     discovery_seconds: float
     seconds: float
@@ -173,8 +176,7 @@ class MainJob:
         """Called when the ledger woke up: at the end of the bulk, then when all may be settled."""
         ledger = self.ledger
         if not self._bulk_at:
-            self._bulk_at = perf_counter()
-            self._bulk = ledger.settled
+            self._end_bulk()
         joinall(publishers, timeout=_TICK)
         missing = ledger.lost
         ledger.wake_when(ledger.settled + missing if missing else self._settleable())
@@ -236,7 +238,7 @@ class MainJob:
     def _account(self, numbers: range, publish: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         try:
             publish(*args, **kwargs)
-        except (PublishFailed, NoNsqd):
+        except NsqError:
             self.ledger.mark_failed(len(numbers))
         else:
             self.ledger.mark_published(numbers.start, len(numbers))
@@ -315,7 +317,7 @@ class MainJob:
             touched=ledger.events["touched"],
             answered_later=ledger.events["answered_later"],
             given_up=ledger.given_up,
-            lost=ledger.lost,
+            lost=None if ended == "interrupted" else ledger.lost,
             duplicated=ledger.duplicated,
             discovery_seconds=round(max(0.0, self._flowing_since - self._started), 3),
             seconds=round(seconds, 3),
@@ -325,8 +327,14 @@ class MainJob:
         )
 
     def _rate(self) -> float:
-        duration = self._bulk_at - self._flowing_since
-        return self._bulk / duration if self._flowing_since and duration > 0 else 0.0
+        if not self._flowing_since:
+            return 0.0
+        if not self._bulk_at:
+            self._end_bulk()
+        return self._bulk / max(1e-6, self._bulk_at - self._flowing_since)
+
+    def _end_bulk(self) -> None:
+        self._bulk_at, self._bulk = perf_counter(), self.ledger.settled
 
 
 def _plan() -> list[Action | None]:
