@@ -42,6 +42,7 @@ from nsq_fast.protocol.session import Session
 
 from .outbox import Outbox
 from .transport import Transport
+from .watch import SilenceWatch
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +52,6 @@ YIELD_BYTES = 128 * 1024
 READ_COST = 2048
 SILENT_INTERVALS = 2
 CLOSE_TIMEOUT = 2.0
-# How long a connection that looks silent gets to read what may have arrived while this process was busy.
-SILENCE_GRACE = 0.1
 
 
 class _Waiter(AsyncResult):  # type: ignore[type-arg]  # not subscriptable when it runs
@@ -115,7 +114,8 @@ class Connection:
         self._connecting: greenlet | None = None
         self._outbox: Outbox = Outbox(self.session.fin_many, config.write_timeout, self._write_failed)
         self._reader: Greenlet[..., Any] | None = None
-        self._watch: Any
+        limit = SILENT_INTERVALS * config.heartbeat_interval
+        self._watch = SilenceWatch(limit, lambda: self.last_received_at, self._silent)
         self._is_graceful = False
         self._close_timeout = CLOSE_TIMEOUT
         self._ended = Event()
@@ -206,9 +206,7 @@ class Connection:
         self._outbox.start(self._transport)
         self.closed_error = None
         self.last_received_at = monotonic()
-        self._silence_limit = SILENT_INTERVALS * self.config.heartbeat_interval
-        self._watch = get_hub().loop.timer(self._silence_limit)
-        self._watch.start(self._check_silence)
+        self._watch.start()
         self._reader = Greenlet.spawn(self._read_loop)
         self._reader.name = f"nsq_fast-reader-{self.address}"
         logger.info("%s: connected, version %s, %s", self.address, self.info.version, self.session.dialect.name)
@@ -293,7 +291,7 @@ class Connection:
 
     def _check_open(self) -> None:
         if self.closed_error is not None:
-            raise self._lost(f"{self.address}: the connection is closed: {self.closed_error}", outcome_unknown=False)
+            raise _lost(f"{self.address}: the connection is closed: {self.closed_error}", outcome_unknown=False)
 
     # Reading, in the reader greenlet
 
@@ -353,6 +351,8 @@ class Connection:
             self._hand_over(run)
 
     def _hand_over(self, messages: list[Message]) -> None:
+        if self.closed_error is not None:
+            return  # a callback has closed us: nobody could answer them any more
         self.last_message_at = self.last_received_at
         self._owner.on_messages(self, messages)
 
@@ -428,21 +428,8 @@ class Connection:
         if not is_peer_gone:
             self._stop_reading(error)
 
-    def _check_silence(self, suspected: bool = False) -> None:
-        """Timer callback. Silence is believed only after the reader had a chance to read what had arrived."""
-        left = self.last_received_at + self._silence_limit - monotonic()
-        if left > 0:
-            self._restart_watch(left, False)
-        elif not suspected:
-            self._restart_watch(SILENCE_GRACE, True)
-        else:
-            self._stop_reading(HeartbeatMissed(f"{self.address}: nothing received for {self._silence_limit} s"))
-
-    def _restart_watch(self, after: float, suspected: bool) -> None:
-        self._watch.stop()
-        self._watch.close()
-        self._watch = get_hub().loop.timer(after)
-        self._watch.start(self._check_silence, suspected)
+    def _silent(self) -> None:
+        self._stop_reading(HeartbeatMissed(f"{self.address}: nothing received for two heartbeat intervals"))
 
     def _end(self, reason: NsqError) -> None:
         """The close sequence; runs once, as the last thing the reader greenlet does.
@@ -454,7 +441,6 @@ class Connection:
         """
         self.closed_error = reason
         self._watch.stop()
-        self._watch.close()
         try:
             if self._is_graceful:
                 self._finish_conversation()
@@ -490,25 +476,29 @@ class Connection:
                 return True  # a wake-up that was meant for the read before
             raise
         if data:
-            self._dispatch([event for event in self.session.receive(data) if event.__class__ is not Message])
+            self._dispatch(self.session.receive(data))
         return bool(data)
 
     def _report(self, reason: NsqError) -> None:
         (lost,) = self.session.receive(b"")
         for command, token in lost.pending:
-            error = self._lost(
-                f"{self.address}: the connection ended before the reply to {command}: {reason}",
-                outcome_unknown=lost.executed is None,
-            )
-            error.__cause__ = reason
-            self._failed(token, error)
+            self._report_pending(command, token, reason, outcome_unknown=lost.executed is None)
         logger.info("%s: disconnected: %s", self.address, reason)
         try:
             self._owner.on_disconnect(self, reason)
         finally:
             self._ended.set()
 
-    def _lost(self, text: str, *, outcome_unknown: bool) -> ConnectionLost:
-        error = ConnectionLost(text)
-        error.outcome_unknown = outcome_unknown
-        return error
+    def _report_pending(self, command: str, token: Any, reason: NsqError, *, outcome_unknown: bool) -> None:
+        error = _lost(f"{self.address}: the connection ended before the reply to {command}: {reason}", outcome_unknown)
+        error.__cause__ = reason
+        try:
+            self._failed(token, error)
+        except Exception:  # the others must still hear of theirs
+            logger.exception("%s: on_failed", self.address)
+
+
+def _lost(text: str, outcome_unknown: bool) -> ConnectionLost:
+    error = ConnectionLost(text)
+    error.outcome_unknown = outcome_unknown
+    return error

@@ -14,15 +14,17 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
+import msgspec
 from gevent import Greenlet, getcurrent
 from gevent.event import Event
 
-from .._codec import Message
-from ..config import ConnectionConfig, ConsumerConfig, LookupConfig, split_options
-from ..errors import ConfigError, NotRunning
-from ..names import DEFAULT_NSQD_TCP_PORT, Address, check_channel, check_topic, parse_addresses
-from ..protocol.backoff import Backoff, RequeueDelay
-from ..protocol.topology import Topology
+from nsq_fast._codec import Message
+from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, split_options
+from nsq_fast.errors import ConfigError, NotRunning
+from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, check_channel, check_topic, parse_addresses
+from nsq_fast.protocol.backoff import Backoff, RequeueDelay
+from nsq_fast.protocol.topology import Topology
+
 from .closing import begin_closing, close_subscribers
 from .deadlines import Deadlines
 from .dispatch import Pool
@@ -31,7 +33,7 @@ from .flow import Flow
 from .iteration import messages
 from .lookup import LookupPoller
 from .outcomes import BatchHandler, Handler, Outcomes
-from .signals import LazySignal, emit, is_emitting
+from .signals import LazySignal, emit, is_emitting, is_heard
 from .stats import ConsumerStats, Counters
 from .subscriber import Subscriber
 
@@ -79,7 +81,7 @@ class Consumer:
     on_finish = LazySignal("on_finish(message_id): a FIN was queued")
     on_requeue = LazySignal("on_requeue(message_id, timeout): a REQ was queued; timeout in ms")
     on_giving_up = LazySignal("on_giving_up(message): max_tries is exceeded; before the policy is called")
-    on_auth = LazySignal("on_auth(conn, response): an nsqd accepted the AUTH secret")
+    on_auth = LazySignal("on_auth(conn, response): an nsqd accepted the AUTH secret; its reply as a dict")
     on_exception = LazySignal("on_exception(message, error): a handler raised")
     on_close = LazySignal("on_close(): the consumer is closed")
 
@@ -258,11 +260,18 @@ class Consumer:
             self.deadlines.stop()
             for pool in self._pools:
                 pool.stop()
-            close = getattr(self._give_up, "close", None)
-            if close is not None:
-                close()
+            self._close_policy()
             emit(self, "on_close")
             self._closed.set()
+
+    def _close_policy(self) -> None:
+        close = getattr(self._give_up, "close", None)
+        if close is None:
+            return
+        try:
+            close()
+        except Exception:  # a user's policy must not keep join() waiting
+            self.logger.exception("closing the give-up policy failed")
 
     def _is_one_of_ours(self) -> bool:
         current = getcurrent()
@@ -371,8 +380,8 @@ class Consumer:
         connection = subscriber.connection
         self.flow.add(subscriber)
         self.deadlines.expect(connection.info.msg_timeout)
-        if connection.auth is not None:
-            emit(self, "on_auth", conn=connection, response=connection.auth)
+        if connection.auth_data is not None and is_heard(self, "on_auth"):
+            emit(self, "on_auth", conn=connection, response=msgspec.json.decode(connection.auth_data))
 
     def left(self, subscriber: Subscriber) -> None:
         """A subscribed connection ended."""

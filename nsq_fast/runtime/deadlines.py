@@ -14,8 +14,9 @@ from time import monotonic
 from gevent import Greenlet
 from gevent.event import Event
 
-from .._codec import Message
-from ..errors import NsqError
+from nsq_fast._codec import Message
+from nsq_fast.errors import NsqError
+
 from .connection import Connection
 from .failures import message_name
 

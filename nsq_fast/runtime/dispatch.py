@@ -20,7 +20,7 @@ from gevent import Greenlet, get_hub, sleep
 from gevent.lock import Semaphore
 from greenlet import greenlet
 
-from .._codec import Message
+from nsq_fast._codec import Message
 
 if TYPE_CHECKING:
     from .connection import Connection

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 from gevent import get_hub
 
-from .._codec import Message
-from ..errors import ConfigError
-from ..names import Address, check_topic
+from nsq_fast._codec import Message
+from nsq_fast.errors import ConfigError
+from nsq_fast.names import Address, check_topic
 
 logger = logging.getLogger(__name__)
 

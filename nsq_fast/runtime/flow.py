@@ -18,9 +18,10 @@ from typing import Protocol
 from gevent import Greenlet
 from gevent.event import Event
 
-from ..errors import NsqError
-from ..protocol import rdy
-from ..protocol.backoff import Backoff
+from nsq_fast.errors import NsqError
+from nsq_fast.protocol import rdy
+from nsq_fast.protocol.backoff import Backoff
+
 from .connection import Connection
 
 # A handler that goes on with a message of a lost connection is looked after so often, in seconds.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from gevent import getcurrent, sleep
 
-from .._codec import Message
+from nsq_fast._codec import Message
+
 from .dispatch import SLICE, Pool, Worker
 
 if TYPE_CHECKING:
@@ -47,4 +48,3 @@ def messages(pool: Pool, outcomes: Outcomes) -> Iterator[Message]:
         left = worker.current
         if isinstance(left, Message) and not left.is_async():
             outcomes.requeue(left, 0, False)
-

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from gevent import GreenletExit, Timeout, get_hub, getcurrent
 
-from .._codec import Message
-from ..errors import ConnectionLost, NsqError, RequeueMessage
-from ..protocol.backoff import RequeueDelay
+from nsq_fast._codec import Message
+from nsq_fast.errors import ConnectionLost, NsqError, RequeueMessage
+from nsq_fast.protocol.backoff import RequeueDelay
+
 from .dispatch import Lane
 from .failures import GiveUpPolicy, message_name
 from .signals import emit, is_heard

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..names import Address
+from nsq_fast.names import Address
 
 
 @dataclasses.dataclass(slots=True)

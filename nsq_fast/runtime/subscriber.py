@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from gevent import Greenlet
 from gevent.event import Event
 
-from .._codec import Message
-from ..errors import ConnectionClosed, ConnectionLost, NsqError, ServerError
-from ..names import Address
-from ..protocol.backoff import ReconnectDelay
-from ..protocol.rdy import Share
+from nsq_fast._codec import Message
+from nsq_fast.errors import ConnectionClosed, ConnectionLost, NsqError, ServerError
+from nsq_fast.names import Address
+from nsq_fast.protocol.backoff import ReconnectDelay
+from nsq_fast.protocol.rdy import Share
+
 from .connection import Connection
 from .dispatch import Lane, Pool
 from .failures import message_name

@@ -1,0 +1,52 @@
+"""Notices that a peer went silent, with one timer per connection however much is received."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from gevent import get_hub
+
+# How long a peer that looks silent gets to be heard after all: bytes may have arrived while this process was busy.
+GRACE = 0.1
+
+
+class SilenceWatch:
+    """Calls ``on_silence()`` once, in the hub, when ``last_heard()`` is ``limit`` seconds ago.
+
+    ``last_heard`` gives a time of ``time.monotonic()``. The timer is not restarted when something is heard;
+    it looks when it fires, and sleeps for what is left.
+    """
+
+    def __init__(self, limit: float, last_heard: Callable[[], float], on_silence: Callable[[], Any]) -> None:
+        self._limit = limit
+        self._last_heard = last_heard
+        self._on_silence = on_silence
+        self._timer: Any = None
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._sleep(self._limit, False)
+
+    def stop(self) -> None:
+        """Watch no more. Idempotent."""
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer.close()
+            self._timer = None
+
+    def _sleep(self, seconds: float, is_suspected: bool) -> None:
+        self.stop()
+        self._timer = get_hub().loop.timer(seconds)
+        self._timer.start(self._look, is_suspected)
+
+    def _look(self, is_suspected: bool) -> None:
+        left = self._last_heard() + self._limit - monotonic()
+        if left > 0:
+            self._sleep(left, False)
+        elif not is_suspected:
+            self._sleep(GRACE, True)
+        else:
+            self.stop()
+            self._on_silence()
