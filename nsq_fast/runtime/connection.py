@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from gevent import Greenlet, Timeout, get_hub, getcurrent, sleep
 from gevent.event import AsyncResult, Event
@@ -33,7 +33,6 @@ from nsq_fast.errors import (
     HeartbeatMissed,
     LocalProtocolError,
     NsqError,
-    ServerError,
 )
 from nsq_fast.names import Address
 from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Heartbeat, Ready, Reply, ServerFailed, UpgradeNeeded
@@ -41,6 +40,7 @@ from nsq_fast.protocol.identify import AuthInfo, ServerInfo
 from nsq_fast.protocol.session import Session
 
 from .outbox import Outbox
+from .owner import ConnectionOwner
 from .transport import Transport
 from .watch import SilenceWatch
 
@@ -56,31 +56,6 @@ CLOSE_TIMEOUT = 2.0
 
 class _Waiter(AsyncResult):  # type: ignore[type-arg]  # not subscriptable when it runs
     """The token of a command whose caller waits; no owner ever sees it."""
-
-
-class ConnectionOwner(Protocol):
-    """Who is told what happens on a connection, in its reader greenlet. None of these may block.
-
-    An owner may also have ``on_finish(conn, message)``, ``on_requeue(conn, message, delay_ms, backoff)`` and
-    ``on_touch(conn, message)``, called when the command is queued, and ``requeue_delay_ms(conn, message) -> int``,
-    asked when a message is requeued without a delay (0 when the owner does not have it).
-    """
-
-    def on_messages(self, conn: Connection, messages: list[Message]) -> None: ...
-
-    def on_reply(self, conn: Connection, token: Any, data: bytes) -> None: ...
-
-    def on_failed(self, conn: Connection, token: Any, error: NsqError) -> None: ...
-
-    def on_answer_failed(self, conn: Connection, error: ServerError, message_id: bytes | None) -> None: ...
-
-    def on_heartbeat(self, conn: Connection) -> None: ...
-
-    def on_error(self, conn: Connection, error: ServerError) -> None: ...
-
-    def on_close_wait(self, conn: Connection) -> None: ...
-
-    def on_disconnect(self, conn: Connection, error: NsqError) -> None: ...
 
 
 class Connection:

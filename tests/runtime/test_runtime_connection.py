@@ -8,7 +8,8 @@ from typing import Any
 import gevent
 import pytest
 from gevent.event import Event
-from support.peers import Peer, PeerServer, RecordingOwner
+from support.peers import Peer, PeerServer, RecordingOwner, frame
+from support.peers import message as message_frame
 
 from nsq_fast import _codec
 from nsq_fast._codec import Message
@@ -454,3 +455,34 @@ def test_owner_that_fails_ends_its_connection_loudly(
     gevent.sleep(0)
     assert [kind for _, kind, _ in no_unseen_errors] == [ZeroDivisionError]
     no_unseen_errors.clear()
+
+
+def test_nothing_is_handed_over_after_a_callback_has_closed(open_to: Open, owner: RecordingOwner) -> None:
+    def script(peer: Peer) -> None:
+        peer.accept_sub()
+        peer.send(message_frame(1) + frame(0, b"_heartbeat_") + message_frame(2))
+        peer.read_all()
+
+    owner.on_heartbeat = lambda conn: conn.close()  # type: ignore[method-assign]
+    subscribe(open_to(script))
+    owner.wait_end()
+    assert [got.id for got in owner.messages] == [b"%016x" % 1]
+
+
+def test_every_pending_command_is_reported_whatever_the_owner_does(open_to: Open, owner: RecordingOwner) -> None:
+    told: list[Any] = []
+
+    def fail(conn: Connection, token: Any, error: Exception) -> None:
+        told.append(token)
+        raise ZeroDivisionError
+
+    def script(peer: Peer) -> None:
+        peer.handshake()
+        peer.read_line()
+
+    owner.on_failed = fail  # type: ignore[method-assign]
+    conn = open_to(script)
+    for token in range(1, 4):
+        conn.request(_codec.pub("t", b"x"), "PUB", token)
+    owner.wait_end()
+    assert told == [1, 2, 3]

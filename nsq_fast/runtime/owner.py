@@ -1,0 +1,36 @@
+"""What a connection tells the consumer or producer that owns it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nsq_fast._codec import Message
+from nsq_fast.errors import NsqError, ServerError
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+
+class ConnectionOwner(Protocol):
+    """Who is told what happens on a connection, in its reader greenlet. None of these may block.
+
+    An owner may also have ``on_finish(conn, message)``, ``on_requeue(conn, message, delay_ms, backoff)`` and
+    ``on_touch(conn, message)``, called when the command is queued, and ``requeue_delay_ms(conn, message) -> int``,
+    asked when a message is requeued without a delay (0 when the owner does not have it).
+    """
+
+    def on_messages(self, conn: Connection, messages: list[Message]) -> None: ...
+
+    def on_reply(self, conn: Connection, token: Any, data: bytes) -> None: ...
+
+    def on_failed(self, conn: Connection, token: Any, error: NsqError) -> None: ...
+
+    def on_answer_failed(self, conn: Connection, error: ServerError, message_id: bytes | None) -> None: ...
+
+    def on_heartbeat(self, conn: Connection) -> None: ...
+
+    def on_error(self, conn: Connection, error: ServerError) -> None: ...
+
+    def on_close_wait(self, conn: Connection) -> None: ...
+
+    def on_disconnect(self, conn: Connection, error: NsqError) -> None: ...

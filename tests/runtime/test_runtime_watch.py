@@ -1,0 +1,52 @@
+"""The watch for silent peers, with short limits and times that the test sets."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from gevent.event import Event
+
+from nsq_fast.runtime.watch import GRACE, SilenceWatch
+
+
+class Peer:
+    def __init__(self, heard_at: float) -> None:
+        self.heard_at = heard_at
+        self.looks = 0
+        self.silent = Event()
+
+    def last_heard(self) -> float:
+        self.looks += 1
+        return self.heard_at
+
+
+def test_silence_is_reported_once_after_a_second_look() -> None:
+    peer = Peer(monotonic())
+    watch = SilenceWatch(0.02, peer.last_heard, peer.silent.set)
+    started = monotonic()
+    watch.start()
+    assert peer.silent.wait(2)
+    assert monotonic() - started >= 0.02 + GRACE / 2
+    assert peer.looks == 2
+    watch.stop()
+    watch.stop()
+
+
+def test_what_is_heard_in_the_meantime_puts_it_off() -> None:
+    peer = Peer(monotonic())
+    watch = SilenceWatch(0.02, peer.last_heard, peer.silent.set)
+    watch.start()
+    peer.heard_at += 0.05
+    started = monotonic()
+    assert peer.silent.wait(2)
+    assert monotonic() - started >= 0.05
+    assert peer.looks == 3
+
+
+def test_stopped_watch_says_nothing() -> None:
+    peer = Peer(monotonic())
+    watch = SilenceWatch(0.01, peer.last_heard, peer.silent.set)
+    watch.start()
+    watch.stop()
+    assert not peer.silent.wait(0.03)
+    assert peer.looks == 0
