@@ -33,6 +33,7 @@ class Broker:
         nsqds: how many nsqds.
         lookupd: whether there is an nsqlookupd, at which the nsqds register.
         data_path: folder where messages and metadata survive; each nsqd of several has a folder below it.
+            It is made if there is none.
         lookupd_options: of the nsqlookupd.
         addresses: where to listen, as ``{"nsqds": [{"tcp": (host, port), "http": ..., "https": ...}],
             "lookupd": {...}}``; what is left out is as the options say.
@@ -129,6 +130,8 @@ class Broker:
             for nsqd in self.nsqds:
                 nsqd.register_at(self.lookupd.tcp_address)
         for nsqd in self.nsqds:
+            if nsqd.options.data_path is not None:
+                Path(nsqd.options.data_path).mkdir(parents=True, exist_ok=True)
             nsqd.start()
         if self.lookupd is not None:
             for nsqd in self.nsqds:
@@ -163,7 +166,7 @@ def _data_paths(data_path: str | os.PathLike[str] | None, count: int) -> Sequenc
         return [None] * count
     if count == 1:
         return [os.fspath(data_path)]
-    return [str(Path(data_path) / f"nsqd{number}") for number in range(count)]
+    return [os.fspath(Path(data_path) / f"nsqd{number}") for number in range(count)]
 
 
 def _listen_options(addresses: Mapping[str, Any] | None) -> dict[str, str]:

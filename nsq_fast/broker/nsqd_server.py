@@ -133,9 +133,9 @@ class NsqdServer:
         return address
 
     def _listen(self, context: Any) -> None:
-        self._tcp = NsqdTcp(self.nsqd, self.faults.tcp)
+        self._tcp = tcp = NsqdTcp(self.nsqd, self.faults.tcp, context)
         if self._addresses["tcp"]:
-            self._open("tcp", lambda address: Listener("nsqd tcp", bind(address), self._tcp.handle, self.faults.tcp))
+            self._open("tcp", lambda address: Listener("nsqd tcp", bind(address), tcp.handle, self.faults.tcp))
         settings = Settings(self.nsqd, lambda addresses: self.registrar.set_addresses(addresses))
         routes = NsqdRoutes(self.nsqd, lambda: (self._optional("tcp"), self._optional("http")), settings).router()
         if self._addresses["https"]:

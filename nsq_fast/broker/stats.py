@@ -71,7 +71,7 @@ def _topic(topic: Topic, channel: str, include_clients: bool, only_topic: str) -
 
 
 def _channel(channel: Channel, include_clients: bool, only_topic: str) -> dict[str, Any]:
-    clients = [_of_topic(client.stats(), only_topic) for client in channel.clients]
+    clients = [_of_topic(client.stats(), only_topic) for client in channel.clients.values()]
     return {
         "channel_name": channel.name,
         "depth": channel.depth,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from gevent import Timeout, socket
@@ -47,7 +48,16 @@ def parse(raw: bytes) -> Answer:
     head, _, body = raw.partition(b"\r\n\r\n")
     status, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if headers.get("transfer-encoding") == "chunked":
+        body = b"".join(_chunks(body))
     return Answer(int(status.split()[1]), headers, body)
+
+
+def _chunks(data: bytes) -> Iterator[bytes]:
+    while data:
+        size, _, rest = data.partition(b"\r\n")
+        yield rest[: int(size, 16)]
+        data = rest[int(size, 16) + 2 :]
 
 
 def shape(value: Any) -> Any:

@@ -1,0 +1,77 @@
+"""nsqd's TCP protocol by hand: enough to subscribe, publish and see frames, with no client in between."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, NamedTuple
+
+from gevent import Timeout, socket
+
+TIMEOUT = 10.0
+RESPONSE, ERROR, MESSAGE = 0, 1, 2
+
+
+class Frame(NamedTuple):
+    type: int
+    data: bytes
+
+    @property
+    def id(self) -> bytes:
+        return self.data[10:26]
+
+    @property
+    def attempts(self) -> int:
+        return int.from_bytes(self.data[8:10], "big")
+
+    @property
+    def body(self) -> bytes:
+        return self.data[26:]
+
+
+class WireClient:
+    """One connection to an nsqd; every wait fails after TIMEOUT seconds."""
+
+    def __init__(self, address: Any, **identify: Any) -> None:
+        self.sock = socket.create_connection(address)
+        self.reader = self.sock.makefile("rb")
+        self.sock.sendall(b"  V2")
+        if identify:
+            body = json.dumps(identify).encode()
+            self.command(b"IDENTIFY\n" + struct.pack(">i", len(body)) + body)
+
+    def send(self, data: bytes) -> None:
+        self.sock.sendall(data)
+
+    def command(self, data: bytes) -> bytes:
+        """Send a command and return the response to it."""
+        self.send(data)
+        return self.frame().data
+
+    def subscribe(self, topic: str, channel: str, rdy: int = 1) -> None:
+        assert self.command(f"SUB {topic} {channel}\n".encode()) == b"OK"
+        self.send(f"RDY {rdy}\n".encode())
+
+    def publish(self, topic: str, body: bytes) -> None:
+        assert self.command(f"PUB {topic}\n".encode() + struct.pack(">i", len(body)) + body) == b"OK"
+
+    def frame(self) -> Frame:
+        """The next frame that is no heartbeat."""
+        with Timeout(TIMEOUT, TimeoutError("no frame")):
+            while True:
+                size, kind = struct.unpack(">ii", self.reader.read(8))
+                frame = Frame(kind, self.reader.read(size - 4))
+                if frame.data != b"_heartbeat_":
+                    return frame
+                self.send(b"NOP\n")
+
+    def message(self) -> Frame:
+        """The next message, finished."""
+        frame = self.frame()
+        assert frame.type == MESSAGE
+        self.send(b"FIN " + frame.id + b"\n")
+        return frame
+
+    def close(self) -> None:
+        self.reader.close()
+        self.sock.close()
