@@ -5,7 +5,7 @@ from __future__ import annotations
 import gevent
 import pytest
 from gevent.event import Event
-from support.scripted_nsqd import ScriptedNsqd
+from support.scripted_nsqd import ScriptedNsqd, frame
 
 from nsq_fast import Consumer, RequeueMessage
 from nsq_fast.errors import AlreadyResponded, ConfigError, ConnectionLost, NameInvalid, NotRunning
@@ -305,6 +305,19 @@ def test_receivers_of_on_message_are_handlers(nsqd, consume):
     conn.push(1, 2)
     conn.wait_for(lambda: conn.answered(b"FIN") == [1] and conn.answered(b"REQ") == [2])
     consumer.close(drain=False)
+
+
+def test_auth_is_told():
+    info = frame(0, b'{"max_rdy_count": 2500, "version": "1.3.0", "auth_required": true}')
+    auth = frame(0, b'{"identity": "me", "identity_url": "", "permission_count": 1}')
+    server = ScriptedNsqd(replies={b"IDENTIFY": info, b"AUTH": auth})
+    told = []
+    consumer = Consumer("t", "c", str(server.address), message_handler=ignore, auth_secret="secret")
+    consumer.on_auth.connect(lambda c, conn, response: told.append((conn.address, response["identity"])), weak=False)
+    with consumer:
+        server.connection()
+    assert told == [(server.address, "me")]
+    server.stop()
 
 
 def test_start_needs_someone_to_call(nsqd):

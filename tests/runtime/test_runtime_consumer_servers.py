@@ -1,4 +1,4 @@
-"""The consumer against real nsqds: nothing lost, nothing held beyond the limit, back after every bad day."""
+"""The consumer against whole nsqds, embedded and real: nothing lost, nothing held beyond the limit, always back."""
 
 from __future__ import annotations
 
@@ -11,6 +11,73 @@ import pytest
 from geventhttpclient import HTTPClient
 
 from nsq_fast import Consumer, RequeueMessage
+from nsq_fast.broker import LookupdServer, NsqdServer
+from nsq_fast.broker.options import NsqdOptions
+from nsq_fast.names import parse_address
+from nsq_fast.runtime.failures import PublishTo
+
+
+class Restartable:
+    """An embedded server, with the calls of a server process."""
+
+    def __init__(self, server):
+        self._server = server
+        server.start()
+
+    def __getattr__(self, name):
+        return getattr(self._server, name)
+
+    def restart(self):
+        self._server.kill()
+        self._server.start()
+
+
+@pytest.fixture(params=["embedded", "original"])
+def family(request):
+    """Which servers a test runs against."""
+    return request.param
+
+
+@pytest.fixture
+def make_nsqd(family, request, tmp_path):
+    """A factory of nsqds that take the original's flags."""
+    if family == "original":
+        yield request.getfixturevalue("real_nsqd")
+        return
+    servers = []
+
+    def make(*flags):
+        options = dict(flag.lstrip("-").replace("-", "_", flag.count("-")).split("=", 1) for flag in flags)
+        options = {name: int(value) if value.isdigit() else value for name, value in options.items()}
+        lookupds = options.pop("lookupd_tcp_address", None)
+        path = tmp_path / f"embedded{len(servers)}"
+        path.mkdir()
+        server = NsqdServer(NsqdOptions(data_path=str(path), **options))
+        if lookupds is not None:
+            server.register_at(parse_address(lookupds, 4160))
+        servers.append(server)
+        return Restartable(server)
+
+    yield make
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture
+def make_lookupd(family, request):
+    """A factory of nsqlookupds."""
+    if family == "original":
+        yield request.getfixturevalue("real_lookupd")
+        return
+    servers = []
+
+    def make():
+        servers.append(LookupdServer())
+        return Restartable(servers[-1])
+
+    yield make
+    for server in servers:
+        server.kill()
 
 
 def post(server, path, body=b""):
@@ -41,10 +108,10 @@ def channel_stats(server, topic, channel):
     return found
 
 
-def wait_until(condition, timeout=10.0):
+def wait_until(condition, timeout=10.0, about=lambda: ""):
     end = monotonic() + timeout
     while not condition():
-        assert monotonic() < end, "waited in vain"
+        assert monotonic() < end, f"waited in vain {about()}"
         gevent.sleep(0.01)
 
 
@@ -53,8 +120,8 @@ def bodies(prefix, count):
 
 
 @pytest.mark.parametrize("options", [{}, {"concurrency": 5}, {"batch": True}, {"snappy": True}, {"deflate": True}])
-def test_every_message_is_handled_once_and_finished(real_nsqd, options):
-    nsqd = real_nsqd()
+def test_every_message_is_handled_once_and_finished(make_nsqd, options):
+    nsqd = make_nsqd()
     publish(nsqd, "t", bodies(b"m", 3000))
     seen = Counter()
     handlers = {"message_handler": lambda c, m: seen.update([m.body])}
@@ -67,8 +134,8 @@ def test_every_message_is_handled_once_and_finished(real_nsqd, options):
     assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"], stats["timeout_count"]) == (0, 0, 0, 0)
 
 
-def test_max_in_flight_above_max_rdy_count(real_nsqd):
-    nsqd = real_nsqd("-max-rdy-count=50")
+def test_max_in_flight_above_max_rdy_count(make_nsqd):
+    nsqd = make_nsqd("-max-rdy-count=50")
     publish(nsqd, "t", bodies(b"m", 500))
     seen, errors = set(), []
     consumer = Consumer(
@@ -80,8 +147,8 @@ def test_max_in_flight_above_max_rdy_count(real_nsqd):
     assert not errors
 
 
-def test_never_more_held_than_max_in_flight_while_nsqds_come_and_go(real_nsqd):
-    nsqds = [real_nsqd() for _ in range(3)]
+def test_never_more_held_than_max_in_flight_while_nsqds_come_and_go(make_nsqd):
+    nsqds = [make_nsqd() for _ in range(3)]
     for number, nsqd in enumerate(nsqds):
         publish(nsqd, "t", bodies(b"%d" % number, 300))
     held, most, seen = 0, 0, set()
@@ -107,8 +174,8 @@ def test_never_more_held_than_max_in_flight_while_nsqds_come_and_go(real_nsqd):
     assert most <= 12
 
 
-def test_a_restarted_nsqd_is_found_again_and_loses_nothing(real_nsqd):
-    nsqd = real_nsqd()
+def test_a_restarted_nsqd_is_found_again_and_loses_nothing(make_nsqd):
+    nsqd = make_nsqd()
     seen = set()
     with Consumer(
         "t",
@@ -128,10 +195,10 @@ def test_a_restarted_nsqd_is_found_again_and_loses_nothing(real_nsqd):
         assert consumer.stats().connections[0].rdy == 50
 
 
-def test_nsqds_are_found_through_lookupd_also_one_that_comes_later(real_nsqd, real_lookupd):
-    lookupd = real_lookupd()
+def test_nsqds_are_found_through_lookupd_also_one_that_comes_later(make_nsqd, make_lookupd):
+    lookupd = make_lookupd()
     flag = f"-lookupd-tcp-address={lookupd.tcp_address}"
-    first = real_nsqd(flag)
+    first = make_nsqd(flag)
     publish(first, "t", [b"first"])
     seen = set()
     with Consumer(
@@ -143,13 +210,13 @@ def test_nsqds_are_found_through_lookupd_also_one_that_comes_later(real_nsqd, re
         message_handler=lambda c, m: seen.add(m.body),
     ):
         wait_until(lambda: seen == {b"first"})
-        second = real_nsqd(flag)
+        second = make_nsqd(flag)
         publish(second, "t", [b"second"])
         wait_until(lambda: seen == {b"first", b"second"})
 
 
-def test_slow_handlers_run_side_by_side(real_nsqd):
-    nsqd = real_nsqd()
+def test_slow_handlers_run_side_by_side(make_nsqd):
+    nsqd = make_nsqd()
     publish(nsqd, "t", bodies(b"m", 100))
     seen = set()
 
@@ -163,8 +230,8 @@ def test_slow_handlers_run_side_by_side(real_nsqd):
     assert monotonic() - began < 2.0, "one after another they take 5 s"
 
 
-def test_handlers_slower_than_heartbeats_keep_the_connection(real_nsqd):
-    nsqd = real_nsqd()
+def test_handlers_slower_than_heartbeats_keep_the_connection(make_nsqd):
+    nsqd = make_nsqd()
     publish(nsqd, "t", [b"slow", b"next"])
     seen = []
 
@@ -179,8 +246,8 @@ def test_handlers_slower_than_heartbeats_keep_the_connection(real_nsqd):
         assert consumer.stats().totals.received == 2
 
 
-def test_an_answer_that_comes_too_late_is_counted_and_told(real_nsqd):
-    nsqd = with_quick_timeouts(real_nsqd())
+def test_an_answer_that_comes_too_late_is_counted_and_told(make_nsqd):
+    nsqd = with_quick_timeouts(make_nsqd())
     publish(nsqd, "t", [b"slow"])
     attempts, errors = [], []
 
@@ -199,8 +266,8 @@ def test_an_answer_that_comes_too_late_is_counted_and_told(real_nsqd):
         assert consumer.stats().totals.answers_failed == 1
 
 
-def test_auto_touch_keeps_a_message(real_nsqd):
-    nsqd = real_nsqd()
+def test_auto_touch_keeps_a_message(make_nsqd):
+    nsqd = make_nsqd()
     publish(nsqd, "t", [b"slow"])
     attempts = []
 
@@ -214,8 +281,8 @@ def test_auto_touch_keeps_a_message(real_nsqd):
     assert channel_stats(nsqd, "t", "c")["timeout_count"] == 0
 
 
-def test_failing_messages_come_back_and_are_given_up(real_nsqd):
-    nsqd = with_quick_timeouts(real_nsqd())
+def test_failing_messages_come_back_and_are_given_up(make_nsqd):
+    nsqd = with_quick_timeouts(make_nsqd())
     publish(nsqd, "t", [b"bad", b"good"])
     attempts, given_up = [], []
 
@@ -231,8 +298,8 @@ def test_failing_messages_come_back_and_are_given_up(real_nsqd):
     assert channel_stats(nsqd, "t", "c")["depth"] == 0
 
 
-def test_close_gives_unstarted_messages_to_others_at_once(real_nsqd):
-    nsqd = real_nsqd()
+def test_close_gives_unstarted_messages_to_others_at_once(make_nsqd):
+    nsqd = make_nsqd()
     publish(nsqd, "t", bodies(b"m", 50))
     first, second = [], []
     busy = Consumer(
@@ -252,8 +319,8 @@ def test_close_gives_unstarted_messages_to_others_at_once(real_nsqd):
     assert not set(first) & set(second), "what was finished was not delivered again"
 
 
-def test_backoff_probes_and_recovers(real_nsqd):
-    nsqd = real_nsqd()
+def test_backoff_probes_and_recovers(make_nsqd):
+    nsqd = make_nsqd()
     publish(nsqd, "t", bodies(b"m", 200))
     failing, seen = True, set()
 
@@ -278,13 +345,33 @@ def test_backoff_probes_and_recovers(real_nsqd):
         assert consumer.stats().backoff_level == 0
 
 
-def test_no_nsqd_starves_when_there_are_more_than_max_in_flight(real_nsqd):
-    nsqds = [real_nsqd() for _ in range(3)]
+def test_no_nsqd_starves_when_there_are_more_than_max_in_flight(make_nsqd):
+    nsqds = [make_nsqd() for _ in range(3)]
     for number, nsqd in enumerate(nsqds):
         publish(nsqd, "t", bodies(b"%d" % number, 5))
     seen = set()
     addresses = [str(nsqd.tcp_address) for nsqd in nsqds]
     with Consumer(
         "t", "c", addresses, max_in_flight=1, low_ready_idle_timeout=0.1, message_handler=lambda c, m: seen.add(m.body)
+    ) as consumer:
+        wait_until(lambda: len(seen) == 15, about=lambda: (sorted(seen), consumer.stats()))
+
+
+def test_a_dead_letter_topic_is_written_through_the_same_servers(make_nsqd):
+    nsqd = make_nsqd()
+    publish(nsqd, "t", [b"poison"])
+    dead = []
+    address = str(nsqd.tcp_address)
+
+    def fail(consumer, message):
+        raise RequeueMessage(0.0)
+
+    with (
+        Consumer(
+            "t", "c", address, message_handler=fail, max_tries=1, max_backoff_duration=0, give_up=PublishTo("dead")
+        ),
+        Consumer("dead", "c", address, message_handler=lambda c, m: dead.append(m.body)),
     ):
-        wait_until(lambda: len(seen) == 15)
+        wait_until(lambda: dead == [b"poison"])
+        wait_until(lambda: channel_stats(nsqd, "t", "c")["in_flight_count"] == 0)
+    assert channel_stats(nsqd, "t", "c")["depth"] == 0
