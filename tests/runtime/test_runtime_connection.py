@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket as plain_socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +27,7 @@ from nsq_fast.errors import (
     RemoteProtocolError,
     SubFailed,
 )
+from nsq_fast.names import Address
 from nsq_fast.runtime.connection import Connection
 
 Open = Callable[..., Connection]
@@ -486,3 +490,29 @@ def test_every_pending_command_is_reported_whatever_the_owner_does(open_to: Open
         conn.request(_codec.pub("t", b"x"), "PUB", token)
     owner.wait_end()
     assert told == [1, 2, 3]
+
+
+def beat(listener: plain_socket.socket, over: threading.Event) -> None:
+    """A server in a thread of its own: OK to IDENTIFY, then heartbeats, whatever this thread's hub is doing."""
+    sock, _ = listener.accept()
+    with sock:
+        sock.sendall(frame(0, b"OK"))
+        while not over.wait(0.1):
+            sock.sendall(frame(0, b"_heartbeat_"))
+
+
+@pytest.mark.slow
+def test_process_that_was_busy_does_not_take_its_server_for_dead(owner: RecordingOwner) -> None:
+    over = threading.Event()
+    with plain_socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=beat, args=(listener, over), daemon=True)
+        server.start()
+        conn = Connection(Address(*listener.getsockname()), ConnectionConfig(heartbeat_interval=1.0), owner)
+        conn.connect()
+        time.sleep(2.1)  # the whole process, hub and reader included, hears nothing for more than two intervals
+        owner.wait(lambda: owner.heartbeats > 15)
+        gevent.sleep(0.15)
+        assert conn.is_open
+        conn.close(ConnectionLost("done"))
+        over.set()
+        server.join(5)
