@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 import msgspec
-from gevent.pywsgi import WSGIServer
+from gevent.pywsgi import WSGIHandler, WSGIServer
 from gevent.ssl import SSLContext
 
 from nsq_fast.errors import HttpError
@@ -201,6 +201,16 @@ class Router:
         return Reply(status, [allow, *headers], body)
 
 
+class _Handler(WSGIHandler):
+    """pywsgi's, without a traceback on stderr for a client that goes away in the middle of its request."""
+
+    def read_request(self, raw_requestline: str) -> Any:
+        try:
+            return super().read_request(raw_requestline)
+        except OSError as error:
+            raise ValueError(str(error)) from error
+
+
 class HttpFace:
     """A WSGI application on one address, over HTTP, or over HTTPS when there is an SSL context.
 
@@ -225,6 +235,7 @@ class HttpFace:
             self._answer,
             log=None,
             error_log=None,
+            handler_class=_Handler,
             environ={"SERVER_NAME": host, "SERVER_PORT": str(port)},
         )
 

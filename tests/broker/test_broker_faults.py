@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from collections.abc import Iterator
 
 import gevent
@@ -10,6 +12,7 @@ from gevent import Timeout, socket
 from support.http import ask, exchange, parse
 
 from nsq_fast.broker import Faults, LookupdServer
+from nsq_fast.broker.faults import reset
 from nsq_fast.errors import ConfigError
 
 
@@ -89,3 +92,41 @@ def test_an_expected_continue_is_not_awaited_when_the_request_is_refused(lookupd
     head = b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n"
     answer = parse(exchange(lookupd.http_address, head))
     assert (answer.status, answer.headers["connection"]) == (404, "close")
+
+
+GARBAGE = [
+    b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /%ff?topic=%ff HTTP/1.1\r\n\r\n",
+    b"GET /lookup?topic=\xff\xfe HTTP/1.1\r\n\r\n",
+    b"POST /topic/create?topic=t HTTP/1.1\r\nContent-Length: abc\r\n\r\n",
+    b"POST /topic/create?topic=t HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+    b"POST /topic/create?topic=t HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\nxyz",
+    b"POST /topic/create?topic=t HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc",
+    b"  V1IDENTIFY\n\x00\x00\x00\x05{}\n",
+    b"\x16\x03\x01\x02\x00\x01\x00",
+    b"G" * 100_000,
+]
+
+
+@pytest.mark.parametrize("ending", ["reset", "close", "half close"])
+def test_garbage_ends_its_own_connection_only_and_prints_nothing(
+    lookupd: LookupdServer, capfd: pytest.CaptureFixture[str], ending: str
+) -> None:
+    randomly = random.Random(ending)
+
+    def attack(address: tuple[str, int]) -> None:
+        data = bytearray(randomly.choice(GARBAGE))
+        data[randomly.randrange(len(data))] = randomly.randrange(256)
+        with contextlib.suppress(OSError), socket.create_connection(address) as sock:
+            sock.sendall(data[: randomly.randrange(len(data) * 2)])
+            if ending == "half close":
+                sock.shutdown(socket.SHUT_WR)
+                with Timeout(1, False):
+                    sock.recv(1000)
+            elif ending == "reset":
+                reset(sock)
+
+    addresses = (lookupd.tcp_address, lookupd.http_address)
+    gevent.joinall([gevent.spawn(attack, randomly.choice(addresses)) for _ in range(100)], raise_error=True)
+    assert ask(lookupd.http_address, "GET", "/ping").body == b"OK"
+    assert capfd.readouterr().err == ""
