@@ -209,6 +209,10 @@ class ConnectionConfig(Config):
         super().__post_init__()
         if self.snappy and self.deflate:
             raise ConfigError("snappy=True with deflate=True: a connection is compressed one way at most")
+        if self.auth_secret is not None and not isinstance(self.auth_secret, (str, bytes)):
+            raise ConfigError("auth_secret='***': must be str or bytes, or None")
+        if self.ext_filter is not None and not isinstance(self.ext_filter, Mapping):
+            raise ConfigError(f"ext_filter={self.ext_filter!r}: must be a mapping, or None")
 
 
 @dataclasses.dataclass(frozen=True)

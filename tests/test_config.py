@@ -71,3 +71,9 @@ def test_every_option_says_what_it_is():
     for config in (ConnectionConfig, ConsumerConfig, ProducerConfig):
         for field in config.__dataclass_fields__.values():
             assert field.metadata["doc"], field.name
+
+
+@pytest.mark.parametrize("options", [{"auth_secret": 5}, {"ext_filter": "x"}, {"ext_filter": [1]}])
+def test_secret_and_filter_have_their_types(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        ConnectionConfig(**options)
