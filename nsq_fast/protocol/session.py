@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 from nsq_fast import _codec
 from nsq_fast._codec import Message
-from nsq_fast._frame import ErrorFrame, FrameReader, Response
+from nsq_fast._frame import OK, ErrorFrame, FrameReader, Response
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import LocalProtocolError, NsqError, RemoteProtocolError
 from nsq_fast.names import check_channel, check_topic
@@ -158,11 +158,15 @@ class Session:
 
     def _events(self, frames: list[Any]) -> list[Any]:
         events: list[Any] = []
+        pending = self._pending
         try:
             for frame in frames:
                 kind = frame.__class__
                 if kind is Message:
                     events.append(frame)
+                elif frame is OK and pending and pending[0][0] != "CLS":
+                    command, token = pending.popleft()
+                    events.append(Reply(command=command, data=b"OK", token=token))
                 elif kind is Response:
                     events.append(self._response(frame.data))
                 else:

@@ -314,14 +314,23 @@ class Connection:
     def _dispatch(self, events: list[Any]) -> None:
         """Hand a mixed list to the owner, in order: runs of messages as lists."""
         run: list[Message] = []
+        on_reply = self._owner.on_reply
         for event in events:
-            if event.__class__ is Message:
+            kind = event.__class__
+            if kind is Message:
                 run.append(event)
                 continue
             if run:
                 self._hand_over(run)
                 run = []
-            self._handle(event)
+            if kind is not Reply:
+                self._handle(event)
+            elif event.token.__class__ is _Waiter:
+                event.token.set(event.data)
+            elif event.command == "CLS":
+                self._owner.on_close_wait(self)
+            else:
+                on_reply(self, event.token, event.data)
         if run:
             self._hand_over(run)
 
@@ -333,9 +342,7 @@ class Connection:
 
     def _handle(self, event: Any) -> None:
         kind = event.__class__
-        if kind is Reply:
-            self._replied(event)
-        elif kind is Heartbeat:
+        if kind is Heartbeat:
             if self.closed_error is None:
                 self._outbox.write(event.send)
             self._owner.on_heartbeat(self)
@@ -349,14 +356,6 @@ class Connection:
             self._owner.on_error(self, event.error)
             if event.fatal:
                 raise event.error
-
-    def _replied(self, event: Reply) -> None:
-        if event.token.__class__ is _Waiter:
-            event.token.set(event.data)
-        elif event.command == "CLS":
-            self._owner.on_close_wait(self)
-        else:
-            self._owner.on_reply(self, event.token, event.data)
 
     def _failed(self, token: Any, error: NsqError) -> None:
         if token.__class__ is _Waiter:
