@@ -222,12 +222,12 @@ class Consumer:
         Asking for the next message finishes the one before, unless it was answered or made asynchronous. A message
         at which the loop is left early is requeued, unless it was answered.
         """
-        if not self._is_started:
-            if self.outcomes.has_handler:
-                raise RuntimeError("a consumer with a handler cannot be iterated")
-            self._start(is_iterated=True)
-        if self._pool is None or self.outcomes.has_handler:
+        if self.outcomes.has_handler:
             raise RuntimeError("a consumer with a handler cannot be iterated")
+        if not self._is_started:
+            self._start(is_iterated=True)
+        if self._pool is None:
+            raise RuntimeError("a consumer that was started with a handler cannot be iterated")
         return messages(self._pool, self.outcomes)
 
     # Closing
