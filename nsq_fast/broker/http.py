@@ -202,12 +202,12 @@ class Router:
 
 
 class _Handler(WSGIHandler):
-    """pywsgi's, without a traceback on stderr for a client that goes away in the middle of its request."""
+    """pywsgi's, without a traceback on stderr for a client that goes away, or makes no sense, in its request."""
 
     def read_request(self, raw_requestline: str) -> Any:
         try:
             return super().read_request(raw_requestline)
-        except OSError as error:
+        except (OSError, IndexError) as error:  # IndexError: pywsgi's own, for a version without a dot
             raise ValueError(str(error)) from error
 
 

@@ -48,7 +48,9 @@ class LookupdServer:
         return _known(self._http_address)
 
     def start(self) -> None:
-        """Listen; a second start takes the ports of the first again. Raises OSError when they are in use."""
+        """Listen; a start after a stop takes the same ports again. Raises OSError when they are in use."""
+        if self._tcp is not None:
+            return
         self.db = LookupDB(self.options.inactive_producer_timeout, self.options.tombstone_lifetime)
         protocol = LookupdProtocol(self.db, self._identity, self.faults.tcp)
         self._tcp = Listener("nsqlookupd tcp", bind(self._tcp_address), protocol.handle, self.faults.tcp)
@@ -57,7 +59,7 @@ class LookupdServer:
             router = LookupdRoutes(self.db, self.options.version).router()
             self._http = HttpFace("nsqlookupd http", self._http_address, router, self.faults.http)
         except OSError:
-            self._tcp.stop()
+            self.stop()
             raise
         self._http_address = self._http.address
         self._tcp.start()

@@ -71,22 +71,25 @@ class NsqdServer:
         return self._tcp is not None
 
     def start(self) -> None:
-        """Load what was saved, listen, begin to register; a second start takes the ports of the first again.
+        """Load what was saved, listen, begin to register; a start after a stop takes the same ports again.
 
         Raises OSError when a port is in use or data_path cannot be used, ConfigError when options do not fit.
         """
-        self.nsqd = Nsqd(self.options)
+        if self.is_running:
+            return
         context = server_context(self.options)
         if self.options.https_address and context is None:
             raise ConfigError("https_address: needs tls_cert and tls_key")
+        self.nsqd = Nsqd(self.options)
+        self.registrar = Registrar(self.options.lookupd_tcp_addresses, self._identity, self._registrations)
         try:
             self._listen(context)
             self.nsqd.start()
+            self._register()
+            self._push_stats()
         except BaseException:
-            self._close_faces()
+            self.kill()
             raise
-        self._register()
-        self._push_stats()
         for face in self._faces:
             face.start()
 
@@ -171,7 +174,6 @@ class NsqdServer:
         self._close_faces()
 
     def _register(self) -> None:
-        self.registrar = Registrar(self.options.lookupd_tcp_addresses, self._identity, self._registrations)
         self.nsqd.subscribe(self._on_change)
         self.nsqd.lookup_channels = lambda topic: sorted(self.registrar.channels_of(topic))
         self.registrar.start()

@@ -94,7 +94,13 @@ class BrokerProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start the child and return when it serves, on the addresses of the last time if there was one."""
+        """Start the child and return when it serves, on the addresses of the last time if there was one.
+
+        Without effect when it runs already. Raises NsqError when the child ends instead, with its reason on stderr.
+        """
+        if self.is_running:
+            return
+        self.kill()
         root = str(Path(__file__).parents[2])
         self._process = subprocess.Popen(
             [sys.executable, "-m", "nsq_fast.broker.process"],
@@ -141,8 +147,10 @@ class BrokerProcess:
     def set_faults(self, target: str, **switches: Any) -> None:
         """Turn fault switches (see ``Faults``) of ``nsqd0.tcp``, ``nsqd0.http``, ..., ``lookupd.http``.
 
-        Bytes are given as str. Raises NsqError when there is no such target or switch.
+        Raises NsqError when there is no such target or switch.
         """
+        if isinstance(switches.get("lie"), bytes):
+            switches["lie"] = switches["lie"].decode("latin-1")
         answer = msgspec.json.decode(self._ask({"target": target, "switches": switches}, STOP_TIMEOUT))
         if answer is not None:
             raise NsqError(answer)
@@ -198,7 +206,7 @@ def _turn(broker: Broker, target: str, switches: dict[str, Any]) -> str | None:
     if faults is None:
         return f"no such target: {target}; there are {', '.join(broker.faults)}"
     if isinstance(switches.get("lie"), str):
-        switches["lie"] = switches["lie"].encode()
+        switches["lie"] = switches["lie"].encode("latin-1")
     try:
         faults.set(**switches)
     except NsqError as error:

@@ -96,6 +96,7 @@ def test_an_expected_continue_is_not_awaited_when_the_request_is_refused(lookupd
 
 GARBAGE = [
     b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /ping HTTP/1\r\nHost: x\r\n\r\n",
     b"GET /%ff?topic=%ff HTTP/1.1\r\n\r\n",
     b"GET /lookup?topic=\xff\xfe HTTP/1.1\r\n\r\n",
     b"POST /topic/create?topic=t HTTP/1.1\r\nContent-Length: abc\r\n\r\n",

@@ -133,8 +133,8 @@ def test_a_process_restarts_on_its_addresses_with_its_data(tmp_path: Path) -> No
 
 
 def test_faults_of_a_process(process: BrokerProcess) -> None:
-    process.set_faults("lookupd.http", lie="[]")
-    assert ask(process.lookupd.http, "GET", "/topics").body == b"[]"
+    process.set_faults("lookupd.http", lie=b"\xff[]")
+    assert ask(process.lookupd.http, "GET", "/topics").body == b"\xff[]"
     process.set_faults("lookupd.http", lie=None)
     assert ask(process.lookupd.http, "GET", "/topics").body == b'{"topics":[]}'
     with pytest.raises(NsqError, match="no such target: nsqd7"):
