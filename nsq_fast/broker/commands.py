@@ -1,6 +1,6 @@
 """The commands of the original nsqd: read from bytes, checked, obeyed.
 
-``execute`` takes all that has been read and obeys every whole command in it. A
+A ``CommandSet`` takes all that has been read and obeys every whole command in it. A
 handler gets the parameters of its line and where the line ended, and returns
 where the next command begins, or ``INCOMPLETE`` after it has noted in
 ``conn.needed`` how many bytes of body it waits for. Ids are taken from fixed
@@ -50,35 +50,48 @@ _UINT64 = 1 << 64
 Handler = Callable[[Connection, list[bytes], bytes, int], int]
 
 
-def execute(conn: Connection, data: bytes) -> int:
-    """Obey the whole commands at the beginning of ``data``; how many bytes they took. Raises FatalError, Dropped."""
-    at, end = 0, len(data)
-    conn.needed = 0
-    while at < end:
-        if data.startswith(b"FIN ", at) and conn.channel is not None:
-            used = _finish_run(conn, data, at)
-            if used != at:
-                at = used
-                continue
-        line_end = data.find(b"\n", at + _ID_ENDS.get(data[at : at + 4], 0))
-        if line_end < 0:
-            if end - at >= MAX_LINE:
-                raise Dropped("command line is too long")
-            break
-        params = _params(data, at, line_end - 1 if data[line_end - 1 : line_end] == b"\r" else line_end)
-        handler = COMMANDS.get(params[0])
+class CommandSet:
+    """The commands of a dialect.
+
+    Args:
+        handlers: by name.
+        has_binary_ids: whether an id may have any byte in it, also one that ends a line.
+    """
+
+    def __init__(self, handlers: dict[bytes, Handler], *, has_binary_ids: bool) -> None:
+        self._handlers = handlers
+        self._id_ends = _ID_ENDS if has_binary_ids else {}
+
+    def execute(self, conn: Connection, data: bytes) -> int:
+        """Obey the whole commands ``data`` begins with; how many bytes they took. Raises FatalError, Dropped."""
+        at, end = 0, len(data)
+        conn.needed = 0
+        while at < end:
+            if data.startswith(b"FIN ", at) and conn.channel is not None:
+                used = _finish_run(conn, data, at)
+                if used != at:
+                    at = used
+                    continue
+            line_end = data.find(b"\n", at + self._id_ends.get(data[at : at + 4], 0))
+            if line_end < 0:
+                if end - at >= MAX_LINE:
+                    raise Dropped("command line is too long")
+                break
+            params = _params(data, at, line_end - 1 if data[line_end - 1 : line_end] == b"\r" else line_end)
+            after = self._handler(conn, params[0])(conn, params, data, line_end + 1)
+            if after == INCOMPLETE:
+                conn.needed = max(0, conn.needed - at)
+                break
+            at = after
+        return at
+
+    def _handler(self, conn: Connection, name: bytes) -> Handler:
+        handler = self._handlers.get(name)
+        if conn.is_tls_missing and handler is not identify:
+            raise FatalError("E_INVALID", f"cannot {text(name)} in current state (TLS required)")
         if handler is None:
-            _require_tls(conn, params[0])
-            raise FatalError("E_INVALID", f"invalid command {text(params[0])}")
-        if handler is not identify:
-            _require_tls(conn, params[0])
-        after = handler(conn, params, data, line_end + 1)
-        if after == INCOMPLETE:
-            if conn.needed:
-                conn.needed -= at
-            break
-        at = after
-    return at
+            raise FatalError("E_INVALID", f"invalid command {text(name)}")
+        return handler
 
 
 def _params(data: bytes, at: int, end: int) -> list[bytes]:
@@ -86,13 +99,9 @@ def _params(data: bytes, at: int, end: int) -> list[bytes]:
     id_end = at + _ID_ENDS.get(data[at : at + 4], 0)
     if at < id_end <= end and data[id_end : id_end + 1] in _AFTER_ID:
         id_at = id_end - ID_SIZE
-        return [data[at : id_at - 1], data[id_at:id_end], *data[id_end + 1 : end].split(b" ")]
+        rest = data[id_end + 1 : end].split(b" ") if id_end < end else ()
+        return [data[at : id_at - 1], data[id_at:id_end], *rest]
     return data[at:end].split(b" ")
-
-
-def _require_tls(conn: Connection, command: bytes) -> None:
-    if conn.is_tls_missing:
-        raise FatalError("E_INVALID", f"cannot {text(command)} in current state (TLS required)")
 
 
 def text(data: bytes) -> str:
@@ -456,17 +465,20 @@ def _body_end(conn: Connection, data: bytes, at: int, name: str) -> int:
     return at + 4 + size if _has(conn, data, at + 4 + size) else INCOMPLETE
 
 
-COMMANDS: dict[bytes, Handler] = {
-    b"IDENTIFY": identify,
-    b"AUTH": auth,
-    b"SUB": sub,
-    b"RDY": rdy,
-    b"FIN": fin,
-    b"REQ": req,
-    b"TOUCH": touch,
-    b"CLS": cls,
-    b"NOP": nop,
-    b"PUB": pub,
-    b"MPUB": mpub,
-    b"DPUB": dpub,
-}
+ORIGINAL = CommandSet(
+    {
+        b"IDENTIFY": identify,
+        b"AUTH": auth,
+        b"SUB": sub,
+        b"RDY": rdy,
+        b"FIN": fin,
+        b"REQ": req,
+        b"TOUCH": touch,
+        b"CLS": cls,
+        b"NOP": nop,
+        b"PUB": pub,
+        b"MPUB": mpub,
+        b"DPUB": dpub,
+    },
+    has_binary_ids=False,
+)

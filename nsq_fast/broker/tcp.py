@@ -8,7 +8,7 @@ from typing import Any
 from gevent import socket
 from gevent.ssl import SSLContext
 
-from . import commands as original
+from .commands import ORIGINAL
 from .connection import ERROR, Connection, frame
 from .faults import Faults
 from .nsqd import Nsqd
@@ -22,14 +22,14 @@ class NsqdTcp:
     """Serves the clients of an nsqd.
 
     Attributes:
-        commands: the module that reads and obeys commands: the dialect.
+        commands: what clients may say: the dialect.
         context: TLS, None where there is no certificate.
     """
 
     def __init__(self, nsqd: Nsqd, faults: Faults, context: SSLContext | None = None) -> None:
         self.nsqd = nsqd
         self.faults = faults
-        self.commands = original
+        self.commands = ORIGINAL
         self.context = context or server_context(nsqd.options)
         self._ids = itertools.count(1)
 

@@ -1,0 +1,68 @@
+"""The same test on the embedded nsqd and, where there is one, on the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.servers import SERVERS, RealNsqd, find_server
+
+from nsq_fast.broker import NsqdOptions, NsqdServer
+
+
+def flags(options: dict[str, Any]) -> list[str]:
+    """Options of the embedded nsqd as flags of the real one."""
+    return [f"-{name.replace('_', '-')}={_text(value)}" for name, value in options.items()]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{round(value * 1000)}ms" if isinstance(value, float) else str(value)
+
+
+@pytest.fixture(params=["embedded", "original"])
+def start_nsqd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Start an nsqd with options; it has ``tcp_address`` and ``http_address``."""
+    running: list[Any] = []
+
+    def start(**options: Any) -> Any:
+        server: Any
+        if request.param == "embedded":
+            server = NsqdServer(NsqdOptions(**options))
+            server.start()
+        elif find_server("nsqd") is None:
+            pytest.skip(f"no real nsqd below {SERVERS}")
+        else:
+            folder = tmp_path / f"nsqd{len(running)}"
+            folder.mkdir()
+            server = RealNsqd(folder, *flags(options))
+        running.append(server)
+        return server
+
+    yield start
+    for server in running:
+        server.kill()
+
+
+@pytest.fixture
+def address(start_nsqd: Callable[..., Any]) -> Any:
+    """The TCP address of an nsqd with the defaults."""
+    return start_nsqd().tcp_address
+
+
+@pytest.fixture
+def embedded() -> Iterator[Callable[..., NsqdServer]]:
+    """Start an embedded nsqd in this process."""
+    running: list[NsqdServer] = []
+
+    def start(**options: Any) -> NsqdServer:
+        running.append(NsqdServer(NsqdOptions(**options)))
+        running[-1].start()
+        return running[-1]
+
+    yield start
+    for server in running:
+        server.kill()

@@ -1,0 +1,271 @@
+"""What survives with a data path: a stop, a SIGKILL, and files that were not written whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gevent import sleep, spawn
+from support.waiting import until
+from support.wire import WireClient
+
+from nsq_fast.broker import BrokerProcess, NsqdOptions, NsqdServer
+from nsq_fast.broker.errors import DataPathError
+from nsq_fast.broker.nsqd import Nsqd
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NsqdServer]:
+    server = NsqdServer(NsqdOptions(data_path=str(tmp_path), sync_timeout=60.0, mem_queue_size=20))
+    server.start()
+    yield server
+    server.kill()
+
+
+def publish(server: NsqdServer, topic: str, first: int, count: int) -> None:
+    server.nsqd.get_topic(topic).put_many([b"%d" % n for n in range(first, first + count)])
+
+
+def subscribe(server: Any, channel: str = "c", rdy: int = 10) -> WireClient:
+    client = WireClient(server.tcp_address)
+    client.subscribe("t", channel, rdy)
+    return client
+
+
+def consume(client: WireClient, count: int) -> list[int]:
+    return [int(client.message().body) for _ in range(count)]
+
+
+def stop(server: NsqdServer) -> None:
+    server.stop()
+    server.start()
+
+
+def kill(server: NsqdServer) -> None:
+    server.kill()
+    server.start()
+
+
+@pytest.mark.parametrize("again", [stop, kill])
+def test_topics_channels_and_pauses_come_back(server: NsqdServer, again: Any) -> None:
+    topic = server.nsqd.get_topic("t")
+    topic.get_channel("c").pause()
+    topic.get_channel("e#ephemeral")
+    topic.pause()
+    server.nsqd.get_topic("..")
+    server.nsqd.get_topic("gone")
+    server.nsqd.get_topic("e#ephemeral")
+    server.nsqd.delete_topic("gone")
+    again(server)
+    assert set(server.nsqd.topics) == {"t", ".."}
+    topic = server.nsqd.topics["t"]
+    assert topic.is_paused
+    assert {name: channel.is_paused for name, channel in topic.channels.items()} == {"c": True}
+
+
+def test_metadata_is_what_the_original_writes(server: NsqdServer, tmp_path: Path) -> None:
+    server.nsqd.get_topic("t").get_channel("c")
+    metadata = json.loads((tmp_path / "nsqd.dat").read_text())
+    assert metadata["topics"] == [{"name": "t", "paused": False, "channels": [{"name": "c", "paused": False}]}]
+
+
+@pytest.mark.parametrize("again", [stop, kill])
+@pytest.mark.parametrize("count", [5, 100])
+def test_messages_that_wait_come_back_in_order(server: NsqdServer, again: Any, count: int) -> None:
+    server.nsqd.get_topic("t").get_channel("c")
+    publish(server, "t", 0, count)
+    again(server)
+    publish(server, "t", count, 5)
+    assert server.nsqd.topics["t"].channels["c"].depth == count + 5
+    assert consume(subscribe(server), count + 5) == list(range(count + 5))
+
+
+@pytest.mark.parametrize("again", [stop, kill])
+def test_messages_of_a_topic_without_channel_come_back(server: NsqdServer, again: Any) -> None:
+    publish(server, "t", 0, 50)
+    again(server)
+    publish(server, "t", 50, 5)
+    assert server.nsqd.topics["t"].depth == 55
+    assert consume(subscribe(server), 55) == list(range(55))
+
+
+def test_after_a_stop_only_what_was_not_finished_comes_back(server: NsqdServer) -> None:
+    publish(server, "t", 0, 60)
+    client = subscribe(server, rdy=5)
+    held = [client.frame() for _ in range(5)]
+    client.send(b"FIN " + held[0].id + b"\nREQ " + held[1].id + b" 3600000\n")
+    more = [client.frame(), client.frame()]
+    client.send(b"FIN " + more[0].id + b"\n")
+    until(lambda: server.nsqd.topics["t"].channels["c"].deferred_count == 1)
+    client.frame()
+    stop(server)
+    channel = server.nsqd.topics["t"].channels["c"]
+    assert (channel.depth, channel.deferred_count) == (57, 1)
+    client = subscribe(server, rdy=100)
+    frames = [client.message() for _ in range(57)]
+    assert sorted(int(frame.body) for frame in frames) == [n for n in range(60) if n not in (0, 1, 5)]
+    assert {int(frame.body) for frame in frames if frame.attempts == 2} == {2, 3, 4, 6, 7}
+
+
+def test_after_a_kill_nothing_unfinished_is_missing(server: NsqdServer) -> None:
+    publish(server, "t", 0, 60)
+    client = subscribe(server, rdy=60)
+    finished = set(consume(client, 30))
+    kill(server)
+    back = consume(subscribe(server, rdy=60), server.nsqd.topics["t"].channels["c"].depth)
+    assert set(back) | finished == set(range(60))
+
+
+def test_checkpoints_bound_what_comes_again_after_a_kill(tmp_path: Path) -> None:
+    server = NsqdServer(NsqdOptions(data_path=str(tmp_path), sync_timeout=0.05, max_bytes_per_file=4096))
+    with server:
+        publish(server, "t", 0, 500)
+        client = subscribe(server, rdy=10)
+        done = len(consume(client, 400))
+        client.send(b"RDY 0\n")
+        until(lambda: server.nsqd.topics["t"].channels["c"].clients and next(iter(server.nsqd.clients)).rdy == 0)
+        done += len(consume(client, server.nsqd.topics["t"].channels["c"].in_flight_count))
+        path = server.nsqd.topics["t"].log.folder / "checkpoint"
+        until(lambda: json.loads(path.read_text())["channels"]["c"][1:] == [[[done, 500]], []])
+        kill(server)
+        assert consume(subscribe(server), 500 - done) == list(range(done, 500))
+
+
+def test_deferred_messages_keep_their_time(server: NsqdServer) -> None:
+    topic = server.nsqd.get_topic("t")
+    topic.get_channel("c")
+    topic.put(b"1", 400)
+    topic.put(b"2", 3600_000)
+    kill(server)
+    channel = server.nsqd.topics["t"].channels["c"]
+    client = subscribe(server)
+    assert consume(client, 1) == [1]
+    until(lambda: channel.in_flight_count == 0)
+    stop(server)
+    channel = server.nsqd.topics["t"].channels["c"]
+    assert (channel.depth, channel.deferred_count) == (0, 1)
+
+
+@pytest.mark.parametrize("again", [stop, kill])
+def test_emptied_and_deleted_stays_so(server: NsqdServer, again: Any) -> None:
+    topic = server.nsqd.get_topic("t")
+    channel = topic.get_channel("c")
+    topic.get_channel("d")
+    publish(server, "t", 0, 50)
+    channel.empty()
+    topic.delete_channel("d")
+    publish(server, "t", 50, 1)
+    server.nsqd.get_topic("other").put(b"x")
+    server.nsqd.delete_topic("other")
+    again(server)
+    assert set(server.nsqd.topics) == {"t"}
+    assert set(server.nsqd.topics["t"].channels) == {"c"}
+    assert consume(subscribe(server), 1) == [50]
+    assert server.nsqd.get_topic("other").depth == 0
+
+
+def test_a_channel_that_is_new_does_not_get_old_messages(server: NsqdServer) -> None:
+    server.nsqd.get_topic("t").get_channel("c")
+    publish(server, "t", 0, 50)
+    server.nsqd.topics["t"].get_channel("d")
+    publish(server, "t", 50, 1)
+    kill(server)
+    assert consume(subscribe(server, "d"), 1) == [50]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\0" * 40, b'{"end": "x"}'])
+def test_without_a_checkpoint_everything_comes_again(server: NsqdServer, damage: bytes) -> None:
+    server.nsqd.get_topic("t").get_channel("c")
+    publish(server, "t", 0, 50)
+    path = server.nsqd.topics["t"].log.folder / "checkpoint"
+    server.kill()
+    path.write_bytes(damage)
+    server.start()
+    assert consume(subscribe(server), 50) == list(range(50))
+
+
+def test_half_a_record_is_dropped_and_the_log_goes_on(server: NsqdServer) -> None:
+    server.nsqd.get_topic("t").get_channel("c")
+    publish(server, "t", 0, 10)
+    [path] = server.nsqd.topics["t"].log.folder.glob("*.log")
+    server.kill()
+    os.truncate(path, path.stat().st_size - 3)
+    server.start()
+    publish(server, "t", 10, 1)
+    assert consume(subscribe(server), 10) == [*range(9), 10]
+
+
+def test_broken_metadata_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "nsqd.dat").write_bytes(b"{broken")
+    with pytest.raises(DataPathError, match=r"nsqd\.dat"):
+        Nsqd(NsqdOptions(data_path=str(tmp_path))).start()
+
+
+def test_data_path_is_for_one_nsqd(server: NsqdServer, tmp_path: Path) -> None:
+    with pytest.raises(DataPathError, match="in use"):
+        Nsqd(NsqdOptions(data_path=str(tmp_path))).start()
+    with pytest.raises(DataPathError, match="not a folder"):
+        Nsqd(NsqdOptions(data_path=str(tmp_path / "missing"))).start()
+
+
+def test_a_disk_that_fails_refuses_the_publish_and_is_reported(
+    server: NsqdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = WireClient(server.tcp_address)
+    client.publish("t", b"1")
+
+    def fail(*arguments: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("nsq_fast.broker.log.os.write", fail)
+        answer = client.command(b"PUB t\n\0\0\0\x012")
+    assert answer == b"E_PUB_FAILED PUB failed [Errno 28] No space left on device"
+    assert server.nsqd.error is not None
+    WireClient(server.tcp_address).publish("t", b"3")
+    assert consume(subscribe(server), 2) == [1, 3]
+
+
+def test_sigkill_loses_nothing_that_was_answered(tmp_path: Path) -> None:
+    with BrokerProcess(nsqds=1, lookupd=False, data_path=tmp_path, mem_queue_size=100, sync_timeout=0.1) as broker:
+        address = broker.nsqd.tcp
+        consumer = WireClient(address)
+        consumer.subscribe("t", "c", rdy=50)
+        finished: set[bytes] = set()
+        answered: list[bytes] = []
+
+        def consume_all(client: WireClient) -> None:
+            while True:
+                finished.add(client.message().body)
+
+        def publish_all() -> None:
+            client = WireClient(address)
+            for batch in range(10_000):
+                bodies = [b"%d.%d" % (batch, n) for n in range(20)]
+                inner = struct.pack(">i", 20) + b"".join(struct.pack(">i", len(body)) + body for body in bodies)
+                if client.command(b"MPUB t\n" + struct.pack(">i", len(inner)) + inner) == b"OK":
+                    answered.extend(bodies)
+                sleep(0)
+
+        greenlets = [spawn(_until_lost, publish_all), spawn(_until_lost, consume_all, consumer)]
+        until(lambda: len(answered) > 3000 and len(finished) > 500)
+        broker.kill()
+        for greenlet in greenlets:
+            greenlet.join()
+        broker.start()
+        again = WireClient(broker.nsqd.tcp)
+        again.subscribe("t", "c", rdy=50)
+        reader = spawn(_until_lost, consume_all, again)
+        until(lambda: finished >= set(answered), timeout=20)
+        reader.kill()
+
+
+def _until_lost(work: Any, *arguments: Any) -> None:
+    with contextlib.suppress(OSError, struct.error):
+        work(*arguments)

@@ -1,0 +1,347 @@
+"""Delivery: RDY, attempts, timeouts, REQ, TOUCH, deferring, pauses, disconnects; the same on a real nsqd."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from gevent import Timeout, spawn
+from support.http import ask
+from support.waiting import until
+from support.wire import MESSAGE, Frame, WireClient
+
+# The original looks at a channel that is new for the first time after so many seconds.
+SCAN = 5.5
+
+
+def pub_many(client: WireClient, topic: str, bodies: list[bytes]) -> None:
+    inner = struct.pack(">i", len(bodies)) + b"".join(struct.pack(">i", len(body)) + body for body in bodies)
+    assert client.command(f"MPUB {topic}\n".encode() + struct.pack(">i", len(inner)) + inner) == b"OK"
+
+
+def receive(client: WireClient, count: int) -> list[Frame]:
+    frames = [client.frame() for _ in range(count)]
+    assert all(frame.type == MESSAGE for frame in frames)
+    return frames
+
+
+def is_silent(client: WireClient, seconds: float) -> bool:
+    with Timeout(seconds, False):
+        client.reader.peek(1)
+        return False
+    return True
+
+
+def channel_stats(server: Any, topic: str, channel: str) -> dict[str, Any]:
+    topics = ask(server.http_address, "GET", f"/stats?format=json&topic={topic}&channel={channel}").json["topics"]
+    return dict(topics[0]["channels"][0])
+
+
+@pytest.fixture
+def clients(start_nsqd: Any) -> Any:
+    """A consumer subscribed to t/c with msg_timeout 1 s and RDY 0, and a publisher."""
+    address = start_nsqd().tcp_address
+    consumer = WireClient(address, msg_timeout=1000)
+    consumer.subscribe("t", "c", rdy=0)
+    return consumer, WireClient(address)
+
+
+def test_no_more_than_rdy_in_flight(clients: Any) -> None:
+    consumer, publisher = clients
+    pub_many(publisher, "t", [b"%d" % n for n in range(10)])
+    assert is_silent(consumer, 0.2)
+    consumer.send(b"RDY 3\n")
+    frames = receive(consumer, 3)
+    assert is_silent(consumer, 0.2)
+    consumer.send(b"FIN " + frames[1].id + b"\n")
+    frames += receive(consumer, 1)
+    consumer.send(b"RDY 1\nFIN " + frames[0].id + b"\n")
+    assert is_silent(consumer, 0.2)
+    consumer.send(b"FIN " + frames[2].id + b"\nFIN " + frames[3].id + b"\n")
+    frames += receive(consumer, 1)
+    assert [frame.body for frame in frames] == [b"0", b"1", b"2", b"3", b"4"]
+    assert {frame.attempts for frame in frames} == {1}
+    assert len({frame.id for frame in frames}) == 5
+
+
+def test_messages_carry_their_time_and_hex_ids_that_increase(clients: Any) -> None:
+    consumer, publisher = clients
+    before = time.time_ns()
+    pub_many(publisher, "t", [b"a", b"b"])
+    publisher.publish("t", b"c")
+    consumer.send(b"RDY 5\n")
+    frames = receive(consumer, 3)
+    for frame in frames:
+        assert before - 10**9 < int.from_bytes(frame.data[:8], "big") < time.time_ns() + 10**9
+        assert frame.id == b"%016x" % int(frame.id, 16)
+    assert frames[0].id < frames[1].id < frames[2].id
+
+
+def test_message_comes_back_after_its_timeout(clients: Any) -> None:
+    consumer, publisher = clients
+    publisher.publish("t", b"x")
+    consumer.send(b"RDY 1\n")
+    [first] = receive(consumer, 1)
+    start = time.monotonic()
+    [second] = receive(consumer, 1)
+    assert 0.9 < time.monotonic() - start < SCAN + 1.5
+    assert (second.id, second.attempts, second.data[:8]) == (first.id, 2, first.data[:8])
+    consumer.send(b"FIN " + second.id + b"\n")
+    assert is_silent(consumer, 0.2)
+
+
+def test_touch_puts_the_timeout_off(clients: Any) -> None:
+    consumer, publisher = clients
+    publisher.publish("t", b"x")
+    consumer.send(b"RDY 1\n")
+    [first] = receive(consumer, 1)
+    for _ in range(3):
+        assert is_silent(consumer, 0.6)
+        consumer.send(b"TOUCH " + first.id + b"\n")
+    consumer.send(b"FIN " + first.id + b"\n")
+    assert is_silent(consumer, 0.2)
+
+
+def test_touch_goes_no_further_than_max_msg_timeout(start_nsqd: Any) -> None:
+    client = WireClient(start_nsqd(max_msg_timeout=1.5).tcp_address, msg_timeout=1000)
+    client.subscribe("t", "c")
+    client.publish("t", b"x")
+    [first] = receive(client, 1)
+    start = time.monotonic()
+    is_silent(client, 0.9)
+    client.send(b"TOUCH " + first.id + b"\n")
+    [second] = receive(client, 1)
+    assert 1.3 < time.monotonic() - start < SCAN + 2
+    assert second.attempts == 2
+
+
+def test_requeue_at_once_and_later(clients: Any) -> None:
+    consumer, publisher = clients
+    publisher.publish("t", b"x")
+    consumer.send(b"RDY 1\n")
+    [first] = receive(consumer, 1)
+    consumer.send(b"REQ " + first.id + b" 0\n")
+    [second] = receive(consumer, 1)
+    start = time.monotonic()
+    consumer.send(b"REQ " + second.id + b" 400\n")
+    [third] = receive(consumer, 1)
+    assert 0.35 < time.monotonic() - start < SCAN + 1
+    assert [first.attempts, second.attempts, third.attempts] == [1, 2, 3]
+    assert first.id == second.id == third.id
+
+
+def test_requeue_delay_is_clamped(start_nsqd: Any) -> None:
+    client = WireClient(start_nsqd(max_req_timeout=0.3).tcp_address)
+    client.subscribe("t", "c")
+    client.publish("t", b"x")
+    [first] = receive(client, 1)
+    client.send(b"REQ " + first.id + b" 3600000\n")
+    assert receive(client, 1)[0].attempts == 2
+
+
+def test_deferred_publish(clients: Any) -> None:
+    consumer, publisher = clients
+    consumer.send(b"RDY 5\n")
+    start = time.monotonic()
+    assert publisher.command(b"DPUB t 500\n\0\0\0\5later") == b"OK"
+    publisher.publish("t", b"now")
+    frames = [consumer.message(), consumer.message()]
+    assert [frame.body for frame in frames] == [b"now", b"later"]
+    assert time.monotonic() - start > 0.4
+    assert frames[1].attempts == 1
+
+
+def test_in_flight_survives_a_disconnect_until_its_timeout(start_nsqd: Any) -> None:
+    server = start_nsqd()
+    first = WireClient(server.tcp_address, msg_timeout=1000)
+    first.subscribe("t", "c")
+    first.publish("t", b"x")
+    id = next(frame.id for frame in iter(first.frame, None) if frame.type == MESSAGE)
+    start = time.monotonic()
+    first.close()
+    second = WireClient(server.tcp_address)
+    second.subscribe("t", "c")
+    [again] = receive(second, 1)
+    assert time.monotonic() - start > 0.8
+    assert (again.id, again.attempts) == (id, 2)
+    assert channel_stats(server, "t", "c")["timeout_count"] == 1
+
+
+def test_each_channel_gets_every_message(address: Any) -> None:
+    consumers = [WireClient(address) for _ in range(3)]
+    for n, consumer in enumerate(consumers):
+        consumer.subscribe("t", f"c{n}", rdy=10)
+    pub_many(WireClient(address), "t", [b"a", b"b"])
+    for consumer in consumers:
+        frames = receive(consumer, 2)
+        consumer.send(b"REQ " + frames[0].id + b" 0\n")
+        assert [frame.body for frame in [*frames, *receive(consumer, 1)]] == [b"a", b"b", b"a"]
+
+
+def test_clients_of_a_channel_share_its_messages(address: Any) -> None:
+    consumers = [WireClient(address) for _ in range(3)]
+    for consumer in consumers:
+        consumer.subscribe("t", "c", rdy=100)
+    pub_many(WireClient(address), "t", [b"%d" % n for n in range(200)])
+    counts: Counter[int] = Counter()
+
+    def consume(index: int) -> None:
+        while True:
+            consumers[index].message()
+            counts[index] += 1
+
+    readers = [spawn(consume, index) for index in range(3)]
+    until(lambda: counts.total() == 200)
+    for reader in readers:
+        reader.kill()
+    assert len(counts) == 3
+    assert min(counts.values()) >= 10
+
+
+def test_messages_one_by_one_go_to_clients_in_turn(embedded: Any) -> None:
+    address = embedded().tcp_address
+    publisher, *consumers = [WireClient(address) for _ in range(4)]
+    for consumer in consumers:
+        consumer.subscribe("t", "c", rdy=10)
+    for n in range(9):
+        publisher.publish("t", b"%d" % n)
+    for consumer in consumers:
+        assert len(receive(consumer, 3)) == 3
+
+
+def test_a_client_that_is_not_ready_blocks_nobody(address: Any) -> None:
+    lazy, ready, publisher = WireClient(address), WireClient(address), WireClient(address)
+    lazy.subscribe("t", "c", rdy=10)
+    ready.subscribe("t", "c", rdy=10)
+    lazy.send(b"RDY 0\n")
+    assert is_silent(lazy, 0.1)
+    for n in range(5):
+        publisher.publish("t", b"%d" % n)
+    assert len(receive(ready, 5)) == 5
+    assert is_silent(lazy, 0.1)
+
+
+def test_no_messages_after_cls_but_answers_count(start_nsqd: Any) -> None:
+    server = start_nsqd()
+    consumer, publisher = WireClient(server.tcp_address), WireClient(server.tcp_address)
+    consumer.subscribe("t", "c", rdy=2)
+    pub_many(publisher, "t", [b"a", b"b", b"c"])
+    frames = receive(consumer, 2)
+    assert consumer.command(b"CLS\n") == b"CLOSE_WAIT"
+    consumer.send(b"FIN " + frames[0].id + b"\nREQ " + frames[1].id + b" 0\n")
+    assert is_silent(consumer, 0.2)
+    stats = channel_stats(server, "t", "c")
+    assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (2, 0, 1)
+
+
+def test_paused_channel_and_topic_deliver_nothing(start_nsqd: Any) -> None:
+    server = start_nsqd()
+    consumer = WireClient(server.tcp_address)
+    consumer.subscribe("t", "c", rdy=5)
+    publisher = WireClient(server.tcp_address)
+    for what in ("channel", "topic"):
+        ask(server.http_address, "POST", f"/{what}/pause?topic=t&channel=c")
+        publisher.publish("t", what.encode())
+        assert is_silent(consumer, 0.2)
+        ask(server.http_address, "POST", f"/{what}/unpause?topic=t&channel=c")
+        assert consumer.message().body == what.encode()
+
+
+def test_emptied_channel_forgets_what_waits_and_what_is_in_flight(start_nsqd: Any) -> None:
+    server = start_nsqd()
+    consumer, publisher = WireClient(server.tcp_address), WireClient(server.tcp_address)
+    consumer.subscribe("t", "c", rdy=1)
+    pub_many(publisher, "t", [b"a", b"b", b"c"])
+    publisher.command(b"DPUB t 60000\n\0\0\0\1d")
+    [frame] = receive(consumer, 1)
+    until(lambda: channel_stats(server, "t", "c")["deferred_count"] == 1)
+    ask(server.http_address, "POST", "/channel/empty?topic=t&channel=c")
+    stats = channel_stats(server, "t", "c")
+    assert (stats["depth"], stats["in_flight_count"], stats["deferred_count"]) == (0, 0, 0)
+    publisher.publish("t", b"new")
+    assert receive(consumer, 1)[0].body == b"new"
+    consumer.send(b"FIN " + frame.id + b"\n")
+    assert consumer.frame().data == b"E_FIN_FAILED FIN " + frame.id + b" failed ID not in flight"
+
+
+def test_deleted_channel_disconnects_its_clients(start_nsqd: Any) -> None:
+    server = start_nsqd()
+    consumer = WireClient(server.tcp_address)
+    consumer.subscribe("t", "c")
+    ask(server.http_address, "POST", "/channel/delete?topic=t&channel=c")
+    with Timeout(5, TimeoutError("not closed")):
+        assert consumer.reader.read(1) == b""
+
+
+def test_ephemeral_channel_and_topic_go_with_their_last_client(start_nsqd: Any) -> None:
+    server = start_nsqd()
+    clients = [WireClient(server.tcp_address) for _ in range(2)]
+    for client in clients:
+        client.subscribe("t#ephemeral", "c#ephemeral")
+    clients[0].close()
+    clients[1].publish("t#ephemeral", b"x")
+    clients[1].close()
+    until(lambda: not ask(server.http_address, "GET", "/stats?format=json").json["topics"])
+
+
+def test_messages_published_before_any_channel_wait_for_the_first(address: Any) -> None:
+    publisher = WireClient(address)
+    pub_many(publisher, "t", [b"a", b"b"])
+    first, second = WireClient(address), WireClient(address)
+    first.subscribe("t", "c", rdy=5)
+    assert [frame.body for frame in receive(first, 2)] == [b"a", b"b"]
+    second.subscribe("t", "d", rdy=5)
+    publisher.publish("t", b"c")
+    assert receive(second, 1)[0].body == receive(first, 1)[0].body == b"c"
+
+
+def test_sample_rate_drops_the_others(start_nsqd: Any) -> None:
+    server = start_nsqd()
+    client = WireClient(server.tcp_address, sample_rate=30)
+    client.subscribe("t", "c", rdy=2500)
+    pub_many(WireClient(server.tcp_address), "t", [b"x"] * 2000)
+    until(lambda: channel_stats(server, "t", "c")["depth"] == 0)
+    in_flight = channel_stats(server, "t", "c")["in_flight_count"]
+    assert 400 < in_flight < 850
+
+
+def test_commands_split_anywhere_and_many_at_once(address: Any) -> None:
+    consumer = WireClient(address)
+    script = b"PUB t\n\0\0\0\3one" + b"MPUB t\n\0\0\0\x10\0\0\0\2\0\0\0\2tw\0\0\0\2th" + b"NOP\n" + b"SUB t c\nRDY 10\n"
+    for at in range(len(script)):
+        consumer.send(script[at : at + 1])
+    frames = [consumer.frame() for _ in range(6)]
+    assert [frame.data for frame in frames if frame.type != MESSAGE] == [b"OK"] * 3
+    ids = [frame.id for frame in frames if frame.type == MESSAGE]
+    answers = b"".join(b"FIN %b\n" % id for id in ids[:2]) + b"TOUCH %b\nREQ %b 0\n" % (ids[2], ids[2])
+    for at in range(0, len(answers), 7):
+        consumer.send(answers[at : at + 7])
+    again = consumer.message()
+    assert (again.id, again.attempts) == (ids[2], 2)
+    for _ in range(3):
+        consumer.send(b"PUB t\n\0\0\0\1x" * 1000)
+    seen = Counter(consumer.frame().type for _ in range(3000 + 9))
+    assert seen[MESSAGE] >= 9
+
+
+def test_heartbeats_come_while_answered(address: Any) -> None:
+    client = WireClient(address, heartbeat_interval=1000)
+    client.subscribe("t", "c")
+    raw = client.sock
+    start = time.monotonic()
+    for _ in range(3):
+        with Timeout(3, TimeoutError("no heartbeat")):
+            assert client.reader.read(19)[8:] == b"_heartbeat_"
+        raw.sendall(b"NOP\n")
+    assert 2.8 < time.monotonic() - start < 3.6
+
+
+def test_large_messages(address: Any) -> None:
+    client = WireClient(address)
+    client.subscribe("t", "c", rdy=5)
+    bodies = [bytes([n]) * 1024 * 1024 for n in range(4)]
+    pub_many(WireClient(address), "t", bodies)
+    assert [client.message().body for _ in range(4)] == bodies
