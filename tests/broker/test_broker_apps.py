@@ -82,12 +82,17 @@ def test_nsq_to_file_writes_every_message(broker: BrokerProcess, start: Callable
     program = start(
         "nsq_to_file", "-topic=filed", f"-lookupd-http-address={broker.lookupd.http}", f"-output-dir={tmp_path}"
     )
-    until(lambda: (channel(broker.nsqd.http, "filed", "nsq_to_file") or {}).get("in_flight_count") == 200)
-    program.terminate()
+
+    def figures() -> Any:
+        return channel(broker.nsqd.http, "filed", "nsq_to_file") or {"clients": []}
+
+    until(lambda: sum(client["message_count"] for client in figures()["clients"]) == 1000)
+    program.terminate()  # writes and finishes what it holds
     program.communicate(timeout=TIMEOUT)
     written = b"".join(path.read_bytes() for path in tmp_path.iterdir()).splitlines()
-    assert set(written) <= set(bodies)
-    assert len(written) >= 200
+    assert sorted(written) == sorted(bodies)
+    until(lambda: figures()["client_count"] == 0)
+    assert (figures()["depth"], figures()["in_flight_count"]) == (0, 0)
 
 
 def test_nsq_stat_shows_a_channel(broker: BrokerProcess, start: Callable[..., Any]) -> None:
