@@ -1,4 +1,4 @@
-"""Write a pip constraints file that pins each run-time dependency to the oldest release series pyproject.toml allows."""
+"""Write a pip constraints file: each run-time dependency at the oldest release series that pyproject.toml allows."""
 
 import re
 import sys

@@ -123,4 +123,6 @@ class RealNsqd(ServerProcess):
     def __init__(self, data_path: Path, *flags: str, https: bool = False) -> None:
         if https:
             self.faces = ("TCP", "HTTP", "HTTPS")
+        else:  # with a certificate it would listen on a fixed port
+            flags = ("-https-address=127.0.0.1:0", *flags)
         super().__init__("-broadcast-address=127.0.0.1", f"-data-path={data_path}", *flags)
