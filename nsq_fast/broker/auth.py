@@ -21,6 +21,7 @@ from nsq_fast.errors import AuthFailed, HttpError
 from nsq_fast.names import parse_address
 from nsq_fast.runtime.http import Endpoint, HttpClient
 
+from . import go_json
 from .http import ACCEPT_V1
 
 PUBLISH = "publish"
@@ -123,7 +124,7 @@ def _query(address: str, arguments: dict[str, str], method: str, timeout: float,
 
 
 def _decode(body: bytes) -> AuthState:
-    state = msgspec.json.decode(body, type=AuthState)
+    state = go_json.decode(body, AuthState)
     for grant in state.authorizations:
         _check(grant)
     if state.ttl <= 0:

@@ -18,6 +18,7 @@ import msgspec
 from nsq_fast.errors import BadBody, BadChannel, BadTopic, Invalid, ServerError
 from nsq_fast.names import Address, is_valid_name
 
+from . import go_json
 from .faults import Faults
 from .lookupd import LookupDB, Peer
 
@@ -115,7 +116,7 @@ class _Connection:
         if self._peer is not None:
             raise Invalid("cannot IDENTIFY again")
         try:
-            info = msgspec.json.decode(self._read_body(), type=_Identify)
+            info = go_json.decode(self._read_body(), _Identify)
         except msgspec.MsgspecError:
             raise BadBody("IDENTIFY failed to decode JSON body") from None
         if not (info.broadcast_address and info.tcp_port and info.http_port and info.version):

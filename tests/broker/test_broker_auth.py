@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
 import pytest
+from gevent import sleep
+from support.wire import WireClient
 
+from nsq_fast.broker import NsqdOptions, NsqdServer
 from nsq_fast.broker.auth import AuthState, query_auth
 from nsq_fast.broker.faults import Faults
 from nsq_fast.broker.http import HttpFace, Request, Router, style_negotiated
@@ -140,3 +144,80 @@ def test_the_negotiated_style_wraps_what_is_not_asked_for_bare() -> None:
     assert style_negotiated(old, 200, {"a": 1}).body == b'{"status_code":200,"status_txt":"OK","data":{"a":1}}'
     assert style_negotiated(bare, 404, "NO")[::2] == (404, b'{"message":"NO"}')
     assert style_negotiated(old, 404, "NO")[::2] == (500, b'{"status_code":500,"status_txt":"NO","data":null}')
+
+
+@pytest.fixture(params=["embedded", "original"])
+def guard(request: pytest.FixtureRequest) -> Iterator[Callable[[AuthServer], Any]]:
+    """Start an nsqd, ours or the original's, that asks an auth server."""
+    started: list[NsqdServer] = []
+
+    def start(server: AuthServer) -> Any:
+        if request.param == "original":
+            return request.getfixturevalue("real_nsqd")(f"-auth-http-address={server.address}")
+        started.append(NsqdServer(NsqdOptions(auth_http_addresses=(server.address,))))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for nsqd in started:
+        nsqd.stop()
+
+
+def sized(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "big") + body
+
+
+PUB = b"PUB %s\n" + sized(b"x")
+
+
+def test_a_client_may_do_what_it_is_granted(auth_server: Callable[..., AuthServer], guard: Any) -> None:
+    server = auth_server()
+    client = WireClient(guard(server).tcp_address, client_id="id")
+    answer = client.command(b"AUTH\n" + sized(b"secret"))
+    assert json.loads(answer) == {"identity": "me", "identity_url": "http://me", "permission_count": 1}
+    assert server.asked[0][1]["secret"] == ["secret"]
+    assert server.asked[0][1]["remote_ip"] == ["127.0.0.1"]
+    assert client.command(PUB % b"topic") == b"OK"
+    assert client.command(PUB % b"other") == b'E_UNAUTHORIZED AUTH failed for PUB on "other" ""'
+    client.close()
+
+
+def test_without_auth_nothing_may_be_done(auth_server: Callable[..., AuthServer], guard: Any) -> None:
+    nsqd = guard(auth_server())
+    for command, name in ((PUB % b"topic", b"PUB"), (b"SUB topic c\n", b"SUB")):
+        client = WireClient(nsqd.tcp_address)
+        assert client.command(command) == b"E_AUTH_FIRST AUTH required before " + name
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (403, b"E_AUTH_FAILED AUTH failed"),
+        ("nonsense", b"E_AUTH_FAILED AUTH failed"),
+        ({**ANSWER, "ttl": 0}, b"E_AUTH_FAILED AUTH failed"),
+        ({**ANSWER, "authorizations": []}, b"E_UNAUTHORIZED AUTH no authorizations found"),
+        ({**ANSWER, "authorizations": None}, b"E_UNAUTHORIZED AUTH no authorizations found"),
+        ({**ANSWER, "identity": None}, None),
+        ({"ttl": 1, "authorizations": [GRANT], "more": 1}, None),
+        ({"ttl": 1, "authorizations": [{"topic": "t", "permissions": None}]}, None),
+    ],
+)
+def test_answers_of_all_kinds(auth_server: Callable[..., AuthServer], guard: Any, answer: Any, error: Any) -> None:
+    client = WireClient(guard(auth_server(answer)).tcp_address)
+    reply = client.command(b"AUTH\n" + sized(b"secret"))
+    client.close()
+    assert reply == error if error else json.loads(reply)["permission_count"] == 1
+
+
+def test_an_expired_answer_is_asked_for_anew(auth_server: Callable[..., AuthServer], guard: Any) -> None:
+    server = auth_server({**ANSWER, "ttl": 1})
+    client = WireClient(guard(server).tcp_address)
+    client.command(b"AUTH\n" + sized(b"secret"))
+    assert client.command(PUB % b"topic") == b"OK"
+    assert len(server.asked) == 1
+    server.answer = {**ANSWER, "authorizations": [{**GRANT, "topic": "none"}]}
+    sleep(1.01)
+    assert client.command(PUB % b"topic") == b'E_UNAUTHORIZED AUTH failed for PUB on "topic" ""'
+    assert len(server.asked) == 2
+    client.close()

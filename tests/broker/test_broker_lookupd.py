@@ -312,6 +312,14 @@ def test_a_bad_identify_ends_the_connection(lookupd: Any, body: Any, reply: byte
     assert client.is_closed()
 
 
+def test_a_null_in_identify_is_as_good_as_nothing(lookupd: Any) -> None:
+    client = Nsqd(lookupd)
+    assert json.loads(client.identify({**IDENTITY, "topology_zone": None, "hostname": None, "more": [1]}))
+    (node,) = get(lookupd, "/nodes")["producers"]
+    assert (node["hostname"], node["topology_zone"]) == ("", "")
+    client.close()
+
+
 def test_commands_before_identify_are_refused_except_ping(lookupd: Any) -> None:
     client = Nsqd(lookupd)
     assert client.command(b"PING\n") == b"OK"
