@@ -64,6 +64,7 @@ class Flow:
         self._count_orphans = count_orphans
         self._idle_timeout = idle_timeout
         self._members: list[Member] = []
+        self._expected = 0
         self._wake = Event()
         self._log = log
         self._greenlet: Greenlet[..., None] | None = None
@@ -78,6 +79,14 @@ class Flow:
     def stop(self) -> None:
         """Send no more RDY."""
         self._is_stopped = True
+        self._wake.set()
+
+    def expect(self, count: int) -> None:
+        """Keep room for ``count`` more connections (or fewer) that are being made for the first time.
+
+        So the first to be there does not take what the others must then wait for.
+        """
+        self._expected += count
         self._wake.set()
 
     def add(self, member: Member) -> None:
@@ -131,7 +140,10 @@ class Flow:
         orphans = self._count_orphans()
         allowed = max(0, self.max_in_flight - orphans)
         limit = self._limit(allowed, now)
-        wanted = rdy.targets(shares, limit, now, idle_timeout=self._idle_timeout, random=random.random)
+        expected = [rdy.Share() for _ in range(self._expected)] if limit >= len(shares) + self._expected else []
+        wanted = rdy.targets(shares + expected, limit, now, idle_timeout=self._idle_timeout, random=random.random)[
+            : len(shares)
+        ]
         plan = rdy.plan(shares, wanted, allowed, now)
         self.is_waiting = plan.waiting
         for index, count in plan.changes:

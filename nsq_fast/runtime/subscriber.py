@@ -75,15 +75,28 @@ class Subscriber:
         self._greenlet.start()
 
     def _run(self) -> None:
-        while self.is_wanted and not self._is_closing:
-            if self._connect():
+        self._consumer.flow.expect(1)
+        is_connected = self._connect()
+        self._consumer.flow.expect(-1)
+        while True:
+            if is_connected:
                 self.wait_while(lambda: self.is_connected and not self._is_closing, None)
-            if self.is_wanted and not self._is_closing:
-                self._changed.clear()
-                self._changed.wait(self._reconnect.next(monotonic()))
+            if self._has_ended or self._pause():
+                break
+            is_connected = self._connect()
         self._consumer.forget(self)
         if self._owns_pool and not self._is_closing:
             self._pool.stop()
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._is_closing or not self.is_wanted
+
+    def _pause(self) -> bool:
+        """Wait before the next attempt to connect; say whether there shall be none."""
+        self._changed.clear()
+        self._changed.wait(self._reconnect.next(monotonic()))
+        return self._has_ended
 
     def wait_while(self, condition: Callable[[], bool], deadline: float | None) -> bool:
         """Wait until ``condition`` no longer holds; False if it still does at ``deadline`` (monotonic)."""

@@ -71,25 +71,44 @@ def test_max_in_flight_is_shared_over_connections(servers, consume):
 
 
 def test_a_share_is_handed_on_only_as_its_messages_are_answered(servers, consume):
-    old, new = servers(), servers(replies={b"SUB": lambda conn, command: gate.wait() and conn.send(frame(0, b"OK"))})
-    gate, kept = Event(), []
-    consumer = consume(old, new, handler=lambda c, m: (m.enable_async(), kept.append(m)))
+    old, new = servers(), servers()
+    new.is_refusing = True
+    kept = []
+    handler = lambda c, m: (m.enable_async(), kept.append(m))  # noqa: E731
+    consumer = consume(old, new, handler=handler, max_reconnect_delay=0.05)
     first = old.connection()
     first.wait_rdy(10)
     first.push(*range(10))
     first.wait_for(lambda: len(kept) == 10)
-    gate.set()
+    new.is_refusing = False
     first.wait_rdy(5)
     gevent.sleep(0.4)
-    assert new.connections[0].rdy is None, "all ten are still held"
+    assert new.connections[-1].rdy is None, "all ten are still held"
     for message in kept[:4]:
         message.finish()
-    second = new.connection()
+    second = new.connections[-1]
     second.wait_rdy(4)
     for message in kept[4:]:
         message.finish()
     second.wait_rdy(5)
     assert consumer.total_ready_count == 10
+
+
+def test_the_first_to_connect_leaves_room_for_those_on_their_way(servers, consume):
+    gate = Event()
+    early, late = servers(), servers(replies={b"SUB": lambda conn, command: gate.wait() and conn.send(frame(0, b"OK"))})
+    consume(early, late)
+    assert early.connection().rdy == 5
+    gate.set()
+    assert late.connection().rdy == 5
+    assert early.connection().rdy == 5
+
+
+def test_room_is_not_kept_for_one_that_could_not_be_reached(servers, consume):
+    here, gone = servers(), servers()
+    gone.stop()
+    consume(here, gone)
+    here.connection().wait_rdy(10)
 
 
 def test_with_fewer_than_connections_each_gets_its_turn(servers, consume):
@@ -104,8 +123,9 @@ def test_a_lost_connection_gives_its_share_to_the_others(servers, consume):
     consume(first, second, max_reconnect_delay=60)
     conn = first.connection()
     conn.wait_rdy(5)
+    lost = second.connection()
     second.is_refusing = True
-    second.connection().close()
+    lost.close()
     conn.wait_rdy(10)
 
 
