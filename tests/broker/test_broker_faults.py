@@ -10,8 +10,9 @@ import gevent
 import pytest
 from gevent import Timeout, socket
 from support.http import ask, exchange, parse
+from support.wire import WireClient
 
-from nsq_fast.broker import Faults, LookupdServer
+from nsq_fast.broker import Faults, LookupdServer, NsqdServer
 from nsq_fast.broker.faults import reset
 from nsq_fast.errors import ConfigError
 
@@ -131,3 +132,61 @@ def test_garbage_ends_its_own_connection_only_and_prints_nothing(
     gevent.joinall([gevent.spawn(attack, randomly.choice(addresses)) for _ in range(100)], raise_error=True)
     assert ask(lookupd.http_address, "GET", "/ping").body == b"OK"
     assert capfd.readouterr().err == ""
+
+
+@pytest.fixture
+def nsqd() -> Iterator[NsqdServer]:
+    with NsqdServer() as server:
+        yield server
+
+
+def test_a_mute_nsqd_stores_what_it_does_not_confirm(nsqd: NsqdServer) -> None:
+    client = WireClient(nsqd.tcp_address)
+    client.publish("t", b"1")
+    nsqd.faults.tcp.drop_replies = True
+    client.send(b"PUB t\n\0\0\0\0012")
+    with pytest.raises(Timeout), Timeout(0.1):
+        client.frame()
+    assert nsqd.nsqd.topics["t"].message_count == 2
+    nsqd.faults.clear()
+    client.publish("t", b"3")
+    client.close()
+
+
+def test_messages_are_cut_in_the_middle_of_a_frame(nsqd: NsqdServer) -> None:
+    client = WireClient(nsqd.tcp_address)
+    client.publish("t", b"x" * 100)
+    nsqd.faults.tcp.close_after = 60
+    consumer = WireClient(nsqd.tcp_address)
+    consumer.subscribe("t", "c")
+    head = consumer.reader.read(50)  # 10 were the answer to SUB
+    assert head[:8] == b"\x00\x00\x00\x82\x00\x00\x00\x02"
+    with pytest.raises(ConnectionResetError):
+        consumer.reader.read(1)
+    consumer.close()
+    client.close()
+
+
+def test_replies_of_nsqd_are_delayed_and_in_order(nsqd: NsqdServer) -> None:
+    client = WireClient(nsqd.tcp_address)
+    nsqd.faults.tcp.delay_replies = 0.05
+    client.send(b"PUB t\n\0\0\0\0011SUB t c\nRDY 1\n")
+    with pytest.raises(Timeout), Timeout(0.02):
+        client.reader.peek(1)
+    assert [client.frame().data for _ in range(2)] == [b"OK", b"OK"]
+    assert client.message().body == b"1"
+    client.close()
+
+
+def test_nsqd_lies_and_refuses(nsqd: NsqdServer) -> None:
+    client = WireClient(nsqd.tcp_address)
+    client.publish("t", b"0")
+    nsqd.faults.tcp.set(lie=b"HTTP/1.1 400 Bad Request\r\n\r\n", refuse_connections=True)
+    client.send(b"PUB t\n\0\0\0\0011")
+    with Timeout(5):
+        assert client.reader.read(8) == b"HTTP/1.1"
+    refused = socket.create_connection(nsqd.tcp_address)
+    with pytest.raises(ConnectionResetError):
+        refused.recv(1)
+    assert ask(nsqd.http_address, "GET", "/ping").body == b"OK"
+    client.close()
