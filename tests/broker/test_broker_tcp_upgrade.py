@@ -14,6 +14,7 @@ import snappy
 import trustme
 from gevent import Timeout, socket
 from gevent.ssl import SSLContext
+from support.http import ask
 
 TIMEOUT = 5.0
 COMPRESSIBLE = b"nsq " * 20000
@@ -153,6 +154,18 @@ def test_required_client_certificate(
         Layered(address, context)
     authority.issue_cert("client@example.org", common_name="client").configure_cert(context)
     exchange(Layered(address, context))
+
+
+@pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
+def test_server_ends_a_layered_connection(
+    start_nsqd: Any, tls: Any, context: SSLContext, layers: dict[str, Any]
+) -> None:
+    server = start_nsqd(**tls)
+    client = Layered(server.tcp_address, context, **layers)
+    assert client.ask(b"SUB t c\n") == b"OK"
+    ask(server.http_address, "POST", "/channel/delete?topic=t&channel=c")
+    with Timeout(TIMEOUT, TimeoutError("not closed")), pytest.raises((EOFError, OSError)):
+        client.frame()
 
 
 @pytest.mark.parametrize("layer", ["snappy", "deflate"])
