@@ -284,6 +284,9 @@ class ProducerConfig(Config):
     )
     retry_base_delay: float = option(0.05, "pause before the second attempt; doubles", unit="s", minimum=0.0)
     retry_max_delay: float = option(2.0, "longest pause between attempts", unit="s", minimum=0.0)
+    coalesce: bool = option(
+        True, "send publishes to a topic that are made in one turn of the hub as one MPUB, while others are pending"
+    )
     linger: float = option(
         0.0, "wait so long for more publishes to send together as MPUB; 0: none", unit="s", minimum=0.0
     )
