@@ -7,7 +7,7 @@ still owed stays with its connection, in its place, and the late reply is
 taken silently; until then it keeps its share of ``max_pending``.
 
 One Alarm serves all deadlines and one all retries. The path of a publish that
-just succeeds is ``submit``, ``_attempt``, ``replied``; keep it short.
+just succeeds is ``submit``, ``_write``, ``replied``; keep it short.
 """
 
 from __future__ import annotations
@@ -95,8 +95,11 @@ class Delivery:
         self.pending.add(publish)
         if publish.deadline < self._deadlines.at:
             self._deadlines.set(publish.deadline)
-        if publish.route.waiting:
-            publish.route.waiting.append(publish)  # behind those that came before
+        route = publish.route
+        if route.waiting:
+            route.waiting.append(publish)  # behind those that came before
+        elif publish.data and (link := route.choose()) is not None:
+            self._write(publish, link)
         else:
             self._attempt(publish)
 
@@ -107,12 +110,14 @@ class Delivery:
             self._deadlines.set(publish.deadline)
 
     def submit_batch(self, children: list[Publish], bodies: list[bytes]) -> None:
-        """Send publishes that lingered: as one MPUB, or as a PUB when only one of them still waits."""
-        live = [(child, body) for child, body in zip(children, bodies, strict=True) if not child.done]
+        """Send publishes that gathered: as one MPUB, or as a PUB when only one of them still waits."""
+        live = [child for child in children if not child.done]
+        if len(live) < len(children):
+            bodies = [body for child, body in zip(children, bodies, strict=True) if not child.done]
         if len(live) > 1:
-            self.submit(Batch([child for child, _ in live], [body for _, body in live]))
+            self.submit(Batch(live, bodies))
         elif live:
-            self._submit_alone(*live[0])
+            self._submit_alone(live[0], bodies[0])
 
     def _submit_alone(self, child: Publish, body: bytes) -> None:
         child.batch = None
@@ -124,9 +129,10 @@ class Delivery:
         if link is None:
             publish.route.waiting.append(publish)
             self.pool.hurry()
-            return
-        if not publish.data and not self._encode(publish):
-            return
+        elif publish.data or self._encode(publish):
+            self._write(publish, link)
+
+    def _write(self, publish: Publish, link: Link) -> None:
         conn = link.conn
         assert conn is not None
         publish.conn = conn
@@ -198,7 +204,7 @@ class Delivery:
         if publish.done:
             self._came_late(conn, publish)
         elif isinstance(publish, Batch):
-            self._finish_batch(publish, None)
+            self._batch_stored(publish)
 
     def _came_late(self, conn: Connection, publish: Publish) -> None:
         """What was owed to a publish that had ended before."""
@@ -241,6 +247,24 @@ class Delivery:
             self._finish(publish, failed)
 
     # Batches
+
+    def _batch_stored(self, batch: Batch) -> None:
+        weight = 0
+        for child in batch.children:
+            child.batch = None
+            weight += child.weight
+            child.weight = 0
+            if not child.done:
+                child.done = True
+                if child.waiter is not None:
+                    self.wakeups.add(child)
+                else:
+                    child.settle(None, self.wakeups)
+        batch.done = True
+        self.pending.difference_update(batch.children)
+        self.pending.discard(batch)
+        self.room.give(weight)
+        self._check_idle()
 
     def _fail_batch(self, batch: Batch, error: NsqError) -> None:
         if isinstance(error, (BadMessage, BadBody)) and len(batch.live()) > 1:

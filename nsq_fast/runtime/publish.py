@@ -159,7 +159,7 @@ class Publish(Outcome):
 
 
 class Batch(Publish):
-    """An MPUB of lingering publishes. Children that ended already (their deadline came) are left out when it is sent.
+    """An MPUB of gathered publishes. Children that ended (their deadline came) are left out when it is sent again.
 
     Attributes:
         children: the publishes; ``bodies`` are theirs.
@@ -169,14 +169,15 @@ class Batch(Publish):
 
     def __init__(self, children: list[Publish], bodies: list[bytes]) -> None:
         first = children[0]
-        super().__init__(first.route, first.topic, "MPUB", b"", max(child.deadline for child in children), 0)
+        data = _codec.mpub(first.topic, bodies)
+        super().__init__(first.route, first.topic, "MPUB", data, max([child.deadline for child in children]), 0)
         self.children = children
         self.bodies = bodies
         for child in children:
             child.batch = self
 
     def encode(self) -> bool:
-        """Build the command from the children that still wait; False when none does."""
+        """Build the command anew, from the children that still wait; False when none does."""
         bodies = [body for child, body in zip(self.children, self.bodies, strict=True) if not child.done]
         if bodies:
             self.data = _codec.mpub(self.topic, bodies)

@@ -27,11 +27,11 @@ def publish_nsqd() -> Iterator[Nsqds]:
 
 @pytest.fixture
 def new_producer() -> Iterator[Producers]:
-    """A factory of started producers for scripted nsqds, which retry quickly."""
+    """A factory of started producers for scripted nsqds; they retry quickly, and each publish is a command."""
     producers: list[Producer] = []
 
     def make(*servers: PublishNsqd, **options: Any) -> Producer:
-        options = {"publish_timeout": 5.0, "retry_base_delay": 0.001, **options}
+        options = {"coalesce": False, "publish_timeout": 5.0, "retry_base_delay": 0.001, **options}
         producers.append(Producer([server.address for server in servers], **options))
         producers[-1].start()
         return producers[-1]

@@ -1,6 +1,8 @@
-"""Lingering: single publishes that leave together, and end one by one."""
+"""Lingering and coalescing: single publishes that leave together, and end one by one."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import gevent
 import pytest
@@ -69,7 +71,8 @@ def test_deferred_publishes_and_batches_do_not_linger(publish_nsqd: Nsqds, new_p
     assert names(server.commands) == ["DPUB", "MPUB"]
 
 
-def test_one_bad_message_fails_alone(publish_nsqd: Nsqds, new_producer: Producers) -> None:
+@pytest.mark.parametrize("options", [{"linger": 0.01}, {"coalesce": True}])
+def test_one_bad_message_fails_alone(publish_nsqd: Nsqds, new_producer: Producers, options: dict[str, Any]) -> None:
     def answer(peer: Peer, command: Command) -> None:
         if b"bad" in command.bodies:
             refuse(peer, b"E_BAD_MESSAGE no")
@@ -77,7 +80,7 @@ def test_one_bad_message_fails_alone(publish_nsqd: Nsqds, new_producer: Producer
         peer.ok()
 
     stored: list[bytes] = []
-    sender = new_producer(publish_nsqd(answer), linger=0.01, retry_unknown_outcome=False)
+    sender = new_producer(publish_nsqd(answer), retry_unknown_outcome=False, **options)
     bodies = [b"%d" % number for number in range(20)]
     bodies[7] = b"bad"
     results = [sender.publish_nowait("t", body) for body in bodies]
@@ -151,3 +154,46 @@ def test_close_sends_what_lingers(publish_nsqd: Nsqds, new_producer: Producers) 
     results = [sender.publish_nowait("t", b"x") for _ in range(3)]
     sender.close()
     assert [result.get(block=False) for result in results] == [b"OK"] * 3
+
+
+def test_what_is_published_in_one_turn_leaves_together(publish_nsqd: Nsqds, new_producer: Producers) -> None:
+    server = publish_nsqd()
+    sender = new_producer(server, coalesce=True)
+    sender.publish("t", b"x")
+    results = [sender.publish_nowait("t", b"%d" % number) for number in range(10)]
+    gevent.joinall(results, timeout=5)
+    assert [len(command.bodies) for command in server.commands] == [1, 1, 9]
+    for _ in range(3):
+        sender.publish("t", b"alone")
+    assert names(server.commands) == ["PUB", "PUB", "MPUB", "PUB", "PUB", "PUB"]
+
+
+def test_nothing_overtakes_what_gathers(publish_nsqd: Nsqds, new_producer: Producers) -> None:
+    server = publish_nsqd()
+    for options in ({"coalesce": True}, {"linger": 0.01}):
+        sender = new_producer(server, **options)
+        sender.publish("other", b"so that it is connected")
+        server.commands.clear()
+        results = [
+            sender.publish_nowait("t", b"1"),
+            sender.publish_nowait("t", b"2"),
+            sender.publish_nowait("t", b"3"),
+            sender.multipublish("t", [b"4", b"5"], raise_error=False),
+            sender.publish_nowait("t", b"6"),
+            sender.publish_nowait("t", b"7", defer=10),
+        ]
+        gevent.joinall(results, timeout=5)
+        assert server.bodies == [b"%d" % number for number in range(1, 8)]
+
+
+def test_a_hundred_greenlets_need_few_commands(publish_nsqd: Nsqds, new_producer: Producers) -> None:
+    server = publish_nsqd()
+    sender = new_producer(server, coalesce=True)
+
+    def work(number: int) -> None:
+        for index in range(20):
+            assert sender.publish("t", b"%d-%d" % (number, index)) == b"OK"
+
+    gevent.joinall([gevent.spawn(work, number) for number in range(100)], raise_error=True)
+    assert len(set(server.bodies)) == len(server.bodies) == 2000
+    assert len(server.commands) < 500
