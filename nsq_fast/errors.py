@@ -152,6 +152,7 @@ class ServerError(NsqError):
         retriable: a publish that failed with it may be tried again.
         stale_topology: what we know of leaders is out of date; look up before trying again.
         outcome_unknown: the message may have been stored all the same.
+        hint: what to change in the program or on the server; shown with the error. Empty when it depends.
     """
 
     code: ClassVar[str] = ""
@@ -159,6 +160,7 @@ class ServerError(NsqError):
     retriable: ClassVar[bool] = False
     stale_topology: ClassVar[bool] = False
     outcome_unknown: ClassVar[bool] = False
+    hint: ClassVar[str] = ""
 
     def __init__(self, detail: str = "", *, code: str = "") -> None:
         super().__init__(detail)
@@ -167,7 +169,8 @@ class ServerError(NsqError):
             self.code = code  # type: ignore[misc]  # an unknown code lives on the instance
 
     def __str__(self) -> str:
-        return f"{self.code} {self.detail}".rstrip()
+        said = f"{self.code} {self.detail}".rstrip()
+        return f"{said} ({self.hint})" if self.hint else said
 
 
 class Invalid(ServerError):
@@ -294,6 +297,7 @@ class BadPartition(ServerError):
     """The partition number is malformed, or missing where the topic demands one."""
 
     code = "E_BAD_PARTITION"
+    hint = "publishes to an ordered topic name a partition: set key or partition"
 
 
 class TopicNotExist(ServerError):
@@ -332,24 +336,28 @@ class OrderedSubRequired(ServerError):
     """The topic is ordered: subscribe with ``ordered=True``."""
 
     code = "E_SUB_ORDER_IS_MUST"
+    hint = "the topic is ordered: set ordered=True"
 
 
 class ExtendSubRequired(ServerError):
     """The topic carries extended headers: subscribe with ``extend_support=True``."""
 
     code = "E_SUB_EXTEND_NEED"
+    hint = "the topic carries extended headers: set extend_support=True"
 
 
 class ExtendSubForbidden(ServerError):
     """The topic carries no extended headers: subscribe with ``extend_support=False``."""
 
     code = "E_SUB_EXTEND_FORBIDDON"  # the server's spelling
+    hint = "the topic carries no extended headers: set extend_support=False"
 
 
 class ChannelNotRegistered(ServerError):
     """Channels of this topic must be created by an administrator first."""
 
     code = "E_SUB_CHANNEL_NOT_REGISTERED"
+    hint = "create the channel first, with nsqlookupd's /channel/create"
 
 
 class ExtNotSupported(ServerError):
@@ -357,6 +365,7 @@ class ExtNotSupported(ServerError):
 
     code = "E_EXT_NOT_SUPPORT"
     fatal = False
+    hint = "the topic carries no extended headers: publish without headers and tag"
 
 
 class HeaderInvalid(ServerError):

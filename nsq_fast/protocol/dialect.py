@@ -9,8 +9,10 @@ silent client.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from nsq_fast._codec import TracedReply, traced_reply
 from nsq_fast.errors import ServerError
 
 REDESIGNED_MARK = "-HA."
@@ -18,6 +20,11 @@ REDESIGNED_MARK = "-HA."
 _COMMON = frozenset(
     {"IDENTIFY", "AUTH", "SUB", "PUB", "MPUB", "RDY", "FIN", "REQ", "TOUCH", "CLS", "NOP"},
 )
+_PLAIN_PUBLISHES = frozenset({"PUB", "MPUB"})
+_TRACED_PUBLISHES = frozenset({"PUB_TRACE", "MPUB_TRACE"})
+_EXT_PUBLISHES = frozenset({"PUB_EXT", "MPUB_EXT"})
+_DELAYED_PUBLISHES = frozenset({"DPUB"})
+PUBLISHES = _PLAIN_PUBLISHES | _DELAYED_PUBLISHES | _TRACED_PUBLISHES | _EXT_PUBLISHES
 # Errors of commands that have no reply: they never belong to a command that waits for one.
 ANSWER_ERRORS = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
 _UNANSWERED = re.compile(r"(?:cannot )?(FIN|REQ|TOUCH|RDY)\b")
@@ -32,40 +39,65 @@ class Dialect:
         commands: the commands the server knows.
         publish_errors: codes that leave the connection open when a publish gets them.
         mute_intervals: heartbeat intervals of silence after which the server closes the connection.
+        has_partitions: commands may name a partition; messages may carry extended headers.
+        breaking_commands: commands after whose errors the place in the stream is lost.
+        refusals: command the server does not know -> what to do instead.
     """
 
     name: str
     commands: frozenset[str]
     publish_errors: frozenset[str]
     mute_intervals: int
-    breaking_commands: frozenset[str] = field(default=frozenset())
+    has_partitions: bool = False
+    breaking_commands: frozenset[str] = frozenset()
+    refusals: Mapping[str, str] = field(default_factory=dict)
 
     def supports(self, command: str) -> bool:
         """Whether the server knows ``command``."""
         return command in self.commands
 
     def is_fatal(self, error: ServerError, command: str | None) -> bool:
-        """Whether the server closes the connection after ``error`` in reply to ``command``.
+        """Whether the connection is over after ``error`` in reply to ``command``.
 
         ``command`` is None for an error that no pending command is waiting for.
-        After an error to a command in ``breaking_commands`` the server has lost its
-        place in the stream: that counts as fatal too.
         """
-        if command in self.breaking_commands:
-            return True
+        return command in self.breaking_commands or self.is_last_word(error, command)
+
+    def is_last_word(self, error: ServerError, command: str | None) -> bool:
+        """Whether the server itself closes the connection, and carries out nothing that was sent after ``command``.
+
+        After an error to a command in ``breaking_commands`` it may go on: with the next command, or with the middle
+        of a body that it takes for one.
+        """
         if error.code in self.publish_errors:
-            return command is None or command == "SUB" or command.startswith("SUB_")
+            return command not in PUBLISHES
         return error.fatal
 
 
-ORIGINAL = Dialect("original", _COMMON | {"DPUB"}, frozenset(), 2)
+_NEEDS_PARTITIONS = "only servers with partitions know it"
+_SUB_INSTEAD = f"{_NEEDS_PARTITIONS}: leave ordered and advanced at False"
+
+ORIGINAL = Dialect(
+    "original",
+    _COMMON | _DELAYED_PUBLISHES,
+    frozenset(),
+    2,
+    refusals={
+        "SUB_ORDERED": _SUB_INSTEAD,
+        "SUB_ADVANCED": _SUB_INSTEAD,
+        **dict.fromkeys(_TRACED_PUBLISHES, f"{_NEEDS_PARTITIONS}: leave trace_id out"),
+        **dict.fromkeys(_EXT_PUBLISHES, f"{_NEEDS_PARTITIONS}: leave headers and tag out"),
+    },
+)
 REDESIGNED = Dialect(
     "redesigned",
-    _COMMON
-    | {"SUB_ADVANCED", "SUB_ORDERED", "PUB_TRACE", "MPUB_TRACE", "PUB_EXT", "MPUB_EXT", "INTERNAL_CREATE_TOPIC"},
+    _COMMON | _TRACED_PUBLISHES | _EXT_PUBLISHES | {"SUB_ADVANCED", "SUB_ORDERED", "INTERNAL_CREATE_TOPIC"},
     frozenset({"E_PUB_FAILED", "E_MPUB_FAILED", "E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE"}),
     3,
+    has_partitions=True,
+    # Its errors come from the middle of the body, whose rest the server then takes for the next command.
     breaking_commands=frozenset({"MPUB_EXT"}),
+    refusals={"DPUB": "they cannot delay a publish: leave defer out"},
 )
 
 
@@ -74,9 +106,22 @@ def dialect_of(version: str) -> Dialect:
     return REDESIGNED if REDESIGNED_MARK in version else ORIGINAL
 
 
-def concerns_unanswered(error: ServerError) -> bool:
-    """Whether the text of ``error`` says that it is about a FIN, REQ, TOUCH or RDY, which have no reply."""
-    return error.code in ANSWER_ERRORS or (error.code == "E_INVALID" and _UNANSWERED.match(error.detail) is not None)
+def concerns_unanswered(error: ServerError, command: str) -> bool:
+    """Whether ``error`` is about a FIN, REQ, TOUCH or RDY, which have no reply, and not about the waiting ``command``.
+
+    Its text tells; and CLS itself fails with E_INVALID only.
+    """
+    if error.code == "E_INVALID":
+        return _UNANSWERED.match(error.detail) is not None
+    return command == "CLS"
+
+
+def receipt_in(data: bytes) -> TracedReply | None:
+    """What the reply to a traced publish says of the stored record; None for a plain ``OK``.
+
+    The length tells the two apart: both begin with ``OK``. Raises RemoteProtocolError for anything else.
+    """
+    return None if data == b"OK" else traced_reply(data)
 
 
 _HEX_ID = re.compile(r"\b([0-9a-f]{16})\b")

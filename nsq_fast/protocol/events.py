@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from nsq_fast._codec import TracedReply
 from nsq_fast.errors import ServerError
 
 from .identify import AuthInfo, ServerInfo
@@ -57,15 +58,20 @@ class Heartbeat(Event, frozen=True):
 
 
 class Reply(Event, frozen=True):
-    """The reply to a command (``OK``, ``CLOSE_WAIT`` to CLS), with the token that was given with it."""
+    """The reply to a command (``OK``, ``CLOSE_WAIT`` to CLS), with the token that was given with it.
+
+    ``receipt``: ids and place of the stored record, in the reply to a traced publish. For MPUB_TRACE: the first
+    message's id and offset, trace id 0, the size of all records. None otherwise.
+    """
 
     command: str
     data: bytes
     token: Any = None
+    receipt: TracedReply | None = None
 
 
 class CommandFailed(Event, frozen=True):
-    """The server refused a command. ``fatal``: it closes the connection, and nothing sent after the command is done."""
+    """The server refused a command. ``fatal``: the connection is over; close it if the server does not."""
 
     command: str
     error: ServerError

@@ -18,7 +18,7 @@ then stands in ``failure`` and the next ``receive`` raises it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from typing import Any, TypeAlias
 
@@ -29,7 +29,7 @@ from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import LocalProtocolError, NsqError, RemoteProtocolError
 from nsq_fast.names import check_channel, check_topic
 
-from .dialect import ANSWER_ERRORS, ORIGINAL, concerns_unanswered, dialect_of, message_id_in
+from .dialect import ANSWER_ERRORS, ORIGINAL, PUBLISHES, concerns_unanswered, dialect_of, message_id_in, receipt_in
 from .events import (
     AnswerFailed,
     Authenticating,
@@ -186,19 +186,20 @@ class Session:
         command, token = self._pending.popleft()
         if (command == "CLS") != (data == b"CLOSE_WAIT"):
             raise RemoteProtocolError(f"{data[:100]!r} in reply to {command}")
-        return Reply(command=command, data=data, token=token)
+        receipt = receipt_in(data) if command in PUBLISHES else None
+        return Reply(command=command, data=data, token=token, receipt=receipt)
 
     def _error(self, frame: ErrorFrame) -> Event:
         error = frame.error
         if error.code in ANSWER_ERRORS:
             return AnswerFailed(error=error, message_id=message_id_in(error))
-        if not self._pending or concerns_unanswered(error):
+        if not self._pending or concerns_unanswered(error, self._pending[0][0]):
             fatal = self.dialect.is_fatal(error, None)
             self._had_fatal_error |= fatal
             return ServerFailed(error=error, fatal=fatal)
         command, token = self._pending.popleft()
         fatal = self.dialect.is_fatal(error, command)
-        self._had_fatal_error |= fatal
+        self._had_fatal_error |= self.dialect.is_last_word(error, command)
         return CommandFailed(command=command, error=error, token=token, fatal=fatal)
 
     def _end(self) -> list[Any]:
@@ -304,7 +305,10 @@ class Session:
     def _start_reading(self, events: list[Any], now: float) -> None:
         leftover = self._reader.take_buffered()
         self._reader = FrameReader(
-            max_frame_size=self.config.max_frame_size, ext=self.config.extend_support, responder=self._responder
+            max_frame_size=self.config.max_frame_size,
+            # the original server is told of extend_support, and ignores it
+            ext=self.config.extend_support and self.dialect.has_partitions,
+            responder=self._responder,
         )
         if leftover:
             events.extend(self.receive(leftover, now))
@@ -317,37 +321,103 @@ class Session:
         The bytes must be written in the order of the ``expect`` calls. Raises LocalProtocolError
         when no command is allowed now, or when the server's dialect does not have it.
         """
-        if self._stage is not Stage.READY:
-            raise LocalProtocolError(f"{command}: not allowed while {self._stage.name}")
-        if command not in self.dialect.commands:
-            raise LocalProtocolError(f"{command}: unknown to {self.dialect.name} servers")
+        if self._stage is not Stage.READY or command not in self.dialect.commands:
+            self._refuse(command)
         self._pending.append((command, token))
 
-    def sub(self, topic: str, channel: str, *, token: Any = None) -> bytes:
-        """Subscribe. Once per connection."""
-        data = _codec.sub(check_topic(topic), check_channel(channel))
+    def _refuse(self, command: str) -> None:
+        if self._stage is not Stage.READY:
+            raise LocalProtocolError(f"{command}: not allowed while {self._stage.name}")
+        instead = self.dialect.refusals.get(command)
+        raise LocalProtocolError(
+            f"{command}: unknown to {self.dialect.name} servers ({self.info.version})"
+            + (f"; {instead}" if instead else "")
+        )
+
+    def _check(self, command: str, partition: int | None) -> None:
+        if self._stage is not Stage.READY or command not in self.dialect.commands:
+            self._refuse(command)
+        if partition is not None and not self.dialect.has_partitions:
+            raise LocalProtocolError(
+                f"{command}: {self.dialect.name} servers ({self.info.version}) have no partitions;"
+                f" leave partition={partition} out"
+            )
+
+    def sub(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        partition: int | None = None,
+        ordered: bool = False,
+        advanced: bool = False,
+        token: Any = None,
+    ) -> bytes:
+        """Subscribe. Once per connection.
+
+        Args:
+            partition: of a redesigned server; None leaves the choice to it.
+            ordered: redesigned: one message at a time, in order; messages carry ``offset`` and ``raw_size``.
+            advanced: redesigned: messages carry ``offset`` and ``raw_size``.
+        """
+        command = "SUB_ORDERED" if ordered else "SUB_ADVANCED" if advanced else "SUB"
+        build = _codec.sub_ordered if ordered else _codec.sub_advanced if advanced else _codec.sub
+        self._check(command, partition)
         if self._is_subscribed:
-            raise LocalProtocolError("SUB: this connection has a subscription already")
-        self.expect("SUB", token)
+            raise LocalProtocolError(f"{command}: this connection has a subscription already")
+        if ordered and self.config.sample_rate:
+            raise LocalProtocolError(f"{command}: set sample_rate=0, ordered messages cannot be sampled")
+        data = build(check_topic(topic), check_channel(channel), partition)
+        self._pending.append((command, token))
         self._is_subscribed = True
+        self._reader.detail = ordered or advanced
         return data
 
-    def pub(self, topic: str, body: bytes, *, token: Any = None) -> bytes:
+    def pub(self, topic: str, body: bytes, *, partition: int | None = None, token: Any = None) -> bytes:
         """Publish one message."""
-        data = _codec.pub(check_topic(topic), body)
-        self.expect("PUB", token)
-        return data
+        return self._publish("PUB", partition, token, _codec.pub, topic, body)
 
-    def mpub(self, topic: str, bodies: Iterable[bytes], *, token: Any = None) -> bytes:
+    def mpub(self, topic: str, bodies: Iterable[bytes], *, partition: int | None = None, token: Any = None) -> bytes:
         """Publish several messages at once: all of them or none."""
-        data = _codec.mpub(check_topic(topic), bodies)
-        self.expect("MPUB", token)
-        return data
+        return self._publish("MPUB", partition, token, _codec.mpub, topic, bodies)
 
     def dpub(self, topic: str, delay_ms: int, body: bytes, *, token: Any = None) -> bytes:
-        """Publish one message that is delivered after ``delay_ms`` at the earliest."""
+        """Publish one message that is delivered after ``delay_ms`` at the earliest. Original servers only."""
+        self._check("DPUB", None)
         data = _codec.dpub(check_topic(topic), delay_ms, body)
-        self.expect("DPUB", token)
+        self._pending.append(("DPUB", token))
+        return data
+
+    def pub_trace(
+        self, topic: str, trace_id: int, body: bytes, *, partition: int | None = None, token: Any = None
+    ) -> bytes:
+        """Publish one message with a trace id; the Reply has a receipt. Redesigned servers only, as all below."""
+        return self._publish("PUB_TRACE", partition, token, _codec.pub_trace, topic, trace_id, body)
+
+    def mpub_trace(
+        self, topic: str, pairs: Iterable[tuple[int, bytes]], *, partition: int | None = None, token: Any = None
+    ) -> bytes:
+        """Publish several (trace id, body) at once; the Reply has one receipt for all."""
+        return self._publish("MPUB_TRACE", partition, token, _codec.mpub_trace, topic, pairs)
+
+    def pub_ext(
+        self, topic: str, header: bytes, body: bytes, *, partition: int | None = None, token: Any = None
+    ) -> bytes:
+        """Publish one message with a JSON header. The Reply has a receipt if the header holds a ``##trace_id``."""
+        return self._publish("PUB_EXT", partition, token, _codec.pub_ext, topic, header, body)
+
+    def mpub_ext(
+        self, topic: str, pairs: Iterable[tuple[bytes, bytes]], *, partition: int | None = None, token: Any = None
+    ) -> bytes:
+        """Publish several (JSON header, body) at once. An error to it is always fatal: close the connection then."""
+        return self._publish("MPUB_EXT", partition, token, _codec.mpub_ext, topic, pairs)
+
+    def _publish(
+        self, command: str, partition: int | None, token: Any, build: Callable[..., bytes], topic: str, *args: Any
+    ) -> bytes:
+        self._check(command, partition)
+        data = build(check_topic(topic), *args, partition)
+        self._pending.append((command, token))
         return data
 
     def set_rdy(self, count: int) -> bytes:

@@ -68,6 +68,7 @@ class Connection:
         last_received_at, last_message_at: ``time.monotonic()`` of the last bytes and the last messages.
         closed_error: why the connection ended or is ending; None while it is open.
         auth, auth_data: the reply to AUTH, parsed and as it came; None when there was none.
+        partition: the partition subscribed to, which its messages show too; None when none was named.
     """
 
     def __init__(self, address: Address, config: ConnectionConfig, owner: ConnectionOwner) -> None:
@@ -79,6 +80,7 @@ class Connection:
         self.closed_error: NsqError | None = ConnectionClosed(f"{address}: not connected yet")
         self.auth: AuthInfo | None = None
         self.auth_data: bytes | None = None
+        self.partition: int | None = None
         self._owner = owner
         self._on_finish: Callable[..., Any] | None = getattr(owner, "on_finish", None)
         self._on_requeue: Callable[..., Any] | None = getattr(owner, "on_requeue", None)
@@ -186,14 +188,26 @@ class Connection:
         self._reader.name = f"nsq_fast-reader-{self.address}"
         logger.info("%s: connected, version %s, %s", self.address, self.info.version, self.session.dialect.name)
 
-    def subscribe(self, topic: str, channel: str) -> None:
-        """Subscribe and wait for the server's OK.
+    def subscribe(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        partition: int | None = None,
+        ordered: bool = False,
+        advanced: bool = False,
+    ) -> None:
+        """Subscribe and wait for the server's OK. The options are for redesigned servers: see ``Session.sub``.
 
-        Raises the ServerError of a refusal (the connection ends with it), or ConnectionLost.
+        Raises the ServerError of a refusal (the connection ends with it), ConnectionLost, or LocalProtocolError
+        for what the server does not know (nothing is sent then).
         """
         self._check_open()
         waiter = _Waiter()
-        self._outbox.write(self.session.sub(topic, channel, token=waiter))
+        self._outbox.write(
+            self.session.sub(topic, channel, partition=partition, ordered=ordered, advanced=advanced, token=waiter)
+        )
+        self.partition = partition
         waiter.wait(self.config.connect_timeout)
         if not waiter.ready():
             error = ConnectionLost(f"{self.address}: no reply to SUB within {self.config.connect_timeout} s")
