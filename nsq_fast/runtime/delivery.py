@@ -19,6 +19,7 @@ from itertools import count
 from time import monotonic
 from typing import Any
 
+import msgspec
 from gevent.event import Event
 
 from nsq_fast import _codec
@@ -42,7 +43,7 @@ from .pool import Link, Pool
 from .publish import Batch, Publish, Wakeups
 from .room import Room
 from .routes import Route, Routes
-from .signals import emit
+from .signals import emit, is_heard
 
 # Looking for publishes that are too late costs about 0.1 us for each that is pending. It is done so rarely that
 # this stays below a tenth of the time, so 100,000 pending publishes may end 0.1 s late.
@@ -165,8 +166,8 @@ class Delivery:
     def link_opened(self, link: Link) -> None:
         self.pool.open.append(link)
         conn = link.conn
-        if conn is not None and conn.auth_data is not None:
-            emit(self._sender, "on_auth", conn=conn, response=conn.auth_data)
+        if conn is not None and conn.auth_data is not None and is_heard(self._sender, "on_auth"):
+            emit(self._sender, "on_auth", conn=conn, response=msgspec.json.decode(conn.auth_data))
         self.routes.changed()
 
     def link_lost(self, link: Link, error: NsqError) -> None:

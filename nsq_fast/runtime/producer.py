@@ -54,7 +54,7 @@ class Producer:
 
     on_response = LazySignal("Sent for each response of an nsqd: ``response`` is its bytes.")
     on_error = LazySignal("Sent for each error frame of an nsqd: ``error`` is a ServerError.")
-    on_auth = LazySignal("Sent after AUTH: ``conn``, and ``response``, the reply as bytes.")
+    on_auth = LazySignal("Sent after AUTH: ``conn``, and ``response``, the reply as a dict.")
     on_close = LazySignal("Sent when the producer has closed.")
 
     def __init__(
