@@ -33,7 +33,7 @@ class Consumer(Protocol):
     """A client that has subscribed."""
 
     id: int
-    in_flight: InFlight
+    in_flight: InFlight[Message]
 
     def wake(self) -> None:
         """There may be something to do: messages, or an end of a pause."""
@@ -43,6 +43,27 @@ class Consumer(Protocol):
 
     def stats(self) -> dict[str, Any]:
         """Figures under the original's JSON names."""
+
+
+class Subscribable(Protocol):
+    """What a connection needs of the channel it has subscribed to."""
+
+    is_paused: bool
+
+    def deliver(self, client: Any, count: int, sample_rate: int = 0) -> list[bytes]:
+        """Up to ``count`` frames for a client; its messages are in flight from now on."""
+
+    def has_ready(self, client: Any) -> bool:
+        """Whether there may be messages for a client right now."""
+
+    def wait(self, client: Any) -> None:
+        """Put a client that is ready, and found nothing, in line."""
+
+    def notify(self) -> None:
+        """Wake those in line as far as there are messages for them."""
+
+    def remove_client(self, client: Any) -> None:
+        """Forget a client."""
 
 
 class Channel:
@@ -68,7 +89,7 @@ class Channel:
         self.on_change: Callable[[], None] = lambda: None
         self._on_unused = on_unused
         self._waiting: dict[Consumer, None] = {}
-        self._in_flight: list[InFlight] = []
+        self._in_flight: list[InFlight[Message]] = []
         self._deferred: list[tuple[float, int, Message]] = []
         self._ties = itertools.count()
 
@@ -164,6 +185,10 @@ class Channel:
                 break
             self._take_in(messages)
         return backlog.memory
+
+    def has_ready(self, client: Consumer) -> bool:
+        """Whether there may be messages for a client right now."""
+        return bool(self.backlog)
 
     def wait(self, client: Consumer) -> None:
         """Put a client that is ready, and found nothing, in line."""
@@ -290,7 +315,7 @@ class Channel:
         return [*self.backlog.memory, *in_flight, *(message for _, _, message in self._deferred)]
 
 
-def _start(messages: list[Message], in_flight: InFlight) -> list[bytes]:
+def _start(messages: list[Message], in_flight: InFlight[Message]) -> list[bytes]:
     """Put messages in flight; their frames."""
     now = time.monotonic()
     deadline = now + in_flight.timeout

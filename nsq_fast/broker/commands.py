@@ -1,12 +1,6 @@
-"""The commands of the original nsqd: read from bytes, checked, obeyed.
+"""The commands of the original nsqd: checked, obeyed.
 
-A ``CommandSet`` takes all that has been read and obeys every whole command in it. A
-handler gets the parameters of its line and where the line ended, and returns
-where the next command begins, or ``INCOMPLETE`` after it has noted in
-``conn.needed`` how many bytes of body it waits for. Ids are taken from fixed
-places, never by splitting: a dialect may have any byte in them.
-
-Texts of errors, and what is fatal, are the original's.
+How they are read is in ``command_set``. Texts of errors, and what is fatal, are the original's.
 """
 
 from __future__ import annotations
@@ -19,8 +13,8 @@ import msgspec
 
 from nsq_fast.names import is_valid_name
 
-from . import identify as negotiation
 from .authorize import authorize, require_permission
+from .command_set import ID_SIZE, INCOMPLETE, CommandSet, has, quote, size_at, text
 from .connection import (
     CLOSE_WAIT,
     OK,
@@ -29,132 +23,22 @@ from .connection import (
     STATE_INIT,
     STATE_SUBSCRIBED,
     Connection,
-    Dropped,
     FatalError,
     frame,
 )
 from .errors import Exiting, NotOwner
+from .identify import IdentifyError
 from .topic import Topic
 
-ID_SIZE = 16
-MAX_LINE = 16 * 1024
-INCOMPLETE = -1
-
-_FIN_SIZE = len("FIN ") + ID_SIZE + 1
-_FIN_RUN = re.compile(rb"(?:FIN .{16}\n)+", re.DOTALL)
-_ID_ENDS = {b"FIN ": 4 + ID_SIZE, b"REQ ": 4 + ID_SIZE, b"TOUC": 6 + ID_SIZE}
-_AFTER_ID = (b" ", b"\r", b"\n")
 _DIGITS = re.compile(rb"[0-9]*\Z")
 _UINT64 = 1 << 64
-
-Handler = Callable[[Connection, list[bytes], bytes, int], int]
-
-
-class CommandSet:
-    """The commands of a dialect.
-
-    Args:
-        handlers: by name.
-        has_binary_ids: whether an id may have any byte in it, also one that ends a line.
-    """
-
-    def __init__(self, handlers: dict[bytes, Handler], *, has_binary_ids: bool) -> None:
-        self._handlers = handlers
-        self._id_ends = _ID_ENDS if has_binary_ids else {}
-
-    def execute(self, conn: Connection, data: bytes) -> int:
-        """Obey the whole commands ``data`` begins with; how many bytes they took. Raises FatalError, Dropped."""
-        at, end = 0, len(data)
-        conn.needed = 0
-        while at < end:
-            if data.startswith(b"FIN ", at) and conn.channel is not None:
-                used = _finish_run(conn, data, at)
-                if used != at:
-                    at = used
-                    continue
-            line_end = data.find(b"\n", at + self._id_ends.get(data[at : at + 4], 0))
-            if line_end < 0:
-                if end - at >= MAX_LINE:
-                    raise Dropped("command line is too long")
-                break
-            params = _params(data, at, line_end - 1 if data[line_end - 1 : line_end] == b"\r" else line_end)
-            after = self._handler(conn, params[0])(conn, params, data, line_end + 1)
-            if after == INCOMPLETE:
-                conn.needed = max(0, conn.needed - at)
-                break
-            at = after
-        return at
-
-    def _handler(self, conn: Connection, name: bytes) -> Handler:
-        handler = self._handlers.get(name)
-        if conn.is_tls_missing and handler is not identify:
-            raise FatalError("E_INVALID", f"cannot {text(name)} in current state (TLS required)")
-        if handler is None:
-            raise FatalError("E_INVALID", f"invalid command {text(name)}")
-        return handler
-
-
-def _params(data: bytes, at: int, end: int) -> list[bytes]:
-    """The words of a line, of which an id is one whatever bytes it has."""
-    id_end = at + _ID_ENDS.get(data[at : at + 4], 0)
-    if at < id_end <= end and data[id_end : id_end + 1] in _AFTER_ID:
-        id_at = id_end - ID_SIZE
-        rest = data[id_end + 1 : end].split(b" ") if id_end < end else ()
-        return [data[at : id_at - 1], data[id_at:id_end], *rest]
-    return data[at:end].split(b" ")
-
-
-def text(data: bytes) -> str:
-    """Bytes of a command as they may stand in an error."""
-    return data.decode("utf-8", "surrogateescape")
-
-
-def quote(data: bytes) -> str:
-    """Bytes in quotes as the original prints names."""
-    parts = []
-    for char in text(data):
-        if char in '"\\':
-            parts.append("\\" + char)
-        elif char.isprintable():
-            parts.append(char)
-        elif "\udc80" <= char <= "\udcff":
-            parts.append(f"\\x{ord(char) - 0xDC00:02x}")
-        else:
-            parts.append(_ESCAPES.get(char) or (f"\\x{ord(char):02x}" if ord(char) < 0x80 else f"\\u{ord(char):04x}"))
-    return '"' + "".join(parts) + '"'
-
-
-_ESCAPES = {"\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v"}
-
-
-def _size_at(conn: Connection, data: bytes, at: int) -> int | None:
-    """The signed size of a body at ``at``; None if it has not come yet."""
-    if len(data) < at + 4:
-        conn.needed = at + 4
-        return None
-    return int.from_bytes(data[at : at + 4], "big", signed=True)
-
-
-def _has(conn: Connection, data: bytes, end: int) -> bool:
-    if len(data) >= end:
-        return True
-    conn.needed = end
-    return False
 
 
 # --- answers to messages ---------------------------------------------------------------------------------------------
 
 
-def _finish_run(conn: Connection, data: bytes, at: int) -> int:
-    """Obey the FINs that follow each other from ``at`` on; where they end: at ``at`` if the first is not whole."""
-    stop = data.rfind(b"\n", at) + 1
-    ids = data[at + 4 : stop - 1].split(b"\nFIN ")
-    if len(ids) * _FIN_SIZE != stop - at or max(map(len, ids)) != ID_SIZE:
-        run = _FIN_RUN.match(data, at)
-        if run is None:
-            return at
-        stop = run.end()
-        ids = [data[n : n + ID_SIZE] for n in range(at + 4, stop, _FIN_SIZE)]
+def finish(conn: Connection, ids: list[bytes]) -> None:
+    """FINs that follow each other, in one go."""
     pop = conn.in_flight.messages.pop
     missing = [id for id in ids if pop(id, None) is None]
     conn.finish_count += len(ids)
@@ -162,7 +46,6 @@ def _finish_run(conn: Connection, data: bytes, at: int) -> int:
         conn.finish_count -= 1
         _finish(conn, id)
     conn.wake()
-    return stop
 
 
 def _finish(conn: Connection, id: bytes) -> None:
@@ -296,7 +179,7 @@ def _name(name: bytes, code: str, what: str) -> str:
 
 
 def pub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """PUB <topic>, a body."""
+    """PUB <topic>, a body; with those to the same topic that follow it."""
     if len(params) < 2:
         raise FatalError("E_INVALID", "PUB insufficient number of parameters")
     topic_name = _name(params[1], "E_BAD_TOPIC", "PUB topic")
@@ -304,9 +187,27 @@ def pub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     if end == INCOMPLETE:
         return INCOMPLETE
     require_permission(conn, "PUB", topic_name, "")
-    topic = conn.nsqd.get_topic(topic_name)
-    _publish(conn, "PUB", topic, 1, lambda: topic.put_many((data[at + 4 : end],)))
+    bodies = [data[at + 4 : end]]
+    end = _add_run(data, end, b" ".join(params) + b"\n", bodies, conn.nsqd.options.max_msg_size)
+    topic = _topic(conn, topic_name, "PUB")
+    _publish(conn, "PUB", topic, len(bodies), lambda: topic.put_many(bodies))
+    conn.send(OK * len(bodies))
     return end
+
+
+def _add_run(data: bytes, at: int, line: bytes, bodies: list[bytes], largest: int) -> int:
+    """Add the bodies of the whole and faultless commands of this line that follow; where they end.
+
+    A client that does not wait for each reply sends them in long runs.
+    """
+    while data.startswith(line, at):
+        body_at = at + len(line) + 4
+        size = int.from_bytes(data[body_at - 4 : body_at], "big")
+        if not 0 < size <= largest or body_at + size > len(data):
+            break
+        at = body_at + size
+        bodies.append(data[body_at:at])
+    return at
 
 
 def dpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
@@ -324,8 +225,9 @@ def dpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     if end == INCOMPLETE:
         return INCOMPLETE
     require_permission(conn, "DPUB", topic_name, "")
-    topic = conn.nsqd.get_topic(topic_name)
+    topic = _topic(conn, topic_name, "DPUB")
     _publish(conn, "DPUB", topic, 1, lambda: topic.put(data[at + 4 : end], delay_ms))
+    conn.send(OK)
     return end
 
 
@@ -335,31 +237,32 @@ def mpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
         raise FatalError("E_INVALID", "MPUB insufficient number of parameters")
     topic_name = _name(params[1], "E_BAD_TOPIC", "E_BAD_TOPIC MPUB topic")
     require_permission(conn, "MPUB", topic_name, "")
-    topic = conn.nsqd.get_topic(topic_name)
-    size = _size_at(conn, data, at)
+    topic = _topic(conn, topic_name, "MPUB")
+    size = size_at(conn, data, at)
     if size is None:
         return INCOMPLETE
     if size <= 0:
         raise FatalError("E_BAD_BODY", f"MPUB invalid body size {size}")
     if size > conn.nsqd.options.max_body_size:
         raise FatalError("E_BAD_BODY", f"MPUB body too big {size} > {conn.nsqd.options.max_body_size}")
-    count = _mpub_count(conn, data, at + 4)
+    count = mpub_count(conn, data, at + 4)
     end = at + 4 + size
-    if count is None or not _has(conn, data, end):
+    if count is None or not has(conn, data, end):
         return INCOMPLETE
-    bodies = _mpub_bodies(data, at + 8, end, count, conn.nsqd.options.max_msg_size)
+    bodies = mpub_bodies(data, at + 8, end, count, conn.nsqd.options.max_msg_size)
     _publish(conn, "MPUB", topic, count, lambda: topic.put_many(bodies))
+    conn.send(OK)
     return end
 
 
-def _mpub_count(conn: Connection, data: bytes, at: int) -> int | None:
-    count = _size_at(conn, data, at)
+def mpub_count(conn: Connection, data: bytes, at: int) -> int | None:
+    count = size_at(conn, data, at)
     if count is not None and not 0 < count <= (conn.nsqd.options.max_body_size - 4) // 5:
         raise FatalError("E_BAD_BODY", f"MPUB invalid message count {count}")
     return count
 
 
-def _mpub_bodies(data: bytes, at: int, end: int, count: int, largest: int) -> list[bytes]:
+def mpub_bodies(data: bytes, at: int, end: int, count: int, largest: int) -> list[bytes]:
     """The bodies between ``at`` and ``end``. Stricter than the original: they must end where the command does."""
     bodies: list[bytes] = []
     append, from_bytes = bodies.append, int.from_bytes
@@ -385,7 +288,7 @@ def _bad_mpub_message(index: int, size: int, largest: int) -> FatalError:
 
 def _message_end(conn: Connection, data: bytes, at: int, name: str) -> int:
     """Where the body whose size is at ``at`` ends; INCOMPLETE if it has not come yet."""
-    size = _size_at(conn, data, at)
+    size = size_at(conn, data, at)
     if size is None:
         return INCOMPLETE
     if size <= 0:
@@ -393,7 +296,14 @@ def _message_end(conn: Connection, data: bytes, at: int, name: str) -> int:
     if size > conn.nsqd.options.max_msg_size:
         raise FatalError("E_BAD_MESSAGE", f"{name} message too big {size} > {conn.nsqd.options.max_msg_size}")
     end = at + 4 + size
-    return end if _has(conn, data, end) else INCOMPLETE
+    return end if has(conn, data, end) else INCOMPLETE
+
+
+def _topic(conn: Connection, topic_name: str, name: str) -> Topic:
+    try:
+        return conn.nsqd.get_topic(topic_name)
+    except Exiting as error:
+        raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
 
 
 def _publish(conn: Connection, name: str, topic: Topic, count: int, put: Callable[[], None]) -> None:
@@ -404,8 +314,8 @@ def _publish(conn: Connection, name: str, topic: Topic, count: int, put: Callabl
     except OSError as error:
         conn.nsqd.error = error
         raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
+    conn.nsqd.error = None
     conn.pub_counts[topic.name] = conn.pub_counts.get(topic.name, 0) + count
-    conn.send(OK)
 
 
 # --- introducing oneself ---------------------------------------------------------------------------------------------
@@ -418,14 +328,15 @@ def identify(conn: Connection, params: list[bytes], data: bytes, at: int) -> int
     end = _body_end(conn, data, at, "IDENTIFY")
     if end == INCOMPLETE:
         return INCOMPLETE
+    negotiation = conn.server.dialect.negotiation
     try:
-        request = msgspec.json.decode(data[at + 4 : end], type=negotiation.Request)
+        request = msgspec.json.decode(data[at + 4 : end], type=negotiation.request_type)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise FatalError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
     options = conn.nsqd.options
     try:
         negotiation.apply(request, conn.profile, options)
-    except negotiation.IdentifyError as error:
+    except IdentifyError as error:
         raise FatalError("E_BAD_BODY", f"IDENTIFY {error}") from error
     conn.start_heartbeat()
     if not request.feature_negotiation:
@@ -433,7 +344,7 @@ def identify(conn: Connection, params: list[bytes], data: bytes, at: int) -> int
         return end
     try:
         upgrades = negotiation.choose_upgrades(request, options, has_tls=conn.server.context is not None)
-    except negotiation.IdentifyError as error:
+    except IdentifyError as error:
         raise FatalError("E_IDENTIFY_FAILED", str(error)) from error
     conn.send(frame(RESPONSE, negotiation.reply(conn.profile, upgrades, options)))
     if upgrades.tls or upgrades.snappy or upgrades.deflate:
@@ -455,17 +366,17 @@ def auth(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
 
 
 def _body_end(conn: Connection, data: bytes, at: int, name: str) -> int:
-    size = _size_at(conn, data, at)
+    size = size_at(conn, data, at)
     if size is None:
         return INCOMPLETE
     if size > conn.nsqd.options.max_body_size:
         raise FatalError("E_BAD_BODY", f"{name} body too big {size} > {conn.nsqd.options.max_body_size}")
     if size <= 0:
         raise FatalError("E_BAD_BODY", f"{name} invalid body size {size}")
-    return at + 4 + size if _has(conn, data, at + 4 + size) else INCOMPLETE
+    return at + 4 + size if has(conn, data, at + 4 + size) else INCOMPLETE
 
 
-ORIGINAL = CommandSet(
+COMMANDS = CommandSet(
     {
         b"IDENTIFY": identify,
         b"AUTH": auth,
@@ -480,5 +391,8 @@ ORIGINAL = CommandSet(
         b"MPUB": mpub,
         b"DPUB": dpub,
     },
+    finish=finish,
+    show=lambda params: text(params[0]),
+    max_line=16 * 1024,
     has_binary_ids=False,
 )

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from gevent import get_hub, sleep, socket, spawn
 from gevent.event import Event
 
-from .identify import Profile, Upgrades, default_profile
+from .faults import reset_on_close
+from .identify import Profile, Upgrades
 from .inflight import InFlight
 from .upgrade import CompressedStream, DeflateCodec, SnappyCodec, upgrade_tls
 
 if TYPE_CHECKING:
-    from .channel import Channel
+    from .channel import Subscribable
     from .tcp import NsqdTcp
 
 logger = logging.getLogger("nsq_fast.broker.connection")
@@ -83,8 +84,11 @@ class Connection:
         in_flight: those it has.
         pub_counts: published so far, by topic.
         needed: bytes that the command which is being read needs in all; 0: not known.
+        silent_intervals: so many heartbeat intervals without a command end the connection.
         auth: what it may do, with ``auth_secret`` and ``auth_expires_at`` (monotonic); None before AUTH.
     """
+
+    silent_intervals = 2
 
     def __init__(self, server: NsqdTcp, id: int, stream: Any, address: Any) -> None:
         self.server = server
@@ -92,11 +96,11 @@ class Connection:
         self.id = id
         self.host = str(address[0])
         self.remote_address = f"[{address[0]}]:{address[1]}" if ":" in self.host else f"{address[0]}:{address[1]}"
-        self.profile: Profile = default_profile(self.host, self.nsqd.options)
+        self.profile: Profile = server.dialect.negotiation.default_profile(self.host, self.nsqd.options)
         self.state = STATE_INIT
-        self.channel: Channel | None = None
+        self.channel: Subscribable | None = None
         self.rdy = 0
-        self.in_flight = InFlight(self, self.profile.msg_timeout)
+        self.in_flight: InFlight[Any] = InFlight(self, self.profile.msg_timeout)
         self.pub_counts: dict[str, int] = {}
         self.upgrades = Upgrades()
         self.needed = 0
@@ -150,7 +154,7 @@ class Connection:
                 return
             buffer = buffer + data if buffer else data
             try:
-                used = self.server.commands.execute(self, buffer)
+                used = self.server.dialect.commands.execute(self, buffer)
             except Upgraded:
                 used = len(buffer)
             buffer = buffer[used:] if used < len(buffer) else b""
@@ -178,7 +182,7 @@ class Connection:
 
     def _recv(self) -> bytes:
         interval = self.profile.heartbeat_interval
-        self._stream.settimeout(2 * interval + _GRACE if interval else None)
+        self._stream.settimeout(self.silent_intervals * interval + _GRACE if interval else None)
         data: bytes = self._stream.recv(READ_SIZE)
         return data
 
@@ -216,7 +220,7 @@ class Connection:
     def _say_last(self, error: FatalError) -> None:
         logger.debug("%s: %s %s", self.remote_address, error.code, error.text)
         text = error.text.encode("utf-8", "surrogateescape")
-        self.send(frame(ERROR, b"%b %b" % (error.code.encode(), text) if text else error.code.encode()))
+        self.send(frame(ERROR, b"%b %b" % (error.code.encode(), text)))
         try:
             self.flush()
             # Closing with unread input would be a reset, and could cost the client the error frame.
@@ -265,12 +269,12 @@ class Connection:
             self.message_count += len(frames)
             self._batch = max(1, min(_MAX_BATCH, WRITE_SIZE * len(frames) // sum(map(len, frames))))
             return True
-        if channel.backlog:
+        if channel.has_ready(self):
             return True
         channel.wait(self)
         return False
 
-    def subscribe(self, channel: Channel) -> None:
+    def subscribe(self, channel: Subscribable) -> None:
         """Begin to get messages of a channel that this client has been added to."""
         self.channel = channel
         self.state = STATE_SUBSCRIBED
@@ -337,6 +341,10 @@ class Connection:
             self._stream.shutdown(socket.SHUT_RDWR)
         except OSError:
             self._stream.close()
+
+    def reset_on_close(self) -> None:
+        """Let the peer see a reset, not an end of stream, when the connection is closed."""
+        reset_on_close(self._stream)
 
     def _end(self) -> None:
         self._is_closed = True

@@ -150,9 +150,15 @@ class ServerFaults:
         self.http.clear()
 
 
-def reset(sock: Any) -> None:
-    """Close a connection so that the peer sees a reset, not an end of stream."""
+def reset_on_close(sock: Any) -> None:
+    """Let the peer see a reset, not an end of stream, when the connection is closed."""
     with contextlib.suppress(OSError):
         sock.setsockopt(gsocket.SOL_SOCKET, gsocket.SO_LINGER, _RESET_ON_CLOSE)
+
+
+def reset(sock: Any) -> None:
+    """Close a connection so that the peer sees a reset, not an end of stream."""
+    reset_on_close(sock)
+    with contextlib.suppress(OSError):
         # A close of the object would wait for the files made of it.
         os.close(sock.detach())

@@ -64,35 +64,99 @@ class IdentifyError(ValueError):
     """A value is out of range; the text is the original's."""
 
 
-def default_profile(host: str, options: NsqdOptions) -> Profile:
-    """What holds for a client at ``host`` that has not sent IDENTIFY."""
-    return Profile(
-        client_id=host,
-        hostname=host,
-        heartbeat_interval=options.client_timeout / 2,
-        output_buffer_timeout=options.output_buffer_timeout,
-        msg_timeout=options.msg_timeout,
-    )
+class Negotiation:
+    """How a dialect settles with a client what holds for its connection.
 
+    Attributes:
+        request_type: what the body of IDENTIFY is decoded as.
+        deflate_level: what a client gets that names none.
+    """
 
-def apply(request: Request, profile: Profile, options: NsqdOptions) -> None:
-    """Change ``profile`` as the client asks; raises IdentifyError at the first value that is out of range."""
-    profile.client_id = request.client_id or ""
-    profile.hostname = request.hostname or ""
-    profile.user_agent = request.user_agent or ""
-    profile.topology_region = request.topology_region or ""
-    profile.topology_zone = request.topology_zone or ""
-    _apply_heartbeat(request.heartbeat_interval or 0, profile, options)
-    _apply_output_buffer(request.output_buffer_size or 0, request.output_buffer_timeout or 0, profile, options)
-    sample_rate = request.sample_rate or 0
-    if not 0 <= sample_rate <= 99:
-        raise IdentifyError(f"sample rate ({sample_rate}) is invalid")
-    profile.sample_rate = sample_rate
-    timeout = request.msg_timeout or 0
-    if timeout:
-        if not 1000 <= timeout <= options.max_msg_timeout * 1000:
-            raise IdentifyError(f"msg timeout ({timeout}) is invalid")
-        profile.msg_timeout = timeout / 1000
+    request_type: type[Request] = Request
+    deflate_level = DEFAULT_DEFLATE_LEVEL
+
+    def default_profile(self, host: str, options: NsqdOptions) -> Profile:
+        """What holds for a client at ``host`` that has not sent IDENTIFY."""
+        return Profile(
+            client_id=host,
+            hostname=host,
+            heartbeat_interval=options.client_timeout / 2,
+            output_buffer_timeout=options.output_buffer_timeout,
+            msg_timeout=options.msg_timeout,
+        )
+
+    def apply(self, request: Request, profile: Profile, options: NsqdOptions) -> None:
+        """Change ``profile`` as the client asks; raises IdentifyError at the first value that is out of range."""
+        profile.client_id = request.client_id or ""
+        profile.hostname = request.hostname or ""
+        profile.user_agent = request.user_agent or ""
+        profile.topology_region = request.topology_region or ""
+        profile.topology_zone = request.topology_zone or ""
+        _apply_heartbeat(request.heartbeat_interval or 0, profile, options)
+        self._apply_output_buffer(request.output_buffer_size or 0, request.output_buffer_timeout or 0, profile, options)
+        sample_rate = request.sample_rate or 0
+        if not 0 <= sample_rate <= 99:
+            raise IdentifyError(f"sample rate ({sample_rate}) is invalid")
+        profile.sample_rate = sample_rate
+        timeout = request.msg_timeout or 0
+        if timeout:
+            if not 1000 <= timeout <= options.max_msg_timeout * 1000:
+                raise IdentifyError(f"msg timeout ({timeout}) is invalid")
+            profile.msg_timeout = timeout / 1000
+
+    def _apply_output_buffer(self, size: int, timeout: int, profile: Profile, options: NsqdOptions) -> None:
+        if timeout == -1:
+            profile.output_buffer_timeout = 0.0
+        elif timeout:
+            low, high = options.min_output_buffer_timeout * 1000, options.max_output_buffer_timeout * 1000
+            if not low <= timeout <= high:
+                raise IdentifyError(f"output buffer timeout ({timeout}) is invalid")
+            profile.output_buffer_timeout = timeout / 1000
+        if size == -1:
+            profile.output_buffer_size = _UNBUFFERED
+            profile.output_buffer_timeout = 0.0
+        elif size:
+            if not 64 <= size <= options.max_output_buffer_size:
+                raise IdentifyError(f"output buffer size ({size}) is invalid")
+            profile.output_buffer_size = size
+
+    def choose_upgrades(self, request: Request, options: NsqdOptions, *, has_tls: bool) -> Upgrades:
+        """Which layers the client asks for and gets; raises IdentifyError for two compressions at once."""
+        deflate = options.deflate and bool(request.deflate)
+        snappy = options.snappy and bool(request.snappy)
+        if deflate and snappy:
+            raise IdentifyError("cannot enable both deflate and snappy compression")
+        level = request.deflate_level or 0
+        if not deflate or level <= 0:
+            level = self.deflate_level
+        return Upgrades(
+            tls=has_tls and bool(request.tls_v1),
+            snappy=snappy,
+            deflate=deflate,
+            deflate_level=min(level, options.max_deflate_level),
+        )
+
+    def reply(self, profile: Profile, upgrades: Upgrades, options: NsqdOptions) -> bytes:
+        """The JSON that a client which negotiates features is told."""
+        topology = {"topology_region": options.topology_region, "topology_zone": options.topology_zone}
+        return msgspec.json.encode({**self._fields(profile, upgrades, options), **topology})
+
+    def _fields(self, profile: Profile, upgrades: Upgrades, options: NsqdOptions) -> dict[str, Any]:
+        return {
+            "max_rdy_count": options.max_rdy_count,
+            "version": options.version,
+            "max_msg_timeout": round(options.max_msg_timeout * 1000),
+            "msg_timeout": round(profile.msg_timeout * 1000),
+            "tls_v1": upgrades.tls,
+            "deflate": upgrades.deflate,
+            "deflate_level": upgrades.deflate_level,
+            "max_deflate_level": options.max_deflate_level,
+            "snappy": upgrades.snappy,
+            "sample_rate": profile.sample_rate,
+            "auth_required": bool(options.auth_http_addresses),
+            "output_buffer_size": profile.output_buffer_size,
+            "output_buffer_timeout": round(profile.output_buffer_timeout * 1000),
+        }
 
 
 def _apply_heartbeat(interval: int, profile: Profile, options: NsqdOptions) -> None:
@@ -102,59 +166,3 @@ def _apply_heartbeat(interval: int, profile: Profile, options: NsqdOptions) -> N
         if not 1000 <= interval <= options.max_heartbeat_interval * 1000:
             raise IdentifyError(f"heartbeat interval ({interval}) is invalid")
         profile.heartbeat_interval = interval / 1000
-
-
-def _apply_output_buffer(size: int, timeout: int, profile: Profile, options: NsqdOptions) -> None:
-    if timeout == -1:
-        profile.output_buffer_timeout = 0.0
-    elif timeout:
-        low, high = options.min_output_buffer_timeout * 1000, options.max_output_buffer_timeout * 1000
-        if not low <= timeout <= high:
-            raise IdentifyError(f"output buffer timeout ({timeout}) is invalid")
-        profile.output_buffer_timeout = timeout / 1000
-    if size == -1:
-        profile.output_buffer_size = _UNBUFFERED
-        profile.output_buffer_timeout = 0.0
-    elif size:
-        if not 64 <= size <= options.max_output_buffer_size:
-            raise IdentifyError(f"output buffer size ({size}) is invalid")
-        profile.output_buffer_size = size
-
-
-def choose_upgrades(request: Request, options: NsqdOptions, *, has_tls: bool) -> Upgrades:
-    """Which layers the client asks for and gets; raises IdentifyError for two compressions at once."""
-    deflate = options.deflate and bool(request.deflate)
-    snappy = options.snappy and bool(request.snappy)
-    if deflate and snappy:
-        raise IdentifyError("cannot enable both deflate and snappy compression")
-    level = request.deflate_level or 0
-    if not deflate or level <= 0:
-        level = DEFAULT_DEFLATE_LEVEL
-    return Upgrades(
-        tls=has_tls and bool(request.tls_v1),
-        snappy=snappy,
-        deflate=deflate,
-        deflate_level=min(level, options.max_deflate_level),
-    )
-
-
-def reply(profile: Profile, upgrades: Upgrades, options: NsqdOptions) -> bytes:
-    """The JSON that a client which negotiates features is told."""
-    fields: dict[str, Any] = {
-        "max_rdy_count": options.max_rdy_count,
-        "version": options.version,
-        "max_msg_timeout": round(options.max_msg_timeout * 1000),
-        "msg_timeout": round(profile.msg_timeout * 1000),
-        "tls_v1": upgrades.tls,
-        "deflate": upgrades.deflate,
-        "deflate_level": upgrades.deflate_level,
-        "max_deflate_level": options.max_deflate_level,
-        "snappy": upgrades.snappy,
-        "sample_rate": profile.sample_rate,
-        "auth_required": bool(options.auth_http_addresses),
-        "output_buffer_size": profile.output_buffer_size,
-        "output_buffer_timeout": round(profile.output_buffer_timeout * 1000),
-        "topology_region": options.topology_region,
-        "topology_zone": options.topology_zone,
-    }
-    return msgspec.json.encode(fields)

@@ -7,9 +7,7 @@ message is one ``pop``, to find what has timed out is a look at the first ones.
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from .message import Message
+from typing import Generic, Protocol, TypeVar
 
 
 class Owner(Protocol):
@@ -19,7 +17,18 @@ class Owner(Protocol):
         """Some of them are gone."""
 
 
-class InFlight:
+class Held(Protocol):
+    """A message that can be in flight; times are monotonic."""
+
+    id: bytes
+    deadline: float
+    delivered_at: float
+
+
+HeldT = TypeVar("HeldT", bound=Held)
+
+
+class InFlight(Generic[HeldT]):
     """The messages of one client of a channel. It outlives the client until they have timed out.
 
     Attributes:
@@ -33,9 +42,9 @@ class InFlight:
     def __init__(self, client: Owner, timeout: float) -> None:
         self.client: Owner | None = client
         self.timeout = timeout
-        self.messages: dict[bytes, Message] = {}
+        self.messages: dict[bytes, HeldT] = {}
         # Touched up to the longest time allowed: their deadlines are out of order.
-        self._clamped: dict[bytes, Message] = {}
+        self._clamped: dict[bytes, HeldT] = {}
 
     def __len__(self) -> int:
         return len(self.messages) + len(self._clamped)
@@ -43,11 +52,11 @@ class InFlight:
     def __contains__(self, id: bytes) -> bool:
         return id in self.messages or id in self._clamped
 
-    def all(self) -> list[Message]:
+    def all(self) -> list[HeldT]:
         """Every message."""
         return [*self.messages.values(), *self._clamped.values()]
 
-    def pop(self, id: bytes) -> Message | None:
+    def pop(self, id: bytes) -> HeldT | None:
         """Take a message out; None if it is not here."""
         return self.messages.pop(id, None) or self._clamped.pop(id, None)
 
@@ -65,9 +74,9 @@ class InFlight:
             self._clamped[id] = message
         return True
 
-    def pop_expired(self, now: float) -> list[Message]:
+    def pop_expired(self, now: float) -> list[HeldT]:
         """Take out the messages whose deadline has passed."""
-        expired: list[Message] = []
+        expired: list[HeldT] = []
         for message in self.messages.values():
             if message.deadline > now:
                 break

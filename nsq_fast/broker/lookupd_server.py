@@ -9,7 +9,7 @@ from typing import Any
 from nsq_fast.names import Address
 
 from .faults import ServerFaults
-from .http import HttpFace
+from .http import HttpFace, Router
 from .listener import Listener, bind
 from .lookupd import LookupDB
 from .lookupd_http import LookupdRoutes
@@ -56,8 +56,7 @@ class LookupdServer:
         self._tcp = Listener("nsqlookupd tcp", bind(self._tcp_address), protocol.handle, self.faults.tcp)
         self._tcp_address = self._tcp.address
         try:
-            router = LookupdRoutes(self.db, self.options.version).router()
-            self._http = HttpFace("nsqlookupd http", self._http_address, router, self.faults.http)
+            self._http = HttpFace("nsqlookupd http", self._http_address, self._make_router(), self.faults.http)
         except OSError:
             self.stop()
             raise
@@ -82,6 +81,9 @@ class LookupdServer:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _make_router(self) -> Router:
+        return LookupdRoutes(self.db, self.options.version).router()
 
     def _identity(self) -> dict[str, Any]:
         return {

@@ -10,8 +10,9 @@ from typing import Any
 from nsq_fast.errors import ConfigError, NotRunning
 from nsq_fast.names import Address
 
+from .dialect import ORIGINAL
 from .faults import ServerFaults
-from .http import HttpFace
+from .http import HttpFace, Router
 from .listener import Listener, bind
 from .nsqd import Nsqd
 from .nsqd_config import Settings
@@ -31,10 +32,12 @@ class NsqdServer:
 
     Attributes:
         faults: switches that make it misbehave.
+        dialect: how its TCP face speaks.
         nsqd: its state, while it runs. Without a data path a new start begins empty.
         registrar: keeps it registered at its nsqlookupds, while it runs.
     """
 
+    dialect = ORIGINAL
     nsqd: Nsqd
     registrar: Registrar
 
@@ -80,7 +83,7 @@ class NsqdServer:
         context = server_context(self.options)
         if self.options.https_address and context is None:
             raise ConfigError("https_address: needs tls_cert and tls_key")
-        self.nsqd = Nsqd(self.options)
+        self.nsqd = self._make_nsqd()
         self.registrar = Registrar(self.options.lookupd_tcp_addresses, self._identity, self._registrations)
         try:
             self._listen(context)
@@ -136,11 +139,10 @@ class NsqdServer:
         return address
 
     def _listen(self, context: Any) -> None:
-        self._tcp = tcp = NsqdTcp(self.nsqd, self.faults.tcp, context)
+        self._tcp = tcp = NsqdTcp(self.nsqd, self.faults.tcp, context, self.dialect)
         if self._addresses["tcp"]:
             self._open("tcp", lambda address: Listener("nsqd tcp", bind(address), tcp.handle, self.faults.tcp))
-        settings = Settings(self.nsqd, lambda addresses: self.registrar.set_addresses(addresses))
-        routes = NsqdRoutes(self.nsqd, lambda: (self._optional("tcp"), self._optional("http")), settings).router()
+        routes = self._make_router()
         if self._addresses["https"]:
             self._open("https", lambda address: HttpFace("nsqd https", address, routes, self.faults.http, context))
         plain: Any = routes
@@ -149,6 +151,13 @@ class NsqdServer:
             plain = require_tls(https.port if https else 0)
         if self._addresses["http"]:
             self._open("http", lambda address: HttpFace("nsqd http", address, plain, self.faults.http))
+
+    def _make_nsqd(self) -> Nsqd:
+        return Nsqd(self.options)
+
+    def _make_router(self) -> Router:
+        settings = Settings(self.nsqd, lambda addresses: self.registrar.set_addresses(addresses))
+        return NsqdRoutes(self.nsqd, lambda: (self._optional("tcp"), self._optional("http")), settings).router()
 
     def _open(self, name: str, make: Callable[[str | Address], Listener | HttpFace]) -> None:
         face = make(self._addresses[name])

@@ -8,8 +8,8 @@ from typing import Any
 from gevent import socket
 from gevent.ssl import SSLContext
 
-from .commands import ORIGINAL
-from .connection import ERROR, Connection, frame
+from .connection import ERROR, frame
+from .dialect import ORIGINAL, Dialect
 from .faults import Faults
 from .nsqd import Nsqd
 from .upgrade import server_context
@@ -22,14 +22,16 @@ class NsqdTcp:
     """Serves the clients of an nsqd.
 
     Attributes:
-        commands: what clients may say: the dialect.
+        dialect: how it speaks with them.
         context: TLS, None where there is no certificate.
     """
 
-    def __init__(self, nsqd: Nsqd, faults: Faults, context: SSLContext | None = None) -> None:
+    def __init__(
+        self, nsqd: Nsqd, faults: Faults, context: SSLContext | None = None, dialect: Dialect = ORIGINAL
+    ) -> None:
         self.nsqd = nsqd
         self.faults = faults
-        self.commands = ORIGINAL
+        self.dialect = dialect
         self.context = context or server_context(nsqd.options)
         self._ids = itertools.count(1)
 
@@ -42,7 +44,7 @@ class NsqdTcp:
             if len(magic) == len(MAGIC_V2):
                 stream.sendall(BAD_PROTOCOL)
             return
-        connection = Connection(self, next(self._ids), stream, address)
+        connection = self.dialect.connection(self, next(self._ids), stream, address)
         self.nsqd.clients.add(connection)
         try:
             connection.serve()
@@ -53,6 +55,11 @@ class NsqdTcp:
         """Drop every connection."""
         for connection in list(self.nsqd.clients):
             connection.close()
+
+    def reset(self) -> None:
+        """See to it that every connection that is closed from now on is reset: how clients see a SIGKILL."""
+        for connection in list(self.nsqd.clients):
+            connection.reset_on_close()
 
 
 def _read_magic(stream: Any) -> bytes:

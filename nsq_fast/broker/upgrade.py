@@ -115,6 +115,7 @@ class CompressedStream:
         self._codec = codec
         self._ready = codec.decompress(leftover) if leftover else b""
         self.settimeout = stream.settimeout
+        self.setsockopt = stream.setsockopt
         self.shutdown = stream.shutdown
         self.close = stream.close
 

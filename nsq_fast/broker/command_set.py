@@ -1,0 +1,150 @@
+"""How commands are read from bytes: what all dialects have in common.
+
+A ``CommandSet`` takes all that has been read and obeys every whole command in it. A
+handler gets the parameters of its line and where the line ended, and returns
+where the next command begins, or ``INCOMPLETE`` after it has noted in
+``conn.needed`` how many bytes of body it waits for. Ids are taken from fixed
+places, never by splitting: a dialect may have any byte in them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from .connection import Connection, Dropped, FatalError
+
+ID_SIZE = 16
+INCOMPLETE = -1
+
+_FIN_SIZE = len("FIN ") + ID_SIZE + 1
+_FIN_RUN = re.compile(rb"(?:FIN .{16}\n)+", re.DOTALL)
+_ID_ENDS = {b"FIN ": 4 + ID_SIZE, b"REQ ": 4 + ID_SIZE, b"TOUC": 6 + ID_SIZE}
+_AFTER_ID = (b" ", b"\r", b"\n")
+
+Handler = Callable[[Connection, list[bytes], bytes, int], int]
+
+
+class CommandSet:
+    """The commands of a dialect.
+
+    Args:
+        handlers: by name.
+        finish: obeys the FINs of so many ids in one go.
+        show: an unknown command, from its words, as the error shows it.
+        max_line: bytes of the longest line.
+        has_binary_ids: whether an id may have any byte in it, also one that ends a line.
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[bytes, Handler],
+        *,
+        finish: Callable[[Connection, list[bytes]], None],
+        show: Callable[[list[bytes]], str],
+        max_line: int,
+        has_binary_ids: bool,
+    ) -> None:
+        self._handlers = handlers
+        self._finish = finish
+        self._show = show
+        self._max_line = max_line
+        self._id_ends = _ID_ENDS if has_binary_ids else {}
+
+    def execute(self, conn: Connection, data: bytes) -> int:
+        """Obey the whole commands ``data`` begins with; how many bytes they took. Raises FatalError, Dropped."""
+        at, end = 0, len(data)
+        conn.needed = 0
+        while at < end:
+            if data.startswith(b"FIN ", at) and conn.channel is not None:
+                ids, stop = _fin_run(data, at)
+                if ids:
+                    self._finish(conn, ids)
+                    at = stop
+                    continue
+            id_end = self._id_ends.get(data[at : at + 4], 0)
+            line_end = data.find(b"\n", at + id_end)
+            if line_end < 0:
+                if end - at >= self._max_line:
+                    raise Dropped("command line is too long")
+                break
+            # After a binary id nothing is stripped: the server takes all of it for the next parameter.
+            stripped = data[line_end - 1 : line_end] == b"\r" and not id_end
+            params = _params(data, at, line_end - stripped)
+            after = self._handler(conn, params)(conn, params, data, line_end + 1)
+            if after == INCOMPLETE:
+                conn.needed = max(0, conn.needed - at)
+                break
+            at = after
+        return at
+
+    def _handler(self, conn: Connection, params: list[bytes]) -> Handler:
+        name = params[0]
+        if conn.is_tls_missing and name != b"IDENTIFY":
+            raise FatalError("E_INVALID", f"cannot {text(name)} in current state (TLS required)")
+        handler = self._handlers.get(name)
+        if handler is None:
+            raise FatalError("E_INVALID", f"invalid command {self._show(params)}")
+        return handler
+
+
+def _fin_run(data: bytes, at: int) -> tuple[list[bytes], int]:
+    """The ids of the FINs that follow each other from ``at`` on, and where they end. None if the first is not whole."""
+    stop = data.rfind(b"\n", at) + 1
+    ids = data[at + 4 : stop - 1].split(b"\nFIN ")
+    if len(ids) * _FIN_SIZE != stop - at or max(map(len, ids)) != ID_SIZE:
+        run = _FIN_RUN.match(data, at)
+        if run is None:
+            return [], at
+        stop = run.end()
+        ids = [data[n : n + ID_SIZE] for n in range(at + 4, stop, _FIN_SIZE)]
+    return ids, stop
+
+
+def _params(data: bytes, at: int, end: int) -> list[bytes]:
+    """The words of a line, of which an id is one whatever bytes it has."""
+    id_end = at + _ID_ENDS.get(data[at : at + 4], 0)
+    if at < id_end <= end and data[id_end : id_end + 1] in _AFTER_ID:
+        id_at = id_end - ID_SIZE
+        rest = data[id_end + 1 : end].split(b" ") if id_end < end else ()
+        return [data[at : id_at - 1], data[id_at:id_end], *rest]
+    return data[at:end].split(b" ")
+
+
+def text(data: bytes) -> str:
+    """Bytes of a command as they may stand in an error."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def quote(data: bytes) -> str:
+    """Bytes in quotes as the original prints names."""
+    parts = []
+    for char in text(data):
+        if char in '"\\':
+            parts.append("\\" + char)
+        elif char.isprintable():
+            parts.append(char)
+        elif "\udc80" <= char <= "\udcff":
+            parts.append(f"\\x{ord(char) - 0xDC00:02x}")
+        else:
+            parts.append(_ESCAPES.get(char) or (f"\\x{ord(char):02x}" if ord(char) < 0x80 else f"\\u{ord(char):04x}"))
+    return '"' + "".join(parts) + '"'
+
+
+_ESCAPES = {"\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v"}
+
+
+def size_at(conn: Connection, data: bytes, at: int) -> int | None:
+    """The signed size of a body at ``at``; None if it has not come yet."""
+    if len(data) < at + 4:
+        conn.needed = at + 4
+        return None
+    return int.from_bytes(data[at : at + 4], "big", signed=True)
+
+
+def has(conn: Connection, data: bytes, end: int) -> bool:
+    """Whether what ends at ``end`` has come whole."""
+    if len(data) >= end:
+        return True
+    conn.needed = end
+    return False
