@@ -202,6 +202,18 @@ def test_a_chunked_body(make_nsqd: Any) -> None:
     assert stats(nsqd)["topics"][0]["message_bytes"] == 5
 
 
+def test_replies_on_a_kept_connection_do_not_wait(nsqd: Any) -> None:
+    request = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"
+    with socket.create_connection(nsqd.http_address) as sock, Timeout(3):  # 100 delayed ACKs would take 4 seconds
+        reader = sock.makefile("rb")
+        for _ in range(100):
+            sock.sendall(request)
+            while reader.readline() != b"\r\n":
+                pass
+            assert reader.read(2) == b"OK"
+        reader.close()
+
+
 def test_what_is_published_arrives(nsqd: Any, clients: Any) -> None:
     consumer = clients(nsqd)
     consumer.subscribe("t", "c", rdy=10)
