@@ -76,7 +76,7 @@ check: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/cython-lint nsq_fast
+	PATH="$(abspath $(BIN)):$$PATH" cython-lint nsq_fast
 	$(BIN)/python -m pytest -q tests/test_layering.py
 
 # A copy of the package, with its compiled modules under the sanitizers; malloc instead of Python's own allocator,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 
 import click
@@ -25,8 +26,6 @@ from .splitter import Splitter
 
 _READ_SIZE = 64 * 1024
 _ESCAPES = {"\\n": b"\n", "\\r\\n": b"\r\n", "\\t": b"\t", "\\0": b"\0"}
-
-Publish = Callable[[list[bytes]], object]
 
 
 @click.command("pub", short_help="Publish lines of files or of standard input.")
@@ -110,7 +109,7 @@ class _Job:
         batch: int,
         rate: float,
         stop: Event,
-        progress: Progress,
+        progress: Progress | None,
     ) -> None:
         self.published = 0
         self._topic = topic
@@ -123,12 +122,19 @@ class _Job:
 
     def run(self, files: Sequence[str], splitter: Splitter) -> None:
         for name in files:
-            size = None if name == "-" else os.path.getsize(name)
-            task = self._progress.add_task("stdin" if name == "-" else name, total=size)
+            advance = self._meter(name)
             for chunk in self._chunks(name):
                 self._publish(splitter.feed(chunk))
-                self._progress.update(task, advance=len(chunk))
+                advance(len(chunk))
             self._publish(splitter.end())
+
+    def _meter(self, name: str) -> Callable[[int], object]:
+        """What to tell how many bytes of a file were read."""
+        progress = self._progress
+        if progress is None or name == "-":
+            return lambda _: None
+        task = progress.add_task(name, total=os.path.getsize(name))
+        return lambda count: progress.update(task, advance=count)
 
     def _chunks(self, name: str) -> Iterator[bytes]:
         """Read in a thread, so that a quiet standard input does not keep heartbeats and signals waiting."""
@@ -157,7 +163,10 @@ class _Job:
                 self._stop.wait(max(0.0, self._started + self.published / self._rate - perf_counter()))
 
 
-def _progress(files: Sequence[str], quiet: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+def _progress(files: Sequence[str], quiet: bool) -> AbstractContextManager[Progress | None]:
+    """A progress bar, where there is a terminal to show it and a size to show."""
     console = Console(stderr=True)
-    return Progress(*columns, console=console, disable=quiet or not console.is_terminal or not files)
+    if quiet or not files or not console.is_terminal:
+        return nullcontext()
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console)
