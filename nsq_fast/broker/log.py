@@ -6,7 +6,7 @@ ready before it (deferred)::
     int32 size | int32 2 | timestamp ... body                       plain
     int32 size | int32 3 | int64 due ns | a plain record            deferred
 
-``append`` is one write(2), so what it has written survives the end of the
+``append`` is one pwrite(2), so what it has written survives the end of the
 process however it ends. It survives a power loss once ``sync`` has returned.
 A segment is named after its first record and is removed as a whole. The
 folder comes into being with the first record.
@@ -18,6 +18,7 @@ import bisect
 import os
 import shutil
 import struct
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -41,22 +42,38 @@ class Position(NamedTuple):
 
 
 class _Segment:
-    """One file of the log."""
+    """One file of the log; without a path a file that has no name and goes with the process."""
 
     __slots__ = ("fd", "first", "path", "size")
 
-    def __init__(self, path: Path, first: int, size: int = 0) -> None:
+    def __init__(self, path: Path | None, first: int, size: int = 0) -> None:
         self.path = path
         self.first = first
         self.size = size
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self.fd = _nameless_file() if path is None else os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def read(self, offset: int, size: int) -> bytes:
         return os.pread(self.fd, min(size, self.size - offset), offset)
 
+    def write(self, data: bytes) -> None:
+        written = 0
+        try:
+            while written < len(data):
+                written += os.pwrite(self.fd, data[written:] if written else data, self.size + written)
+        except OSError:
+            os.ftruncate(self.fd, self.size)
+            raise
+        self.size += len(data)
+
     def remove(self) -> None:
         os.close(self.fd)
-        self.path.unlink(missing_ok=True)
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def _nameless_file() -> int:
+    with tempfile.TemporaryFile(buffering=0) as file:
+        return os.dup(file.fileno())
 
 
 def deferred_record(frame: bytes, due: float) -> bytes:
@@ -67,22 +84,25 @@ def deferred_record(frame: bytes, due: float) -> bytes:
 class SegmentLog:
     """The log of one topic.
 
+    Args:
+        folder: where its segments are; None: in files without a name, which nobody finds again.
+        segment_size: bytes after which a new segment begins.
+
     Attributes:
         end: the position of the next record.
         unsynced: records written since the last ``sync``.
         held_at: readers may not pass this position; None: they may read to the end.
     """
 
-    def __init__(self, folder: Path, segment_size: int, *, is_durable: bool = True) -> None:
+    def __init__(self, folder: Path | None, segment_size: int) -> None:
         self.folder = folder
-        self._is_durable = is_durable
         self.end = Position(0, 0)
         self.unsynced = 0
         self.held_at: Position | None = None
         self._segment_size = segment_size
         self._segments: list[_Segment] = []
-        if folder.is_dir():
-            self._open()
+        if folder is not None and folder.is_dir():
+            self._open(folder)
 
     @property
     def readable_end(self) -> int:
@@ -99,10 +119,8 @@ class SegmentLog:
         segment = self._segments[-1] if self._segments else None
         if segment is None or segment.size >= self._segment_size:
             segment = self._roll()
-        data = b"".join(records)
-        _write_all(segment, data)
         start = Position(self.end.sequence, segment.size)
-        segment.size += len(data)
+        segment.write(b"".join(records))
         self.end = Position(start.sequence + len(records), segment.size)
         self.unsynced += len(records)
         return start
@@ -163,15 +181,16 @@ class SegmentLog:
     def delete(self) -> None:
         """Close and remove everything."""
         self.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def start_at(self, sequence: int) -> None:
         """Number the next record ``sequence``, in a log without records."""
         if not self._segments:
             self.end = Position(max(sequence, self.end.sequence), 0)
 
-    def _open(self) -> None:
-        for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
+    def _open(self, folder: Path) -> None:
+        for path in sorted(folder.glob(f"*{_SUFFIX}")):
             self._segments.append(_Segment(path, int(path.stem), path.stat().st_size))
         if self._segments:
             last = self._segments[-1]
@@ -179,11 +198,13 @@ class SegmentLog:
             self.end = Position(last.first + count, size)
 
     def _roll(self) -> _Segment:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if self._segments and self._is_durable:
-            os.fsync(self._segments[-1].fd)
-        first = self.end.sequence
-        segment = _Segment(self.folder / f"{first:020d}{_SUFFIX}", first)
+        first, path = self.end.sequence, None
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / f"{first:020d}{_SUFFIX}"
+            if self._segments:
+                os.fsync(self._segments[-1].fd)
+        segment = _Segment(path, first)
         self._segments.append(segment)
         return segment
 
@@ -199,16 +220,6 @@ class SegmentLog:
     def _is_used_up(self) -> bool:
         # The segment that is written to goes only when it has grown to some size: a file a message costs more.
         return self._segments[-1].size >= min(self._segment_size, _READ_SIZE)
-
-
-def _write_all(segment: _Segment, data: bytes) -> None:
-    try:
-        written = os.write(segment.fd, data)
-        while written < len(data):
-            written += os.write(segment.fd, data[written:])
-    except OSError:
-        os.ftruncate(segment.fd, segment.size)
-        raise
 
 
 def _parse(data: bytes, sequence: int, count: int) -> tuple[list[Message], int]:

@@ -17,11 +17,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 import msgspec
+
+from nsq_fast.names import is_ephemeral
 
 from .channel import Channel
 from .errors import DataPathError
@@ -85,21 +85,29 @@ class Checkpoint(msgspec.Struct):
 
 
 class Store:
-    """The data path of an nsqd, locked against others; without one, a temporary folder that nothing survives in."""
+    """The data path of an nsqd, locked against others; without one nothing is kept and nothing found."""
 
     def __init__(self, data_path: str | None) -> None:
-        self.is_durable = data_path is not None
-        self._temporary = None if data_path is not None else tempfile.TemporaryDirectory(prefix="nsq_fast-")
-        self.path = Path(data_path if self._temporary is None else self._temporary.name)  # type: ignore[arg-type]
-        self._lock = _lock(self.path) if self.is_durable else None
+        self._path = None if data_path is None else Path(data_path)
+        self._lock = None if self._path is None else _lock(self._path)
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether anything survives."""
+        return self._path is not None
 
     def log(self, topic: str, segment_size: int) -> SegmentLog:
-        """Open the log of a topic. The prefix keeps a topic called ``..`` where it belongs."""
-        return SegmentLog(self.path / "topics" / f"t.{topic}", segment_size, is_durable=self.is_durable)
+        """Open the log of a topic."""
+        if self._path is None or is_ephemeral(topic):
+            return SegmentLog(None, segment_size)
+        # The prefix keeps a topic called ".." where it belongs.
+        return SegmentLog(self._path / "topics" / f"t.{topic}", segment_size)
 
     def load_metadata(self) -> Metadata:
         """Read nsqd.dat; raises DataPathError when it is broken."""
-        path = self.path / _METADATA
+        if self._path is None:
+            return Metadata()
+        path = self._path / _METADATA
         try:
             return msgspec.json.decode(path.read_bytes(), type=Metadata)
         except FileNotFoundError:
@@ -109,24 +117,27 @@ class Store:
 
     def save_metadata(self, metadata: Metadata) -> None:
         """Write nsqd.dat."""
-        if self.is_durable:
-            _replace(self.path / _METADATA, msgspec.json.encode(metadata), sync=True)
+        if self._path is not None:
+            _replace(self._path / _METADATA, msgspec.json.encode(metadata), sync=True)
 
     def load_checkpoint(self, log: SegmentLog) -> Checkpoint | None:
         """Read a topic's checkpoint; None if it has none, or a broken one: then all of its log is unfinished."""
+        if log.folder is None:
+            return None
         with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
             return msgspec.json.decode((log.folder / _CHECKPOINT).read_bytes(), type=Checkpoint)
         return None
 
     def save_checkpoint(self, topic: Topic) -> None:
         """Write a topic's checkpoint, and remove the segments that nobody needs any more."""
-        if not topic.is_durable:
+        folder = topic.log.folder
+        if folder is None or not topic.is_durable:
             topic.log.remove_before(topic.oldest_needed())
             return
         checkpoint = take_checkpoint(topic)
-        topic.log.folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         # Not synced: one that a power loss breaks only makes messages come again.
-        _replace(topic.log.folder / _CHECKPOINT, msgspec.json.encode(checkpoint), sync=False)
+        _replace(folder / _CHECKPOINT, msgspec.json.encode(checkpoint), sync=False)
         topic.log.remove_before(checkpoint.first())
 
     def close(self) -> None:
@@ -134,9 +145,6 @@ class Store:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-        if self._temporary is not None:
-            shutil.rmtree(self.path, ignore_errors=True)
-            self._temporary.cleanup()
 
 
 def take_checkpoint(topic: Topic) -> Checkpoint:

@@ -60,13 +60,14 @@ def test_topics_channels_and_pauses_come_back(server: NsqdServer, again: Any) ->
     topic.pause()
     server.nsqd.get_topic("..")
     server.nsqd.get_topic("gone")
-    server.nsqd.get_topic("e#ephemeral")
+    server.nsqd.get_topic("e#ephemeral").put(b"x")
     server.nsqd.delete_topic("gone")
     again(server)
     assert set(server.nsqd.topics) == {"t", ".."}
     topic = server.nsqd.topics["t"]
     assert topic.is_paused
     assert {name: channel.is_paused for name, channel in topic.channels.items()} == {"c": True}
+    assert server.nsqd.get_topic("e#ephemeral").depth == 0
 
 
 def test_metadata_is_what_the_original_writes(server: NsqdServer, tmp_path: Path) -> None:
@@ -224,12 +225,27 @@ def test_a_disk_that_fails_refuses_the_publish_and_is_reported(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("nsq_fast.broker.log.os.write", fail)
+        patched.setattr("nsq_fast.broker.log.os.pwrite", fail)
         answer = client.command(b"PUB t\n\0\0\0\x012")
     assert answer == b"E_PUB_FAILED PUB failed [Errno 28] No space left on device"
     assert server.nsqd.error is not None
     WireClient(server.tcp_address).publish("t", b"3")
     assert consume(subscribe(server), 2) == [1, 3]
+
+
+@pytest.mark.parametrize(("sync_every", "expected"), [(1, 5), (3, 1), (2500, 0)])
+def test_messages_are_synced_before_ok_whenever_sync_every_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync_every: int, expected: int
+) -> None:
+    options = NsqdOptions(data_path=str(tmp_path), sync_every=sync_every, sync_timeout=60.0)
+    with NsqdServer(options) as server:
+        server.nsqd.get_topic("t")
+        synced: list[int] = []
+        monkeypatch.setattr("nsq_fast.broker.nsqd.os.fsync", synced.append)
+        client = WireClient(server.tcp_address)
+        for n in range(5):
+            client.publish("t", b"%d" % n)
+        assert len(synced) == expected
 
 
 def test_sigkill_loses_nothing_that_was_answered(tmp_path: Path) -> None:

@@ -1,0 +1,142 @@
+"""Clients that behave badly hurt nobody else: garbage, half commands, ends at any place, clients that never read."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import struct
+from typing import Any
+
+import pytest
+from gevent import Timeout, socket
+from support.http import ask
+from support.waiting import until
+from support.wire import WireClient
+
+SEED = 20240607
+WORDS = [
+    b"IDENTIFY\n", b"\0\0\0\2{}", b"SUB t c\n", b"RDY 5\n", b"FIN ", b"0123456789abcdef", b"\n", b"REQ ", b" 0\n",
+    b"TOUCH ", b"CLS\n", b"NOP\n", b"PUB t\n", b"\0\0\0\1x", b"MPUB t\n", b"\0\0\0\x0a\0\0\0\2\0\0\0\1a\0\0\0\1b",
+    b"DPUB t 0\n", b"AUTH\n", b"\xff\xff\xff\xff", b"\r\n", b" ", b"\0", b"PUB t#ephemeral\n",
+]  # fmt: skip
+
+
+def talk(address: Any, data: bytes) -> None:
+    """Send, half-close, and read what comes until the server closes."""
+    with contextlib.closing(socket.create_connection(address, timeout=5)) as sock, contextlib.suppress(ConnectionError):
+        sock.sendall(b"  V2" + data)
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(65536):
+            pass
+
+
+def test_garbage_ends_in_an_error_or_an_end(embedded: Any) -> None:
+    server = embedded()
+    rng = random.Random(SEED)
+    for _ in range(150):
+        talk(server.tcp_address, b"".join(rng.choices(WORDS, k=rng.randrange(1, 12))))
+        talk(server.tcp_address, rng.randbytes(rng.randrange(1, 200)))
+    WireClient(server.tcp_address).publish("still", b"there")
+
+
+def test_connection_that_ends_at_any_place(embedded: Any) -> None:
+    server = embedded()
+    script = b"IDENTIFY\n\0\0\0\2{}SUB t c\nRDY 5\nPUB t\n\0\0\0\4bodyMPUB t\n\0\0\0\x0d\0\0\0\1\0\0\0\5abcdeCLS\n"
+    for end in range(len(script)):
+        talk(server.tcp_address, script[:end])
+    until(lambda: not server.nsqd.clients)
+    assert server.nsqd.topics["t"].channels["c"].clients == {}
+
+
+@pytest.mark.parametrize("magic", [b"", b" ", b"  V", b"GET / HTTP/1.1\r\n\r\n"])
+def test_other_protocols(address: Any, magic: bytes) -> None:
+    with contextlib.closing(socket.create_connection(address, timeout=5)) as sock:
+        sock.sendall(magic)
+        sock.shutdown(socket.SHUT_WR)
+        reply = b""
+        with contextlib.suppress(ConnectionError):
+            while data := sock.recv(1000):
+                reply += data
+        assert reply in (b"", struct.pack(">ii", 18, 1) + b"E_BAD_PROTOCOL")
+
+
+def test_client_that_never_reads_is_dropped_and_its_messages_come_back(start_nsqd: Any) -> None:
+    server = start_nsqd()
+    deaf = WireClient(server.tcp_address, heartbeat_interval=1000, msg_timeout=1000)
+    deaf.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    deaf.subscribe("t", "c", rdy=100)
+    publisher = WireClient(server.tcp_address)
+    for _ in range(40):
+        publisher.publish("t", b"x" * 1_000_000)
+    for _ in range(30):
+        with contextlib.suppress(ConnectionError):
+            deaf.send(b"NOP\n")
+        publisher.send(b"NOP\n")
+        with Timeout(0.1, False):
+            publisher.frame()
+
+    def clients() -> int:
+        return len(
+            ask(server.http_address, "GET", "/stats?format=json&topic=t").json["topics"][0]["channels"][0]["clients"]
+        )
+
+    until(lambda: clients() == 0)
+    hungry = WireClient(server.tcp_address)
+    hungry.subscribe("t", "c", rdy=10)
+    bodies = [len(hungry.message().body) for _ in range(40)]
+    assert bodies == [1_000_000] * 40
+
+
+def test_client_that_publishes_and_never_reads_is_not_listened_to_for_ever(embedded: Any) -> None:
+    server = embedded()
+    sock = socket.create_connection(server.tcp_address, timeout=1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.sendall(b"  V2")
+
+    def flood() -> None:
+        for _ in range(3000):
+            sock.sendall(b"PUB t\n\0\0\0\1x" * 1000)
+
+    with pytest.raises(TimeoutError):
+        flood()
+    WireClient(server.tcp_address).publish("t", b"others go on")
+
+
+def test_two_nsqds_in_one_process_know_nothing_of_each_other(embedded: Any) -> None:
+    first, second = embedded(), embedded()
+    WireClient(first.tcp_address).publish("t", b"x")
+    assert (set(first.nsqd.topics), set(second.nsqd.topics)) == ({"t"}, set())
+
+
+def test_stats_of_clients_have_the_names_of_the_original(start_nsqd: Any) -> None:
+    server = start_nsqd()
+    client = WireClient(server.tcp_address, client_id="id", hostname="host", user_agent="agent/1", sample_rate=5)
+    client.subscribe("t", "c", rdy=7)
+    client.publish("t", b"x")
+    answer = ask(server.http_address, "GET", "/stats?format=json").json
+    [stats] = answer["topics"][0]["channels"][0]["clients"]
+    assert {**stats, "connect_ts": 0, "remote_address": "", "message_count": 0, "in_flight_count": 0} == {
+        "client_id": "id",
+        "hostname": "host",
+        "version": "V2",
+        "remote_address": "",
+        "state": 3,
+        "ready_count": 7,
+        "in_flight_count": 0,
+        "message_count": 0,
+        "finish_count": 0,
+        "requeue_count": 0,
+        "connect_ts": 0,
+        "sample_rate": 5,
+        "deflate": False,
+        "snappy": False,
+        "user_agent": "agent/1",
+        "topology_zone": "",
+        "topology_region": "",
+        "pub_counts": [{"topic": "t", "count": 1}],
+        "tls": False,
+        "tls_cipher_suite": "",
+        "tls_version": "",
+        "tls_negotiated_protocol": "",
+        "tls_negotiated_protocol_is_mutual": False,
+    }
