@@ -27,7 +27,7 @@ _DELAYED_PUBLISHES = frozenset({"DPUB"})
 PUBLISHES = _PLAIN_PUBLISHES | _DELAYED_PUBLISHES | _TRACED_PUBLISHES | _EXT_PUBLISHES
 # Errors of commands that have no reply: they never belong to a command that waits for one.
 ANSWER_ERRORS = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
-_UNANSWERED = re.compile(r"(?:cannot )?(FIN|REQ|TOUCH|RDY)\b")
+_UNANSWERED = re.compile(r"(?:cannot )?(?:FIN|REQ|TOUCH|RDY)\b|Invalid Message ID|No channel")
 
 
 @dataclass(frozen=True)

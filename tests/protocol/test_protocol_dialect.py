@@ -29,6 +29,15 @@ def test_family_by_version(version: str, dialect: object) -> None:
         (b"E_REQ_FAILED x", None, False, False),
         (b"E_TOUCH_FAILED x", None, False, False),
         (b"E_EXT_NOT_SUPPORT x", "PUB_EXT", False, False),
+        (b"E_FAILED_ON_NOT_LEADER ", "CLS", True, True),  # in answer to a FIN before it
+        (b"E_FAILED_ON_NOT_LEADER ", "MPUB_TRACE", True, False),
+        (b"E_INVALID_JSON_HEADER x", "PUB_EXT", False, False),
+        (b"INVALID_TRACE_ID x", "PUB_EXT", False, False),
+        (b"E_CREATE_TOPIC_FAILED x", "INTERNAL_CREATE_TOPIC", False, False),
+        (b"E_TOPIC_NOT_EXIST ", "PUB", True, True),
+        (b"E_BAD_PARTITION x", "PUB", True, True),
+        (b"E_PUB_TOO_MUCH_WAITING x", "PUB_TRACE", True, True),
+        (b"E_SUB_ORDER_IS_MUST x", "SUB", True, True),
         (b"E_EXT_NOT_SUPPORT x", "MPUB_EXT", False, True),  # the rest of the body is taken for a command
         (b"E_BAD_TOPIC x", "PUB", True, True),
         (b"E_INVALID x", None, True, True),
