@@ -1,0 +1,237 @@
+"""The trace log: the switch, the records and their way back from the file, trace ids."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from struct import pack
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_fast._codec import Message, TracedReply
+from nsq_fast.errors import ConfigError, NameInvalid
+from nsq_fast.names import Address
+from nsq_fast.runtime import trace
+from nsq_fast.runtime.trace import (
+    ConsumeRecord,
+    PublishRecord,
+    TraceLog,
+    check_trace_id,
+    log_to_file,
+    new_trace_id,
+    read_records,
+    split_receipt,
+    trace_log,
+)
+
+NSQD = Address("127.0.0.1", 4150)
+LOCAL = Address("::1", 50000)
+RECEIPT = TracedReply(internal_id=(2 << 50) + 7, trace_id=2**64 - 1, offset=640, size=34)
+
+
+@pytest.fixture
+def log() -> Iterator[logging.Logger]:
+    """A logger of the test's own."""
+    made = logging.getLogger(f"{trace.LOGGER_NAME}.test")
+    yield made
+    for handler in list(made.handlers):
+        made.removeHandler(handler)
+        handler.close()
+
+
+def message(**options: object) -> Message:
+    made = Message(123, 2, pack(">QQ", RECEIPT.internal_id, RECEIPT.trace_id), b"body", offset=640, raw_size=34)
+    made.responder = SimpleNamespace(partition=2)
+    return made
+
+
+# The switch
+
+
+def test_off_at_first() -> None:
+    log = TraceLog()
+    assert not log.is_active
+    assert not log.is_on("t")
+    assert isinstance(trace_log, TraceLog)
+
+
+def test_one_topic() -> None:
+    log = TraceLog()
+    log.enable("t")
+    assert log.is_active
+    assert log.is_on("t")
+    assert not log.is_on("other")
+    log.disable("t")
+    assert not log.is_active
+    assert not log.is_on("t")
+
+
+def test_all_topics_but_one() -> None:
+    log = TraceLog()
+    log.enable()
+    log.disable("noisy")
+    assert log.is_active
+    assert [log.is_on("t"), log.is_on("noisy")] == [True, False]
+    log.enable("noisy")
+    assert log.is_on("noisy")
+
+
+def test_all_means_all() -> None:
+    log = TraceLog()
+    log.enable("t")
+    log.enable()
+    log.disable("t")
+    log.disable()
+    assert [log.is_active, log.is_on("t"), log.is_on("u")] == [False] * 3
+    log.disable("t")
+    log.enable()
+    assert log.is_on("t")
+
+
+def test_a_topic_that_cannot_be_is_refused() -> None:
+    with pytest.raises(NameInvalid):
+        TraceLog().enable("no topic!")
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([None, "a", "b"]))))
+def test_switch_remembers_the_last_word(words: list[tuple[bool, str | None]]) -> None:
+    log = TraceLog()
+    expected = {"a": False, "b": False, "c": False}
+    for is_on, topic in words:
+        (log.enable if is_on else log.disable)(topic)
+        expected.update(dict.fromkeys(expected, is_on) if topic is None else {topic: is_on})
+    assert {topic: log.is_on(topic) for topic in expected} == expected
+    assert log.is_active or not any(expected.values())
+
+
+# The records
+
+
+def test_records_come_back_from_the_file(log: logging.Logger, tmp_path: Path) -> None:
+    log_to_file(tmp_path / "trace.log", log=log)
+    writer = TraceLog(log, clock=lambda: 1_000)
+    writer.published("t", RECEIPT, partition=2, nsqd=NSQD)
+    writer.consumed("t", "c", message(), "FIN", nsqd=NSQD, local=LOCAL, handling_time=0.25)
+    writer.consumed("t", "c", message(), "TIMEOUT", nsqd=NSQD, local=None)
+    lines = (tmp_path / "trace.log").read_text().splitlines()
+    published, consumed, timed_out = read_records(lines)
+    assert published == PublishRecord(
+        time=1_000, topic="t", partition=2, nsqd="127.0.0.1:4150", internal_id=(2 << 50) + 7, trace_id=2**64 - 1,
+        offset=640, size=34,
+    )  # fmt: skip
+    assert consumed == ConsumeRecord(
+        time=1_000, topic="t", partition=2, channel="c", nsqd="127.0.0.1:4150", local="[::1]:50000",
+        internal_id=(2 << 50) + 7, trace_id=2**64 - 1, offset=640, size=34, timestamp=123, attempts=2,
+        outcome="FIN", handling_time=0.25,
+    )  # fmt: skip
+    assert isinstance(timed_out, ConsumeRecord)
+    assert (timed_out.outcome, timed_out.handling_time, timed_out.local) == ("TIMEOUT", None, "")
+    assert json.loads(lines[0])["event"] == "publish"
+    assert json.loads(lines[1])["event"] == "consume"
+
+
+def test_handlers_get_the_record_itself(log: logging.Logger, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger=trace.LOGGER_NAME):
+        TraceLog().published("t", RECEIPT, partition=None, nsqd="host:1")
+    (entry,) = caplog.records
+    assert entry.name == "nsq_fast.trace"
+    assert isinstance(entry.msg, PublishRecord)
+    assert entry.getMessage() == str(entry.msg)
+
+
+def test_a_record_is_written_whatever_the_level_of_the_root_logger(tmp_path: Path) -> None:
+    handler = log_to_file(tmp_path / "trace.log")
+    try:
+        TraceLog().published("t", RECEIPT, partition=0, nsqd=NSQD)
+    finally:
+        trace.logger.removeHandler(handler)
+        handler.close()
+    assert len(list(read_records((tmp_path / "trace.log").read_bytes().splitlines()))) == 1
+
+
+def test_the_file_rotates(log: logging.Logger, tmp_path: Path) -> None:
+    log_to_file(tmp_path / "trace.log", 1_000, 2, log=log)
+    writer = TraceLog(log)
+    for _ in range(50):
+        writer.published("t", RECEIPT, partition=0, nsqd=NSQD)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["trace.log", "trace.log.1", "trace.log.2"]
+    assert all(path.stat().st_size <= 1_000 for path in tmp_path.iterdir())
+
+
+def test_a_batch_gives_a_record_for_each_message(caplog: pytest.LogCaptureFixture) -> None:
+    receipt = TracedReply(internal_id=9, trace_id=0, offset=260, size=31 + 36)
+    with caplog.at_level(logging.INFO, logger=trace.LOGGER_NAME):
+        TraceLog().published_many("t", receipt, [(5, 1), (6, 6)], partition=0, nsqd=NSQD)
+    records = [entry.msg for entry in caplog.records if isinstance(entry.msg, PublishRecord)]
+    assert [(each.internal_id, each.trace_id, each.offset, each.size) for each in records] == [
+        (9, 5, 260, 31),
+        (10, 6, 291, 36),
+    ]
+
+
+def test_a_batch_whose_sizes_do_not_add_up_has_no_places() -> None:
+    receipt = TracedReply(internal_id=9, trace_id=0, offset=260, size=68)
+    assert list(split_receipt(receipt, [(5, 1), (6, 6)])) == [(9, 5, None, None), (10, 6, None, None)]
+    assert list(split_receipt(receipt, [])) == []
+
+
+def test_reader_skips_what_a_format_puts_before_the_record() -> None:
+    line = str(PublishRecord(time=1, topic="t", partition=0, nsqd="n", internal_id=1, trace_id=2, offset=3, size=4))
+    assert len(list(read_records(["\n", f"2026-01-01 INFO nsq_fast.trace: {line}\n", line.encode(), b""]))) == 2
+
+
+@pytest.mark.parametrize(
+    "line", ["nonsense", "{}", '{"event":"publish"}', '{"event":"other"}', '{"event":"pub', b"{\xff}"]
+)
+def test_reader_names_the_line_that_is_none(line: str | bytes) -> None:
+    with pytest.raises(ValueError, match="line 2"):
+        list(read_records([b"", line]))
+
+
+# Trace ids
+
+
+def test_new_trace_ids_are_positive_and_differ() -> None:
+    ids = [new_trace_id() for _ in range(1000)]
+    assert len(set(ids)) == 1000
+    assert all(1 <= trace_id < 2**63 for trace_id in ids)
+
+
+def test_trace_ids_go_on_when_the_counter_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "_COUNTER_BITS", 2)
+    source = trace._TraceIds()
+    ids = [source.next() for _ in range(100)]
+    assert len(set(ids)) > 90  # the counter is so short here that prefixes could meet
+    assert all(1 <= trace_id < 2**63 for trace_id in ids)
+
+
+def test_a_forked_process_has_ids_of_its_own() -> None:
+    new_trace_id()
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write_end, b"%d" % new_trace_id())
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs = int(os.read(read_end, 100))
+    os.close(read_end)
+    os.close(write_end)
+    assert theirs >> 20 != new_trace_id() >> 20
+
+
+@pytest.mark.parametrize("trace_id", [0, 1, 2**63, 2**64 - 1])
+def test_trace_ids_that_fit(trace_id: int) -> None:
+    assert check_trace_id(trace_id) == trace_id
+
+
+@pytest.mark.parametrize("trace_id", [-1, 2**64, 1.0, "1", None, True])
+def test_trace_ids_that_do_not_fit(trace_id: object) -> None:
+    with pytest.raises(ConfigError, match="trace_id"):
+        check_trace_id(trace_id)  # type: ignore[arg-type]
