@@ -84,7 +84,7 @@ def server() -> Iterator[tuple[str, tuple[str, int]]]:
     from nsq_fast.broker import BrokerProcess
 
     with BrokerProcess() as broker:
-        yield "embedded broker", broker.nsqd.tcp_address
+        yield "embedded broker", broker.nsqds[0].tcp
 
 
 def fill(address: tuple[str, int], topic: str, count: int, size: int) -> None:
