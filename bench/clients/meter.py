@@ -6,7 +6,6 @@ its first and its last message, and peak memory.
 """
 
 import json
-import resource
 import sys
 import time
 
@@ -39,7 +38,12 @@ class Meter:
         """Print the result; call it once, right after the last message."""
         wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
         messages = self.count - self._from if messages is None else messages
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        result = {"messages": messages, "seconds": wall, "cpu_seconds": cpu, "peak_kib": peak}
+        result = {"messages": messages, "seconds": wall, "cpu_seconds": cpu, "peak_kib": peak_kib()}
         sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
+
+
+def peak_kib() -> int:
+    """Peak resident memory of this program. (getrusage would count its parent's before exec.)"""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))

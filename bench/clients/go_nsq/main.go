@@ -32,27 +32,40 @@ type meter struct {
 	cpu  float64
 }
 
-func usage() (float64, int64) {
+func usage() float64 {
 	var used syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
 		log.Fatal(err)
 	}
 	seconds := func(t syscall.Timeval) float64 { return float64(t.Sec) + float64(t.Usec)/1e6 }
-	return seconds(used.Utime) + seconds(used.Stime), used.Maxrss
+	return seconds(used.Utime) + seconds(used.Stime)
+}
+
+// peakKib is the peak resident memory of this program; getrusage would count its parent's before exec.
+func peakKib() (peak int64) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, rest, _ := bytes.Cut(status, []byte("VmHWM:"))
+	if _, err := fmt.Sscan(string(rest), &peak); err != nil {
+		log.Fatal(err)
+	}
+	return peak
 }
 
 func (m *meter) start() {
 	m.wall = time.Now()
-	m.cpu, _ = usage()
+	m.cpu = usage()
 }
 
 func (m *meter) report(messages int64) {
-	cpu, peak := usage()
+	cpu := usage()
 	result := map[string]any{
 		"messages":    messages,
 		"seconds":     time.Since(m.wall).Seconds(),
 		"cpu_seconds": cpu - m.cpu,
-		"peak_kib":    peak,
+		"peak_kib":    peakKib(),
 	}
 	if err := json.NewEncoder(os.Stdout).Encode(result); err != nil {
 		log.Fatal(err)
