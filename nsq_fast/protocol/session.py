@@ -6,6 +6,7 @@ No socket, no clock, no greenlet: the embedder moves the bytes. The contract:
 - write each event's ``send``; on UpgradeNeeded change the transport and call ``upgraded()``;
 - after Ready, write what the command methods return. Replies come as events, in
   the order of the commands, each with the token that was given with its command;
+- after a fatal error close; nothing more is read or said;
 - hand in ``b""`` at the end of the stream: Disconnected lists the commands
   whose outcome is unknown.
 
@@ -61,6 +62,7 @@ class Stage(Enum):
     CONFIRMING = auto()  # waiting for the OK inside the new layer
     AUTHENTICATING = auto()
     READY = auto()
+    OVER = auto()  # after a fatal error: what still comes is not worth reading
     LOST = auto()
 
 
@@ -171,12 +173,22 @@ class Session:
                     events.append(self._response(frame.data))
                 else:
                     events.append(self._error(frame))
+                    if getattr(events[-1], "fatal", False):
+                        self._is_over(events)
+                        break
         except RemoteProtocolError as error:
             self.failure = error
             self.message_count = sum(event.__class__ is Message for event in events)
             if not events:
                 raise
         return events
+
+    def _is_over(self, events: list[Any]) -> None:
+        # What still comes answers nothing of ours: the rest of an MPUB_EXT, say, that was taken for a command.
+        self._stage = Stage.OVER
+        count = sum(event.__class__ is Message for event in events)
+        self.in_flight -= self.message_count - count
+        self.message_count = count
 
     def _response(self, data: bytes) -> Event:
         if data == b"_heartbeat_":
@@ -231,6 +243,9 @@ class Session:
     def _receive_handshake(self, data: bytes, now: float) -> list[Any]:
         if not data or self._stage is Stage.LOST:
             return self._end()
+        if self._stage is Stage.OVER:
+            self.message_count = 0
+            return []
         if self.failure is not None:
             raise self.failure
         if self._stage in (Stage.NEW, Stage.UPGRADING):

@@ -227,6 +227,24 @@ def test_an_error_to_mpub_ext_ends_the_connection_and_the_fate_of_the_rest_is_un
     assert (end.pending, end.executed) == ((("PUB", "behind"),), None)
 
 
+def test_what_follows_a_broken_mpub_ext_answers_nothing() -> None:
+    session = ready()
+    session.sub("t", "c")
+    session.mpub_ext("t", [(b"{}", b"x"), (b"{}", b"y")], token="ext")
+    session.pub("t", b"behind", token="behind")
+    message = encode_message(5, 1, ID, b"body")
+    stream = OK + message + failure(b"E_EXT_NOT_SUPPORT x") + failure(b"E_INVALID invalid command") + message
+    reply, first, failed = session.receive(stream)
+    assert (reply.command, first.body, failed.token) == ("SUB", b"body", "ext")
+    assert (session.message_count, session.in_flight) == (1, 1)
+    assert session.receive(message + failure(b"E_INVALID")) == []
+    with pytest.raises(LocalProtocolError):
+        session.pub("t", b"x")
+    (end,) = session.receive(b"")
+    assert end.pending == (("PUB", "behind"),)
+    assert session.receive(b"") == []
+
+
 def test_a_fatal_error_to_mpub_ext_stops_the_server() -> None:
     session = ready()
     session.mpub_ext("t", [(b"{}", b"x")])

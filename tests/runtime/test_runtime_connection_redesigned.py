@@ -138,7 +138,8 @@ def test_an_error_to_mpub_ext_closes_the_connection(open_to: Open, owner: Record
         peer.read_body()
         assert peer.read_line() == b"PUB t 0"
         peer.read_body()
-        peer.frame(1, b"E_EXT_NOT_SUPPORT ext content not supported in topic t")
+        refusal = encode_frame(1, b"E_EXT_NOT_SUPPORT ext content not supported in topic t")
+        peer.send(refusal + encode_frame(1, b"E_INVALID invalid command [[0 0 0 5]]"))
         ended.set(peer.read_all())
 
     conn = open_to(script)
