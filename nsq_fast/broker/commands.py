@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -28,6 +28,7 @@ from .connection import (
 )
 from .errors import Exiting, NotOwner
 from .identify import IdentifyError
+from .nsqd import Nsqd
 from .topic import Topic
 
 _DIGITS = re.compile(rb"[0-9]*\Z")
@@ -59,16 +60,16 @@ def _finish(conn: Connection, id: bytes) -> None:
 
 def fin(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     """FIN <id>, where it is not one of a run."""
-    _require_subscribed(conn, "FIN")
-    _finish(conn, _message_id(params, 2, "FIN"))
+    require_subscribed(conn, "FIN")
+    _finish(conn, message_id(params, 2, "FIN"))
     conn.wake()
     return at
 
 
 def req(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     """REQ <id> <delay ms>: the delay is clamped to max_req_timeout."""
-    _require_subscribed(conn, "REQ")
-    id = _message_id(params, 3, "REQ")
+    require_subscribed(conn, "REQ")
+    id = message_id(params, 3, "REQ")
     if not _DIGITS.match(params[2]):
         raise FatalError("E_INVALID", f"REQ could not parse timeout {text(params[2])}")
     delay = min(int(params[2] or 0) / 1000, conn.nsqd.options.max_req_timeout)
@@ -84,8 +85,8 @@ def req(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
 
 def touch(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     """TOUCH <id>."""
-    _require_subscribed(conn, "TOUCH")
-    id = _message_id(params, 2, "TOUCH")
+    require_subscribed(conn, "TOUCH")
+    id = message_id(params, 2, "TOUCH")
     try:
         _channel(conn).touch(conn, id, conn.nsqd.options.max_msg_timeout)
     except NotOwner as error:
@@ -93,12 +94,12 @@ def touch(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     return at
 
 
-def _require_subscribed(conn: Connection, name: str) -> None:
+def require_subscribed(conn: Connection, name: str) -> None:
     if conn.state not in (STATE_SUBSCRIBED, STATE_CLOSING):
         raise FatalError("E_INVALID", f"cannot {name} in current state")
 
 
-def _message_id(params: list[bytes], count: int, name: str) -> bytes:
+def message_id(params: list[bytes], count: int, name: str) -> bytes:
     if len(params) < count:
         raise FatalError("E_INVALID", f"{name} insufficient number of params")
     if len(params[1]) != ID_SIZE:
@@ -108,6 +109,10 @@ def _message_id(params: list[bytes], count: int, name: str) -> bytes:
 
 def _channel(conn: Connection) -> Any:
     return conn.channel
+
+
+def _nsqd(conn: Connection) -> Nsqd:
+    return cast(Nsqd, conn.nsqd)
 
 
 # --- subscribing -----------------------------------------------------------------------------------------------------
@@ -126,7 +131,7 @@ def sub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     require_permission(conn, "SUB", topic_name, channel_name)
     conn.in_flight.timeout = conn.profile.msg_timeout
     try:
-        channel = conn.nsqd.get_topic(topic_name).get_channel(channel_name)
+        channel = _nsqd(conn).get_topic(topic_name).get_channel(channel_name)
         channel.add_client(conn, conn.nsqd.options.max_channel_consumers)
     except Exiting as error:
         raise FatalError("E_SUB_FAILED", f"SUB failed {error}") from error
@@ -301,7 +306,7 @@ def _message_end(conn: Connection, data: bytes, at: int, name: str) -> int:
 
 def _topic(conn: Connection, topic_name: str, name: str) -> Topic:
     try:
-        return conn.nsqd.get_topic(topic_name)
+        return _nsqd(conn).get_topic(topic_name)
     except Exiting as error:
         raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
 

@@ -22,6 +22,7 @@ from nsq_fast.names import is_ephemeral, is_valid_name
 from .channel import Channel
 from .errors import Exiting as Exiting
 from .errors import NotFound as NotFound
+from .host import Host
 from .ids import SnowflakeIds
 from .log import SegmentLog
 from .options import NsqdOptions
@@ -33,24 +34,17 @@ logger = logging.getLogger("nsq_fast.broker.nsqd")
 Listener = Callable[[str, str, "str | None"], None]
 
 
-class Nsqd:
+class Nsqd(Host):
     """The topics of one nsqd.
 
     Attributes:
-        options: replaced as a whole by ``set_options``.
         topics: by name.
-        clients: every TCP connection.
-        started_at: seconds since the epoch.
-        error: the last error of the disk, until a write succeeds again.
         lookup_channels: asked, when a topic is new, which channels it has elsewhere; may block.
     """
 
     def __init__(self, options: NsqdOptions) -> None:
-        self.options = options
+        super().__init__(options)
         self.topics: dict[str, Topic] = {}
-        self.clients: set[Any] = set()
-        self.started_at = time.time()
-        self.error: Exception | None = None
         self.lookup_channels: Callable[[str], list[str]] | None = None
         self._store: Store | None = None
         self._listeners: list[Listener] = []
@@ -143,10 +137,6 @@ class Nsqd:
     def subscribe(self, listener: Listener) -> None:
         """Call ``listener(event, topic, channel)`` for "create" and "delete"; channel None means the topic itself."""
         self._listeners.append(listener)
-
-    def set_options(self, **changes: Any) -> None:
-        """Change options; those of topics that exist already stay as they were. Raises ConfigError."""
-        self.options = self.options.replace(**changes)
 
     def _changed(self, event: str, topic: Topic, channel: Channel | None) -> None:
         if event == "unused":

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from .host import Host
 from .http import Request
-from .nsqd import Nsqd
 
 LOG_LEVELS = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
 
@@ -44,7 +44,7 @@ class Settings:
         set_lookupds: called with the new nsqlookupd addresses when they are changed.
     """
 
-    def __init__(self, nsqd: Nsqd, set_lookupds: Callable[[list[str]], None]) -> None:
+    def __init__(self, nsqd: Host, set_lookupds: Callable[[list[str]], None]) -> None:
         self._nsqd = nsqd
         self._set_lookupds = set_lookupds
         self._log_level = "info"

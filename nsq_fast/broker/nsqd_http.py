@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from nsq_fast.names import Address, is_valid_name
 
 from .errors import Exiting, NotFound
+from .host_http import HostRoutes
 from .http import Request, Router, style_text
 from .lookupd_http import required, topic_and_channel
 from .nsqd import Nsqd
@@ -20,28 +20,20 @@ from .topic import Topic
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
-_SIZE = 4
-_SMALLEST_MESSAGE = 5  # in an MPUB body: a length and one byte
 
 
-class NsqdRoutes:
-    """Builds the WSGI application of an nsqd.
-
-    Args:
-        addresses: called for the TCP and HTTP address of the server.
-        settings: what GET and PUT /config show and change.
-    """
+class NsqdRoutes(HostRoutes):
+    """Builds the WSGI application of an nsqd."""
 
     def __init__(self, nsqd: Nsqd, addresses: Callable[[], tuple[Address | None, Address | None]], settings: Settings):
+        super().__init__(nsqd, addresses, settings)
         self._nsqd = nsqd
-        self._addresses = addresses
-        self._settings = settings
 
     def router(self) -> Router:
         """All routes."""
         router = Router()
-        router.add("GET", "/ping", self._ping, style_text)
-        router.add("GET", "/info", self._info)
+        router.add("GET", "/ping", self.ping, style_text)
+        router.add("GET", "/info", self.info)
         router.add("GET", "/stats", self._stats)
         router.add("POST", "/pub", self._pub)
         router.add("POST", "/mpub", self._mpub)
@@ -55,35 +47,9 @@ class NsqdRoutes:
         router.add("POST", "/channel/empty", lambda request: self._channel(request).empty())
         router.add("POST", "/channel/pause", lambda request: self._channel(request).pause())
         router.add("POST", "/channel/unpause", lambda request: self._channel(request).unpause())
-        router.add("GET", "/config/*", self._get_config)
-        router.add("PUT", "/config/*", self._put_config)
+        router.add("GET", "/config/*", self.get_config)
+        router.add("PUT", "/config/*", self.put_config)
         return router
-
-    def _health(self) -> str:
-        return "OK" if self._nsqd.error is None else f"NOK - {self._nsqd.error}"
-
-    def _ping(self, request: Request) -> str:
-        if self._nsqd.error is not None:
-            raise request.refuse(500, self._health())
-        return self._health()
-
-    def _info(self, request: Request) -> dict[str, Any]:
-        options = self._nsqd.options
-        tcp, http = self._addresses()
-        return {
-            "version": options.version,
-            "broadcast_address": options.broadcast_address,
-            "hostname": socket.gethostname(),
-            "http_port": -1 if http is None else http.port,
-            "tcp_port": -1 if tcp is None else tcp.port,
-            "start_time": int(self._nsqd.started_at),
-            "max_heartbeat_interval": round(options.max_heartbeat_interval * 1e9),
-            "max_output_buffer_size": options.max_output_buffer_size,
-            "max_output_buffer_timeout": round(options.max_output_buffer_timeout * 1e9),
-            "max_deflate_level": options.max_deflate_level,
-            "topology_zone": options.topology_zone,
-            "topology_region": options.topology_region,
-        }
 
     def _stats(self, request: Request) -> Any:
         topic, channel = request.get("topic") or "", request.get("channel") or ""
@@ -94,10 +60,10 @@ class NsqdRoutes:
         producers = producer_stats(self._nsqd, topic) if include_clients and topics is not None else None
         memory = memory_stats() if include_memory else None
         if request.get("format") != "json":
-            return render_text(self._nsqd, topics or [], producers or [], memory, self._health())
+            return render_text(self._nsqd, topics or [], producers or [], memory, self.health())
         return {
             "version": self._nsqd.options.version,
-            "health": self._health(),
+            "health": self.health(),
             "start_time": int(self._nsqd.started_at),
             "topics": topics,
             **({} if memory is None else {"memory": memory}),
@@ -128,35 +94,12 @@ class NsqdRoutes:
         binary = request.get("binary")
         body = request.body(self._nsqd.options.max_body_size, "BODY_TOO_BIG")
         if binary is not None and _BOOLEANS.get(binary, True):
-            bodies = self._split_binary(request, body)
+            bodies = self.split_binary(request, body)
         else:
-            bodies = self._split_lines(request, body)
+            bodies = self.split_lines(request, body)
         with _refusing_when_exiting(request):
             topic.put_many(bodies)
         return "OK"
-
-    def _split_lines(self, request: Request, body: bytes) -> list[bytes]:
-        lines = [line for line in body.split(b"\n") if line]
-        if lines and max(map(len, lines)) > self._nsqd.options.max_msg_size:
-            raise request.refuse(413, "MSG_TOO_BIG")
-        return lines
-
-    def _split_binary(self, request: Request, body: bytes) -> list[bytes]:
-        count = int.from_bytes(body[:_SIZE], "big", signed=True)
-        most = (self._nsqd.options.max_body_size - _SIZE) // _SMALLEST_MESSAGE
-        if len(body) < _SIZE or not 0 < count <= most:
-            raise request.refuse(413, "BAD_BODY")
-        bodies = []
-        at = _SIZE
-        for _ in range(count):
-            size = int.from_bytes(body[at : at + _SIZE], "big", signed=True)
-            at += _SIZE
-            message = body[at : at + max(size, 0)]
-            if not 0 < size == len(message) or size > self._nsqd.options.max_msg_size:
-                raise request.refuse(413, "BAD_MESSAGE")
-            bodies.append(message)
-            at += size
-        return bodies
 
     def _create_topic(self, request: Request) -> None:
         self._created_topic(request)
@@ -179,13 +122,6 @@ class NsqdRoutes:
         topic = self._any_topic(request)
         with _refusing_when_missing(request, "CHANNEL_NOT_FOUND"):
             topic.delete_channel(channel)
-
-    def _get_config(self, request: Request) -> Any:
-        return self._settings.get(request)
-
-    def _put_config(self, request: Request) -> Any:
-        self._settings.put(request, request.body(self._nsqd.options.max_msg_size, "INVALID_VALUE"))
-        return self._settings.get(request)
 
     def _created_topic(self, request: Request) -> Topic:
         topic = required(request, "topic")

@@ -11,7 +11,7 @@ from gevent.ssl import SSLContext
 from .connection import ERROR, frame
 from .dialect import ORIGINAL, Dialect
 from .faults import Faults
-from .nsqd import Nsqd
+from .host import Host
 from .upgrade import server_context
 
 MAGIC_V2 = b"  V2"
@@ -27,7 +27,7 @@ class NsqdTcp:
     """
 
     def __init__(
-        self, nsqd: Nsqd, faults: Faults, context: SSLContext | None = None, dialect: Dialect = ORIGINAL
+        self, nsqd: Host, faults: Faults, context: SSLContext | None = None, dialect: Dialect = ORIGINAL
     ) -> None:
         self.nsqd = nsqd
         self.faults = faults

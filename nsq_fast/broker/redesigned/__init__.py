@@ -1,0 +1,1 @@
+"""The redesigned dialect of the embedded broker: partitions, leaders, replicas, ordered channels, tracing, ext."""

@@ -1,0 +1,29 @@
+"""Numbers in commands and positions, read as the server reads them."""
+
+from __future__ import annotations
+
+import re
+
+from nsq_fast.broker.command_set import quote
+from nsq_fast.broker.connection import FatalError
+
+_INTEGER = re.compile(rb"[+-]?[0-9]+\Z")
+_LIMIT = 1 << 63
+
+
+def parse_integer(data: bytes, function: str = "Atoi") -> int:
+    """A whole number of 64 bits; ValueError with the text of the Go function that parses it there."""
+    if not _INTEGER.match(data):
+        raise ValueError(f"strconv.{function}: parsing {quote(data)}: invalid syntax")
+    value = int(data)
+    if not -_LIMIT <= value < _LIMIT:
+        raise ValueError(f"strconv.{function}: parsing {quote(data)}: value out of range")
+    return value
+
+
+def parse_partition(data: bytes) -> int:
+    """The partition parameter of a command. Raises FatalError."""
+    try:
+        return parse_integer(data)
+    except ValueError as error:
+        raise FatalError("E_BAD_PARTITION", f"topic partition is not valid: {error}") from error

@@ -1,0 +1,64 @@
+"""One client of a node of the cluster: what it has beyond a client of the original."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from nsq_fast.broker.connection import Connection
+
+from .channel import PartitionChannel
+from .filters import make_filter
+from .identify import NodeProfile
+from .node import Node
+from .state import Partition
+
+
+class NodeConnection(Connection):
+    """One client.
+
+    Attributes:
+        partition: the one it has subscribed to.
+        tag: of the messages that it wants; empty for those without one.
+        matches: its filter.
+        gets_ext, gets_detail: whether its frames have the ext field, and the detail header.
+    """
+
+    silent_intervals = 3
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.partition: Partition | None = None
+        self.tag = ""
+        self.matches = make_filter(None)
+        self.gets_ext = False
+        self.gets_detail = False
+
+    @property
+    def node(self) -> Node:
+        """The node that serves it."""
+        return cast(Node, self.nsqd)
+
+    @property
+    def partition_channel(self) -> PartitionChannel:
+        """The channel that it has subscribed to."""
+        return cast(PartitionChannel, self.channel)
+
+    @property
+    def node_profile(self) -> NodeProfile:
+        """What IDENTIFY has settled."""
+        return cast(NodeProfile, self.profile)
+
+    def prepare(self, partition: Partition, *, detail: bool) -> None:
+        """Get ready to subscribe to a partition: its frames depend on the topic."""
+        self.partition = partition
+        self.gets_detail = detail
+        self.gets_ext = partition.meta.ext
+        if partition.meta.ext:
+            self.tag = self.node_profile.desired_tag
+            self.matches = make_filter(self.node_profile.ext_filter)
+        self.in_flight.timeout = self.profile.msg_timeout
+
+    def stats(self) -> dict[str, Any]:
+        """Figures under the server's JSON names."""
+        profile = self.node_profile
+        return {**super().stats(), "desired_tag": profile.desired_tag, "extend_support": profile.extend_support}

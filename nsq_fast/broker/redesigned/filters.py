@@ -1,0 +1,126 @@
+"""What decides whether a client gets a message of an ext topic: tags, and the four types of ext filters.
+
+Keys of filters are paths: a dot means nesting. Only values that are strings can
+match, and messages without a JSON header never do (so an inverse filter lets
+them through).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from .log import Record
+
+TAG_KEY = "##client_dispatch_tag"
+TRACE_ID_KEY = "##trace_id"
+
+EXACT, REGEXP, GLOB, LIST = 1, 2, 3, 4
+
+Matches = Callable[[Record], bool]
+
+
+class FilterItem(msgspec.Struct):
+    """One condition of a filter of type 4."""
+
+    filter_ext_key: str = ""
+    filter_data: str = ""
+
+
+class FilterRequest(msgspec.Struct):
+    """``ext_filter`` of IDENTIFY."""
+
+    type: int = 0
+    inverse: bool = False
+    filter_ext_key: str = ""
+    filter_data: str = ""
+    filter_data_list: list[FilterItem] | None = None
+
+
+def make_filter(request: FilterRequest | None) -> Matches | None:
+    """The filter as a predicate; None when there is none, or one that is invalid: as the server, we ignore it."""
+    if request is None or not request.filter_ext_key:
+        return None
+    match = _list_matcher(request) if request.type == LIST else _single_matcher(request)
+    if match is None:
+        return None
+    inverse = request.inverse
+    return lambda record: _matches(match, record) is not inverse
+
+
+def tag_of(record: Record) -> str:
+    """The tag of a message, or an empty string."""
+    if TAG_KEY.encode() not in record.ext:
+        return ""
+    value = decode_header(record.header).get(TAG_KEY)
+    return value if isinstance(value, str) else ""
+
+
+@functools.lru_cache(maxsize=1024)
+def decode_header(header: bytes) -> dict[str, Any]:
+    """An ext header as a mapping; an empty one for JSON that is no object."""
+    decoded = msgspec.json.decode(header) if header else {}
+    return decoded if isinstance(decoded, dict) else {}
+
+
+def _matches(match: Callable[[dict[str, Any]], bool], record: Record) -> bool:
+    return bool(record.header) and match(decode_header(record.header))
+
+
+def _single_matcher(request: FilterRequest) -> Callable[[dict[str, Any]], bool] | None:
+    key, data = request.filter_ext_key, request.filter_data
+    if not data:
+        return None
+    if request.type == EXACT:
+        return lambda header: _value(header, key) == data
+    try:
+        pattern = {REGEXP: lambda: re.compile(data), GLOB: lambda: re.compile(_glob(data))}[request.type]()
+    except (KeyError, re.error):
+        return None
+    test = pattern.search if request.type == REGEXP else pattern.fullmatch
+    return lambda header: test(_value(header, key) or "") is not None
+
+
+def _list_matcher(request: FilterRequest) -> Callable[[dict[str, Any]], bool] | None:
+    items = request.filter_data_list or []
+    if not items or not all(item.filter_ext_key and item.filter_data for item in items):
+        return None
+    combine = {"all": all, "any": any}.get(request.filter_ext_key)
+    if combine is None:
+        return lambda header: False
+    return lambda header: combine(_value(header, item.filter_ext_key) == item.filter_data for item in items)
+
+
+def _value(header: dict[str, Any], path: str) -> str | None:
+    value: Any = header
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else None
+
+
+def _glob(pattern: str) -> str:
+    """A glob with ``*``, ``?``, ``[...]``, ``[!...]`` and ``{a,b}`` as a regular expression."""
+    parts = []
+    depth = 0
+    at = 0
+    while at < len(pattern):
+        char = pattern[at]
+        close = pattern.find("]", at + 2) if char == "[" else -1
+        if close > 0:
+            parts.append("[" + pattern[at + 1 : close].replace("\\", "\\\\").replace("!", "^", 1) + "]")
+            at = close
+        elif char == "\\" and at + 1 < len(pattern):
+            at += 1
+            parts.append(re.escape(pattern[at]))
+        else:
+            depth += (char == "{") - (char == "}" and depth > 0)
+            parts.append(_GLOB.get(char, "|" if char == "," and depth else re.escape(char)))
+        at += 1
+    return "".join(parts)
+
+
+_GLOB = {"*": ".*", "?": ".", "{": "(?:", "}": ")"}

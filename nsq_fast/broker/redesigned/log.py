@@ -1,0 +1,152 @@
+"""The log of one partition: records with an id, an offset and a size, as the redesigned server's disk queue has them.
+
+It is kept in memory and belongs to the cluster, not to a node: every replica
+has the same records, so a replica that takes over goes on where the leader
+ended. Records are numbered from 0 (``sequence``); what every channel is done
+with is dropped from the front when it is more than a limit.
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+PARTITION_SHIFT = 50
+NO_EXT = b"\x00"
+
+_MESSAGE = struct.Struct(">iiqH16s")
+_DETAIL = struct.Struct(">QI")
+_ID = struct.Struct(">QQ")
+_EXT = struct.Struct(">BH")
+_JSON_HEADER = 4
+_FIXED = 30  # type, timestamp, attempts, id
+_RECORD_FIXED = 30  # length, timestamp, attempts, id
+_MESSAGE_TYPE = 2
+_TRIM = 10_000
+
+
+class Draft(NamedTuple):
+    """A message to be published. ``header`` is the JSON of its ext header, or empty."""
+
+    body: bytes
+    trace_id: int = 0
+    header: bytes = b""
+
+
+class Record:
+    """One stored message. ``ext`` is its ext field as it stands in frames of an ext topic."""
+
+    __slots__ = ("body", "ext", "id", "offset", "sequence", "size", "timestamp")
+
+    def __init__(self, sequence: int, id: bytes, timestamp: int, offset: int, size: int, ext: bytes, body: bytes):
+        self.sequence = sequence
+        self.id = id
+        self.timestamp = timestamp
+        self.offset = offset
+        self.size = size
+        self.ext = ext
+        self.body = body
+
+    @property
+    def internal_id(self) -> int:
+        """The first half of the id."""
+        return int.from_bytes(self.id[:8], "big")
+
+    @property
+    def trace_id(self) -> int:
+        """The second half of the id."""
+        return int.from_bytes(self.id[8:], "big")
+
+    @property
+    def header(self) -> bytes:
+        """The JSON of the ext header, or empty."""
+        return self.ext[_EXT.size :]
+
+    def frame(self, attempts: int, ext: bool, detail: bool) -> bytes:
+        """The MESSAGE frame, with the ext field and the detail header where the client gets them."""
+        tail = self.body
+        if detail:
+            tail = _DETAIL.pack(self.offset, self.size) + tail
+        if ext:
+            tail = self.ext + tail
+        return _MESSAGE.pack(_FIXED + len(tail), _MESSAGE_TYPE, self.timestamp, attempts, self.id) + tail
+
+
+class PartitionLog:
+    """The records of one partition.
+
+    Attributes:
+        partition: its number, which stands in the ids.
+        is_ext: whether records have an ext field.
+        first: sequence of the first record that is still there; ``end``: of the next one.
+        end_offset: offset of the next record.
+    """
+
+    def __init__(self, partition: int, is_ext: bool) -> None:
+        self.partition = partition
+        self.is_ext = is_ext
+        self.first = 0
+        self.end_offset = 0
+        self._records: list[Record] = []
+
+    @property
+    def end(self) -> int:
+        """Sequence of the next record."""
+        return self.first + len(self._records)
+
+    @property
+    def start_offset(self) -> int:
+        """Offset of the first record that is still there."""
+        return self._records[0].offset if self._records else self.end_offset
+
+    def append(self, drafts: Sequence[Draft]) -> list[Record]:
+        """Store messages; the records they have become."""
+        timestamp = time.time_ns()
+        sequence, offset = self.end, self.end_offset
+        high = (self.partition << PARTITION_SHIFT) + 1
+        pack, is_ext = _ID.pack, self.is_ext
+        records: list[Record] = []
+        for body, trace_id, header in drafts:
+            ext = _EXT.pack(_JSON_HEADER, len(header)) + header if header else NO_EXT
+            size = _RECORD_FIXED + len(body) + (len(ext) if is_ext else 0)
+            records.append(Record(sequence, pack(high + sequence, trace_id), timestamp, offset, size, ext, body))
+            sequence += 1
+            offset += size
+        self._records += records
+        self.end_offset = offset
+        return records
+
+    def read(self, sequence: int, count: int) -> list[Record]:
+        """Up to ``count`` records from ``sequence`` on, or from the first that is still there."""
+        at = max(0, sequence - self.first)
+        return self._records[at : at + count]
+
+    def offset_of(self, sequence: int) -> int:
+        """The offset of a record, or of the one that comes next."""
+        records = self.read(sequence, 1)
+        return records[0].offset if records else self.end_offset
+
+    def at_offset(self, offset: int) -> int:
+        """The sequence of the record at or after an offset."""
+        return self.first + bisect.bisect_left(self._records, offset, key=lambda record: record.offset)
+
+    def at_time(self, timestamp: int) -> int:
+        """The sequence of the first record published at or after a time, in nanoseconds."""
+        return self.first + bisect.bisect_left(self._records, timestamp, key=lambda record: record.timestamp)
+
+    def find(self, internal_id: int) -> Record | None:
+        """The record of an id."""
+        sequence = internal_id - (self.partition << PARTITION_SHIFT) - 1
+        records = self.read(sequence, 1) if sequence >= self.first else []
+        return records[0] if records else None
+
+    def trim(self, sequence: int, keep: int) -> None:
+        """Drop records before ``sequence``, but for the last ``keep`` of them."""
+        surplus = sequence - keep - self.first
+        # In large steps: each moves all that stays.
+        if surplus >= max(_TRIM, len(self._records) // 2):
+            del self._records[:surplus]
+            self.first += surplus

@@ -1,0 +1,87 @@
+"""The state of one nsqd of the cluster: which partitions it has, and what it may do with them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from gevent import Greenlet, sleep, spawn
+
+from nsq_fast.broker.host import Host
+from nsq_fast.broker.options import NsqdOptions
+from nsq_fast.errors import NotLeader, NotWritable, TopicNotExist
+
+from .log import Draft, Record
+from .state import ClusterState, Partition
+
+NO_PARTITION = -1
+
+
+class Node(Host):
+    """One nsqd of the cluster.
+
+    Attributes:
+        id: what the cluster knows it by. Set once its ports are known.
+        state: what the cluster knows.
+    """
+
+    def __init__(self, options: NsqdOptions, state: ClusterState) -> None:
+        super().__init__(options)
+        self.id = ""
+        self.state = state
+        self._scanner: Greenlet[..., None] | None = None
+
+    def start(self) -> None:
+        """Begin to scan for timeouts."""
+        self._scanner = spawn(self._scan_loop)
+        self._scanner.name = "nsqd-scan"
+
+    def close(self) -> None:
+        """End: what there is belongs to the cluster."""
+        if self._scanner is not None:
+            self._scanner.kill()
+            self._scanner = None
+
+    kill = close
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """Those that stand on this node, as leader or replica."""
+        return [partition for partition in self.state.all_partitions() if self.id in partition.replicas]
+
+    def find(self, topic: str, number: int) -> Partition:
+        """A partition that stands on this node; raises TopicNotExist."""
+        partition = self.state.partition(topic, number)
+        if partition is None or self.id not in partition.replicas:
+            raise TopicNotExist
+        return partition
+
+    def default_partition(self, topic: str) -> int:
+        """The number of some partition that this node leads, or NO_PARTITION."""
+        led = (partition.number for partition in self.state.topics.get(topic, ()) if partition.leader == self.id)
+        return next(led, NO_PARTITION)
+
+    def require_leader(self, partition: Partition) -> None:
+        """Raise NotLeader unless this node leads the partition."""
+        if partition.leader != self.id:
+            raise NotLeader
+
+    def publish(self, partition: Partition, drafts: Sequence[Draft]) -> list[Record]:
+        """Store messages on all replicas; raises NotLeader, NotWritable."""
+        if partition.leader != self.id or self.state.is_write_disabled:
+            partition.failed_count += 1
+            raise NotLeader
+        if not partition.is_writable:
+            partition.failed_count += 1
+            raise NotWritable
+        records = partition.log.append(drafts)
+        partition.published(len(records))
+        return records
+
+    def _scan_loop(self) -> None:
+        while True:
+            sleep(self.options.queue_scan_interval)
+            now = time.monotonic()
+            for partition in self.state.led_by(self.id):
+                for channel in list(partition.channels.values()):
+                    channel.scan(now)

@@ -1,0 +1,40 @@
+"""Options of the redesigned cluster: those of its nodes with the redesigned server's defaults, and its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from nsq_fast.broker.options import LookupdOptions, NsqdOptions
+from nsq_fast.config import Config, option
+
+VERSION = "0.3.7-HA.1.13.0"
+"""What the cluster reports as its version; clients know the dialect by the ``-HA.`` in it."""
+
+NODE_DEFAULTS: Mapping[str, Any] = {
+    "version": VERSION,
+    "output_buffer_timeout": 0.05,
+    "min_output_buffer_timeout": 0.001,
+    "max_output_buffer_timeout": 1.0,
+    "max_req_timeout": 3 * 24 * 3600.0,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterOptions(Config):
+    """How the cluster as a whole behaves."""
+
+    move_step: float = option(0.012, "what each of the three stages of a move of a leader takes", unit="s", minimum=0.0)
+    takeover_delay: float = option(0.5, "how long after its death others lead what a node led", unit="s", minimum=0.0)
+    allow_write_with_nochannels: bool = option(False, "let lookups for writing show partitions without a channel")
+
+
+def node_options(options: Mapping[str, Any]) -> NsqdOptions:
+    """Options of a node. Raises ConfigError for one that does not exist."""
+    return NsqdOptions.of({**NODE_DEFAULTS, **options})
+
+
+def lookupd_options(options: Mapping[str, Any]) -> LookupdOptions:
+    """Options of an nsqlookupd. Raises ConfigError for one that does not exist."""
+    return LookupdOptions.of({"version": VERSION, "inactive_producer_timeout": 60.0, **options})

@@ -1,0 +1,268 @@
+"""The commands of the redesigned dialect that publish: PUB and MPUB, plain, traced, and with ext headers.
+
+Texts of errors, and what is fatal, are the server's. One thing is a hazard on
+purpose: an error about a message of MPUB_EXT leaves the messages behind it
+unread, and they are taken for the next command.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from nsq_fast.broker.authorize import require_permission
+from nsq_fast.broker.command_set import INCOMPLETE, Handler, has, size_at, text
+from nsq_fast.broker.commands import mpub_bodies, mpub_count
+from nsq_fast.broker.connection import OK, RESPONSE, Connection, FatalError, frame
+from nsq_fast.errors import (
+    BadPartition,
+    ExtNotSupported,
+    HeaderInvalid,
+    ServerError,
+    TraceIdInvalid,
+)
+
+from .arguments import parse_partition
+from .connection import NodeConnection
+from .filters import TRACE_ID_KEY, decode_header
+from .log import Draft, Record
+from .node import NO_PARTITION
+from .state import Partition
+
+_TRACE_SIZE = 8
+_LENGTH_SIZE = 2
+_TRACED = struct.Struct(">2sQQQI")
+_DIGITS = re.compile(r"[0-9]+\Z")
+_UINT64 = 1 << 64
+
+MakeDraft = Callable[[bytes, Partition], Draft]
+
+
+def pub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """PUB <topic> [<partition>], a message."""
+    return _publish(conn, params, data, at, _plain, _no_reply)
+
+
+def pub_trace(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """PUB_TRACE <topic> [<partition>], a trace id and a message."""
+    return _publish(conn, params, data, at, _traced, _receipt)
+
+
+def pub_ext(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """PUB_EXT <topic> [<partition>], a JSON header and a message; a trace id in the header makes it a traced one."""
+    return _publish(conn, params, data, at, _with_header, _receipt_if_traced)
+
+
+def _publish(
+    conn: Connection,
+    params: list[bytes],
+    data: bytes,
+    at: int,
+    make: MakeDraft,
+    reply: Callable[[Draft, Sequence[Record]], bytes],
+) -> int:
+    conn = cast(NodeConnection, conn)
+    size, partition = _prepare(conn, params, data, at, conn.nsqd.options.max_msg_size, "E_BAD_MESSAGE", "message")
+    end = at + 4 + size
+    if partition is None or not has(conn, data, end):
+        return INCOMPLETE
+    try:
+        draft = make(data[at + 4 : end], partition)
+        records = _store(conn, partition, [draft])
+    except ServerError as error:
+        conn.send_error(error.code, error.detail.encode())
+    else:
+        conn.send(reply(draft, records))
+    return end
+
+
+def mpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """MPUB <topic> [<partition>], several messages."""
+    return _publish_many(conn, params, data, at, _plain, _no_reply)
+
+
+def mpub_trace(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """MPUB_TRACE <topic> [<partition>], several messages, each after its trace id."""
+    return _publish_many(conn, params, data, at, _traced_of_many, _receipt_of_many)
+
+
+def mpub_ext(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """MPUB_EXT <topic> [<partition>], several messages, each after its JSON header, which may be empty."""
+    return _publish_many(conn, params, data, at, _with_header_of_many, _no_reply)
+
+
+def _publish_many(
+    conn: Connection,
+    params: list[bytes],
+    data: bytes,
+    at: int,
+    make: MakeDraft,
+    reply: Callable[[Draft, Sequence[Record]], bytes],
+) -> int:
+    conn = cast(NodeConnection, conn)
+    size, partition = _prepare(conn, params, data, at, conn.nsqd.options.max_body_size, "E_BAD_BODY", "body")
+    if partition is None:
+        return INCOMPLETE
+    count, end = mpub_count(conn, data, at + 4), at + 4 + size
+    if count is None or not has(conn, data, end):
+        return INCOMPLETE
+    bodies = mpub_bodies(data, at + 8, end, count, conn.nsqd.options.max_msg_size)
+    drafts: list[Draft] = []
+    try:
+        for body in bodies:
+            drafts.append(make(body, partition))  # noqa: PERF401  # an error must leave those before it
+    except ServerError as error:
+        conn.send_error(error.code, error.detail.encode())
+        return at + 8 + sum(4 + len(body) for body in bodies[: len(drafts) + 1])
+    try:
+        records = _store(conn, partition, drafts)
+    except ServerError as error:
+        conn.send_error(error.code, error.detail.encode())
+    else:
+        conn.send(reply(drafts[0], records))
+    return end
+
+
+def _prepare(
+    conn: NodeConnection, params: list[bytes], data: bytes, at: int, largest: int, too_big: str, what: str
+) -> tuple[int, Partition | None]:
+    """The size of the body, and the partition; None for it when the size has not come yet. Raises FatalError."""
+    if len(params) < 2:
+        raise FatalError("E_INVALID", "insufficient number of parameters")
+    # Exactly three words: with more of them the partition is not looked at, as on the real server.
+    number = parse_partition(params[2]) if len(params) == 3 else NO_PARTITION
+    size = size_at(conn, data, at)
+    if size is None:
+        return 0, None
+    if size <= 0:
+        raise FatalError("E_BAD_BODY", f"invalid body size {size}")
+    if size > largest:
+        raise FatalError(too_big, f"{what} too big {size} > {largest}")
+    topic = text(params[1])
+    try:
+        partition = find_partition(conn.node, topic, number)
+    except ServerError as error:
+        raise FatalError(error.code, error.detail) from error
+    require_permission(conn, "PUB", topic, "")
+    return size, partition
+
+
+def find_partition(node: Any, topic: str, number: int) -> Partition:
+    """The partition to publish to, where none may be named. Raises TopicNotExist, BadPartition."""
+    if number != NO_PARTITION:
+        found: Partition = node.find(topic, number)
+        return found
+    partition: Partition = node.find(topic, node.default_partition(topic))
+    if partition.meta.ordered:
+        raise BadPartition(f"topic partition is not valid for multi partition: {NO_PARTITION}")
+    return partition
+
+
+def _store(conn: NodeConnection, partition: Partition, drafts: Sequence[Draft]) -> list[Record]:
+    records = conn.node.publish(partition, drafts)
+    conn.pub_counts[partition.topic] = conn.pub_counts.get(partition.topic, 0) + len(drafts)
+    return records
+
+
+# --- what a body holds -----------------------------------------------------------------------------------------------
+
+
+def _plain(body: bytes, partition: Partition) -> Draft:
+    return Draft(body)
+
+
+def _traced(body: bytes, partition: Partition) -> Draft:
+    if len(body) <= _TRACE_SIZE:
+        raise FatalError("E_BAD_BODY", f"invalid body size {len(body)} with trace id enabled")
+    return Draft(body[_TRACE_SIZE:], int.from_bytes(body[:_TRACE_SIZE], "big"))
+
+
+def _traced_of_many(body: bytes, partition: Partition) -> Draft:
+    if len(body) <= _TRACE_SIZE:
+        raise FatalError("E_BAD_MESSAGE", f"MPUB invalid message body size {len(body)} for tracing")
+    return _traced(body, partition)
+
+
+def _with_header(body: bytes, partition: Partition) -> Draft:
+    if len(body) <= _LENGTH_SIZE:
+        raise FatalError("E_BAD_BODY", f"invalid body size {len(body)} with ext json header enabled")
+    return checked_draft(*_split_header(body), partition)
+
+
+def _with_header_of_many(body: bytes, partition: Partition) -> Draft:
+    header, message = _split_header(body)
+    if not header:
+        return Draft(message)
+    _require_ext(partition)
+    return checked_draft(header, message, partition)
+
+
+def _split_header(body: bytes) -> tuple[bytes, bytes]:
+    end = _LENGTH_SIZE + int.from_bytes(body[:_LENGTH_SIZE], "big")
+    if len(body) <= end:
+        raise FatalError("E_BAD_BODY", f"invalid body size {len(body)} in ext json header content length")
+    return body[_LENGTH_SIZE:end], body[end:]
+
+
+def checked_draft(header: bytes, body: bytes, partition: Partition) -> Draft:
+    """A message with a header. Raises HeaderInvalid, TraceIdInvalid, ExtNotSupported."""
+    try:
+        decoded = msgspec.json.decode(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise HeaderInvalid(f"fail to parse json header:{error}") from error
+    trace_id = decoded.get(TRACE_ID_KEY, "0") if isinstance(decoded, dict) else "0"
+    if not isinstance(trace_id, str):
+        raise TraceIdInvalid("passin trace id should be string")
+    trace_number = parse_trace_id(trace_id)
+    _require_ext(partition)
+    return Draft(body, trace_number, header)
+
+
+def parse_trace_id(text: str) -> int:
+    """A trace id in decimal digits. Raises TraceIdInvalid."""
+    if not _DIGITS.match(text) or int(text) >= _UINT64:
+        raise TraceIdInvalid("invalid trace id")
+    return int(text)
+
+
+def _require_ext(partition: Partition) -> None:
+    if not partition.meta.ext:
+        raise ExtNotSupported(f"ext content not supported in topic {partition.topic}")
+
+
+# --- replies ---------------------------------------------------------------------------------------------------------
+
+
+def _no_reply(draft: Draft, records: Sequence[Record]) -> bytes:
+    return OK
+
+
+def _receipt(draft: Draft, records: Sequence[Record]) -> bytes:
+    return _traced_reply(records, draft.trace_id)
+
+
+def _receipt_if_traced(draft: Draft, records: Sequence[Record]) -> bytes:
+    return _traced_reply(records, draft.trace_id) if TRACE_ID_KEY in decode_header(draft.header) else OK
+
+
+def _receipt_of_many(draft: Draft, records: Sequence[Record]) -> bytes:
+    return _traced_reply(records, 0)
+
+
+def _traced_reply(records: Sequence[Record], trace_id: int) -> bytes:
+    size = sum(record.size for record in records)
+    return frame(RESPONSE, _TRACED.pack(b"OK", records[0].internal_id, trace_id, records[0].offset, size))
+
+
+HANDLERS: dict[bytes, Handler] = {
+    b"PUB": pub,
+    b"PUB_TRACE": pub_trace,
+    b"PUB_EXT": pub_ext,
+    b"MPUB": mpub,
+    b"MPUB_TRACE": mpub_trace,
+    b"MPUB_EXT": mpub_ext,
+}

@@ -1,0 +1,135 @@
+"""What the cluster knows: its topics, their partitions, and which node leads each of them.
+
+A partition stands on some nodes, its *replicas*. They share one log, so each of
+them always has every record: a partition loses nothing while one of its
+replicas is alive, and has no leader while none is. Plain state: what happens
+when, is for the ``coordinator``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from .channel import PartitionChannel
+from .log import PartitionLog
+
+MAX_PARTITIONS = 255
+RETAINED_RECORDS = 100_000
+"""So many records that are done stay in a log, to be found again."""
+
+
+@dataclasses.dataclass
+class TopicMeta:
+    """How a topic was created. ``channels`` are those registered, where they are not made by SUB."""
+
+    partition_num: int
+    replica: int
+    ordered: bool = False
+    ext: bool = False
+    multi_part: bool = False
+    disable_channel_auto_create: bool = False
+    channels: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def may_share_nodes(self) -> bool:
+        """Whether a node may have several partitions of the topic."""
+        return self.ordered or self.multi_part
+
+    def public(self) -> dict[str, object]:
+        """As lookups show it."""
+        return {
+            "partition_num": self.partition_num,
+            "replica": self.replica,
+            "extend_support": self.ext,
+            "ordered": self.ordered,
+            "multi_part": self.multi_part,
+            "disable_channel_auto_create": self.disable_channel_auto_create,
+        }
+
+
+class Partition:
+    """One partition of a topic.
+
+    Attributes:
+        replicas: ids of the nodes it stands on.
+        leader: id of the node that serves it, which may be dead; None when there is none.
+        is_writable: whether the leader takes publishes.
+        registered: the node that lookups show for publishers; None while the leader changes.
+        epoch: how often the leader has changed.
+    """
+
+    def __init__(self, topic: str, meta: TopicMeta, number: int, replicas: list[str]) -> None:
+        self.topic = topic
+        self.meta = meta
+        self.number = number
+        self.replicas = replicas
+        self.leader: str | None = replicas[0]
+        self.is_writable = True
+        self.registered: str | None = replicas[0]
+        self.epoch = 1
+        self.log = PartitionLog(number, meta.ext)
+        self.channels: dict[str, PartitionChannel] = {}
+        self.message_count = 0
+        self.failed_count = 0
+
+    @property
+    def name(self) -> str:
+        """Topic and number, as the server writes them."""
+        return f"{self.topic}-{self.number}"
+
+    def channel(self, name: str) -> PartitionChannel:
+        """The channel of that name; it is created if there is none."""
+        channel = self.channels.get(name)
+        if channel is None:
+            channel = PartitionChannel(name, self.log, self.meta.ordered, lambda: self.delete_channel(name))
+            self.channels[name] = channel
+        return channel
+
+    def delete_channel(self, name: str) -> None:
+        """Drop a channel, and disconnect its clients."""
+        channel = self.channels.pop(name)
+        channel.disconnect()
+
+    def published(self, count: int) -> None:
+        """Let the channels know of new records, and the log forget old ones."""
+        self.message_count += count
+        for channel in self.channels.values():
+            channel.notify()
+        if self.log.end - self.log.first > 2 * RETAINED_RECORDS:
+            done = min((channel.confirmed for channel in self.channels.values()), default=self.log.end)
+            self.log.trim(done, RETAINED_RECORDS)
+
+    def interrupt(self) -> None:
+        """Disconnect every consumer: the leader is another one, or none."""
+        for channel in self.channels.values():
+            channel.interrupt()
+
+
+class ClusterState:
+    """The topics of the cluster.
+
+    Attributes:
+        topics: partitions by topic, each list in the order of their numbers.
+        node_ids: every node, dead or alive.
+        alive: the nodes that run.
+        is_write_disabled: whether an administrator has stopped all publishing.
+    """
+
+    def __init__(self) -> None:
+        self.topics: dict[str, list[Partition]] = {}
+        self.node_ids: list[str] = []
+        self.alive: set[str] = set()
+        self.is_write_disabled = False
+
+    def partition(self, topic: str, number: int) -> Partition | None:
+        """The partition, if there is one."""
+        partitions = self.topics.get(topic, ())
+        return partitions[number] if 0 <= number < len(partitions) else None
+
+    def all_partitions(self) -> list[Partition]:
+        """Every partition of every topic."""
+        return [partition for partitions in self.topics.values() for partition in partitions]
+
+    def led_by(self, node_id: str) -> list[Partition]:
+        """The partitions that a node leads."""
+        return [partition for partition in self.all_partitions() if partition.leader == node_id]
