@@ -23,6 +23,10 @@ class IdGenerator(Protocol):
         """``count`` fresh ids, each greater than all before."""
         ...
 
+    def skip(self, last: bytes) -> None:
+        """Give out only ids greater than ``last``, which was given out in an earlier life."""
+        ...
+
 
 class SnowflakeIds:
     """Ids of the original: 16 lower-case hex digits of (milliseconds of 2**20 ns, node id, sequence).
@@ -44,3 +48,9 @@ class SnowflakeIds:
             b"%016x" % ((n >> _SEQUENCE_BITS) << _TIMESTAMP_SHIFT | node | n & _SEQUENCE_MASK)
             for n in range(first, first + count)
         ]
+
+    def skip(self, last: bytes) -> None:
+        """Give out only ids greater than ``last``, which was given out in an earlier life."""
+        number = int(last, 16)
+        used = number >> _TIMESTAMP_SHIFT << _SEQUENCE_BITS | number & _SEQUENCE_MASK
+        self._next = max(self._next, used + 1)

@@ -91,6 +91,7 @@ class SegmentLog:
     Attributes:
         end: the position of the next record.
         unsynced: records written since the last ``sync``.
+        last_id: the id of the last message that was there when the log was opened; empty if there was none.
         held_at: readers may not pass this position; None: they may read to the end.
     """
 
@@ -98,6 +99,7 @@ class SegmentLog:
         self.folder = folder
         self.end = Position(0, 0)
         self.unsynced = 0
+        self.last_id = b""
         self.held_at: Position | None = None
         self._segment_size = segment_size
         self._segments: list[_Segment] = []
@@ -194,8 +196,8 @@ class SegmentLog:
             self._segments.append(_Segment(path, int(path.stem), path.stat().st_size))
         if self._segments:
             last = self._segments[-1]
-            count, size = _recover(last)
-            self.end = Position(last.first + count, size)
+            count, self.last_id = _recover(last)
+            self.end = Position(last.first + count, last.size)
 
     def _roll(self) -> _Segment:
         first, path = self.end.sequence, None
@@ -242,34 +244,38 @@ def _parse(data: bytes, sequence: int, count: int) -> tuple[list[Message], int]:
     return messages, at
 
 
-def _recover(segment: _Segment) -> tuple[int, int]:
-    """Count the records of a segment, and cut off what is not a whole record at its end."""
+def _recover(segment: _Segment) -> tuple[int, bytes]:
+    """Count the records of a segment, and cut off what is not a whole record at its end. Also the last one's id."""
     count = offset = 0
+    last_id = b""
     while offset < segment.size:
         data = segment.read(offset, _READ_SIZE)
-        records, used = _skip(data)
+        records, used, last = _skip(data)
         if not records:
             data = segment.read(offset, _first_size(data))
-            records, used = _skip(data)
+            records, used, last = _skip(data)
         if not records:
             os.ftruncate(segment.fd, offset)
             segment.size = offset
             break
+        last_id = _parse(data[last:used], 0, 1)[0][0].id
         count += records
         offset += used
-    return count, segment.size
+    return count, last_id
 
 
 def _first_size(data: bytes) -> int:
     return min(4 + _HEAD.unpack_from(data)[0], _LARGEST) if len(data) >= _HEAD.size else 0
 
 
-def _skip(data: bytes) -> tuple[int, int]:
-    count = at = 0
+def _skip(data: bytes) -> tuple[int, int, int]:
+    """The number of whole records ``data`` begins with, where they end, and where the last one begins."""
+    count = at = last = 0
     while at + _HEAD.size <= len(data):
         size, kind = _HEAD.unpack_from(data, at)
         if kind not in (_PLAIN, _DEFERRED) or size < BODY_AT - 4 or at + 4 + size > len(data):
             break
+        last = at
         at += 4 + size
         count += 1
-    return count, at
+    return count, at, last

@@ -192,6 +192,8 @@ def restore(topic: Topic, checkpoint: Checkpoint | None) -> None:
     log = topic.log
     if checkpoint is None:
         checkpoint = Checkpoint(log.end.sequence, log.first, {})
+    if log.last_id:
+        topic.ids.skip(log.last_id)
     log.start_at(checkpoint.end)
     held_at = log.end if checkpoint.held_at is None else log.seek(checkpoint.held_at)
     log.held_at = None

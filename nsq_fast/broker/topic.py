@@ -36,6 +36,7 @@ class Topic:
         message_count, message_bytes: published so far.
         is_exiting: closed or deleted.
         log: where what is not, or not only, in memory stands.
+        ids: where its messages get their ids.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Topic:
         self.message_count = 0
         self.message_bytes = 0
         self.log = log
-        self._ids = ids
+        self.ids = ids
         self._capacity = mem_queue_size
         self._on_change = on_change
         self._on_logged = on_logged
@@ -90,7 +91,7 @@ class Topic:
         if self.is_exiting:
             raise Exiting("exiting")
         count = len(bodies)
-        ids = self._ids.take(count)
+        ids = self.ids.take(count)
         frames = encode_frames(ids, bodies, time.time_ns())
         if self.log.held_at is not None:
             self._hold_back(frames)
@@ -111,7 +112,7 @@ class Topic:
     def _put_deferred(self, body: bytes, due: float) -> None:
         if self.is_exiting:
             raise Exiting("exiting")
-        [id] = self._ids.take(1)
+        [id] = self.ids.take(1)
         [frame] = encode_frames([id], [body], time.time_ns())
         record = deferred_record(frame, due)
         if self.log.held_at is not None:
