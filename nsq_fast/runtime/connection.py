@@ -69,6 +69,8 @@ class Connection:
         closed_error: why the connection ended or is ending; None while it is open.
         auth, auth_data: the reply to AUTH, parsed and as it came; None when there was none.
         partition: the partition subscribed to, which its messages show too; None when none was named.
+        hold: called with the connection, a message and its delay in ms in place of a REQ that has a delay, where
+            the server would ignore it; to call ``requeue(message, 0)`` later.
     """
 
     def __init__(self, address: Address, config: ConnectionConfig, owner: ConnectionOwner) -> None:
@@ -81,6 +83,7 @@ class Connection:
         self.auth: AuthInfo | None = None
         self.auth_data: bytes | None = None
         self.partition: int | None = None
+        self.hold: Callable[[Connection, Message, int], None] | None = None
         self._owner = owner
         self._on_finish: Callable[..., Any] | None = getattr(owner, "on_finish", None)
         self._on_requeue: Callable[..., Any] | None = getattr(owner, "on_requeue", None)
@@ -227,6 +230,7 @@ class Connection:
 
         Raises ConnectionLost when closed, LocalProtocolError when the server does not know ``command``; nothing
         is sent then, and the owner hears nothing of ``token``.
+        A partition in ``data`` is not seen here: ask ``session.dialect.has_partitions`` before it is put in.
         """
         if self.closed_error is not None:
             self._check_open()
@@ -247,10 +251,13 @@ class Connection:
         self._outbox.write(self.session.fin_many(messages))
 
     def requeue(self, message: Message, time_ms: int | None = None, backoff: bool = True) -> None:
-        """REQ. Without ``time_ms`` the owner's ``requeue_delay_ms`` decides."""
+        """REQ. Without ``time_ms`` the owner's ``requeue_delay_ms`` decides. A delay may be left to ``hold``."""
         self._check_open()
         if time_ms is None:
             time_ms = 0 if self._delay_of is None else self._delay_of(self, message)
+        if time_ms and self.hold is not None:
+            self.hold(self, message, time_ms)
+            return
         self._outbox.write(self.session.req(message, time_ms))
         if self._on_requeue is not None:
             self._on_requeue(self, message, time_ms, backoff)
