@@ -13,23 +13,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .facade import Broker as Broker
-    from .facade import serve as serve
     from .faults import Faults as Faults
+    from .group import serve as serve
     from .lookupd_server import LookupdServer as LookupdServer
     from .nsqd_server import NsqdServer as NsqdServer
     from .options import LookupdOptions as LookupdOptions
     from .options import NsqdOptions as NsqdOptions
     from .process import BrokerProcess as BrokerProcess
+    from .redesigned.cluster import RedesignedCluster as RedesignedCluster
+    from .redesigned.process import ClusterProcess as ClusterProcess
 
 _HOME = {
     "Broker": "facade",
     "BrokerProcess": "process",
+    "ClusterProcess": "redesigned.process",
     "Faults": "faults",
     "LookupdOptions": "options",
     "LookupdServer": "lookupd_server",
     "NsqdOptions": "options",
     "NsqdServer": "nsqd_server",
-    "serve": "facade",
+    "RedesignedCluster": "redesigned.cluster",
+    "serve": "group",
 }
 
 __all__ = [*_HOME]

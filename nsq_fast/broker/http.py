@@ -75,6 +75,15 @@ class Request:
         value: str = self._environ.get("HTTP_" + name.upper().replace("-", "_"), "")
         return value
 
+    def headers_with_prefix(self, prefix: str) -> dict[str, str]:
+        """The request headers whose names begin so; the rest of each name, in lower case, and the value."""
+        start = "HTTP_" + prefix.upper().replace("-", "_")
+        return {
+            name[len(start) :].lower().replace("_", "-"): value
+            for name, value in self._environ.items()
+            if name.startswith(start)
+        }
+
     def body(self, limit: int, refusal: str) -> bytes:
         """Read the body; refuse with 413 and the text ``refusal`` beyond ``limit`` bytes, before reading them all."""
         self.check_length(limit, refusal)

@@ -47,6 +47,11 @@ class LookupdServer:
         """Where clients look up. Known once it has been started."""
         return _known(self._http_address)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it serves."""
+        return self._tcp is not None
+
     def start(self) -> None:
         """Listen; a start after a stop takes the same ports again. Raises OSError when they are in use."""
         if self._tcp is not None:

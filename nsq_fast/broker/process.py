@@ -2,7 +2,8 @@
 
 ``BrokerProcess`` starts ``python -m nsq_fast.broker.process``. The child reads
 one JSON line with what to run, answers with one line of its addresses when they
-all listen, then takes one command a line (the fault switches) and answers each.
+all listen, then takes one command a line (the fault switches, or a method to call)
+and answers each.
 It stops, saving its state, on SIGTERM, SIGINT or the end of its input; so it
 never outlives its parent.
 """
@@ -13,6 +14,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,7 +26,9 @@ from gevent.fileobject import FileObjectPosix
 from nsq_fast.errors import NotRunning, NsqError
 from nsq_fast.names import Address
 
-from .facade import Broker, serve
+from .facade import Broker
+from .group import ServerGroup, serve
+from .nsqd_server import NsqdServer
 
 START_TIMEOUT = 15.0
 STOP_TIMEOUT = 10.0
@@ -40,7 +44,11 @@ class ServerAddresses(msgspec.Struct, frozen=True):
 
 class _Addresses(msgspec.Struct):
     nsqds: list[ServerAddresses]
-    lookupd: ServerAddresses | None
+    lookupds: list[ServerAddresses]
+
+    @property
+    def lookupd(self) -> ServerAddresses | None:
+        return self.lookupds[0] if self.lookupds else None
 
 
 class BrokerProcess:
@@ -53,6 +61,8 @@ class BrokerProcess:
         options: of the nsqds, as for ``Broker``.
     """
 
+    _module = "nsq_fast.broker.process"
+
     def __init__(
         self, nsqds: int = 1, lookupd: bool = True, data_path: str | os.PathLike[str] | None = None, **options: Any
     ) -> None:
@@ -62,7 +72,7 @@ class BrokerProcess:
             "data_path": None if data_path is None else os.fspath(data_path),
             **options,
         }
-        self._addresses = _Addresses([], None)
+        self._addresses = _Addresses([], [])
         self._process: subprocess.Popen[bytes] | None = None
         self._output: Any = None
 
@@ -103,7 +113,7 @@ class BrokerProcess:
         self.kill()
         root = str(Path(__file__).parents[2])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "nsq_fast.broker.process"],
+            [sys.executable, "-m", self._module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the parent, which still needs the broker to end cleanly
@@ -116,7 +126,8 @@ class BrokerProcess:
         except BaseException:
             self.kill()
             raise
-        self._settings["addresses"] = msgspec.to_builtins(self._addresses)
+        addresses = msgspec.to_builtins(self._addresses)
+        self._settings["addresses"] = {**addresses, "lookupd": next(iter(addresses["lookupds"]), None)}
 
     def stop(self) -> None:
         """End the child with SIGTERM: it saves its state first. Without effect when it does not run."""
@@ -151,7 +162,11 @@ class BrokerProcess:
         """
         if isinstance(switches.get("lie"), bytes):
             switches["lie"] = switches["lie"].decode("latin-1")
-        answer = msgspec.json.decode(self._ask({"target": target, "switches": switches}, STOP_TIMEOUT))
+        self._call("set_faults", target, switches)
+
+    def _call(self, method: str, *arguments: Any, **keywords: Any) -> None:
+        question = {"method": method, "arguments": arguments, "keywords": keywords}
+        answer = msgspec.json.decode(self._ask(question, STOP_TIMEOUT))
         if answer is not None:
             raise NsqError(answer)
 
@@ -183,42 +198,57 @@ class BrokerProcess:
 
 def main() -> None:
     """The child."""
+    run(Broker)
+
+
+def run(make: Callable[..., ServerGroup]) -> None:
+    """Serve what ``make`` makes of the settings on stdin, and obey the commands behind them."""
     commands = FileObjectPosix(sys.stdin.fileno(), "rb", closefd=False)
-    broker = Broker(**msgspec.json.decode(commands.readline()))
-    follower: Greenlet[..., Any] = Greenlet(_follow, commands, broker)
-    follower.link(lambda _: broker.end())
+    group = make(**msgspec.json.decode(commands.readline()))
+    follower: Greenlet[..., Any] = Greenlet(_follow, commands, group)
+    follower.link(lambda _: group.end())
 
     def ready() -> None:
-        _tell(_describe(broker))
+        _tell(_describe(group))
         follower.start()
 
-    serve(broker, ready)
+    serve(group, ready)
 
 
-def _follow(commands: Any, broker: Broker) -> None:
+def _follow(commands: Any, group: ServerGroup) -> None:
     for line in commands:
         command = msgspec.json.decode(line)
-        _tell(_turn(broker, command["target"], command["switches"]))
+        _tell(_obey(group, **command))
 
 
-def _turn(broker: Broker, target: str, switches: dict[str, Any]) -> str | None:
-    faults = broker.faults.get(target)
-    if faults is None:
-        return f"no such target: {target}; there are {', '.join(broker.faults)}"
-    if isinstance(switches.get("lie"), str):
-        switches["lie"] = switches["lie"].encode("latin-1")
+def _obey(group: ServerGroup, method: str, arguments: list[Any], keywords: dict[str, Any]) -> str | None:
     try:
-        faults.set(**switches)
+        if method == "set_faults":
+            _set_faults(group, *arguments)
+        else:
+            getattr(group, method)(*arguments, **keywords)
     except NsqError as error:
         return str(error)
     return None
 
 
-def _describe(broker: Broker) -> _Addresses:
-    nsqds = [ServerAddresses(nsqd.tcp_address, nsqd.http_address, nsqd.https_address) for nsqd in broker.nsqds]
-    if broker.lookupd is None:
-        return _Addresses(nsqds, None)
-    return _Addresses(nsqds, ServerAddresses(broker.lookupd.tcp_address, broker.lookupd.http_address))
+def _set_faults(group: ServerGroup, target: str, switches: dict[str, Any]) -> None:
+    faults = group.faults.get(target)
+    if faults is None:
+        raise NsqError(f"no such target: {target}; there are {', '.join(group.faults)}")
+    if isinstance(switches.get("lie"), str):
+        switches["lie"] = switches["lie"].encode()
+    faults.set(**switches)
+
+
+def _describe(group: ServerGroup) -> _Addresses:
+    addresses = _Addresses([], [])
+    for server in group.servers.values():
+        if isinstance(server, NsqdServer):
+            addresses.nsqds.append(ServerAddresses(server.tcp_address, server.http_address, server.https_address))
+        else:
+            addresses.lookupds.append(ServerAddresses(server.tcp_address, server.http_address))
+    return addresses
 
 
 def _tell(answer: Any) -> None:

@@ -60,6 +60,8 @@ class NsqdTcp:
         """See to it that every connection that is closed from now on is reset: how clients see a SIGKILL."""
         for connection in list(self.nsqd.clients):
             connection.reset_on_close()
+        # What closes them politely must not find them.
+        self.nsqd.clients.clear()
 
 
 def _read_magic(stream: Any) -> bytes:

@@ -225,6 +225,15 @@ class PartitionChannel:
             self.notify()
         return missing
 
+    def finish_anywhere(self, internal_id: int) -> bool:
+        """Done with a message, whoever has it in flight; False if nobody has."""
+        half = internal_id.to_bytes(8, "big", signed=True)
+        for client in list(self.clients.values()):
+            if not self.finish(client, [half + bytes(8)]):
+                client.wake()
+                return True
+        return False
+
     def _pop_by_internal_id(self, client: Consumer, id: bytes) -> Delivery | None:
         for delivery in client.in_flight.all():
             if delivery.id[:8] == id[:8]:
@@ -312,10 +321,11 @@ class PartitionChannel:
         if tag and not any(client.tag == tag for client in self.clients.values()):
             self._ready.extendleft(reversed(self._tagged.pop(tag)))
 
-    def disconnect(self) -> None:
-        """End the connections of all clients, without a word."""
+    def disconnect(self, which: Callable[[Consumer], bool] = lambda client: True) -> None:
+        """End the connections of clients, without a word."""
         for client in list(self.clients.values()):
-            client.close()
+            if which(client):
+                client.close()
 
     def interrupt(self) -> None:
         """The leader is another one: clients are disconnected, and what is not done is delivered anew."""

@@ -50,7 +50,7 @@ class Coordinator:
         existing = self.state.topics.get(topic)
         if existing:
             if existing[0].meta.public() != meta.public():
-                raise ClusterError("topic meta info conflict")
+                raise ClusterError("already exist")
             return
         needed = meta.replica if meta.may_share_nodes else meta.replica * meta.partition_num
         if needed > len(self.state.alive):
@@ -70,6 +70,44 @@ class Coordinator:
             raise ClusterError(NO_NODE)
         meta.partition_num = partition_num
         self._add_partitions(topic, meta, partition_num)
+
+    def upgrade_to_ext(self, topic: str) -> None:
+        """Let a topic have ext headers from now on; consumers that cannot read them are disconnected."""
+        for partition in self._partitions(topic):
+            partition.meta.ext = partition.log.is_ext = True
+            for channel in partition.channels.values():
+                channel.disconnect(lambda client: not client.gets_ext)
+
+    def set_replica(self, topic: str, count: int) -> None:
+        """Let a topic stand on more nodes, or on fewer. Raises ClusterError."""
+        for partition in self._partitions(topic):
+            partition.meta.replica = count
+            spare = [node for node in self.state.node_ids if node not in partition.replicas]
+            partition.replicas += [node for node in spare if node in self.state.alive]
+            partition.replicas.sort(key=lambda node: node != partition.leader)
+            del partition.replicas[count:]
+
+    def register_channel(self, topic: str, channel: str) -> None:
+        """Create a channel of a topic whose channels SUB does not create. Raises ClusterError."""
+        meta = self._partitions(topic)[0].meta
+        if not meta.disable_channel_auto_create:
+            raise ClusterError(f"channel auto create NOT disabled in topic {topic}")
+        if channel in meta.channels:
+            raise ClusterError(f"channel {channel} already registered")
+        meta.channels.append(channel)
+        for partition in self._partitions(topic):
+            partition.channel(channel)
+
+    def unregister_channel(self, topic: str, channel: str) -> None:
+        """Delete such a channel; nothing happens for other topics. Raises ClusterError."""
+        meta = self._partitions(topic)[0].meta
+        if not meta.disable_channel_auto_create:
+            return
+        if channel not in meta.channels:
+            raise ClusterError(f"channel {channel} not registered")
+        meta.channels.remove(channel)
+        for partition in self._partitions(topic):
+            partition.delete_channel(channel)
 
     def delete_topic(self, topic: str) -> None:
         """Drop a topic with its messages, and disconnect its consumers. Raises ClusterError."""
@@ -130,7 +168,7 @@ class Coordinator:
         if partition.leader not in self.state.alive:
             raise ClusterError("the cluster is unstable")
         if origin and origin != partition.leader:
-            raise ClusterError("the moved node is not the leader of the partition")
+            raise ClusterError("move from not the topic leader")
         choices = [to] if to else [node for node in partition.replicas if node != partition.leader]
         target = next((node for node in choices if node in self.state.alive), None)
         if target is None:

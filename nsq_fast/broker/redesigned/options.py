@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from nsq_fast.broker.options import LookupdOptions, NsqdOptions
+from nsq_fast.broker.options import LookupdOptions
 from nsq_fast.config import Config, option
 
 VERSION = "0.3.7-HA.1.13.0"
@@ -28,11 +28,6 @@ class ClusterOptions(Config):
     move_step: float = option(0.012, "what each of the three stages of a move of a leader takes", unit="s", minimum=0.0)
     takeover_delay: float = option(0.5, "how long after its death others lead what a node led", unit="s", minimum=0.0)
     allow_write_with_nochannels: bool = option(False, "let lookups for writing show partitions without a channel")
-
-
-def node_options(options: Mapping[str, Any]) -> NsqdOptions:
-    """Options of a node. Raises ConfigError for one that does not exist."""
-    return NsqdOptions.of({**NODE_DEFAULTS, **options})
 
 
 def lookupd_options(options: Mapping[str, Any]) -> LookupdOptions:

@@ -1,0 +1,181 @@
+"""``RedesignedCluster``: nsqds and nsqlookupds of the redesigned dialect together, in this process, ready to use.
+
+    with RedesignedCluster(nodes=3) as cluster:
+        cluster.create_topic("orders", partitions=3, replicas=2, ordered=True, channels=["ch"])
+        cluster.move_leader("orders", 0)
+        cluster.kill_node(cluster.leader_of("orders", 1))
+
+Nothing outlives the process: messages are kept by the cluster in memory, and so
+survive the death of every node, but not its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nsq_fast.broker.group import ServerGroup, count_up, listen_options
+from nsq_fast.broker.http import Router
+from nsq_fast.broker.lookupd_server import LookupdServer
+from nsq_fast.broker.nsqd_server import NsqdServer
+from nsq_fast.broker.options import LookupdOptions, NsqdOptions
+from nsq_fast.config import split_options
+from nsq_fast.errors import ConfigError
+
+from .coordinator import ClusterError, Coordinator
+from .lookup import Lookup
+from .lookupd_http import ClusterLookupRoutes
+from .options import NODE_DEFAULTS, ClusterOptions, lookupd_options
+from .servers import ClusterLookupdServer, NodeServer
+from .state import ClusterState, Partition, TopicMeta
+
+
+class RedesignedCluster(ServerGroup):
+    """An embedded cluster. Everything listens on free ports of loopback unless told otherwise.
+
+    It runs in the hub of the thread that starts it: block that thread, and nothing is served.
+
+    Args:
+        nodes: how many nsqds.
+        lookupds: how many nsqlookupds; the first that runs takes administrative calls.
+        lookupd_options: of every nsqlookupd.
+        addresses: where to listen, as ``{"nsqds": [{"tcp": (host, port), "http": ...}], "lookupds": [...]}``.
+        options: of the cluster (``ClusterOptions``) and of every nsqd; an address with a port of its own is for
+            the first, others count up from it.
+
+    Attributes:
+        nsqds: the nodes.
+        lookupds: the ``LookupdServer``s.
+        state: what the cluster knows of topics and partitions.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 3,
+        lookupds: int = 2,
+        *,
+        lookupd_options: Mapping[str, Any] | None = None,
+        addresses: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        for name, count in (("nodes", nodes), ("lookupds", lookupds)):
+            if count < 1:
+                raise ConfigError(f"{name}={count}: must be 1 or more")
+        self.options, base = split_options({**NODE_DEFAULTS, **options}, ClusterOptions, NsqdOptions)
+        if base.data_path is not None:
+            raise ConfigError("data_path: the redesigned cluster keeps nothing")
+        self.state = ClusterState()
+        self._coordinator = Coordinator(self.state, self.options.move_step, self.options.takeover_delay)
+        fixed = addresses or {}
+        self.nsqds = [
+            NodeServer(_node_options(base, n, fixed.get("nsqds", ())), self._coordinator, n + 1) for n in range(nodes)
+        ]
+        self.lookupds = [
+            ClusterLookupdServer(
+                _lookupd_options(lookupd_options or {}, n, fixed.get("lookupds", ())), self._make_lookup_router
+            )
+            for n in range(lookupds)
+        ]
+
+    @property
+    def servers(self) -> Mapping[str, NsqdServer | LookupdServer]:
+        """All servers by name: ``nsqd0``, ..., ``lookupd0``, ..."""
+        nsqds: dict[str, NsqdServer | LookupdServer] = {f"nsqd{n}": nsqd for n, nsqd in enumerate(self.nsqds)}
+        return {**nsqds, **{f"lookupd{n}": lookupd for n, lookupd in enumerate(self.lookupds)}}
+
+    # --- topics ------------------------------------------------------------------------------------------------------
+
+    def create_topic(
+        self, topic: str, partitions: int = 1, replicas: int = 1, *, channels: Sequence[str] = (), **flags: Any
+    ) -> None:
+        """Create a topic, with channels on each partition. Raises ClusterError when it cannot be.
+
+        Args:
+            flags: ``ordered``, ``ext``, ``multi_part``, ``disable_channel_auto_create``. A topic that is neither
+                ordered nor multi_part needs ``partitions * replicas`` nodes.
+        """
+        meta = TopicMeta(partitions, replicas, **flags)
+        if meta.disable_channel_auto_create:
+            meta.channels = list(channels)
+        self._coordinator.create_topic(topic, meta)
+        for partition in self.state.topics[topic]:
+            for channel in channels:
+                partition.channel(channel)
+
+    def partition(self, topic: str, number: int) -> Partition:
+        """A partition's state. Raises ClusterError when there is none."""
+        partition = self.state.partition(topic, number)
+        if partition is None:
+            raise ClusterError(f"there is no partition {number} of {topic!r}")
+        return partition
+
+    # --- nodes -------------------------------------------------------------------------------------------------------
+
+    def leader_of(self, topic: str, number: int) -> NodeServer:
+        """The node that leads a partition, which may be dead. Raises ClusterError when there is no partition."""
+        return self.node(str(self.partition(topic, number).leader))
+
+    def node(self, node: int | str | NodeServer) -> NodeServer:
+        """A node by its number or its id. Raises ClusterError when there is none."""
+        if isinstance(node, NodeServer):
+            return node
+        if isinstance(node, int):
+            if not 0 <= node < len(self.nsqds):
+                raise ClusterError(f"there is no node {node}")
+            return self.nsqds[node]
+        for server in self.nsqds:
+            if server.id == node:
+                return server
+        raise ClusterError(f"there is no node {node!r}")
+
+    def move_leader(self, topic: str, number: int, to: int | str | NodeServer | None = None) -> None:
+        """Let another node lead a partition, by default some other replica; returns when lookups show it.
+
+        Raises ClusterError when that cannot be.
+        """
+        self._coordinator.move_leader(topic, number, None if to is None else self.node(to).id)
+
+    def kill_node(self, node: int | str | NodeServer) -> None:
+        """End a node as SIGKILL would. After ``takeover_delay`` replicas lead what it led."""
+        self.node(node).kill()
+
+    def restart_node(self, node: int | str | NodeServer) -> None:
+        """Start a node again on the ports it had; kill it first if it runs."""
+        self.node(node).restart()
+
+    # --- what the HTTP routes of the nsqlookupds need ----------------------------------------------------------------
+
+    def listed_lookupds(self) -> dict[str, Any]:
+        """The answer to /listlookup."""
+        running = [lookupd.listed() for lookupd in self.lookupds if lookupd.is_running]
+        return {"lookupdnodes": running, "lookupdleader": running[0] if running else {}}
+
+    def _make_lookup_router(self, server: ClusterLookupdServer) -> Router:
+        lookup = Lookup(
+            self.state,
+            server.db,
+            lambda node: self.node(node).peer(),
+            allow_no_channels=self.options.allow_write_with_nochannels,
+        )
+        leads = lambda: next((item for item in self.lookupds if item.is_running), None) is server  # noqa: E731
+        return ClusterLookupRoutes(lookup, self._coordinator, self, leads, server.options.version).router()
+
+    def _start(self) -> None:
+        for lookupd in self.lookupds:
+            lookupd.start()
+        for nsqd in self.nsqds:
+            nsqd.start()
+            if nsqd.id not in self.state.node_ids:
+                self.state.node_ids.append(nsqd.id)
+
+
+def _node_options(base: NsqdOptions, number: int, fixed: Sequence[Mapping[str, Any]]) -> NsqdOptions:
+    counted = {name: count_up(getattr(base, name), number) for name in ("tcp_address", "http_address", "https_address")}
+    return base.replace(**{**counted, **(listen_options(fixed[number]) if number < len(fixed) else {})})
+
+
+def _lookupd_options(options: Mapping[str, Any], number: int, fixed: Sequence[Mapping[str, Any]]) -> LookupdOptions:
+    base = lookupd_options(options)
+    counted = {name: count_up(getattr(base, name), number) for name in ("tcp_address", "http_address")}
+    return base.replace(**{**counted, **(listen_options(fixed[number]) if number < len(fixed) else {})})

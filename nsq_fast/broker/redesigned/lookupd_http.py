@@ -1,0 +1,253 @@
+"""The HTTP routes of an nsqlookupd of the cluster.
+
+Beside the real server's there are those below ``/embedded``, which kill and
+restart nodes, and move a leader without naming the nodes: for tests and demos.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from nsq_fast.broker.http import Request, Router, style_negotiated, style_text
+from nsq_fast.broker.lookupd_http import required, topic_and_channel
+from nsq_fast.errors import NotLeader
+from nsq_fast.names import is_valid_name
+
+from .arguments import parse_integer
+from .coordinator import ClusterError, Coordinator
+from .lookup import READ, WRITE, Lookup, NoAnswer
+from .state import TopicMeta
+
+MAX_PARTITION_NUM = 255
+MAX_REPLICATOR = 5
+
+
+class Administration(Protocol):
+    """What the routes need of the cluster."""
+
+    def listed_lookupds(self) -> dict[str, Any]:
+        """The answer to /listlookup."""
+
+    def kill_node(self, node: int | str) -> None:
+        """Kill a node, named by its number or its id."""
+
+    def restart_node(self, node: int | str) -> None:
+        """Start a node again."""
+
+
+class ClusterLookupRoutes:
+    """Builds the WSGI application of an nsqlookupd.
+
+    Args:
+        is_leader: called to know whether this one takes administrative calls.
+    """
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        coordinator: Coordinator,
+        cluster: Administration,
+        is_leader: Callable[[], bool],
+        version: str,
+    ) -> None:
+        self._lookup = lookup
+        self._coordinator = coordinator
+        self._cluster = cluster
+        self._is_leader = is_leader
+        self._version = version
+
+    def router(self) -> Router:
+        """All routes."""
+        router = Router()
+        router.add("GET", "/ping", lambda request: "OK", style_text)
+        for path, handler in (
+            ("/info", lambda request: {"version": self._version, "ha_support": True}),
+            ("/lookup", self._answer_lookup),
+            ("/topics", self._topics),
+            ("/channels", self._channels),
+            ("/nodes", lambda request: {"producers": self._lookup.nodes(time.time())}),
+            ("/listlookup", lambda request: self._cluster.listed_lookupds()),
+        ):
+            router.add("GET", path, handler, style_negotiated)
+        router.add("GET", "/cluster/stats", self._cluster_stats)
+        router.add("POST", "/topic/create", self._create_topic)
+        router.add("PUT", "/topic/create", self._create_topic)
+        router.add("POST", "/topic/delete", self._delete_topic)
+        router.add("POST", "/topic/partition/expand", self._expand_topic)
+        router.add("POST", "/topic/partition/move", self._move_partition)
+        router.add("POST", "/topic/meta/update", self._update_meta)
+        router.add("POST", "/channel/create", self._create_channel)
+        router.add("POST", "/channel/delete", self._delete_channel)
+        router.add("POST", "/disable/write", self._disable_write)
+        router.add("POST", "/embedded/leader/move", self._move_leader)
+        router.add("POST", "/embedded/node/kill", self._kill_node)
+        router.add("POST", "/embedded/node/restart", self._restart_node)
+        return router
+
+    # --- looking up --------------------------------------------------------------------------------------------------
+
+    def _answer_lookup(self, request: Request) -> dict[str, Any]:
+        topic = _topic(request)
+        access = request.get("access") or READ
+        if access not in (READ, WRITE):
+            raise request.refuse(400, "INVALID_ACCESS_MODE")
+        number, needs_meta = request.get("partition") or "", bool(request.get("metainfo"))
+        try:
+            return self._lookup.answer(topic, access, number, needs_meta, time.time())
+        except NoAnswer as error:
+            raise request.refuse(404, str(error)) from error
+
+    def _topics(self, request: Request) -> dict[str, Any]:
+        topics = {"topics": self._lookup.topics()}
+        if request.get("metaInfo") == "true":
+            return {"meta_info": self._lookup.topic_metas(), **topics}
+        return topics
+
+    def _channels(self, request: Request) -> dict[str, Any]:
+        return {"channels": self._lookup.channels(_topic(request), request.get("partition") or "")}
+
+    def _cluster_stats(self, request: Request) -> dict[str, Any]:
+        self._require_leader(request)
+        return {"stable": self._coordinator.is_stable, "node_stat_list": [], "topn_topics": []}
+
+    # --- topics ------------------------------------------------------------------------------------------------------
+
+    def _create_topic(self, request: Request) -> None:
+        topic = _topic(request)
+        if not is_valid_name(topic):
+            raise request.refuse(400, "INVALID_ARG_TOPIC")
+        meta = TopicMeta(
+            _number(request, "partition_num", MAX_PARTITION_NUM),
+            _number(request, "replicator", MAX_REPLICATOR),
+            ordered=_flag(request, "orderedmulti"),
+            ext=_flag(request, "extend"),
+            multi_part=_flag(request, "multipart"),
+            disable_channel_auto_create=_flag(request, "disable_channel_auto_create"),
+        )
+        self._require_leader(request)
+        with _refusing(request):
+            self._coordinator.create_topic(topic, meta)
+
+    def _delete_topic(self, request: Request) -> None:
+        topic, which = _topic(request), request.get("partition")
+        if not which:
+            raise request.refuse(400, "MISSING_ARG_TOPIC_PARTITION")
+        if which != "**":
+            raise request.refuse(400, "REMOVE_SINGLE_PARTITION_NOT_ALLOWED")
+        self._require_leader(request, 500)
+        with _refusing(request, 500):
+            self._coordinator.delete_topic(topic)
+
+    def _expand_topic(self, request: Request) -> None:
+        topic = _topic(request)
+        count = _number(request, "partition_num", MAX_PARTITION_NUM)
+        self._require_leader(request, 500)
+        with _refusing(request, 500):
+            self._coordinator.expand_topic(topic, count)
+
+    def _move_partition(self, request: Request) -> None:
+        topic, number = _topic(request), _partition(request)
+        self._require_leader(request)
+        if request.get("move_leader") != "true":
+            raise request.refuse(400, "the embedded cluster moves leaders only")
+        with _refusing(request):
+            self._coordinator.move_leader(topic, number, request.get("move_to"), request.get("move_from") or "")
+
+    def _move_leader(self, request: Request) -> None:
+        with _refusing(request):
+            self._coordinator.move_leader(_topic(request), _partition(request))
+
+    def _kill_node(self, request: Request) -> None:
+        with _refusing(request):
+            self._cluster.kill_node(_node(request))
+
+    def _restart_node(self, request: Request) -> None:
+        with _refusing(request):
+            self._cluster.restart_node(_node(request))
+
+    def _update_meta(self, request: Request) -> None:
+        topic = _topic(request)
+        replica = _number(request, "replicator", MAX_REPLICATOR) if request.get("replicator") else None
+        self._require_leader(request)
+        partitions = self._coordinator.state.topics.get(topic)
+        if not partitions:
+            raise request.refuse(400, "topic is not created")
+        with _refusing(request):
+            if replica is not None:
+                self._coordinator.set_replica(topic, replica)
+            if _flag(request, "upgradeext"):
+                self._coordinator.upgrade_to_ext(topic)
+        disabled = request.get("disable_channel_auto_create")
+        if disabled:
+            partitions[0].meta.disable_channel_auto_create = disabled == "true"
+
+    # --- channels ----------------------------------------------------------------------------------------------------
+
+    def _create_channel(self, request: Request) -> None:
+        topic, channel = topic_and_channel(request)
+        self._require_leader(request)
+        with _refusing(request):
+            self._coordinator.register_channel(topic, channel)
+
+    def _delete_channel(self, request: Request) -> None:
+        topic, channel = topic_and_channel(request)
+        self._require_leader(request)
+        with _refusing(request):
+            self._coordinator.unregister_channel(topic, channel)
+
+    def _disable_write(self, request: Request) -> None:
+        self._coordinator.state.is_write_disabled = request.get("type") == "all"
+
+    def _require_leader(self, request: Request, status: int = 400) -> None:
+        if not self._is_leader():
+            raise request.refuse(status, NotLeader.code)
+
+
+@contextmanager
+def _refusing(request: Request, status: int = 400) -> Iterator[None]:
+    try:
+        yield
+    except ClusterError as error:
+        raise request.refuse(status, str(error)) from error
+
+
+def _topic(request: Request) -> str:
+    topic = required(request, "topic")
+    if not topic:
+        raise request.refuse(400, "MISSING_ARG_TOPIC")
+    return topic
+
+
+def _number(request: Request, name: str, largest: int) -> int:
+    value = request.get(name)
+    if not value:
+        raise request.refuse(400, f"MISSING_ARG_TOPIC_{name.upper()}")
+    try:
+        number = parse_integer(value.encode())
+    except ValueError:
+        number = 0
+    if not 0 < number <= largest:
+        raise request.refuse(400, f"INVALID_ARG_TOPIC_{name.upper()}")
+    return number
+
+
+def _partition(request: Request) -> int:
+    value = request.get("partition")
+    if not value:
+        raise request.refuse(400, "MISSING_ARG_TOPIC_PARTITION")
+    try:
+        return parse_integer(value.encode())
+    except ValueError as error:
+        raise request.refuse(400, "INVALID_ARG_TOPIC_PARTITION_NUM") from error
+
+
+def _flag(request: Request, name: str) -> bool:
+    return request.get(name) == "true"
+
+
+def _node(request: Request) -> int | str:
+    node = required(request, "node")
+    return int(node) if node.isdecimal() else node
