@@ -237,7 +237,7 @@ def _set_faults(group: ServerGroup, target: str, switches: dict[str, Any]) -> No
     if faults is None:
         raise NsqError(f"no such target: {target}; there are {', '.join(group.faults)}")
     if isinstance(switches.get("lie"), str):
-        switches["lie"] = switches["lie"].encode()
+        switches["lie"] = switches["lie"].encode("latin-1")
     faults.set(**switches)
 
 
