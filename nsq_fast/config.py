@@ -21,6 +21,12 @@ from .errors import ConfigError
 
 ConfigT = TypeVar("ConfigT", bound="Config")
 
+MAX_PARTITION = 1023
+ORDER_POLICIES = ("deliver", "drop", "stop")
+
+PARTITION_STRATEGIES = ("round_robin", "least_loaded")
+KEY_STRATEGIES = ("murmur3", "hashcode")
+
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 _KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
@@ -150,6 +156,20 @@ def _or_none(field: dataclasses.Field[Any]) -> str:
     return ", or None" if field.default is None else ""
 
 
+def _partitions(value: Any) -> tuple[int, ...] | None:
+    """Partition numbers, from a list or a text such as ``0,2``."""
+    if value is None:
+        return None
+    parts = value.split(",") if isinstance(value, str) else value
+    try:
+        numbers = sorted({int(part) if isinstance(part, str) else part for part in parts})
+    except (TypeError, ValueError):
+        numbers = []
+    if not numbers or any(type(number) is not int or not 0 <= number <= MAX_PARTITION for number in numbers):
+        raise ConfigError(f"partitions={value!r}: must be a list of partition numbers, 0 to {MAX_PARTITION}, or None")
+    return tuple(numbers)
+
+
 @dataclasses.dataclass(frozen=True)
 class ConnectionConfig(Config):
     """One connection to an nsqd: what IDENTIFY says, and how the transport behaves.
@@ -262,9 +282,25 @@ class ConsumerConfig(Config):
     )
     batch_size: int = option(1000, "most messages a batch handler gets in one call", minimum=1, maximum=1_000_000)
     auto_touch: bool = option(False, "TOUCH a message while its handler runs, up to the server's max_msg_timeout")
+    partitions: Any = option(None, "redesigned: numbers of the partitions to consume; None: all")
+    ordered: bool | None = option(
+        None, "redesigned: consume in order, one message of a partition at a time; None: as lookup says", kind=bool
+    )
+    advanced: bool = option(False, "redesigned: messages carry their offset and raw_size also when not ordered")
+    order_policy: str = option("deliver", "a message that breaks the order: deliver, drop (hold it back), or stop")
+    attempts_threshold: int = option(
+        10, "attempts from which on an ordered message counts as blocked", minimum=1, maximum=4000
+    )
+    decompress: bool = option(True, "redesigned: decompress bodies that their ext headers call compressed")
+    max_decompressed_size: int = option(
+        16 * 1024 * 1024, "largest body that is decompressed", unit="bytes", minimum=1, maximum=2**31 - 1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "partitions", _partitions(self.partitions))
+        if self.order_policy not in ORDER_POLICIES:
+            raise ConfigError(f"order_policy={self.order_policy!r}: must be one of {', '.join(ORDER_POLICIES)}")
         for name, minimum in (("requeue_delay", 0), ("concurrency", 1)):
             value = getattr(self, name)
             if isinstance(value, str) and value.strip().isdigit():
@@ -279,6 +315,18 @@ class ProducerConfig(Config):
 
     publish_timeout: float = option(10.0, "limit for one publish with all its attempts", unit="s", minimum=0.001)
     max_publish_attempts: int = option(3, "attempts of one publish", minimum=1, maximum=1000)
+    max_leader_attempts: int = option(
+        20,
+        "attempts of one publish that meet a stale or unready leader, apart from the others",
+        minimum=1,
+        maximum=1000,
+    )
+    partition_strategy: str = option(
+        "round_robin", "partitions for publishes without key and partition: round_robin or least_loaded"
+    )
+    key_strategy: str = option(
+        "murmur3", "key to partition: murmur3, as youzan's Go client, or hashcode, as its Java client"
+    )
     retry_unknown_outcome: bool = option(
         True, "try again when the first attempt may have been stored: at least once, with duplicates"
     )
@@ -299,3 +347,9 @@ class ProducerConfig(Config):
     max_body_size: int = option(
         5 * 1024 * 1024, "largest MPUB body that is sent; larger batches are cut", unit="bytes", minimum=16
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, allowed in (("partition_strategy", PARTITION_STRATEGIES), ("key_strategy", KEY_STRATEGIES)):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must be {' or '.join(allowed)}")

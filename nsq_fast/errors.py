@@ -16,7 +16,10 @@
     |  `- ConnectionClosed                 closed by us
     |- HttpError                           an HTTP reply of nsqd or nsqlookupd that is not 200
     |- LookupFailed                        no lookupd gave a usable answer
+    |- OrderViolated                       an ordered partition delivered what lies before the message before
+    |- PartitionBlocked                    a message of an ordered partition failed too often
     |- NoNsqd                              no nsqd to publish to is known or reachable
+    |  `- NoLeader                         the partition to publish to has no leader that is known and reachable
     |- PublishFailed                       a publish failed for good, or its outcome is unknown
     |  `- PublishTimeout (TimeoutError)
     `- RequeueMessage                      raised by a handler: requeue without it being a failure
@@ -107,8 +110,37 @@ class LookupFailed(NsqError):
     """No nsqlookupd gave a usable answer."""
 
 
+class OrderViolated(NsqError):
+    """An ordered partition delivered a message that lies before one delivered earlier.
+
+    Attributes:
+        partition: which; None when the server was left to choose it.
+        last, seen: (internal id, offset) of the message furthest on, and of this one.
+    """
+
+    def __init__(self, partition: int | None, last: tuple[int, int], seen: tuple[int, int]) -> None:
+        super().__init__(partition, last, seen)
+        self.partition = partition
+        self.last = last
+        self.seen = seen
+
+    def __str__(self) -> str:
+        return (
+            f"partition {self.partition} went backwards: internal id {self.seen[0]} at offset {self.seen[1]}"
+            f" after {self.last[0]} at {self.last[1]}"
+        )
+
+
+class PartitionBlocked(NsqError):
+    """A message of an ordered partition exceeds ``attempts_threshold``, and ``blocked_policy`` is ``stop``."""
+
+
 class NoNsqd(NsqError):
     """No nsqd to publish to is known or reachable."""
+
+
+class NoLeader(NoNsqd):
+    """The partition that a publish is bound to has no leader that is known and reachable. Nothing was sent."""
 
 
 class PublishFailed(NsqError):

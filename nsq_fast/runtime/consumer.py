@@ -14,16 +14,15 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-import msgspec
 from gevent import Greenlet, getcurrent
 from gevent.event import Event
 
 from nsq_fast._codec import Message
 from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, split_options
-from nsq_fast.errors import ConfigError, NotRunning
-from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, check_channel, check_topic, parse_addresses
+from nsq_fast.errors import ConfigError, NotRunning, NsqError
+from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, check_channel, check_topic, listed, parse_addresses
 from nsq_fast.protocol.backoff import Backoff, RequeueDelay
-from nsq_fast.protocol.topology import Topology
+from nsq_fast.protocol.position import parse_start
 
 from .closing import begin_closing, close_subscribers
 from .deadlines import Deadlines
@@ -31,11 +30,16 @@ from .dispatch import Pool
 from .failures import Discard, GiveUpPolicy
 from .flow import Flow
 from .iteration import messages
-from .lookup import LookupPoller
+from .ordered import PAUSE, BlockedPolicy, Ordered, check_blocked_policy
 from .outcomes import BatchHandler, Handler, Outcomes
-from .signals import LazySignal, emit, is_emitting, is_heard
-from .stats import ConsumerStats, Counters
+from .signals import LazySignal, emit, is_emitting
+from .stats import ConsumerStats
 from .subscriber import Subscriber
+from .subscriptions import Subscriptions
+from .trace import TraceLog, trace_log
+from .tracing import Tracer
+
+CLOSE_TIMEOUT = 30.0
 
 AddressArgument = str | Iterable[str | tuple[str, int]]
 
@@ -68,6 +72,13 @@ class Consumer:
             ``batch_size`` messages, as many as are there. It may answer each by itself; the others are finished when
             it returns and requeued when it raises.
         give_up: called as ``give_up(consumer, message)`` for a message that exceeds ``max_tries``; see ``failures``.
+        blocked_policy: what becomes of an ordered message with more attempts than ``attempts_threshold``: ``pause``
+            (its handler goes on trying, after pauses that grow), ``retry`` (without pauses), ``stop`` (the consumer),
+            or a give-up policy, in place of the handler.
+        start_position: redesigned: where the channel begins, set once on each partition before it is subscribed to:
+            'end', a datetime, 'timestamp:<unix seconds>', 'offset:<bytes>', 'count:<messages>', or a mapping of
+            partition numbers to these. Needs lookup. For everybody on the channel.
+        trace: the trace log; default: the one that all share. Nothing is recorded unless it is switched on.
         options: any other option of ConsumerConfig, ConnectionConfig or LookupConfig.
 
     Raises ConfigError (a ValueError) or NameInvalid for an argument that is wrong.
@@ -83,6 +94,8 @@ class Consumer:
     on_giving_up = LazySignal("on_giving_up(message): max_tries is exceeded; before the policy is called")
     on_auth = LazySignal("on_auth(conn, response): an nsqd accepted the AUTH secret; its reply as a dict")
     on_exception = LazySignal("on_exception(message, error): a handler raised")
+    on_order_violation = LazySignal("on_order_violation(message, error): an ordered partition went backwards")
+    on_blocked = LazySignal("on_blocked(message): an ordered message has more attempts than attempts_threshold")
     on_close = LazySignal("on_close(): the consumer is closed")
 
     def __init__(
@@ -104,11 +117,14 @@ class Consumer:
         *,
         batch_handler: BatchHandler | None = None,
         give_up: GiveUpPolicy | None = None,
+        blocked_policy: BlockedPolicy = PAUSE,
+        start_position: Any = None,
+        trace: TraceLog | None = None,
         **options: Any,
     ) -> None:
         self.topic = check_topic(topic)
         self.channel = check_channel(channel)
-        self.nsqd_addresses = parse_addresses(nsqd_tcp_addresses, DEFAULT_NSQD_TCP_PORT)
+        self.nsqd_addresses = parse_addresses(nsqd_tcp_addresses, DEFAULT_NSQD_TCP_PORT, "nsqd_tcp_addresses")
         options |= {
             "max_tries": max_tries,
             "max_in_flight": max_in_flight,
@@ -124,7 +140,7 @@ class Consumer:
         self.connection_config: ConnectionConfig
         self.lookup_config: LookupConfig
         self.config, self.connection_config, self.lookup_config = configs
-        self.lookupd_addresses = _listed("lookupd_http_addresses", lookupd_http_addresses)
+        self.lookupd_addresses = listed(lookupd_http_addresses, "lookupd_http_addresses")
         if not self.nsqd_addresses and not self.lookupd_addresses:
             raise ConfigError(
                 "must specify at least one nsqd or lookupd: nsqd_tcp_addresses and lookupd_http_addresses are empty"
@@ -136,9 +152,16 @@ class Consumer:
         self.logger = logging.getLogger(self.name)
         self.given_up = 0
         self._give_up = give_up if give_up is not None else Discard()
-        self._build(message_handler, batch_handler)
+        self._blocked_policy = check_blocked_policy(blocked_policy)
+        if start_position is not None and not self.lookupd_addresses:
+            raise ConfigError("start_position needs lookupd_http_addresses: it is set over HTTP")
+        if not isinstance(trace, TraceLog | None):
+            raise ConfigError(f"trace={trace!r}: must be a TraceLog, or None")
+        self._failure: NsqError | None = None
+        self._build(message_handler, batch_handler, trace or trace_log)
+        self._subscriptions = Subscriptions(self, parse_start(start_position))
 
-    def _build(self, message_handler: Handler | None, batch_handler: BatchHandler | None) -> None:
+    def _build(self, message_handler: Handler | None, batch_handler: BatchHandler | None, trace: TraceLog) -> None:
         config = self.config
         delay = RequeueDelay(
             config.requeue_delay,
@@ -149,15 +172,12 @@ class Consumer:
             random=random.random,
         )
         self.outcomes = Outcomes(self, message_handler, batch_handler, self._give_up, delay)
+        self.ordered = self.outcomes.ordered = Ordered(self, self._blocked_policy, self.logger)
         backoff = Backoff(config.max_backoff_duration, random=random.random)
         idle_timeout = config.low_ready_idle_timeout
         self.flow = Flow(config.max_in_flight, idle_timeout, backoff, self._count_orphans, self.logger)
         self.deadlines = Deadlines(self._handled, config.auto_touch, self.logger)
-        self._lookup: LookupPoller | None = None
-        if self.lookupd_addresses:
-            self._lookup = LookupPoller(self.lookupd_addresses, self.lookup_config, "r", self._on_topology)
-        self._subscribers: dict[Address, Subscriber] = {}
-        self._past = Counters()
+        self.tracer = Tracer(trace, self.topic, self.channel, self.deadlines)
         self._pool: Pool | None = None
         self._pools: list[Pool] = []
         self._is_started = False
@@ -169,7 +189,8 @@ class Consumer:
     def start(self, block: bool = True) -> None:
         """Begin to consume. With ``block``, return only when the consumer is closed.
 
-        Raises RuntimeError when there is neither a handler nor a receiver of ``on_message``, NotRunning after close.
+        Raises RuntimeError when there is neither a handler nor a receiver of ``on_message``, NotRunning after close;
+        with ``block`` also what ``join`` raises.
         """
         if not self.outcomes.has_handler:
             raise RuntimeError("no receivers connected to on_message, and no message_handler or batch_handler")
@@ -188,11 +209,7 @@ class Consumer:
             self._pool = self.new_pool(0 if is_iterated else self.config.concurrency or 1, "worker")
         self.flow.start(f"{self.name} flow")
         self.deadlines.start(f"{self.name} deadlines")
-        for address in self.nsqd_addresses:
-            self._subscribe(address)
-        if self._lookup is not None:
-            self._lookup.add_topic(self.topic)
-            self._lookup.start()
+        self._subscriptions.start()
 
     def new_pool(self, size: int, name: str) -> Pool:
         """Make worker greenlets."""
@@ -200,12 +217,28 @@ class Consumer:
         self._pools.append(pool)
         return pool
 
+    @property
+    def pool(self) -> Pool | None:
+        """The workers that all connections share; None when each has its own."""
+        return self._pool
+
+    def drop_pool(self, pool: Pool) -> None:
+        """Forget workers of one connection."""
+        if pool in self._pools and pool is not self._pool:
+            self._pools.remove(pool)
+
     def join(self, timeout: float | None = None, raise_error: bool = False) -> bool:
         """Wait until the consumer is closed; False if ``timeout`` seconds passed first.
 
         ``raise_error`` is taken for gnsq's sake: lost connections are made again, so there is no error to raise.
+        What no new attempt can cure is raised always, and closes the consumer: a subscription that the servers refuse
+        (OrderedSubRequired, ExtendSubRequired, ConfigError...) when there is no other, OrderViolated and
+        PartitionBlocked when a policy says ``stop``.
         """
-        return bool(self._closed.wait(timeout))
+        is_closed = bool(self._closed.wait(timeout))
+        if is_closed and self._failure is not None:
+            raise self._failure
+        return is_closed
 
     def __enter__(self) -> Consumer:
         self._start(is_iterated=not self.outcomes.has_handler)
@@ -228,11 +261,16 @@ class Consumer:
             self._start(is_iterated=True)
         if self._pool is None:
             raise RuntimeError("a consumer that was started with a handler cannot be iterated")
-        return messages(self._pool, self.outcomes)
+        return self._messages(self._pool)
+
+    def _messages(self, pool: Pool) -> Iterator[Message]:
+        yield from messages(pool, self.outcomes)
+        if self._failure is not None:
+            raise self._failure
 
     # Closing
 
-    def close(self, drain: bool = True, timeout: float | None = 30.0) -> None:
+    def close(self, drain: bool = True, timeout: float | None = CLOSE_TIMEOUT) -> None:
         """Stop consuming, gracefully: see ``closing`` for the order of things.
 
         Called in a handler or in a receiver of a signal it only begins to close. Later calls wait for the first.
@@ -241,31 +279,42 @@ class Consumer:
             drain: let running handlers and asynchronous messages be answered first.
             timeout: s that draining may take; None: no limit.
         """
+        self._begin_closing(drain, timeout)
+        if not self._is_one_of_ours():
+            self._closed.wait()
+
+    def fail(self, error: NsqError) -> None:
+        """Close because of ``error``, which ``start`` and ``join`` then raise. Does not block."""
+        if not self._is_closing:
+            self._failure = error
+            self.logger.error("%s: closing: %s", self.name, error)
+            self._begin_closing(drain=True, timeout=CLOSE_TIMEOUT)
+
+    def _begin_closing(self, drain: bool, timeout: float | None) -> None:
         if not self._is_closing:
             self._is_closing = True
+            self._subscriptions.freeze()
             begin_closing(self)
             closer = Greenlet(self._close, drain, timeout)
             closer.name = f"{self.name} closer"
             closer.start()
-        if not self._is_one_of_ours():
-            self._closed.wait()
 
     def _close(self, drain: bool, timeout: float | None) -> None:
         try:
-            if self._lookup is not None:
-                self._lookup.stop()
+            self._subscriptions.stop()
             close_subscribers(self, drain, timeout)
         finally:
             self.flow.stop()
             self.deadlines.stop()
             for pool in self._pools:
                 pool.stop()
-            self._close_policy()
+            for policy in (self._give_up, self._blocked_policy):
+                self._close_policy(policy)
             emit(self, "on_close")
             self._closed.set()
 
-    def _close_policy(self) -> None:
-        close = getattr(self._give_up, "close", None)
+    def _close_policy(self, policy: object) -> None:
+        close = getattr(policy, "close", None)
         if close is None:
             return
         try:
@@ -318,17 +367,17 @@ class Consumer:
     @property
     def total_ready_count(self) -> int:
         """Sum of the RDYs last sent."""
-        return sum(each.share.rdy for each in self._subscribers.values() if each.is_connected)
+        return sum(each.share.rdy for each in self._subscriptions if each.is_connected)
 
     @property
     def total_in_flight(self) -> int:
         """Messages received and not answered."""
-        return sum(each.connection.in_flight for each in self._subscribers.values() if each.is_connected)
+        return sum(each.connection.in_flight for each in self._subscriptions if each.is_connected)
 
     def stats(self) -> ConsumerStats:
         """A snapshot of what was done and what is going on."""
-        connections = tuple(each.stats() for each in self._subscribers.values())
-        totals = self._past.copy()
+        connections = tuple(each.stats() for each in self._subscriptions)
+        totals = self._subscriptions.past.copy()
         for each in connections:
             totals.add(each.counters)
         return ConsumerStats(
@@ -343,62 +392,20 @@ class Consumer:
             is_running=self.is_running,
             is_paused=self.is_paused,
             is_starved=self.is_starved,
+            order_violations=self.ordered.ledger.violations,
+            repeated=self.ordered.ledger.repeated,
+            blocked=self.ordered.blocked,
         )
-
-    # Subscribers: what they tell, and who they are
 
     @property
     def subscribers(self) -> list[Subscriber]:
-        """One for each nsqd known now."""
-        return list(self._subscribers.values())
+        """One for each nsqd or partition known now."""
+        return list(self._subscriptions)
 
     @property
     def nsqd_tcp_addresses(self) -> set[str]:
         """The configured nsqds as 'host:port'."""
         return {str(address) for address in self.nsqd_addresses}
-
-    def _subscribe(self, address: Address) -> None:
-        if self._is_closing:
-            return
-        subscriber = self._subscribers.get(address)
-        if subscriber is not None:
-            subscriber.is_wanted = True
-            return
-        subscriber = self._subscribers[address] = Subscriber(self, address, self._pool)
-        subscriber.start()
-
-    def _on_topology(self, topic: str, topology: Topology) -> None:
-        found = {nsqd.tcp for nsqd in topology.nsqds}
-        for address in found:
-            self._subscribe(address)
-        for address, subscriber in list(self._subscribers.items()):
-            if address not in found and address not in self.nsqd_addresses:
-                subscriber.abandon()
-
-    def joined(self, subscriber: Subscriber) -> None:
-        """A connection is subscribed."""
-        connection = subscriber.connection
-        self.flow.add(subscriber)
-        self.deadlines.expect(connection.info.msg_timeout)
-        if connection.auth_data is not None and is_heard(self, "on_auth"):
-            emit(self, "on_auth", conn=connection, response=msgspec.json.decode(connection.auth_data))
-
-    def left(self, subscriber: Subscriber) -> None:
-        """A subscribed connection ended."""
-        self.flow.remove(subscriber)
-
-    def lost(self, subscriber: Subscriber) -> None:
-        """A connection was lost, or could not be made: what lookup said may be out of date."""
-        if self._lookup is not None and not self._is_closing:
-            self._lookup.refresh(self.topic)
-
-    def forget(self, subscriber: Subscriber) -> None:
-        """A subscriber will make no connection any more."""
-        if not self._is_closing and self._subscribers.get(subscriber.address) is subscriber:
-            del self._subscribers[subscriber.address]
-            self._past.add(subscriber.counters)
-            if subscriber.pool in self._pools and subscriber.pool is not self._pool:
-                self._pools.remove(subscriber.pool)
 
     def _handled(self) -> Iterator[Message]:
         for pool in self._pools:

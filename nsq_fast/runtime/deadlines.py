@@ -11,13 +11,14 @@ import logging
 from collections.abc import Callable, Iterable
 from time import monotonic
 
-from gevent import Greenlet
 from gevent.event import Event
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import NsqError
+from nsq_fast.protocol.identify import ServerInfo
 
 from .connection import Connection
+from .fork import Greenlet
 from .failures import message_name
 
 WARN_AT = 0.8
@@ -40,6 +41,7 @@ class Deadlines:
         self._log = log
         self._touched: dict[bytes, float] = {}
         self._warned: set[bytes] = set()
+        self._longest = 0.0
         self._pause = LONGEST_PAUSE
         self._wake = Event()
         self._is_stopped = False
@@ -58,6 +60,7 @@ class Deadlines:
     def expect(self, msg_timeout: float) -> None:
         """Look often enough for messages that must be answered within ``msg_timeout`` seconds."""
         self._pause = min(self._pause, msg_timeout / LOOKS_PER_TIMEOUT)
+        self._longest = max(self._longest, msg_timeout)
         self._wake.set()
 
     def touched(self, message: Message) -> None:
@@ -80,14 +83,21 @@ class Deadlines:
                 self._check(message, connection, now)
         self._warned &= seen
         for message_id in self._touched.keys() - seen:
-            del self._touched[message_id]
+            # Handled asynchronously, maybe: what a touch gains is over by then.
+            if now - self._touched[message_id] > self._longest:
+                del self._touched[message_id]
+
+    def deadline(self, message: Message, info: ServerInfo) -> float:
+        """When the server takes a message back (monotonic), by what was touched until now."""
+        since = self._touched.get(message.id, message.received_at)
+        return min(since + info.msg_timeout, message.received_at + info.max_msg_timeout)
 
     def _check(self, message: Message, connection: Connection, now: float) -> None:
         info = connection.info
-        last_chance = message.received_at + info.max_msg_timeout
         since = self._touched.get(message.id, message.received_at)
-        deadline = min(since + info.msg_timeout, last_chance)
-        if self._auto_touch and now - since >= TOUCH_AT * info.msg_timeout and deadline < last_chance:
+        deadline = self.deadline(message, info)
+        is_last_chance = deadline >= message.received_at + info.max_msg_timeout
+        if self._auto_touch and now - since >= TOUCH_AT * info.msg_timeout and not is_last_chance:
             self._touch(message, now)
         elif now - since >= WARN_AT * (deadline - since) and message.id not in self._warned:
             self._warned.add(message.id)

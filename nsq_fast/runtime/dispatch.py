@@ -16,7 +16,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from gevent import Greenlet, get_hub, sleep
+from gevent import get_hub, sleep
 from gevent.lock import Semaphore
 from greenlet import greenlet
 
@@ -24,6 +24,7 @@ from nsq_fast._codec import Message
 
 if TYPE_CHECKING:
     from .connection import Connection
+    from .ordered import Turn
     from .outcomes import Outcomes
 
 SLICE = 0.005
@@ -39,9 +40,12 @@ class Lane:
     Args:
         connection: who delivered the messages.
         on_finished: called with the connection and the messages whose FINs are due, at the end of the hub's turn.
+
+    Attributes:
+        turn: of an ordered partition, which one worker at a time may handle; None when any number may.
     """
 
-    __slots__ = ("_on_finished", "connection", "fins", "is_queued", "waiting")
+    __slots__ = ("_on_finished", "connection", "fins", "is_queued", "turn", "waiting")
 
     def __init__(self, connection: Connection, on_finished: Callable[[Connection, list[Message]], None]) -> None:
         self.connection = connection
@@ -49,12 +53,18 @@ class Lane:
         self.waiting: deque[Message] = deque()
         self.fins: list[Message] = []
         self.is_queued = False
+        self.turn: Turn | None = None
 
     def finish(self, message: Message) -> None:
         """FIN a message that is marked as responded, with the next flush."""
         if not self.fins:
             self.schedule_flush()
         self.fins.append(message)
+
+    def leave(self) -> None:
+        """A worker is done with this lane for now."""
+        if self.turn is not None:
+            self.turn.give_back()
 
     def schedule_flush(self) -> None:
         """Have ``flush`` run before the hub waits for anything."""
@@ -93,7 +103,10 @@ class Pool:
             self._wake.release()
 
     def take(self) -> Lane | None:
-        """Wait for a lane with messages; None when the pool is stopped. Lanes take turns."""
+        """Wait for a lane with messages; None when the pool is stopped. Lanes take turns.
+
+        Who takes a lane calls its ``leave`` when done with it.
+        """
         while not self.is_stopped:
             lane = self._next()
             if lane is not None:
@@ -104,14 +117,22 @@ class Pool:
 
     def _next(self) -> Lane | None:
         ready = self._ready
-        while ready:
+        for _ in range(len(ready)):
             lane = ready[0]
-            if lane.waiting:
-                ready.rotate(-1)
+            if not lane.waiting:
+                ready.popleft()
+                lane.is_queued = False
+                continue
+            ready.rotate(-1)
+            if lane.turn is None or lane.turn.take(self):
                 return lane
-            ready.popleft()
-            lane.is_queued = False
         return None
+
+    def wake(self) -> None:
+        """Have a worker look again: a turn is free."""
+        if self._idle:
+            self._idle -= 1
+            self._wake.release()
 
     def stop(self) -> None:
         """Let each worker end after what it is handling now."""
@@ -147,7 +168,9 @@ class Worker:
     def _run(self) -> None:
         while (lane := self._pool.take()) is not None:
             try:
-                if self._outcomes.batch_handler is None:
+                if lane.turn is not None:
+                    self._handle_ordered(lane)
+                elif self._outcomes.batch_handler is None:
                     self._handle_some(lane)
                 else:
                     self._handle_batch(lane)
@@ -156,8 +179,26 @@ class Worker:
                 self._outcomes.log_fault(self.current)
             finally:
                 self.current = None
+                lane.leave()
             if lane.waiting:
                 sleep(0)
+
+    def _handle_ordered(self, lane: Lane) -> None:
+        """Handle what an ordered partition has sent: one message, hardly ever more. Its FIN leaves at once."""
+        outcomes = self._outcomes
+        handle, finish = outcomes.single_handler(), outcomes.finish_in(lane)
+        while lane.waiting:
+            message = self.current = lane.waiting.popleft()
+            if not outcomes.ordered.begins(lane, message):
+                continue
+            try:
+                handle(outcomes.consumer, message)
+            except BaseException as error:
+                outcomes.failed(message, error)
+                continue
+            if not message.is_async() and message.mark_responded():
+                finish(message)
+                lane.flush()
 
     def _handle_some(self, lane: Lane) -> None:
         """Handle messages until the lane is empty or the time slice is used up: the hot loop."""

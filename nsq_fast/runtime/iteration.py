@@ -10,7 +10,7 @@ from gevent import getcurrent, sleep
 
 from nsq_fast._codec import Message
 
-from .dispatch import SLICE, Pool, Worker
+from .dispatch import SLICE, Lane, Pool, Worker
 
 if TYPE_CHECKING:
     from .outcomes import Outcomes
@@ -27,19 +27,10 @@ def messages(pool: Pool, outcomes: Outcomes) -> Iterator[Message]:
     pool.workers.append(worker)
     try:
         while (lane := pool.take()) is not None:
-            end = monotonic() + SLICE
-            waiting, fins, finish = lane.waiting, lane.fins, outcomes.finish_in(lane)
-            while waiting and monotonic() < end:
-                message = waiting.popleft()
-                worker.current = message
-                if message.attempts > outcomes.max_tries:
-                    outcomes.give_up(lane, message)
-                    continue
-                yield message
-                if not message.is_async() and message.mark_responded():
-                    if not fins:
-                        lane.schedule_flush()
-                    finish(message)
+            try:
+                yield from _messages_of(lane, worker, outcomes)
+            finally:
+                lane.leave()
             worker.current = None
             if lane.waiting:
                 sleep(0)
@@ -48,3 +39,19 @@ def messages(pool: Pool, outcomes: Outcomes) -> Iterator[Message]:
         left = worker.current
         if isinstance(left, Message) and not left.is_async():
             outcomes.requeue(left, 0, False)
+
+
+def _messages_of(lane: Lane, worker: Worker, outcomes: Outcomes) -> Iterator[Message]:
+    """Yield until the lane is empty or the time slice is used up."""
+    end = monotonic() + SLICE
+    waiting, fins, finish = lane.waiting, lane.fins, outcomes.finish_in(lane)
+    while waiting and monotonic() < end:
+        message = waiting.popleft()
+        worker.current = message
+        if outcomes.is_given_up(lane, message):
+            continue
+        yield message
+        if not message.is_async() and message.mark_responded():
+            if not fins:
+                lane.schedule_flush()
+            finish(message)

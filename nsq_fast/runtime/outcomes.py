@@ -23,6 +23,7 @@ from .signals import emit, is_heard
 
 if TYPE_CHECKING:
     from .consumer import Consumer
+    from .ordered import Ordered
 
 MAX_DELAY = 30 * 24 * 3600.0  # seconds; beyond what any server accepts
 NO_LIMIT = 1 << 16  # attempts are 16 bits wide
@@ -48,6 +49,7 @@ class Outcomes:
         requeue_delay: RequeueDelay,
     ) -> None:
         self.consumer = consumer
+        self.ordered: Ordered  # set when both are there
         self._handler = handler
         self.batch_handler: Any = batch_handler
         self.batch_size = consumer.config.batch_size
@@ -85,6 +87,13 @@ class Outcomes:
 
         return handle
 
+    def single_handler(self) -> Handler:
+        """What to call with one message, also where the handler is one for batches."""
+        batch_handler = self.batch_handler
+        if batch_handler is None:
+            return self.present_handler()
+        return lambda consumer, message: batch_handler(consumer, [message])
+
     # Failures
 
     def failed(self, message: Message, error: BaseException) -> None:
@@ -99,6 +108,12 @@ class Outcomes:
         delay_ms = _requested_delay_ms(error)
         for message in messages:
             self.requeue(message, delay_ms, backoff)
+
+    def unreadable(self, message: Message, error: NsqError) -> None:
+        """A body that cannot be decompressed: no handler sees it; requeue it."""
+        self._log.error("message %s cannot be read: %s", message_name(message), error)
+        emit(self.consumer, "on_exception", message=message, error=error)
+        self.requeue(message, None, False)
 
     def requeue(self, message: Message, delay_ms: int | None, backoff: bool) -> None:
         """REQ a message unless it is answered; when its connection is gone, nsqd delivers it again by itself."""
@@ -131,11 +146,24 @@ class Outcomes:
 
     # Giving up
 
-    def give_up(self, lane: Lane, message: Message) -> None:
+    def is_beyond(self, lane: Lane, message: Message) -> bool:
+        """Whether a policy, and not the handler, gets this message."""
+        return message.attempts > self.max_tries if lane.turn is None else self.ordered.gives_up(message)
+
+    def is_given_up(self, lane: Lane, message: Message) -> bool:
+        """Give a message up if it has too many attempts; say whether no handler shall see it."""
+        if lane.turn is not None:
+            return not self.ordered.begins(lane, message)
+        if message.attempts <= self.max_tries:
+            return False
+        self.give_up(lane, message)
+        return True
+
+    def give_up(self, lane: Lane, message: Message, policy: GiveUpPolicy | None = None) -> None:
         """Hand a message with too many attempts to the policy, then finish it; keep it if the policy fails."""
         try:
             emit(self.consumer, "on_giving_up", message=message)
-            self._give_up(self.consumer, message)
+            (policy or self._give_up)(self.consumer, message)
         except BaseException as error:
             self.failed(message, error)
             return

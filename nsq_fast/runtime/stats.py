@@ -36,7 +36,7 @@ class Counters:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConnectionStats:
-    """One nsqd. Counts go over all connections that were made to it."""
+    """One nsqd, or one partition that it leads. Counts go over all connections that were made to it."""
 
     address: Address
     is_connected: bool
@@ -44,6 +44,7 @@ class ConnectionStats:
     in_flight: int
     unstarted: int
     counters: Counters
+    partition: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,12 +52,15 @@ class ConsumerStats:
     """A consumer.
 
     Attributes:
-        connections: one for each nsqd known now.
+        connections: one for each nsqd known now, or for each partition.
         totals: over all nsqds there have been.
         given_up: messages handed to the give-up policy and finished.
         in_flight: messages received and not answered; ``unstarted`` of them wait for a handler.
         backoff_level: 0 when there is no backoff.
         backoff_left: seconds of the present pause.
+        order_violations: messages of ordered partitions that lay before one delivered earlier.
+        repeated: messages of ordered partitions that were delivered again.
+        blocked: deliveries of ordered messages with more than ``attempts_threshold`` attempts.
     """
 
     connections: tuple[ConnectionStats, ...]
@@ -70,3 +74,6 @@ class ConsumerStats:
     is_running: bool
     is_paused: bool
     is_starved: bool
+    order_violations: int = 0
+    repeated: int = 0
+    blocked: int = 0

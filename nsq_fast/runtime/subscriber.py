@@ -1,4 +1,4 @@
-"""One nsqd from a consumer's side: connect, subscribe, take messages, reconnect, and drain at the end.
+"""One nsqd or partition from a consumer's side: connect, subscribe, take messages, reconnect, drain at the end.
 
 A subscriber outlives its connections. Each connection has a ``Lane`` of its
 own, so that nothing of a lost one is mixed up with its successor.
@@ -6,29 +6,55 @@ own, so that nothing of a lost one is mixed up with its successor.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from gevent import Greenlet
 from gevent.event import Event
 
 from nsq_fast._codec import Message
-from nsq_fast.errors import ConnectionClosed, ConnectionLost, NsqError, ServerError
-from nsq_fast.names import Address
+from nsq_fast.errors import (
+    ChannelNotRegistered,
+    ConfigError,
+    ConnectionClosed,
+    ConnectionLost,
+    ExtendSubForbidden,
+    ExtendSubRequired,
+    LocalProtocolError,
+    NsqError,
+    OrderedSubRequired,
+    ServerError,
+)
 from nsq_fast.protocol.backoff import ReconnectDelay
 from nsq_fast.protocol.rdy import Share
+from nsq_fast.protocol.targets import Target
 
+from .bodies import decompressed, is_compressed
 from .connection import Connection
 from .dispatch import Lane, Pool
 from .failures import message_name
+from .fork import Greenlet
 from .signals import emit
 from .stats import ConnectionStats, Counters
 
 if TYPE_CHECKING:
     from .consumer import Consumer
+    from .subscriptions import Subscriptions
+
+# What trying again in the same way does not cure.
+REFUSALS = (
+    OrderedSubRequired,
+    ExtendSubRequired,
+    ExtendSubForbidden,
+    ChannelNotRegistered,
+    LocalProtocolError,
+    ConfigError,
+)
+# Longest wait for answers when one connection ends for the sake of another, in seconds.
+DRAIN_TIMEOUT = 10.0
 
 
 class Subscriber:
@@ -38,32 +64,47 @@ class Subscriber:
         connection, lane, share: of the present connection, or the last one.
         is_connected: whether messages may arrive.
         is_wanted: whether to reconnect when the connection is lost.
-        counters: over all connections to this nsqd.
+        is_ordered: whether messages come one by one and in order.
+        refusal: why the subscription cannot work as it is meant; None unless it was refused.
+        refused_in: round of lookup in which it was.
+        counters: over all connections to this target.
     """
 
-    def __init__(self, consumer: Consumer, address: Address, pool: Pool | None) -> None:
-        self.address = address
+    def __init__(self, consumer: Consumer, owner: Subscriptions, target: Target, pool: Pool | None) -> None:
+        self.target = target
+        self.address = target.address
         self.is_connected = False
         self.is_wanted = True
+        self.is_ordered = False
+        self.refusal: NsqError | None = None
+        self.refused_in = 0
         self.counters = Counters()
         self.share = Share()
         self._consumer = consumer
-        self._pool = pool if pool is not None else consumer.new_pool(1, f"worker {address}")
+        self._owner = owner
+        self._mode = owner.mode
+        self._select: Callable[[list[Message]], list[Message]] | None = None
+        self._pool = pool if pool is not None else consumer.new_pool(1, f"worker {target}")
         self._owns_pool = pool is None
         self._reconnect = ReconnectDelay(consumer.config.max_reconnect_delay, random=random.random)
         self._is_closing = False
+        self._is_retired = False
+        self._is_draining = False
         self._is_awaiting_close = False
         self._changed = Event()
         self._greenlet: Greenlet[..., Any] | None = None
         self._new_connection()
 
     def _new_connection(self) -> None:
-        self.connection = Connection(self.address, self._consumer.connection_config, self)
+        config = self._consumer.connection_config
+        if self._mode.extend_support != config.extend_support:
+            config = config.replace(extend_support=self._mode.extend_support)
+        self.connection = Connection(self.address, config, self)
         self.lane = Lane(self.connection, self._finished)
 
     @property
     def pool(self) -> Pool:
-        """The workers that handle this nsqd's messages."""
+        """The workers that handle this target's messages."""
         return self._pool
 
     # Connecting and reconnecting
@@ -71,7 +112,7 @@ class Subscriber:
     def start(self) -> None:
         """Connect in a greenlet of its own, and again whenever the connection is lost."""
         self._greenlet = Greenlet(self._run)
-        self._greenlet.name = f"nsq_fast subscriber {self.address}"
+        self._greenlet.name = f"nsq_fast subscriber {self.target}"
         self._greenlet.start()
 
     def _run(self) -> None:
@@ -79,14 +120,34 @@ class Subscriber:
         is_connected = self._connect()
         self._consumer.flow.expect(-1)
         while True:
-            if is_connected:
-                self.wait_while(lambda: self.is_connected and not self._is_closing, None)
-            if self._has_ended or self._pause():
+            is_renewed = self._live() if is_connected else self._wait_for_another_mode()
+            if self._has_ended or (not is_renewed and self._pause()):
                 break
             is_connected = self._connect()
-        self._consumer.forget(self)
+        self._owner.forget(self)
         if self._owns_pool and not self._is_closing:
             self._pool.stop()
+
+    def _live(self) -> bool:
+        """Wait for the end of the connection, or end it; say whether another shall be made at once."""
+        self.wait_while(lambda: self.is_connected and not self._is_closing and not self._is_outdated, None)
+        if not self.is_connected or self._is_closing:
+            return False
+        self._drain()
+        return self.is_wanted
+
+    @property
+    def _is_outdated(self) -> bool:
+        """Whether the connection works, but another takes its place."""
+        is_other_mode = self._mode != self._owner.mode and self.connection.session.dialect.has_partitions
+        return is_other_mode or (self._is_retired and not self.is_wanted)
+
+    def _wait_for_another_mode(self) -> bool:
+        """After a refusal wait until there is reason to try again; False when there was no refusal."""
+        if self.refusal is None:
+            return False
+        self.wait_while(lambda: self.refusal is not None and not self._has_ended, None)
+        return True
 
     @property
     def _has_ended(self) -> bool:
@@ -109,12 +170,13 @@ class Subscriber:
         return True
 
     def _connect(self) -> bool:
-        consumer = self._consumer
+        self._mode = self._owner.mode
         self._new_connection()
         try:
+            self._owner.place(self.target)
             self.connection.connect()
             if not self._is_closing:
-                self.connection.subscribe(consumer.topic, consumer.channel)
+                self._subscribe()
         except NsqError as error:
             self._refused(error)
             return False
@@ -124,24 +186,48 @@ class Subscriber:
         self._subscribed()
         return True
 
+    def _subscribe(self) -> None:
+        """SUB as the server's dialect has it. An old nsqd beside partitions is subscribed to plainly, unless options
+        ask for what it cannot do."""
+        consumer, config = self._consumer, self._consumer.config
+        is_redesigned = self.connection.session.dialect.has_partitions
+        self.is_ordered = self._mode.ordered and (is_redesigned or bool(config.ordered))
+        self.connection.subscribe(
+            consumer.topic,
+            consumer.channel,
+            partition=self.target.partition,
+            ordered=self.is_ordered,
+            advanced=config.advanced and is_redesigned,
+        )
+
     def _refused(self, error: NsqError) -> None:
         if self._is_closing:
             return
+        is_final = isinstance(error, REFUSALS)
         cause = error.__cause__ or error
-        self._consumer.logger.warning("%s: %s", self.address, error)
-        emit(self._consumer, "on_error", error=cause)
+        self._consumer.logger.log(logging.ERROR if is_final else logging.WARNING, "%s: %s", self.target, error)
+        emit(self._consumer, "on_error", error=error if is_final else cause)
         self.connection.close(error)
-        self._consumer.lost(self)
+        if not is_final:
+            self._owner.lost(self)
+            return
+        self.refusal = error
+        self._owner.refused(self)
 
     def _subscribed(self) -> None:
-        info = self.connection.info
+        info, consumer = self.connection.info, self._consumer
         self._reconnect.connected(monotonic())
-        self.share = Share(max_rdy_count=info.max_rdy_count)
+        self.share = Share(max_rdy_count=1 if self.is_ordered else info.max_rdy_count)
+        self._select = None
+        if self.is_ordered:
+            self.lane.turn = consumer.ordered.turn(self.target)
+            self.connection.hold = consumer.ordered.hold
+        may_be_compressed = consumer.config.decompress and self._mode.extend_support
+        if self.is_ordered or may_be_compressed:
+            self._select = self._readable_in_order
         self.is_connected = True
-        self._consumer.logger.info(
-            "%s: subscribed to %s/%s", self.address, self._consumer.topic, self._consumer.channel
-        )
-        self._consumer.joined(self)
+        consumer.logger.info("%s: subscribed to %s/%s", self.target, consumer.topic, consumer.channel)
+        self._owner.joined(self)
 
     def reconnect_now(self) -> None:
         """End a pause between attempts to connect."""
@@ -149,45 +235,98 @@ class Subscriber:
             self._changed.set()
 
     def abandon(self) -> None:
-        """Keep a live connection, but do not make another: lookup no longer knows this nsqd."""
+        """Keep a live connection, but do not make another: lookup no longer knows this target."""
         self.is_wanted = False
         self.reconnect_now()
+
+    def retire(self) -> None:
+        """End in good order: another connection does the work now."""
+        self.is_wanted = False
+        self._is_retired = True
+        self._changed.set()
+
+    def mode_changed(self) -> None:
+        """Subscribe anew in the mode of now, where that makes a difference."""
+        self.refusal = None
+        self._changed.set()
+
+    def _drain(self) -> None:
+        """End the present connection: what ``closing`` does for all, for one."""
+        self._is_draining = True
+        deadline = monotonic() + DRAIN_TIMEOUT
+        self._ask_for_the_end()
+        self.wait_for_close_wait(deadline)
+        self.wait_for_answers(deadline)
+        self.lane.flush()
+        self.connection.close()
+        self._is_draining = False
 
     # What the connection tells, in its reader greenlet
 
     def on_messages(self, conn: Connection, messages: list[Message]) -> None:
         self.counters.received += len(messages)
-        self.lane.waiting.extend(messages)
-        if self._is_closing:
+        if self._is_ending:
+            self.lane.waiting.extend(messages)
             self._give_back_unstarted()
-        else:
-            self._pool.put(self.lane, len(messages))
+            return
+        if self._select is not None:
+            messages = self._select(messages)
+        self.lane.waiting.extend(messages)
+        self._pool.put(self.lane, len(messages))
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._is_closing or self._is_draining
+
+    def _readable_in_order(self, messages: list[Message]) -> list[Message]:
+        """Those that a handler may get: bodies decompressed, the order of ordered partitions verified."""
+        ordered = self._consumer.ordered
+        if self.is_ordered:
+            messages = [message for message in messages if ordered.in_order(self.target, message)]
+        return [each for each in map(self._readable, messages) if each is not None]
+
+    def _readable(self, message: Message) -> Message | None:
+        if not is_compressed(message) or not self._consumer.config.decompress:
+            return message
+        outcomes = self._consumer.outcomes
+        try:
+            return decompressed(message, self._consumer.config.max_decompressed_size)
+        except NsqError as error:
+            if outcomes.is_beyond(self.lane, message):
+                return message  # for the give-up policy, as it came
+            outcomes.unreadable(message, error)
+            return None
 
     def on_finish(self, conn: Connection, message: Message) -> None:
         self._answered(1)
         emit(self._consumer, "on_finish", message_id=message.id)
+        if self._consumer.tracer.is_on(conn):
+            self._consumer.tracer.record(conn, (message,), "FIN")
 
     def on_requeue(self, conn: Connection, message: Message, delay_ms: int, backoff: bool) -> None:
         self.counters.requeued += 1
         emit(self._consumer, "on_requeue", message_id=message.id, timeout=delay_ms)
-        flow = self._consumer.flow
-        if backoff:
-            flow.result(False)
+        if backoff and not self.is_ordered:  # an ordered partition waits for its own messages only
+            self._consumer.flow.result(False)
+        if self._consumer.tracer.is_on(conn):
+            self._consumer.tracer.record(conn, (message,), "REQ")
         self._freed()
 
     def on_touch(self, conn: Connection, message: Message) -> None:
         self._consumer.deadlines.touched(message)
 
     def requeue_delay_ms(self, conn: Connection, message: Message) -> int:
+        if self.is_ordered:
+            return self._consumer.ordered.requeue_delay_ms(message)
         return self._consumer.outcomes.requeue_delay(message.attempts)
 
     def on_answer_failed(self, conn: Connection, error: ServerError, message_id: bytes | None) -> None:
         self.counters.answers_failed += 1
-        self._consumer.logger.warning("%s: answered too late: %s", self.address, error)
+        self._consumer.logger.warning("%s: answered too late: %s", self.target, error)
         emit(self._consumer, "on_error", error=error)
 
     def on_error(self, conn: Connection, error: ServerError) -> None:
-        self._consumer.logger.error("%s: %s", self.address, error)
+        self._consumer.logger.error("%s: %s", self.target, error)
         emit(self._consumer, "on_error", error=error)
 
     def on_reply(self, conn: Connection, token: Any, data: bytes) -> None:
@@ -211,12 +350,12 @@ class Subscriber:
         if not was_connected:
             return
         consumer = self._consumer
-        consumer.left(self)
-        if self._is_closing:
+        consumer.flow.remove(self)
+        if self._is_ending:
             return
-        consumer.logger.warning("%s: %s; %d unstarted messages dropped", self.address, error, unstarted)
+        consumer.logger.warning("%s: %s; %d unstarted messages dropped", self.target, error, unstarted)
         emit(consumer, "on_error", error=error)
-        consumer.lost(self)
+        self._owner.lost(self)
 
     # Answers
 
@@ -228,11 +367,13 @@ class Subscriber:
             self.counters.answers_lost += len(messages)
             self._consumer.logger.info(
                 "%s: connection lost before the FIN of %d messages, first %s",
-                self.address, len(messages), message_name(messages[0]),
+                self.target, len(messages), message_name(messages[0]),
             )  # fmt: skip
             self._consumer.flow.changed()
             return
         self._answered(len(messages))
+        if self._consumer.tracer.is_on(connection):
+            self._consumer.tracer.record(connection, messages, "FIN")
 
     def _answered(self, count: int) -> None:
         self.counters.finished += count
@@ -244,7 +385,7 @@ class Subscriber:
     def _freed(self) -> None:
         if self._consumer.flow.is_waiting:
             self._consumer.flow.changed()
-        if self._is_closing:
+        if self._is_ending:
             self._changed.set()
 
     # Closing, step by step as ``closing`` says
@@ -253,12 +394,15 @@ class Subscriber:
         """Make no connection any more, ask for CLOSE_WAIT, give back what is unstarted and whatever still arrives."""
         self._is_closing = True
         self._changed.set()
-        if not self.is_connected:
-            return
+        if self.is_connected and not self._is_draining:
+            self._ask_for_the_end()
+
+    def _ask_for_the_end(self) -> None:
         with suppress(NsqError):  # it may be ending just now
             self.connection.start_close()
             self._is_awaiting_close = True
             self._give_back_unstarted()
+            self._consumer.ordered.release(self.connection)
 
     def drop_half_made(self) -> None:
         """Give up a connection that is being made."""
@@ -296,4 +440,5 @@ class Subscriber:
             in_flight=self.connection.in_flight if is_connected else 0,
             unstarted=len(self.lane.waiting),
             counters=self.counters.copy(),
+            partition=self.target.partition,
         )

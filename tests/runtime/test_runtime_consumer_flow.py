@@ -324,7 +324,7 @@ class FakeLookup:
 
 @pytest.fixture
 def lookup(monkeypatch):
-    monkeypatch.setattr("nsq_fast.runtime.consumer.LookupPoller", FakeLookup)
+    monkeypatch.setattr("nsq_fast.runtime.subscriptions.LookupPoller", FakeLookup)
 
     def start(**options):
         consumer = consume_found(**options)

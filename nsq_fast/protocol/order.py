@@ -1,0 +1,69 @@
+"""Does an ordered partition keep its order? Pure: positions in, verdicts out.
+
+A redesigned server numbers the messages of a partition (internal id) and
+stores them one behind the other (offset). Neither may go backwards from one
+delivery to the next; the same message again is a redelivery and no breach.
+The ledger outlives connections: a new leader goes on where the old one was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+from enum import Enum
+from typing import NamedTuple
+
+
+class Position(NamedTuple):
+    """Where a message lies in its partition: unsigned internal id, and offset of its record in bytes."""
+
+    internal_id: int
+    offset: int
+
+
+class Verdict(Enum):
+    """How a message lies to the one delivered before it."""
+
+    NEXT = "next"
+    AGAIN = "again"
+    BACKWARDS = "backwards"
+
+
+@dataclasses.dataclass(slots=True)
+class OrderLedger:
+    """The last position of each partition.
+
+    Attributes:
+        repeated: messages that were delivered again.
+        violations: messages that lay before the last one.
+    """
+
+    repeated: int = 0
+    violations: int = 0
+    _last: dict[Hashable, Position] = dataclasses.field(default_factory=dict)
+
+    def last(self, partition: Hashable) -> Position | None:
+        """The position that the next message is measured by; None before the first."""
+        return self._last.get(partition)
+
+    def check(self, partition: Hashable, seen: Position) -> Verdict:
+        """Judge the next message of a partition, and move on to it unless it lies behind."""
+        last = self._last.get(partition)
+        if last is None:
+            self._last[partition] = seen
+            return Verdict.NEXT
+        if seen == last:
+            self.repeated += 1
+            return Verdict.AGAIN
+        if seen.internal_id < last.internal_id or seen.offset < last.offset:
+            self.violations += 1
+            return Verdict.BACKWARDS
+        self._last[partition] = seen
+        return Verdict.NEXT
+
+    def rewind(self, partition: Hashable, position: Position) -> None:
+        """Go on from ``position``: a message that lay behind was delivered all the same.
+
+        What follows it is then in order: a partition set back by an administrator is one violation, not thousands.
+        """
+        self._last[partition] = position

@@ -1,0 +1,79 @@
+"""Whom a consumer subscribes to, and how: from topology and options to a plan. Pure.
+
+A redesigned topic takes one subscription for each partition, to its leader;
+an nsqd without partitions (all of the original's, old ones in a mixed fleet)
+takes one for itself. What kind of subscription a topic needs is learnt from
+lookup's meta data unless an option says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from nsq_fast.names import Address
+
+from .topology import Meta, Nsqd, Topology
+
+
+class Target(NamedTuple):
+    """One subscription: an nsqd, and a partition that it leads; None for an nsqd without partitions."""
+
+    address: Address
+    partition: int | None = None
+
+    def __str__(self) -> str:
+        return str(self.address) if self.partition is None else f"{self.address} partition {self.partition}"
+
+
+class Mode(NamedTuple):
+    """How to subscribe to a topic on redesigned servers."""
+
+    ordered: bool = False
+    extend_support: bool = False
+
+    def learn(self, meta: Meta | None, ordered: bool | None) -> Mode:
+        """What lookup adds. ``ordered`` is the option: None leaves it to lookup.
+
+        Extended headers stay on once they are: no topic loses them, while a lookupd may be behind.
+        """
+        if meta is None:
+            return self
+        return Mode(
+            ordered=meta.ordered if ordered is None else ordered,
+            extend_support=self.extend_support or meta.extend_support,
+        )
+
+
+def targets(topology: Topology, chosen: Collection[int] | None = None) -> dict[Target, Nsqd]:
+    """The subscriptions a topic takes: all, or only those of the ``chosen`` partitions."""
+    found = {
+        Target(leader.tcp, number): leader
+        for number, leader in topology.partitions.items()
+        if chosen is None or number in chosen
+    }
+    if chosen is None:
+        found.update((Target(nsqd.tcp), nsqd) for nsqd in topology.unpartitioned)
+    return found
+
+
+def is_complete(topology: Topology, chosen: Collection[int] | None = None) -> bool:
+    """Whether every partition, or every one chosen, has a leader."""
+    if chosen is None:
+        return topology.is_complete
+    return all(number in topology.partitions for number in chosen if _exists(topology.meta, number))
+
+
+def impossible(topology: Topology, chosen: Collection[int] | None) -> str | None:
+    """What is wrong with ``chosen`` if the topic can never have any of these partitions; None if nothing is."""
+    if chosen is None or topology.is_empty or any(number in topology.partitions for number in chosen):
+        return None
+    if topology.meta is None:
+        return None if topology.partitions else "the topic has no partitions: leave partitions out"
+    if any(_exists(topology.meta, number) for number in chosen):
+        return None
+    return f"partitions={list(chosen)}: the topic has partitions 0 to {topology.meta.partition_num - 1}"
+
+
+def _exists(meta: Meta | None, number: int) -> bool:
+    return meta is None or number < meta.partition_num

@@ -1,0 +1,183 @@
+"""Ordered partitions: one handler at a time, order verified, blocked messages never skipped by themselves.
+
+A redesigned server has one message of an ordered channel-partition in flight
+and sends the next when that one is finished. It ignores the delay of a REQ, so
+a failed message is held here and given back with REQ 0 when its delay is over,
+or shortly before the server would take it back by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from gevent import Greenlet, spawn_later
+
+from nsq_fast._codec import Message
+from nsq_fast.errors import ConfigError, NsqError, OrderViolated, PartitionBlocked
+from nsq_fast.protocol.order import OrderLedger, Position, Verdict
+from nsq_fast.protocol.targets import Target
+
+from .connection import Connection
+from .failures import GiveUpPolicy, message_name
+from .signals import emit
+
+if TYPE_CHECKING:
+    from .consumer import Consumer
+    from .dispatch import Lane, Pool
+
+PAUSE, RETRY, STOP = "pause", "retry", "stop"
+BlockedPolicy = str | GiveUpPolicy
+
+# A message is held for so much of its timeout at most: a REQ that comes too late is an error.
+LONGEST_HOLD = 0.8
+
+
+def check_blocked_policy(policy: BlockedPolicy) -> BlockedPolicy:
+    """Return ``policy``; raise ConfigError if it is none."""
+    if policy not in (PAUSE, RETRY, STOP) and not callable(policy):
+        raise ConfigError(f"blocked_policy={policy!r}: must be '{PAUSE}', '{RETRY}', '{STOP}' or a give-up policy")
+    return policy
+
+
+class Turn:
+    """The right to handle messages of one ordered partition: one worker has it, over all its connections."""
+
+    __slots__ = ("_is_taken", "_waiting")
+
+    def __init__(self) -> None:
+        self._is_taken = False
+        self._waiting: list[Pool] = []
+
+    def take(self, pool: Pool) -> bool:
+        """Take it if it is free; if not, ``pool`` is woken when it is."""
+        if not self._is_taken:
+            self._is_taken = True
+            return True
+        if pool not in self._waiting:
+            self._waiting.append(pool)
+        return False
+
+    def give_back(self) -> None:
+        """Let another worker have it."""
+        self._is_taken = False
+        waiting, self._waiting = self._waiting, []
+        for pool in waiting:
+            pool.wake()
+
+
+class Ordered:
+    """What a consumer knows and does about its ordered partitions.
+
+    Attributes:
+        ledger: the last position of each partition, for as long as the consumer lives.
+        blocked: deliveries of messages with more attempts than the threshold.
+    """
+
+    def __init__(self, consumer: Consumer, blocked_policy: BlockedPolicy, log: logging.Logger) -> None:
+        self.ledger = OrderLedger()
+        self.blocked = 0
+        self._consumer = consumer
+        self._threshold = consumer.config.attempts_threshold
+        self._order_policy = consumer.config.order_policy
+        self._blocked_policy = blocked_policy
+        self._turns: dict[Hashable, Turn] = {}
+        self._held: dict[Message, Greenlet[..., Any]] = {}
+        self._log = log
+
+    def turn(self, target: Target) -> Turn:
+        """The one turn of a partition, whoever leads it."""
+        return self._turns.setdefault(_key(target), Turn())
+
+    # Order, in the reader greenlet
+
+    def in_order(self, target: Target, message: Message) -> bool:
+        """Verify the order; say whether the message shall be handled."""
+        key, seen = _key(target), Position(message.internal_id, message.offset or 0)
+        last = self.ledger.last(key)
+        if self.ledger.check(key, seen) is not Verdict.BACKWARDS or last is None:
+            return True
+        error = OrderViolated(target.partition, last, seen)
+        self._log.error("%s: %s: %s", target, error, self._order_policy)
+        emit(self._consumer, "on_order_violation", message=message, error=error)
+        if self._order_policy == "deliver":
+            self.ledger.rewind(key, seen)
+            return True
+        if self._order_policy == "stop":
+            self._stop(message, error)
+        else:
+            # Neither handled nor finished: finishing it might lose it. The partition stands still until the
+            # server is right again, or somebody looks into it.
+            self._consumer.outcomes.requeue(message, None, False)
+        return False
+
+    def _stop(self, message: Message, error: NsqError) -> None:
+        self._consumer.fail(error)
+        self._consumer.outcomes.requeue(message, 0, False)
+
+    # Blocked messages, in a worker
+
+    def begins(self, lane: Lane, message: Message) -> bool:
+        """Look at the attempts of a message; say whether its handler shall be called."""
+        if message.attempts <= self._threshold:
+            return True
+        self._tell_blocked(message)
+        policy = self._blocked_policy
+        if callable(policy):
+            self._consumer.outcomes.give_up(lane, message, policy)
+            return False
+        if policy == STOP:
+            self._stop(message, PartitionBlocked(_blocked_text(message)))
+            return False
+        return True
+
+    def gives_up(self, message: Message) -> bool:
+        """Whether a policy, and not the handler, gets this message."""
+        return message.attempts > self._threshold and callable(self._blocked_policy)
+
+    def _tell_blocked(self, message: Message) -> None:
+        self.blocked += 1
+        over = message.attempts - self._threshold
+        if over & (over - 1) == 0:  # the first, second, fourth...: a message that fails all night fills no disk
+            self._log.error("%s", _blocked_text(message))
+        emit(self._consumer, "on_blocked", message=message)
+
+    def requeue_delay_ms(self, message: Message) -> int:
+        """How long a failed message is held when nobody says otherwise."""
+        if self._blocked_policy == RETRY and message.attempts > self._threshold:
+            return 0
+        return self._consumer.outcomes.requeue_delay(message.attempts)
+
+    # Holding
+
+    def hold(self, connection: Connection, message: Message, delay_ms: int) -> None:
+        """REQ 0 after a delay, or before the message times out if that is sooner."""
+        left = message.received_at + LONGEST_HOLD * connection.info.msg_timeout - monotonic()
+        self._held[message] = spawn_later(max(0.0, min(delay_ms / 1000, left)), self._give_back, message)
+
+    def release(self, connection: Connection | None = None) -> None:
+        """REQ 0 now for what is held, of one connection or of all."""
+        for message, greenlet in list(self._held.items()):
+            if connection is None or message.responder is connection:
+                greenlet.kill(block=False)
+                self._give_back(message)
+
+    def _give_back(self, message: Message) -> None:
+        if self._held.pop(message, None) is None:
+            return
+        with suppress(NsqError):  # a lost connection has given it back already
+            message.responder.requeue(message, 0, False)
+
+
+def _key(target: Target) -> Hashable:
+    return target.address if target.partition is None else target.partition
+
+
+def _blocked_text(message: Message) -> str:
+    return (
+        f"partition {message.partition} is blocked: message {message_name(message)}"
+        f" (internal id {message.internal_id}, offset {message.offset}) is delivered for the {message.attempts}th time"
+    )

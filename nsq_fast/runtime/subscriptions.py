@@ -1,0 +1,216 @@
+"""All subscriptions of a consumer: which there are, how they are made, and when none can ever work.
+
+Lookup says where the topic lives; each target (an nsqd, or a partition that it
+leads) gets a ``Subscriber``. A partition that moves gets a new one at once; the
+old one ends when the new one is there, or when its connection does. As long as
+a partition has no connection, lookup is asked again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+from gevent import Greenlet
+from gevent.event import Event
+
+from nsq_fast.errors import ConfigError
+from nsq_fast.protocol.position import StartPositions
+from nsq_fast.protocol.targets import Mode, Target, impossible, is_complete, targets
+from nsq_fast.protocol.topology import Nsqd, Topology
+
+from .lookup import LookupPoller
+from .positions import Starter
+from .signals import emit, is_heard
+from .stats import Counters
+from .subscriber import Subscriber
+
+if TYPE_CHECKING:
+    from .consumer import Consumer
+
+SEEK_INTERVAL = 1.0
+"""Seconds between questions to lookup while a partition has no connection."""
+
+ROUNDS_OF_GRACE = 2
+"""Rounds of lookup after a refusal: the first may have been on its way before, the second knows what changed."""
+
+
+class Subscriptions:
+    """The subscribers of one consumer.
+
+    Attributes:
+        mode: how to subscribe, by options and what lookup has said.
+        past: counts of subscribers that have ended.
+    """
+
+    def __init__(self, consumer: Consumer, positions: StartPositions | None) -> None:
+        config = consumer.config
+        self.mode = Mode(bool(config.ordered), consumer.connection_config.extend_support)
+        self.past = Counters()
+        self.lookup: LookupPoller | None = None
+        self._consumer = consumer
+        self._subscribers: dict[Target, Subscriber] = {}
+        self._topology = Topology()
+        self._wanted: dict[Target, Nsqd | None] = {}
+        self._rounds = 0
+        self._is_stopped = Event()
+        self._seeker: Greenlet[..., None] | None = None
+        self._starter: Starter | None = None
+        if positions is not None:
+            timeout = consumer.lookup_config.lookupd_timeout
+            self._starter = Starter(consumer.topic, consumer.channel, positions, timeout)
+        if consumer.lookupd_addresses:
+            self.lookup = LookupPoller(consumer.lookupd_addresses, consumer.lookup_config, "r", self.on_topology)
+
+    def __iter__(self) -> Iterator[Subscriber]:
+        return iter(list(self._subscribers.values()))
+
+    def start(self) -> None:
+        """Subscribe to the configured nsqds, and begin to ask lookup for others."""
+        self._follow({})
+        if self.lookup is not None:
+            self.lookup.add_topic(self._consumer.topic)
+            self.lookup.start()
+
+    def freeze(self) -> None:
+        """Make no new subscriptions and forget none; does not block."""
+        self._is_stopped.set()
+
+    def stop(self) -> None:
+        """Ask lookup no more, after ``freeze``."""
+        if self.lookup is not None:
+            self.lookup.stop()
+
+    # Where the topic lives
+
+    def on_topology(self, topic: str, topology: Topology) -> None:
+        """Follow what lookup says now."""
+        if self._is_stopped.is_set():
+            return
+        self._rounds += 1
+        self._topology = topology
+        self._learn(topology)
+        chosen = self._consumer.config.partitions
+        self._follow(targets(topology, chosen))
+        self._retire_replaced()
+        self._seek()
+        complaint = impossible(topology, chosen)
+        if complaint is not None and not self._subscribers:
+            self._consumer.fail(ConfigError(complaint))
+        self._fail_if_hopeless()
+
+    def _learn(self, topology: Topology) -> None:
+        mode = self.mode.learn(topology.meta, self._consumer.config.ordered)
+        if mode == self.mode:
+            return
+        self._consumer.logger.info("%s: subscribing with %s", self._consumer.topic, mode)
+        self.mode = mode
+        for subscriber in self:
+            subscriber.mode_changed()
+
+    def _follow(self, found: dict[Target, Nsqd]) -> None:
+        wanted = self._wanted = {**found, **dict.fromkeys(self._configured(found))}
+        for target in wanted:
+            subscriber = self._subscribers.get(target)
+            if subscriber is None:
+                subscriber = self._subscribers[target] = Subscriber(self._consumer, self, target, self._consumer.pool)
+                subscriber.start()
+            subscriber.is_wanted = True
+        for subscriber in self:
+            if subscriber.target not in wanted:
+                subscriber.abandon()
+
+    def _configured(self, found: dict[Target, Nsqd]) -> Iterator[Target]:
+        """The targets that stand in the options, save those of which lookup knows better."""
+        leaders = {target.address for target in found if target.partition is not None}
+        led = {target.partition for target in found}
+        for address in self._consumer.nsqd_addresses:
+            for partition in self._consumer.config.partitions or (None,):
+                if address not in leaders if partition is None else partition not in led:
+                    yield Target(address, partition)
+
+    def place(self, target: Target) -> None:
+        """Set the start position of a target, the first time. Raises as ``Starter.place``."""
+        if self._starter is not None:
+            self._starter.place(target, self._wanted.get(target))
+
+    def _retire_replaced(self) -> None:
+        for subscriber in self:
+            if subscriber.target not in self._wanted and self._is_replaced(subscriber.target):
+                subscriber.retire()
+
+    def _is_replaced(self, target: Target) -> bool:
+        """Whether a live connection does what that of ``target`` does."""
+        for other in self:
+            if other.is_connected and other.target in self._wanted and other.target.partition is not None:
+                if target.partition is None and other.target.address == target.address:
+                    return True
+                if other.target.partition == target.partition:
+                    return True
+        return False
+
+    # Partitions without a connection
+
+    def _seek(self) -> None:
+        if self._seeker is None and self._is_seeking():
+            self._seeker = Greenlet(self._seek_loop)
+            self._seeker.name = f"{self._consumer.name} seeker"
+            self._seeker.start()
+
+    def _seek_loop(self) -> None:
+        while not self._is_stopped.wait(SEEK_INTERVAL) and self._is_seeking():
+            self._refresh()
+        self._seeker = None
+
+    def _is_seeking(self) -> bool:
+        if self.lookup is None or self._is_stopped.is_set():
+            return False
+        chosen = self._consumer.config.partitions
+        return not is_complete(self._topology, chosen) or any(
+            each.target.partition is not None and not each.is_connected and each.refusal is None for each in self
+        )
+
+    def _refresh(self) -> None:
+        if self.lookup is not None and not self._is_stopped.is_set():
+            self.lookup.refresh(self._consumer.topic)
+
+    # What subscribers tell
+
+    def joined(self, subscriber: Subscriber) -> None:
+        """A connection is subscribed."""
+        consumer, connection = self._consumer, subscriber.connection
+        consumer.flow.add(subscriber)
+        consumer.deadlines.expect(connection.info.msg_timeout)
+        if connection.auth_data is not None and is_heard(consumer, "on_auth"):
+            emit(consumer, "on_auth", conn=connection, response=msgspec.json.decode(connection.auth_data))
+        self._retire_replaced()
+
+    def lost(self, subscriber: Subscriber) -> None:
+        """A connection was lost, or could not be made: what lookup said may be out of date."""
+        self._refresh()
+        self._seek()
+
+    def refused(self, subscriber: Subscriber) -> None:
+        """A subscription cannot work as it is meant; it is not tried again unless lookup says how."""
+        subscriber.refused_in = self._rounds
+        self._refresh()
+        self._fail_if_hopeless()
+
+    def _fail_if_hopeless(self) -> None:
+        errors = [each.refusal for each in self]
+        if not errors or None in errors:
+            return
+        if self.lookup is not None and any(self._rounds < each.refused_in + ROUNDS_OF_GRACE for each in self):
+            self._refresh()
+            return
+        error = errors[0]
+        if error is not None:
+            self._consumer.fail(error)
+
+    def forget(self, subscriber: Subscriber) -> None:
+        """A subscriber will make no connection any more."""
+        if not self._is_stopped.is_set() and self._subscribers.get(subscriber.target) is subscriber:
+            del self._subscribers[subscriber.target]
+            self.past.add(subscriber.counters)
+            self._consumer.drop_pool(subscriber.pool)

@@ -1,0 +1,45 @@
+"""The consumer's side of the trace log: what became of each delivery."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from time import monotonic
+
+from nsq_fast._codec import Message
+
+from .connection import Connection
+from .deadlines import Deadlines
+from .trace import Outcome, TraceLog
+
+
+class Tracer:
+    """Records answers of one consumer. Ask ``is_on`` once for many messages.
+
+    Only redesigned servers have ids that mean something, so only their messages are recorded.
+    """
+
+    def __init__(self, log: TraceLog, topic: str, channel: str, deadlines: Deadlines) -> None:
+        self._log = log
+        self._topic = topic
+        self._channel = channel
+        self._deadlines = deadlines
+
+    def is_on(self, connection: Connection) -> bool:
+        """Whether messages of ``connection`` are recorded now."""
+        log = self._log
+        return log.is_active and log.is_on(self._topic) and connection.session.dialect.has_partitions
+
+    def record(self, connection: Connection, messages: Iterable[Message], outcome: Outcome) -> None:
+        """Record answers that were sent just now; those that came too late are timeouts, whatever they said."""
+        now = monotonic()
+        for message in messages:
+            is_late = now > self._deadlines.deadline(message, connection.info)
+            self._log.consumed(
+                self._topic,
+                self._channel,
+                message,
+                "TIMEOUT" if is_late else outcome,
+                nsqd=connection.address,
+                local=connection.local_address,
+                handling_time=now - message.received_at,
+            )
