@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 PARTITION_SHIFT = 50
 NO_EXT = b"\x00"
+FIRST_ID = 2
+"""The id of the first record of partition 0, as on the real server."""
 
 _MESSAGE = struct.Struct(">iiqH16s")
 _DETAIL = struct.Struct(">QI")
@@ -106,7 +108,7 @@ class PartitionLog:
         """Store messages; the records they have become."""
         timestamp = time.time_ns()
         sequence, offset = self.end, self.end_offset
-        high = (self.partition << PARTITION_SHIFT) + 1
+        high = (self.partition << PARTITION_SHIFT) + FIRST_ID
         pack, is_ext = _ID.pack, self.is_ext
         records: list[Record] = []
         for body, trace_id, header in drafts:
@@ -137,11 +139,10 @@ class PartitionLog:
         """The sequence of the first record published at or after a time, in nanoseconds."""
         return self.first + bisect.bisect_left(self._records, timestamp, key=lambda record: record.timestamp)
 
-    def find(self, internal_id: int) -> Record | None:
-        """The record of an id."""
-        sequence = internal_id - (self.partition << PARTITION_SHIFT) - 1
-        records = self.read(sequence, 1) if sequence >= self.first else []
-        return records[0] if records else None
+    def at_id(self, internal_id: int) -> int:
+        """The sequence of the record of an id, or of the one nearest to it."""
+        sequence = internal_id - (self.partition << PARTITION_SHIFT) - FIRST_ID
+        return max(self.first, min(sequence, self.end - 1))
 
     def trim(self, sequence: int, keep: int) -> None:
         """Drop records before ``sequence``, but for the last ``keep`` of them."""

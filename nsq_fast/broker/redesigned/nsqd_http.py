@@ -244,13 +244,11 @@ class NodeRoutes(HostRoutes):
 
     def _search(self, request: Request, partition: Partition, mode: str, value: int) -> Record | None:
         if mode == "id":
-            return partition.log.find(value)
-        if mode not in _SEARCH_MODES:
-            raise request.refuse(400, "search mode should be one of id/count/virtual_offset")
-        try:
+            sequence = partition.log.at_id(value)
+        elif mode in _SEARCH_MODES:
             sequence = sequence_of(Position(_SEARCH_MODES[mode], value), partition.log)
-        except ValueError as error:
-            raise request.refuse(404, str(error)) from error
+        else:
+            raise request.refuse(400, "search mode should be one of id/count/virtual_offset")
         records = partition.log.read(sequence, 1)
         return records[0] if records else None
 

@@ -34,8 +34,9 @@ def sequence_of(position: Position, log: PartitionLog) -> int:
         if value != _END:
             raise ValueError("not supported offset type")
         return log.end
-    if value < 0:
-        raise ValueError(f"Invalid timestamp {value}" if kind == TIMESTAMP else "invalid offset")
     if kind == TIMESTAMP:
+        if value < 0:
+            raise ValueError(f"Invalid timestamp {value}")
         return log.at_time(value * _NANOSECONDS)
-    return log.at_offset(value) if kind == OFFSET else min(value, log.end)
+    # Messages are counted from 1.
+    return log.at_offset(value) if kind == OFFSET else max(0, min(value - 1, log.end))
