@@ -1,4 +1,4 @@
-"""`nsq-fast broker`: run the embedded nsqd and nsqlookupd, together or apart, until Ctrl-C.
+"""`nsq-fast broker`: run the embedded nsqd and nsqlookupd, together or apart, or a redesigned cluster, until Ctrl-C.
 
 Every option of ``NsqdOptions`` is a flag with the original's name.
 """
@@ -12,9 +12,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from nsq_fast.broker import Broker
+from nsq_fast.broker import Broker, RedesignedCluster
+from nsq_fast.broker.group import ServerGroup
+from nsq_fast.broker.nsqd_server import NsqdServer
 from nsq_fast.broker.options import LookupdOptions, NsqdOptions
+from nsq_fast.broker.redesigned.options import ClusterOptions
+from nsq_fast.errors import ConfigError
 
 from . import options
 from .interrupt import stop_signals
@@ -57,66 +62,122 @@ def _kind(field: dataclasses.Field[Any]) -> dict[str, Any]:
 
 
 _NSQD_FLAGS = tuple(field.name for field in dataclasses.fields(NsqdOptions))
+_CLUSTER_FLAGS = tuple(field.name for field in dataclasses.fields(ClusterOptions))
 
 
 @click.command("broker", short_help="Run an embedded nsqd and nsqlookupd.")
 @click.option("--nsqds", type=click.IntRange(0, 64), default=1, show_default=True, help="How many nsqds; 0: none.")
 @click.option("--lookupd/--no-lookupd", default=True, help="Whether to run an nsqlookupd.")
+@click.option("--redesigned", is_flag=True, help="Run a cluster of the redesigned NSQ, which keeps nothing.")
+@click.option("--nodes", type=click.IntRange(1, 64), default=3, show_default=True, help="nsqds of the cluster.")
+@click.option(
+    "--lookupds", type=click.IntRange(1, 16), default=1, show_default=True, help="nsqlookupds of the cluster."
+)
+@_flags(ClusterOptions, _CLUSTER_FLAGS, {})
 @click.option("--json", "as_json", is_flag=True, help="Print the addresses as one line of JSON.")
 @_flags(LookupdOptions, ("tcp_address", "http_address"), _LOOKUPD_DEFAULTS, _LISTEN)
 @_flags(LookupdOptions, _LOOKUPD_FLAGS, {})
 @_flags(NsqdOptions, _NSQD_FLAGS, _DEFAULTS)
-def command(nsqds: int, lookupd: bool, as_json: bool, **flags: Any) -> None:
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    nsqds: int,
+    lookupd: bool,
+    redesigned: bool,
+    nodes: int,
+    lookupds: int,
+    as_json: bool,
+    **flags: Any,
+) -> None:
     """Run nsqd and nsqlookupd in this process until Ctrl-C or SIGTERM. The nsqds register with the nsqlookupd.
 
     With --nsqds above 1, all but the first listen on free ports. Port 0 is a free port. Without --data-path nothing
     outlives the process.
+
+    With --redesigned it is a cluster of --nodes nsqds and --lookupds nsqlookupds. Topics are created there before they
+    are used: POST /topic/create of the first nsqlookupd.
     """
+    _refuse_mixture(context, redesigned)
     if not nsqds and not lookupd:
         raise click.UsageError("--nsqds 0 with --no-lookupd leaves nothing to run")
     lookupd_flags = {name.removeprefix(_LISTEN): flags.pop(name) for name in list(flags) if name.startswith(_LISTEN)}
     lookupd_flags |= {name: flags.pop(name) for name in _LOOKUPD_FLAGS}
-    broker = _broker(nsqds, lookupd, flags, lookupd_flags)
-    with stop_signals() as stop, _running(broker):
-        servers = _describe(broker)
-        click.echo(json.dumps(servers) if as_json else _shown(servers))
+    if redesigned:
+        given = {name: value for name, value in flags.items() if name in _DEFAULTS or _is_given(context, name)}
+        group: ServerGroup = _cluster(nodes, lookupds, given, lookupd_flags)
+    else:
+        group = _broker(nsqds, lookupd, {name: flags[name] for name in _NSQD_FLAGS}, lookupd_flags)
+    with stop_signals() as stop, _running(group):
+        servers = _describe(group)
+        click.echo(json.dumps(servers) if as_json else _shown(servers, redesigned))
         stop.wait()
 
 
+def _refuse_mixture(context: click.Context, redesigned: bool) -> None:
+    """Raise UsageError for a flag that has no meaning for what shall run."""
+    others = ("nsqds", "lookupd", "data_path") if redesigned else ("nodes", "lookupds", *_CLUSTER_FLAGS)
+    for name in others:
+        if _is_given(context, name):
+            rest = "not for --redesigned" if redesigned else "for --redesigned only"
+            raise click.UsageError(f"--{name.replace('_', '-')}: {rest}")
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def _cluster(nodes: int, lookupds: int, flags: dict[str, Any], lookupd_flags: dict[str, Any]) -> RedesignedCluster:
+    addresses = {
+        "nsqds": _all_but_first_free(nodes, flags["tcp_address"]),
+        "lookupds": _all_but_first_free(lookupds, lookupd_flags["tcp_address"]),
+    }
+    try:
+        return RedesignedCluster(nodes, lookupds, lookupd_options=lookupd_flags, addresses=addresses, **flags)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _all_but_first_free(count: int, address: str) -> list[dict[str, Any]]:
+    host = address.rpartition(":")[0]
+    return [{}] + [{"tcp": (host, 0), "http": (host, 0)}] * (count - 1)
+
+
 def _broker(nsqds: int, lookupd: bool, nsqd_flags: dict[str, Any], lookupd_flags: dict[str, Any]) -> Broker:
-    host = nsqd_flags["tcp_address"].rpartition(":")[0]
-    free = {"tcp": (host, 0), "http": (host, 0)}
-    addresses: dict[str, Any] = {"nsqds": [{}] + [free] * (nsqds - 1)}
+    addresses = {"nsqds": _all_but_first_free(nsqds, nsqd_flags["tcp_address"])} if nsqds else None
     return Broker(nsqds, lookupd, lookupd_options=lookupd_flags, addresses=addresses, **nsqd_flags)
 
 
 @contextmanager
-def _running(broker: Broker) -> Iterator[None]:
+def _running(group: ServerGroup) -> Iterator[None]:
     try:
-        broker.start()
+        group.start()
     except OSError as error:
         raise click.ClickException(f"cannot start: {error}") from error
     try:
         yield
     finally:
-        broker.stop()
+        group.stop()
 
 
-def _describe(broker: Broker) -> dict[str, Any]:
-    nsqds = [
-        {"tcp": str(nsqd.tcp_address), "http": str(nsqd.http_address), "https": str(nsqd.https_address or "") or None}
-        for nsqd in broker.nsqds
-    ]
-    lookupd = broker.lookupd
-    described = lookupd and {"tcp": str(lookupd.tcp_address), "http": str(lookupd.http_address)}
-    return {"nsqds": nsqds, "lookupd": described}
+def _describe(group: ServerGroup) -> dict[str, Any]:
+    nsqds, lookupds = [], []
+    for server in group.servers.values():
+        faces = {"tcp": str(server.tcp_address), "http": str(server.http_address)}
+        if isinstance(server, NsqdServer):
+            nsqds.append({**faces, "https": str(server.https_address or "") or None})
+        else:
+            lookupds.append(faces)
+    return {"nsqds": nsqds, "lookupd": lookupds[0] if lookupds else None, "lookupds": lookupds}
 
 
-def _shown(servers: dict[str, Any]) -> str:
+def _shown(servers: dict[str, Any], redesigned: bool) -> str:
     lines = [
         f"nsqd        tcp {nsqd['tcp']}  http {nsqd['http']}" + (f"  https {nsqd['https']}" if nsqd["https"] else "")
         for nsqd in servers["nsqds"]
     ]
-    if servers["lookupd"]:
-        lines.append(f"nsqlookupd  tcp {servers['lookupd']['tcp']}  http {servers['lookupd']['http']}")
+    lines += [f"nsqlookupd  tcp {each['tcp']}  http {each['http']}" for each in servers["lookupds"]]
+    if redesigned:
+        example = f"http://{servers['lookupd']['http']}/topic/create?topic=orders&partition_num=3&replicator=2"
+        lines.append(f"a topic:    curl -X POST '{example}&orderedmulti=true'")
     return "\n".join([*lines, "Ctrl-C ends it."])

@@ -299,6 +299,20 @@ def test_broker_serves_until_ctrl_c_and_keeps_its_data(topic: str, tmp_path: Pat
     assert command.interrupt(signal.SIGTERM) == (0, "")
 
 
+def test_broker_runs_a_redesigned_cluster_that_is_ready_for_topics(topic: str, start: Any) -> None:
+    ports = ["--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--lookupd-listen-tcp-address"]
+    flags = [*ports, "127.0.0.1:0", "--lookupd-listen-http-address", "127.0.0.1:0", "--allow-write-with-nochannels"]
+    command = start("broker", "--json", "--redesigned", "--nodes", "2", "--lookupds", "2", *flags)
+    servers = json.loads(command.line())
+    assert len(servers["nsqds"]) == len(servers["lookupds"]) == 2
+    with LookupdHTTPClient.from_url(servers["lookupd"]["http"]) as lookupd:
+        listed = [f"{node['NodeIP']}:{node['HttpPort']}" for node in lookupd.list_lookupds()["lookupdnodes"]]
+        lookupd.create_topic(topic, partition_num=2, replicator=1)
+    assert listed == [each["http"] for each in servers["lookupds"]]
+    assert pub(topic, b"there\n", "-q", "--lookupd", listed[1]) == (0, "")
+    assert command.interrupt() == (0, "")
+
+
 def test_broker_says_so_when_its_port_is_taken(broker: Servers) -> None:
     result = run("broker", "--no-lookupd", "--tcp-address", str(broker.nsqd.tcp))
     assert result.exit_code == 1

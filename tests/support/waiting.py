@@ -11,11 +11,11 @@ from gevent import sleep
 T = TypeVar("T")
 
 
-def until(probe: Callable[[], T], timeout: float = 10.0) -> T:
-    """Call ``probe`` until its result is true, and return that; fails after ``timeout`` seconds."""
+def until(probe: Callable[[], T], timeout: float = 10.0, every: float = 0.005) -> T:
+    """Call ``probe``, ``every`` so many seconds, until its result is true, and return that; fails after ``timeout``."""
     deadline = time.monotonic() + timeout
     while not (result := probe()):
         if time.monotonic() > deadline:
             raise AssertionError(f"not so within {timeout} s: {probe}")
-        sleep(0.005)
+        sleep(every)
     return result

@@ -1,0 +1,249 @@
+"""A real redesigned cluster on loopback: etcd, nsqlookupds and nsqds as child processes.
+
+It needs the redesigned binaries (see ``servers``) and an etcd that still has
+the v2 API, on PATH. The daemons cannot choose their own ports, so free ones
+are picked just before.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nsq_fast.names import Address
+
+from .servers import find_server
+
+# A brand-new cluster elects leaders for new topics slowly in its first minutes, and calls itself stable later still.
+READY_TIMEOUT = 300.0
+POLL = 0.1
+LOOPBACK = "127.0.0.1"
+
+
+def missing_for_cluster() -> str | None:
+    """What this machine lacks to run a cluster; None when it has everything."""
+    for name in ("nsqd", "nsqlookupd"):
+        if find_server(name, "redesigned") is None:
+            return f"no redesigned {name}"
+    return None if shutil.which("etcd") else "no etcd"
+
+
+class Daemon:
+    """One child process with its command line, so that it can be killed and started again as it was."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self._command = command
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+class Nsqd(Daemon):
+    """One nsqd of the cluster."""
+
+    def __init__(self, command: list[str], log: Path, tcp_address: Address, http_address: Address) -> None:
+        super().__init__(command, log)
+        self.tcp_address = tcp_address
+        self.http_address = http_address
+
+
+class RedesignedCluster:
+    """``nsqds`` nsqds under ``lookupds`` nsqlookupds; every topic is made by ``create_topic``."""
+
+    def __init__(self, path: Path, nsqds: int = 3, lookupds: int = 2) -> None:
+        self._path = path
+        etcd_port, peer_port = _free_ports(2)
+        self._flags = [
+            f"-cluster-leadership-addresses=http://{LOOPBACK}:{etcd_port}",
+            f"-cluster-id=test-{etcd_port}",
+            "-broadcast-interface=lo",
+            f"-broadcast-address={LOOPBACK}",
+        ]
+        self.lookupd_addresses: list[Address] = []
+        self.lookupd_tcp_addresses: list[Address] = []
+        self.nsqds: list[Nsqd] = []
+        self._daemons: list[Daemon] = []
+        try:
+            self._run(Daemon(_etcd_command(path / "etcd", etcd_port, peer_port), path / "etcd.log"))
+            _wait_for(lambda: _get(f"http://{LOOPBACK}:{etcd_port}/v2/keys") is not None, "etcd")
+            for number in range(lookupds):
+                self._start_lookupd(number)
+            _wait_for(lambda: self.leader() is not None, "a lookupd leader")
+            for number in range(nsqds):
+                self._start_nsqd(number)
+            _wait_for(lambda: len(self._lookup("/nodes").get("producers") or []) == nsqds, "every nsqd registered")
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Kill every process."""
+        for daemon in reversed(self._daemons):
+            daemon.kill()
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether the cluster would move a leader."""
+        return bool(self._lookup("/cluster/stats").get("stable"))
+
+    def wait_stable(self) -> None:
+        """Return when leaders can be moved."""
+        _wait_for(lambda: self.is_stable, "the cluster to be stable")
+
+    def leader(self) -> Address | None:
+        """HTTP address of the lookupd that takes admin calls."""
+        listed = _get(f"http://{self.lookupd_addresses[0]}/listlookup")
+        leader = (listed or {}).get("lookupdleader") or {}
+        return Address(leader["NodeIP"], int(leader["HttpPort"])) if leader.get("HttpPort") else None
+
+    def create_topic(
+        self, topic: str, partitions: int = 1, replicas: int = 1, *, channels: tuple[str, ...] = ("ch",), **flags: bool
+    ) -> None:
+        """Create a topic (flags: ordered, ext) with its channels, and wait until every partition can be written."""
+        query = f"topic={topic}&partition_num={partitions}&replicator={replicas}"
+        query += "&orderedmulti=true" if flags.get("ordered") else ""
+        query += "&extend=true" if flags.get("ext") else ""
+        _wait_for(lambda: self._admin(f"/topic/create?{query}"), f"topic {topic}")
+        _wait_for(lambda: len(self.partitions(topic, "r")) == partitions, f"leaders of {topic}")
+        for partition, node in self.partitions(topic, "r").items():
+            for channel in channels:
+                url = f"http://{node['broadcast_address']}:{node['http_port']}/channel/create"
+                query = f"?topic={topic}&partition={partition}&channel={channel}"
+                _wait_for(partial(_post, url + query), f"channel {channel} of {topic}-{partition}")
+        _wait_for(lambda: len(self.partitions(topic, "w")) == partitions, f"{topic} to be writable")
+
+    def partitions(self, topic: str, access: str = "w") -> dict[int, dict[str, Any]]:
+        """Partition -> its leader, as lookup shows it now."""
+        found = self._lookup(f"/lookup?topic={topic}&access={access}&metainfo=true")
+        return {int(key): node for key, node in ((found or {}).get("partitions") or {}).items()}
+
+    def move_leader(self, topic: str, partition: int) -> bool:
+        """Ask for another leader; False while the cluster refuses (unstable, or no other replica)."""
+        node = self.partitions(topic)[partition]
+        target = self._replica_other_than(topic, partition, node["distributed_id"])
+        query = f"topic={topic}&partition={partition}&move_leader=true"
+        query += f"&move_from={node['distributed_id']}&move_to={target}"
+        return target is not None and self._admin(f"/topic/partition/move?{query}")
+
+    def leader_of(self, topic: str, partition: int) -> Nsqd:
+        """The nsqd that leads a partition now."""
+        port = self.partitions(topic)[partition]["tcp_port"]
+        return next(nsqd for nsqd in self.nsqds if nsqd.tcp_address.port == port)
+
+    def _replica_other_than(self, topic: str, partition: int, leader: str) -> str | None:
+        for node in self._lookup("/nodes")["producers"]:
+            url = f"http://{LOOPBACK}:{node['http_port']}/coordinator/stats?topic={topic}&partition={partition}"
+            for stats in (_get(url) or {}).get("topic_coord_stats") or []:
+                for replica in stats.get("isr_stats") or []:
+                    if replica.get("node_id") not in (None, leader):
+                        return str(replica["node_id"])
+        return None
+
+    def _admin(self, route: str) -> bool:
+        leader = self.leader()
+        return leader is not None and _post(f"http://{leader}{route}")
+
+    def _lookup(self, route: str) -> Any:
+        return _get(f"http://{self.leader() or self.lookupd_addresses[0]}{route}") or {}
+
+    def _start_lookupd(self, number: int) -> None:
+        tcp, http, rpc, metric = _free_ports(4)
+        self.lookupd_addresses.append(Address(LOOPBACK, http))
+        self.lookupd_tcp_addresses.append(Address(LOOPBACK, tcp))
+        command, log = self._command("nsqlookupd", number, tcp, http, rpc, metric)
+        self._run(Daemon(command, log))
+        _wait_for(lambda: _get(f"http://{LOOPBACK}:{http}/info") is not None, f"nsqlookupd {number}")
+
+    def _start_nsqd(self, number: int) -> None:
+        tcp, http, rpc, metric = _free_ports(4)
+        data = self._path / f"data{number}"
+        data.mkdir()
+        command, log = self._command("nsqd", number, tcp, http, rpc, metric)
+        command += [f"-data-path={data}", f"-worker-id={number + 1}", "-https-address="]
+        nsqd = Nsqd(command, log, Address(LOOPBACK, tcp), Address(LOOPBACK, http))
+        self._run(nsqd)
+        self.nsqds.append(nsqd)
+        _wait_for(lambda: _get(f"http://{LOOPBACK}:{http}/info") is not None, f"nsqd {number}")
+
+    def _command(self, name: str, number: int, tcp: int, http: int, rpc: int, metric: int) -> tuple[list[str], Path]:
+        log = self._path / f"{name}{number}"
+        log.mkdir()
+        command = [
+            str(find_server(name, "redesigned")),
+            f"-tcp-address={LOOPBACK}:{tcp}",
+            f"-http-address={LOOPBACK}:{http}",
+            f"-metric-address={LOOPBACK}:{metric}",
+            f"-rpc-port={rpc}",
+            f"-log-dir={log}",
+            *self._flags,
+        ]
+        return command, log / "out.log"
+
+    def _run(self, daemon: Daemon) -> None:
+        self._daemons.append(daemon)
+        daemon.start()
+
+
+def _etcd_command(data: Path, port: int, peer_port: int) -> list[str]:
+    client, peer = f"http://{LOOPBACK}:{port}", f"http://{LOOPBACK}:{peer_port}"
+    return [
+        "etcd",
+        "--enable-v2=true",
+        f"--data-dir={data}",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+    ]
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+def _get(url: str) -> Any:
+    request = urllib.request.Request(url, headers={"Accept": "application/vnd.nsq; version=1.0"})
+    try:
+        with urllib.request.urlopen(request, timeout=5) as reply:
+            return json.loads(reply.read() or b"{}")
+    except (OSError, ValueError):
+        return None
+
+
+def _post(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30) as reply:
+            return bool(reply.status == 200)
+    except (OSError, urllib.error.HTTPError):
+        return False
+
+
+def _wait_for(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + READY_TIMEOUT
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {READY_TIMEOUT:.0f} s for {what}")
+        time.sleep(POLL)
