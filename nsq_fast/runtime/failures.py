@@ -23,7 +23,12 @@ from nsq_fast._codec import Message
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address, check_topic
 
+from .bodies import CODEC_HEADER, SIZE_HEADER
+
 logger = logging.getLogger(__name__)
+
+RESERVED = "##"
+TAG_HEADER = "##client_dispatch_tag"
 
 
 class GivingUp(Protocol):
@@ -44,8 +49,8 @@ class GivingUp(Protocol):
 class Publisher(Protocol):
     """What a dead-letter topic is written with: a Producer, or anything like it."""
 
-    def publish(self, topic: str, body: bytes) -> Any:
-        """Publish, and return only when the message is stored."""
+    def publish(self, topic: str, body: bytes, **place: Any) -> Any:
+        """Publish, and return only when the message is stored. ``place`` is empty but for redesigned topics."""
 
 
 GiveUpPolicy = Callable[[Any, Message], object]
@@ -126,8 +131,8 @@ class WriteToFolder:
 class PublishTo:
     """Publish the message to a dead-letter topic, or again to the end of its own; finish it only then.
 
-    A message put to the end of its own topic begins with one attempt again, and
-    does so for ever unless something else ends it.
+    At the end of its own topic a message stays in its partition, and keeps its trace id, headers and tag. It begins
+    with one attempt again, and does so for ever unless something else ends it.
 
     Args:
         topic: where to; None: the topic it came from.
@@ -152,7 +157,10 @@ class PublishTo:
     def __call__(self, consumer: GivingUp, message: Message) -> None:
         body = message.body if self._convert is None else self._convert(message)
         producer = self._producer if self._producer is not None else self._own_producer(consumer)
-        producer.publish(self._topic or consumer.topic, body)
+        if self._topic is None or self._topic == consumer.topic:
+            producer.publish(consumer.topic, body, **place_of(message))
+        else:
+            producer.publish(self._topic, body)
 
     def _own_producer(self, consumer: GivingUp) -> Publisher:
         if self._own is None:
@@ -168,6 +176,24 @@ class PublishTo:
         own, self._own = self._own, None
         if own is not None:
             own.close()
+
+
+def place_of(message: Message) -> dict[str, Any]:
+    """Keyword arguments of ``publish`` that put a message where it was, as it was; none for the original NSQ."""
+    if message.partition is None:
+        return {}
+    place: dict[str, Any] = {"partition": message.partition}
+    if message.trace_id:
+        place["trace_id"] = message.trace_id
+    if message.ext is not None:
+        headers = dict(message.headers)
+        tag = headers.get(TAG_HEADER)
+        if tag is not None:
+            place["tag"] = tag
+        if str(headers.get(SIZE_HEADER)) == str(len(message.body)):  # it is decompressed
+            headers = {name: value for name, value in headers.items() if name not in (CODEC_HEADER, SIZE_HEADER)}
+        place["headers"] = {name: value for name, value in headers.items() if not name.startswith(RESERVED)}
+    return place
 
 
 def message_name(message: Message) -> str:

@@ -14,8 +14,6 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from gevent import Greenlet, spawn_later
-
 from nsq_fast._codec import Message
 from nsq_fast.errors import ConfigError, NsqError, OrderViolated, PartitionBlocked
 from nsq_fast.protocol.order import OrderLedger, Position, Verdict
@@ -23,6 +21,7 @@ from nsq_fast.protocol.targets import Target
 
 from .connection import Connection
 from .failures import GiveUpPolicy, message_name
+from .fork import Greenlet
 from .signals import emit
 
 if TYPE_CHECKING:
@@ -156,7 +155,8 @@ class Ordered:
     def hold(self, connection: Connection, message: Message, delay_ms: int) -> None:
         """REQ 0 after a delay, or before the message times out if that is sooner."""
         left = message.received_at + LONGEST_HOLD * connection.info.msg_timeout - monotonic()
-        self._held[message] = spawn_later(max(0.0, min(delay_ms / 1000, left)), self._give_back, message)
+        greenlet = self._held[message] = Greenlet(self._give_back, message)
+        greenlet.start_later(max(0.0, min(delay_ms / 1000, left)))
 
     def release(self, connection: Connection | None = None) -> None:
         """REQ 0 now for what is held, of one connection or of all."""

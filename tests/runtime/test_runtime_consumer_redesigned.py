@@ -1,0 +1,428 @@
+"""How a consumer follows partitions and learns how to subscribe, judged by what reaches scripted nsqds."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import gevent
+import pytest
+from support.partitions import OK, PartitionNsqd, ScriptedLookup, answers, push_record, subscription, topology
+from support.scripted_nsqd import ScriptedNsqd, frame
+from support.waiting import until
+
+from nsq_fast import Consumer
+from nsq_fast.errors import (
+    ChannelNotRegistered,
+    ConfigError,
+    ExtendSubForbidden,
+    ExtendSubRequired,
+    LocalProtocolError,
+    OrderedSubRequired,
+)
+
+
+@pytest.fixture
+def nsqds():
+    """A factory of scripted nsqds, redesigned ones by default."""
+    made = []
+
+    def make(kind=PartitionNsqd, **options):
+        made.append(kind(**options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+@pytest.fixture
+def consume(monkeypatch):
+    """Start a consumer with a scripted lookup; give both."""
+    monkeypatch.setattr("nsq_fast.runtime.subscriptions.LookupPoller", ScriptedLookup)
+    consumers = []
+
+    def start(handler=lambda consumer, message: None, **options):
+        options = {"max_in_flight": 10, "max_backoff_duration": 0} | options
+        if "nsqd_tcp_addresses" not in options:
+            options["lookupd_http_addresses"] = "lookup:4161"
+        consumer = Consumer("t", "c", message_handler=handler, **options)
+        consumers.append(consumer)
+        consumer.start(block=False)
+        return consumer, consumer._subscriptions.lookup
+
+    yield start
+    for consumer in consumers:
+        consumer.close(drain=False)
+
+
+def test_one_connection_for_each_partition(nsqds, consume):
+    first, second = nsqds(), nsqds()
+    seen = []
+    consumer, lookup = consume(lambda _, message: seen.append((message.partition, message.body)))
+    lookup.tell(topology({0: first, 1: second, 2: first}))
+    for nsqd, partition in ((first, 0), (second, 1), (first, 2)):
+        connection = nsqd.subscriber(partition)
+        assert subscription(connection) == (b"SUB", b"t", b"c", b"%d" % partition)
+        push_record(connection, 1, body=b"%d" % partition)
+        connection.wait_for(lambda connection=connection: answers(connection, b"FIN") == [1])
+    assert sorted(seen) == [(0, b"0"), (1, b"1"), (2, b"2")]
+    assert consumer.total_ready_count <= 10
+    assert {(each.address, each.partition) for each in consumer.stats().connections} == {
+        (first.address, 0), (second.address, 1), (first.address, 2),
+    }  # fmt: skip
+
+
+def test_rdy_is_spread_over_partitions(nsqds, consume):
+    nsqd = nsqds()
+    _, lookup = consume(max_in_flight=9)
+    lookup.tell(topology({0: nsqd, 1: nsqd, 2: nsqd}))
+    for partition in range(3):
+        nsqd.subscriber(partition).wait_rdy(3)
+
+
+def test_chosen_partitions_only(nsqds, consume):
+    first, second, old = nsqds(), nsqds(), nsqds(ScriptedNsqd)
+    _, lookup = consume(partitions=[0, 2])
+    lookup.tell(topology({0: first, 1: second, 2: first}, old))
+    first.subscriber(0)
+    first.subscriber(2)
+    assert not second.connections
+    assert not old.connections
+
+
+def test_partitions_that_the_topic_never_has_are_an_error(nsqds, consume):
+    consumer, lookup = consume(partitions=[3])
+    lookup.tell(topology({0: nsqds()}))
+    with pytest.raises(ConfigError, match="partitions 0 to 0"):
+        consumer.join(5)
+
+
+def test_old_nsqds_beside_partitions(nsqds, consume):
+    leader, old = nsqds(), nsqds(ScriptedNsqd)
+    _, lookup = consume()
+    lookup.tell(topology({0: leader}, old, ordered=True))
+    connection = old.connection()
+    assert subscription(connection) == (b"SUB", b"t", b"c")
+    connection.push(1)
+    connection.wait_for(lambda: connection.answered(b"FIN") == [1])
+    assert subscription(leader.subscriber(0))[0] == b"SUB_ORDERED"
+
+
+def test_a_configured_nsqd_is_subscribed_to_without_lookup(nsqds, consume):
+    nsqd = nsqds()
+    consume(nsqd_tcp_addresses=str(nsqd.address), partitions=[0, 1], ordered=True)
+    assert subscription(nsqd.subscriber(0)) == (b"SUB_ORDERED", b"t", b"c", b"0")
+    nsqd.subscriber(1)
+
+
+def test_a_configured_nsqd_that_leads_partitions_is_not_subscribed_to_twice(nsqds, consume):
+    nsqd = nsqds()
+    consumer, lookup = consume(nsqd_tcp_addresses=str(nsqd.address), lookupd_http_addresses="lookup:4161")
+    plain = nsqd.subscriber(None)
+    lookup.tell(topology({0: nsqd, 1: nsqd}))
+    nsqd.subscriber(0)
+    nsqd.subscriber(1)
+    plain.wait_for(lambda: (b"CLS",) in plain.commands and not plain.is_open)
+    until(lambda: len(consumer.stats().connections) == 2)
+
+
+# Leaders that move
+
+
+def test_a_lost_leader_is_looked_up_at_once_and_followed(nsqds, consume):
+    before, after = nsqds(), nsqds()
+    seen = []
+    consumer, lookup = consume(lambda _, message: seen.append(message.body))
+    lookup.tell(topology({0: before, 1: before}))
+    connection = before.subscriber(0)
+    lookup.answer = topology({0: after, 1: before})
+    asked = lookup.refreshed
+    connection.close()
+    push_record(after.subscriber(0), 3, body=b"from the new leader")
+    until(lambda: seen == [b"from the new leader"])
+    assert lookup.refreshed > asked
+    assert before.live(1), "the other partition stays where it is"
+    until(lambda: len(consumer.stats().connections) == 2)
+
+
+def test_lookup_is_asked_until_it_knows_the_new_leader(nsqds, consume, monkeypatch):
+    monkeypatch.setattr("nsq_fast.runtime.subscriptions.SEEK_INTERVAL", 0.02)
+    before, after = nsqds(), nsqds()
+    _, lookup = consume(max_reconnect_delay=60)
+    lookup.tell(topology({0: before}))
+    connection = before.subscriber(0)
+    lookup.answer = topology({}, partition_num=1)  # a time without a leader
+    before.is_refusing = True
+    connection.close()
+    until(lambda: lookup.refreshed > 5)
+    knows_since = monotonic()
+    lookup.answer = topology({0: after})
+    after.subscriber(0)
+    assert monotonic() - knows_since < 2
+    gevent.sleep(0.05)
+    asked = lookup.refreshed
+    gevent.sleep(0.1)
+    assert lookup.refreshed == asked, "nothing is missing any more"
+
+
+def test_a_leader_that_refuses_is_left_for_the_new_one(nsqds, consume):
+    before = nsqds(replies={b"SUB": frame(1, b"E_FAILED_ON_NOT_LEADER ")})
+    after = nsqds()
+    _, lookup = consume()
+    lookup.tell(topology({0: before}))
+    before.wait_for(lambda: lookup.refreshed)
+    lookup.tell(topology({0: after}))
+    after.subscriber(0)
+
+
+def test_a_partition_is_followed_from_a_live_connection_when_the_new_one_stands(nsqds, consume):
+    before, after = nsqds(), nsqds(replies={b"SUB": frame(1, b"E_FAILED_ON_NOT_LEADER ")})
+    seen = []
+    consumer, lookup = consume(lambda _, message: seen.append(message.body))
+    lookup.tell(topology({0: before}))
+    old = before.subscriber(0)
+    lookup.tell(topology({0: after}))
+    after.wait_for(lambda: len(after.connections) > 1)
+    push_record(old, 1, body=b"still here")
+    old.wait_for(lambda: answers(old, b"FIN") == [1])
+    after.replies[b"SUB"] = OK
+    after.subscriber(0)
+    old.wait_for(lambda: (b"CLS",) in old.commands and not old.is_open)
+    until(lambda: [each.address for each in consumer.stats().connections] == [after.address])
+    assert consumer.stats().totals.finished == 1
+
+
+def test_a_partition_that_comes_back_is_kept(nsqds, consume):
+    nsqd = nsqds()
+    _, lookup = consume()
+    lookup.tell(topology({0: nsqd, 1: nsqd}))
+    connection = nsqd.subscriber(1)
+    lookup.tell(topology({0: nsqd}, partition_num=2))
+    lookup.tell(topology({0: nsqd, 1: nsqd}))
+    push_record(connection, 1)
+    connection.wait_for(lambda: answers(connection, b"FIN") == [1])
+    assert len(nsqd.connections) == 2
+
+
+# How to subscribe
+
+
+@pytest.mark.parametrize(
+    ("options", "meta", "command"),
+    [
+        ({}, {"ordered": True}, b"SUB_ORDERED"),
+        ({}, {}, b"SUB"),
+        ({"ordered": True}, {}, b"SUB_ORDERED"),
+        ({"ordered": False}, {"ordered": True}, b"SUB"),
+        ({"advanced": True}, {}, b"SUB_ADVANCED"),
+        ({"advanced": True}, {"ordered": True}, b"SUB_ORDERED"),
+    ],
+)
+def test_the_kind_of_subscription_is_learnt_or_told(nsqds, consume, options, meta, command):
+    nsqd = nsqds()
+    _, lookup = consume(**options)
+    lookup.tell(topology({0: nsqd}, **meta))
+    assert subscription(nsqd.subscriber(0))[0] == command
+
+
+def test_detail_is_there_with_advanced(nsqds, consume):
+    nsqd = nsqds()
+    seen = []
+    _, lookup = consume(lambda _, message: seen.append((message.offset, message.raw_size)), advanced=True)
+    lookup.tell(topology({0: nsqd}))
+    push_record(nsqd.subscriber(0), 3)
+    until(lambda: seen == [(120, 40)])
+
+
+def test_extended_headers_are_learnt_and_stay(nsqds, consume):
+    nsqd = nsqds()
+    seen = []
+    _, lookup = consume(lambda _, message: seen.append(message.headers))
+    lookup.tell(topology({0: nsqd}, extend_support=True))
+    connection = nsqd.subscriber(0)
+    assert connection.identify["extend_support"] is True
+    push_record(connection, 1, ext=b'{"k":"v"}')
+    push_record(connection, 2, ext=b"")
+    until(lambda: seen == [{"k": "v"}, {}])
+    lookup.tell(topology({0: nsqd}))
+    assert len(nsqd.connections) == 1, "a lookupd may be behind"
+
+
+def test_a_topic_that_gets_extended_headers_is_subscribed_to_anew(nsqds, consume):
+    nsqd = nsqds()
+    consumer, lookup = consume()
+    lookup.tell(topology({0: nsqd}))
+    first = nsqd.subscriber(0)
+    assert "extend_support" not in first.identify
+    lookup.tell(topology({0: nsqd}, extend_support=True))
+    first.wait_for(lambda: (b"CLS",) in first.commands and not first.is_open)
+    second = nsqd.subscriber(0)
+    assert second.identify["extend_support"] is True
+    assert len(consumer.stats().connections) == 1
+
+
+def test_a_refused_mode_is_repaired_by_what_lookup_says(nsqds, consume):
+    def sub(connection, command):
+        connection.send(frame(1, b"E_SUB_ORDER_IS_MUST "))
+
+    nsqd = nsqds(replies={b"SUB": sub})
+    errors = []
+    consumer, lookup = consume(nsqd_tcp_addresses=str(nsqd.address), lookupd_http_addresses="lookup:4161")
+    consumer.on_error.connect(lambda sender, error: errors.append(error), weak=False)
+    nsqd.wait_for(lambda: lookup.refreshed)
+    assert len(nsqd.connections) == 1, "a refusal is not repeated"
+    lookup.tell(topology({0: nsqd}, ordered=True))
+    assert subscription(nsqd.subscriber(0))[0] == b"SUB_ORDERED"
+    assert isinstance(errors[0], OrderedSubRequired)
+    assert consumer.is_running
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "option"),
+    [
+        (b"E_SUB_ORDER_IS_MUST ", OrderedSubRequired, "ordered=True"),
+        (b"E_SUB_EXTEND_NEED ", ExtendSubRequired, "extend_support=True"),
+        (b"E_SUB_EXTEND_FORBIDDON ", ExtendSubForbidden, "extend_support=False"),
+        (b"E_SUB_CHANNEL_NOT_REGISTERED ", ChannelNotRegistered, "channel/create"),
+    ],
+)
+@pytest.mark.parametrize("has_lookup", [True, False])
+def test_a_mode_that_is_wrong_everywhere_ends_the_consumer(nsqds, consume, code, error, option, has_lookup):
+    nsqd = nsqds(replies={b"SUB": frame(1, code)})
+    if has_lookup:
+        consumer, lookup = consume(ordered=False)
+        lookup.tell(topology({0: nsqd, 1: nsqd}))
+    else:
+        consumer, _ = consume(nsqd_tcp_addresses=str(nsqd.address))
+    with pytest.raises(error, match=option):
+        consumer.join(5)
+    assert len(nsqd.connections) <= 2, "one for each subscription"
+    assert not consumer.is_running
+
+
+def test_start_raises_what_ended_it(nsqds):
+    nsqd = nsqds(replies={b"SUB": frame(1, b"E_SUB_ORDER_IS_MUST ")})
+    consumer = Consumer("t", "c", str(nsqd.address), message_handler=print)
+    with pytest.raises(OrderedSubRequired, match="set ordered=True"):
+        consumer.start()
+
+
+def test_iterating_raises_what_ended_it(nsqds):
+    nsqd = nsqds(replies={b"SUB": frame(1, b"E_SUB_ORDER_IS_MUST ")})
+    with pytest.raises(OrderedSubRequired):
+        list(Consumer("t", "c", str(nsqd.address)))
+
+
+def test_one_refusal_among_others_is_told_and_ends_nothing(nsqds, consume):
+    good, bad = nsqds(), nsqds(replies={b"SUB": frame(1, b"E_SUB_EXTEND_NEED ")})
+    consumer, lookup = consume()
+    errors = []
+    consumer.on_error.connect(lambda sender, error: errors.append(error), weak=False)
+    lookup.tell(topology({0: good, 1: bad}))
+    connection = good.subscriber(0)
+    until(lambda: errors)
+    assert isinstance(errors[0], ExtendSubRequired)
+    lookup.tell(topology({0: good, 1: bad}))
+    push_record(connection, 1)
+    connection.wait_for(lambda: answers(connection, b"FIN") == [1])
+    assert len(bad.connections) == 1
+    assert consumer.is_running
+
+
+def test_an_original_nsqd_cannot_be_ordered(nsqds, consume):
+    nsqd = nsqds(ScriptedNsqd)
+    consumer, _ = consume(nsqd_tcp_addresses=str(nsqd.address), ordered=True)
+    with pytest.raises(LocalProtocolError, match="leave ordered"):
+        consumer.join(5)
+
+
+# Start positions
+
+
+class Leader:
+    """The HTTP face of an nsqd: records what is asked, answers ``status``."""
+
+    def __init__(self, status="200 OK", body=b""):
+        from gevent.pywsgi import WSGIServer
+
+        self.status, self.body, self.asked = status, body, []
+        self._server = WSGIServer(("127.0.0.1", 0), self._answer, log=None)
+        self._server.start()
+        self.port = self._server.address[1]
+        self.stop = self._server.stop
+
+    def _answer(self, environ, start_response):
+        body = environ["wsgi.input"].read()
+        self.asked.append((environ["PATH_INFO"], environ["QUERY_STRING"], body))
+        start_response(self.status, [("Content-Length", str(len(self.body)))])
+        return [self.body]
+
+
+@pytest.fixture
+def leader():
+    made = []
+
+    def make(**options):
+        made.append(Leader(**options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+def led(nsqd, http, *partitions):
+    found = topology(dict.fromkeys(partitions, nsqd))
+    return found._replace(partitions={number: nsqd.as_leader(http.port) for number in partitions})
+
+
+def test_a_start_position_is_set_once_before_subscribing(nsqds, consume, leader):
+    http, nsqd = leader(), nsqds()
+    _, lookup = consume(start_position={0: "offset:80", 1: "end"}, advanced=True)
+    lookup.tell(led(nsqd, http, 0, 1, 2))
+    for partition in range(3):
+        nsqd.subscriber(partition)
+    places = {(query.split("partition=")[1][0], body) for path, query, body in http.asked if "setoffset" in path}
+    assert places == {("0", b"virtual_queue:80"), ("1", b"special:-1")}
+    assert subscription(nsqd.subscriber(0)) == (b"SUB_ADVANCED", b"t", b"c", b"0"), "no position on the wire"
+    count = len(http.asked)
+    nsqd.subscriber(0).close()
+    until(lambda: len(nsqd.connections) == 4)
+    nsqd.subscriber(0)
+    assert len(http.asked) == count, "not again"
+
+
+def test_a_start_position_that_is_refused_is_an_error(nsqds, consume, leader):
+    http, nsqd = leader(status="400 Bad Request", body=b'{"message":"INVALID_OFFSET"}'), nsqds()
+    consumer, lookup = consume(start_position="timestamp:1")
+    lookup.tell(led(nsqd, http, 0))
+    with pytest.raises(ConfigError, match="start_position='timestamp:1': refused"):
+        consumer.join(5)
+    assert not nsqd.connections
+
+
+def test_a_start_position_is_tried_again_while_there_is_no_leader(nsqds, consume, leader):
+    http, nsqd = leader(status="400 Bad Request", body=b'{"message":"E_FAILED_ON_NOT_LEADER"}'), nsqds()
+    _, lookup = consume(start_position="end")
+    lookup.tell(led(nsqd, http, 0))
+    until(lambda: lookup.refreshed)
+    http.status = "200 OK"
+    nsqd.subscriber(0)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"start_position": "end"}, "start_position"),
+        ({"partitions": []}, "partitions"),
+        ({"partitions": "0,x"}, "partitions"),
+        ({"partitions": [1024]}, "partitions"),
+        ({"ordered": "perhaps"}, "ordered"),
+        ({"order_policy": "ignore"}, "order_policy"),
+        ({"blocked_policy": "skip"}, "blocked_policy"),
+        ({"trace": "yes"}, "trace"),
+    ],
+)
+def test_a_wrong_option_is_named(options, named):
+    with pytest.raises(ConfigError, match=named):
+        Consumer("t", "c", "localhost:1", **options)

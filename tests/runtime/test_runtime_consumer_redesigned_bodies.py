@@ -1,0 +1,235 @@
+"""Compressed bodies on topics with extended headers, and the trace log of consumed messages."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import sys
+import types
+
+import gevent
+import pytest
+import snappy
+from support.partitions import PartitionNsqd, ScriptedLookup, answers, push_record, topology
+from support.scripted_nsqd import ScriptedNsqd, frame
+from support.waiting import until
+
+from nsq_fast import Consumer
+from nsq_fast._codec import Message
+from nsq_fast.errors import BodyInvalid
+from nsq_fast.runtime.bodies import decompressed, is_compressed
+from nsq_fast.runtime.trace import ConsumeRecord, TraceLog
+
+BODY = b"hello, hello, hello"
+LIMIT = 1000
+SIZE = len(BODY)
+
+
+def header(codec, size=SIZE):
+    return json.dumps({"nsq.client.compress": codec, "nsq.msg.size": str(size)}).encode()
+
+
+def message(body, ext):
+    return Message(1, 2, b"i" * 16, body, ext=ext, offset=40, raw_size=50, received_at=3.0)
+
+
+@pytest.mark.parametrize(("codec", "body"), [("1", gzip.compress(BODY)), (1, gzip.compress(BODY)),
+                                             ("2", snappy.compress(BODY))])  # fmt: skip
+def test_a_body_is_decompressed_and_all_else_stays(codec, body):
+    before = message(body, header(codec))
+    assert is_compressed(before)
+    after = decompressed(before, LIMIT)
+    assert after.body == BODY
+    for name in ("timestamp", "attempts", "id", "ext", "headers", "offset", "raw_size", "received_at", "responder"):
+        assert getattr(after, name) == getattr(before, name), name
+
+
+def test_lz4_needs_its_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lz4.block", None)
+    with pytest.raises(BodyInvalid, match="pip install lz4"):
+        decompressed(message(b"x", header("3")), LIMIT)
+    block = types.ModuleType("lz4.block")
+    block.decompress = lambda body, uncompressed_size: body * uncompressed_size
+    monkeypatch.setitem(sys.modules, "lz4", types.ModuleType("lz4"))
+    monkeypatch.setitem(sys.modules, "lz4.block", block)
+    assert decompressed(message(b"x", header("3", 4)), LIMIT).body == b"xxxx"
+
+
+@pytest.mark.parametrize("ext", [None, b'{"k":"v"}', b'{"k":"nsq.client.compress"}'])
+def test_a_body_that_is_not_compressed_stays(ext):
+    plain = message(b"plain", ext)
+    assert not is_compressed(plain) or decompressed(plain, LIMIT) is plain
+
+
+@pytest.mark.parametrize(
+    ("body", "ext", "complaint"),
+    [
+        (b"x", header("4"), "only 1"),
+        (b"x", header("1", LIMIT + 1), "max_decompressed_size=1000"),
+        (b"x", header("1", -5), "nsq.msg.size"),
+        (b"x", b'{"nsq.client.compress":"1"}', "nsq.msg.size"),
+        (b"no gzip", header("1"), "does not decompress"),
+        (b"", header("1"), "cut short"),
+        (gzip.compress(BODY)[:-9], header("1"), "cut short"),
+        (gzip.compress(b"0" * 10_000_000), header("1"), "has 20 bytes"),
+        (gzip.compress(b"short"), header("1"), "has 5 bytes"),
+        (snappy.compress(b"0" * 1000), header("2"), "snappy body has 1000 bytes"),
+        (b"\xff\xff\xff\xff\xff\x01", header("2"), "begin with its length"),
+        (b"\x13", header("2"), "does not decompress"),
+    ],
+)
+def test_a_body_that_is_a_lie_is_refused(body, ext, complaint):
+    with pytest.raises(BodyInvalid, match=complaint):
+        decompressed(message(body, ext), LIMIT)
+
+
+@pytest.fixture
+def nsqd():
+    server = PartitionNsqd()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def consume(monkeypatch):
+    monkeypatch.setattr("nsq_fast.runtime.subscriptions.LookupPoller", ScriptedLookup)
+    consumers = []
+
+    def start(found, handler, **options):
+        consumer = Consumer("t", "c", (), "lookup:4161", message_handler=handler, max_in_flight=10, **options)
+        consumers.append(consumer)
+        consumer.start(block=False)
+        consumer._subscriptions.lookup.tell(found)
+        return consumer
+
+    yield start
+    for consumer in consumers:
+        consumer.close(drain=False)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_handler_gets_the_body_as_it_was(nsqd, consume, ordered):
+    seen = []
+    found = topology({0: nsqd}, extend_support=True, ordered=ordered)
+    consume(found, lambda _, message: seen.append((message.body, message.headers.get("k"))))
+    connection = nsqd.subscriber(0)
+    push_record(connection, 1, body=gzip.compress(BODY), ext=header("1"))
+    push_record(connection, 2, body=b"plain", ext=b'{"k":"v"}')
+    connection.wait_for(lambda: answers(connection, b"FIN") == [1, 2])
+    assert seen == [(BODY, None), (b"plain", "v")]
+
+
+def test_decompression_can_be_switched_off(nsqd, consume):
+    seen = []
+    consume(topology({0: nsqd}, extend_support=True), lambda _, m: seen.append(m.body), decompress=False)
+    push_record(nsqd.subscriber(0), 1, body=b"\x00", ext=header("1"))
+    until(lambda: seen == [b"\x00"])
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_no_handler_sees_a_body_that_cannot_be_read(nsqd, consume, ordered):
+    seen, told, given_up = [], [], []
+
+    def policy(consumer, message):
+        given_up.append(message.body)
+
+    consumer = consume(
+        topology({0: nsqd}, extend_support=True, ordered=ordered), lambda _, message: seen.append(message.body),
+        requeue_delay=10, give_up=policy, blocked_policy=policy, attempts_threshold=5,
+    )  # fmt: skip
+    consumer.on_exception.connect(lambda _, message, error: told.append(error), weak=False)
+    connection = nsqd.subscriber(0)
+    push_record(connection, 1, body=b"bad", ext=header("1"))
+    connection.wait_for(lambda: answers(connection, b"REQ") == [1])
+    assert isinstance(told[0], BodyInvalid)
+    push_record(connection, 1, body=b"bad", ext=header("1"), attempts=6)
+    connection.wait_for(lambda: answers(connection, b"FIN") == [1])
+    assert seen == []
+    assert given_up == [b"bad"], "as it came"
+
+
+# The trace log
+
+
+class Kept(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.records: list[ConsumeRecord] = []
+
+    def emit(self, record):
+        self.records.append(record.msg)
+
+
+@pytest.fixture
+def kept():
+    handler = Kept()
+    log = logging.getLogger("test.trace")
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    yield handler
+    log.removeHandler(handler)
+
+
+@pytest.fixture
+def trace(kept):
+    return TraceLog(logging.getLogger("test.trace"))
+
+
+def answer_in_many_ways(consumer, message):
+    if message.body == b"fail":
+        raise ValueError("no")
+    if message.body == b"finish":
+        message.finish()
+    if message.body == b"slow":
+        gevent.sleep(0.15)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_every_answer_is_recorded_while_it_is_on(consume, kept, trace, ordered):
+    nsqd = PartitionNsqd({"msg_timeout": 100})
+    try:
+        consumer = consume(
+            topology({2: nsqd}, ordered=ordered), answer_in_many_ways, trace=trace, advanced=True, requeue_delay=1
+        )
+        connection = nsqd.subscriber(2)
+        push_record(connection, 1)
+        connection.wait_for(lambda: answers(connection, b"FIN") == [1])
+        trace.enable("t")
+        for sequence, body in ((2, b"plain"), (3, b"finish"), (4, b"fail"), (5, b"slow")):
+            push_record(connection, sequence, body=body, attempts=3)
+            connection.wait_for(lambda sequence=sequence: len(kept.records) == sequence - 1)
+        trace.disable()
+        push_record(connection, 6)
+        connection.wait_for(lambda: 6 in answers(connection, b"FIN"))
+        local = str(consumer.subscribers[0].connection.local_address)
+    finally:
+        nsqd.stop()
+    assert [(each.offset, each.outcome) for each in kept.records] == [
+        (80, "FIN"), (120, "FIN"), (160, "REQ"), (200, "TIMEOUT"),
+    ]  # fmt: skip
+    first = kept.records[0]
+    assert (first.topic, first.channel, first.partition, first.attempts, first.timestamp) == ("t", "c", 2, 3, 1)
+    assert (first.internal_id, first.trace_id, first.size) == ((2 << 50) + 2, 0, 40)
+    assert (first.nsqd, first.local) == (str(nsqd.address), local)
+    assert 0 < first.handling_time < 0.1 < 0.15 <= kept.records[3].handling_time
+
+
+def test_messages_of_original_servers_are_not_recorded(consume, kept, trace):
+    nsqd = ScriptedNsqd()
+    try:
+        trace.enable()
+        consume(topology({}, nsqd), lambda _, message: None, trace=trace)
+        connection = nsqd.connection()
+        connection.push(1)
+        connection.wait_for(lambda: connection.answered(b"FIN") == [1])
+        assert kept.records == []
+    finally:
+        nsqd.stop()
+
+
+def test_an_answer_that_failed_is_a_timeout_for_the_counters(nsqd, consume):
+    consumer = consume(topology({0: nsqd}), lambda _, message: None)
+    connection = nsqd.subscriber(0)
+    connection.send(frame(1, b"E_FIN_FAILED FIN [0 0 0 0 0 0 0 1 0 0 0 0 0 0 0 0] failed not in flight"))
+    until(lambda: consumer.stats().totals.answers_failed == 1)

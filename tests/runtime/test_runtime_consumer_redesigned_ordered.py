@@ -1,0 +1,343 @@
+"""Ordered partitions: order verified, failed messages held, blocked ones left to a policy, one handler at a time."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import gevent
+import pytest
+from gevent.event import Event
+from support.partitions import PartitionNsqd, ScriptedLookup, answers, push_record, topology
+from support.waiting import until
+
+from nsq_fast import Consumer, RequeueMessage
+from nsq_fast.errors import OrderViolated, PartitionBlocked
+
+
+@pytest.fixture
+def nsqd():
+    server = PartitionNsqd()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def consume(monkeypatch):
+    """Start an ordered consumer with a scripted lookup that knows ``leaders``."""
+    monkeypatch.setattr("nsq_fast.runtime.subscriptions.LookupPoller", ScriptedLookup)
+    consumers = []
+
+    def start(leaders, handler=None, **options):
+        options = {"max_in_flight": 10, "ordered": True, "requeue_delay": 20} | options
+        consumer = Consumer("t", "c", (), "lookup:4161", message_handler=handler, **options)
+        consumers.append(consumer)
+        if handler is not None or "batch_handler" in options:
+            consumer.start(block=False)
+            consumer._subscriptions.lookup.tell(topology(leaders))
+        return consumer
+
+    yield start
+    for consumer in consumers:
+        consumer.close(drain=False)
+
+
+def hear(consumer, name):
+    """What a signal tells, as a list that grows."""
+    heard = []
+    getattr(consumer, name).connect(lambda sender, **values: heard.append(values), weak=False)
+    return heard
+
+
+class Recorder:
+    """A handler that writes down which sequence numbers it sees, and fails on some."""
+
+    def __init__(self, *failing, error=ValueError):
+        self.seen = []
+        self.failing = set(failing)
+        self.error = error
+
+    def __call__(self, consumer, message):
+        sequence = message.internal_id & ((1 << 50) - 1)
+        self.seen.append(sequence)
+        if sequence in self.failing:
+            raise self.error("no")
+
+
+def test_messages_have_their_place_and_rdy_is_one(nsqd, consume):
+    seen = []
+    consume({1: nsqd}, lambda _, m: seen.append((m.partition, m.internal_id, m.offset, m.raw_size)))
+    connection = nsqd.subscriber(1)
+    assert connection.rdy == 1, "the server has one in flight whatever RDY says"
+    push_record(connection, 3)
+    connection.wait_for(lambda: answers(connection, b"FIN") == [3])
+    assert seen == [(1, (1 << 50) + 3, 120, 40)]
+
+
+def test_a_redelivery_is_no_violation_and_counted(nsqd, consume):
+    handler = Recorder()
+    consumer = consume({0: nsqd}, handler)
+    connection = nsqd.subscriber(0)
+    for sequence in (1, 1, 2):
+        push_record(connection, sequence)
+    connection.wait_for(lambda: answers(connection, b"FIN") == [1, 1, 2])
+    assert (consumer.stats().repeated, consumer.stats().order_violations) == (1, 0)
+
+
+def test_a_violation_is_told_and_delivered_by_default(nsqd, consume, caplog):
+    handler = Recorder()
+    consumer = consume({0: nsqd}, handler)
+    violations = hear(consumer, "on_order_violation")
+    connection = nsqd.subscriber(0)
+    for sequence in (5, 3, 4, 6):
+        push_record(connection, sequence)
+    connection.wait_for(lambda: answers(connection, b"FIN") == [5, 3, 4, 6])
+    assert consumer.stats().order_violations == 1, "4 is in order after 3"
+    (told,) = violations
+    assert (told["error"].partition, told["error"].last, told["error"].seen) == (0, (5, 200), (3, 120))
+    assert told["message"].offset == 120
+    assert "partition 0 went backwards" in caplog.text
+
+
+def test_the_ledger_survives_a_move_of_the_leader(nsqd, consume):
+    other = PartitionNsqd()
+    try:
+        consumer = consume({0: nsqd}, Recorder())
+        connection = nsqd.subscriber(0)
+        push_record(connection, 5)
+        connection.wait_for(lambda: answers(connection, b"FIN") == [5])
+        consumer._subscriptions.lookup.answer = topology({0: other})
+        connection.close()
+        connection = other.subscriber(0)
+        push_record(connection, 5)
+        push_record(connection, 4)
+        connection.wait_for(lambda: answers(connection, b"FIN") == [5, 4])
+        assert (consumer.stats().repeated, consumer.stats().order_violations) == (1, 1)
+    finally:
+        other.stop()
+
+
+def test_a_dropped_violation_is_neither_handled_nor_finished(nsqd, consume):
+    handler = Recorder()
+    consumer = consume({0: nsqd}, handler, order_policy="drop")
+    connection = nsqd.subscriber(0)
+    push_record(connection, 5)
+    push_record(connection, 3)
+    connection.wait_for(lambda: answers(connection, b"REQ") == [3])
+    push_record(connection, 6)
+    connection.wait_for(lambda: answers(connection, b"FIN") == [5, 6])
+    assert handler.seen == [5, 6]
+    assert consumer.stats().order_violations == 1
+
+
+def test_a_violation_may_stop_the_consumer(nsqd, consume):
+    handler = Recorder()
+    consumer = consume({0: nsqd}, handler, order_policy="stop")
+    connection = nsqd.subscriber(0)
+    push_record(connection, 5)
+    connection.wait_for(lambda: answers(connection, b"FIN") == [5])
+    push_record(connection, 3)
+    with pytest.raises(OrderViolated, match="partition 0 went backwards"):
+        consumer.join(5)
+    assert handler.seen == [5]
+    until(lambda: not connection.is_open)
+    assert answers(connection, b"REQ") == [3]
+
+
+# Failed messages
+
+
+def test_a_failed_message_is_held_and_given_back_at_once_then(nsqd, consume):
+    consumer = consume({0: nsqd}, Recorder(1), requeue_delay=200, max_backoff_duration=10)
+    connection = nsqd.subscriber(0)
+    began = monotonic()
+    push_record(connection, 1)
+    connection.wait_for(lambda: answers(connection, b"REQ") == [1])
+    assert monotonic() - began >= 0.19
+    assert connection.commands[-1][2] == b"0", "the server ignores a delay"
+    assert consumer.stats().backoff_level == 0, "other partitions do not wait for this one"
+    assert connection.rdy == 1
+    assert consumer.stats().in_flight == 0
+
+
+def test_a_delay_that_the_handler_wants_is_held_too(nsqd, consume):
+    consume({0: nsqd}, Recorder(1, error=lambda _: RequeueMessage(0.1)), requeue_delay=5000)
+    connection = nsqd.subscriber(0)
+    push_record(connection, 1)
+    connection.wait_for(lambda: answers(connection, b"REQ") == [1])
+    assert connection.commands[-1][2] == b"0"
+
+
+def test_a_message_is_held_no_longer_than_the_server_waits(consume):
+    nsqd = PartitionNsqd({"msg_timeout": 250})
+    try:
+        consume({0: nsqd}, Recorder(1), requeue_delay=60_000)
+        connection = nsqd.subscriber(0)
+        push_record(connection, 1)
+        began = monotonic()
+        connection.wait_for(lambda: answers(connection, b"REQ") == [1])
+        assert monotonic() - began < 0.25
+        assert b"TOUCH" not in connection.words()
+    finally:
+        nsqd.stop()
+
+
+def test_closing_gives_held_messages_back(nsqd, consume):
+    consumer = consume({0: nsqd}, Recorder(1), requeue_delay=60_000)
+    connection = nsqd.subscriber(0)
+    push_record(connection, 1)
+    until(lambda: consumer.stats().in_flight == 1 and consumer.stats().unstarted == 0)
+    began = monotonic()
+    consumer.close()
+    assert monotonic() - began < 2
+    assert answers(connection, b"REQ") == [1]
+
+
+def test_max_tries_skips_nothing(nsqd, consume):
+    handler = Recorder()
+    consume({0: nsqd}, handler, max_tries=2)
+    connection = nsqd.subscriber(0)
+    push_record(connection, 1, attempts=9)
+    connection.wait_for(lambda: answers(connection, b"FIN") == [1])
+    assert handler.seen == [1]
+
+
+# Blocked messages
+
+
+def test_a_blocked_message_is_told_and_goes_on_being_tried(nsqd, consume, caplog):
+    handler = Recorder(1)
+    consumer = consume({0: nsqd}, handler, attempts_threshold=3)
+    blocked = hear(consumer, "on_blocked")
+    connection = nsqd.subscriber(0)
+    for attempts in (3, 4, 5, 6, 7, 8):
+        push_record(connection, 1, attempts=attempts)
+    connection.wait_for(lambda: answers(connection, b"REQ") == [1] * 6)
+    assert [each["message"].attempts for each in blocked] == [4, 5, 6, 7, 8]
+    assert consumer.stats().blocked == 5
+    assert caplog.text.count("partition 0 is blocked") == 3, "for the 4th, 5th and 7th attempt"
+    assert handler.seen == [1] * 6
+
+
+def test_a_blocked_message_may_be_retried_at_once(nsqd, consume):
+    consume({0: nsqd}, Recorder(1), attempts_threshold=3, requeue_delay=60_000, blocked_policy="retry")
+    connection = nsqd.subscriber(0)
+    push_record(connection, 1, attempts=4)
+    connection.wait_for(lambda: answers(connection, b"REQ") == [1])
+
+
+def test_a_blocked_message_may_go_to_a_policy_in_place_of_the_handler(nsqd, consume):
+    handler, given_up = Recorder(), []
+
+    def policy(consumer, message):
+        given_up.append(message.body)
+
+    consumer = consume({0: nsqd}, handler, attempts_threshold=3, blocked_policy=policy)
+    connection = nsqd.subscriber(0)
+    push_record(connection, 1, attempts=4, body=b"bad")
+    connection.wait_for(lambda: answers(connection, b"FIN") == [1])
+    assert given_up == [b"bad"]
+    assert handler.seen == []
+    assert consumer.stats().given_up == 1
+
+
+def test_a_policy_that_fails_keeps_the_message(nsqd, consume):
+    def policy(consumer, message):
+        raise OSError("disk full")
+
+    consume({0: nsqd}, Recorder(), attempts_threshold=3, blocked_policy=policy)
+    connection = nsqd.subscriber(0)
+    push_record(connection, 1, attempts=4)
+    connection.wait_for(lambda: answers(connection, b"REQ") == [1])
+    assert b"FIN" not in connection.words()
+
+
+def test_a_blocked_message_may_stop_the_consumer(nsqd, consume):
+    handler = Recorder()
+    consumer = consume({0: nsqd}, handler, attempts_threshold=3, blocked_policy="stop")
+    connection = nsqd.subscriber(0)
+    push_record(connection, 1, attempts=4)
+    with pytest.raises(PartitionBlocked, match="delivered for the 4th time"):
+        consumer.join(5)
+    assert handler.seen == []
+    assert answers(connection, b"REQ") == [1]
+
+
+# One handler at a time
+
+
+class Counting:
+    """A handler that notes how many of it run at once, in all and for each partition."""
+
+    def __init__(self, release):
+        self.release = release
+        self.running = []
+        self.overlaps = 0
+        self.most = 0
+
+    def __call__(self, consumer, message):
+        message = message[0] if isinstance(message, list) else message
+        self.overlaps += message.partition in self.running
+        self.running.append(message.partition)
+        self.most = max(self.most, len(self.running))
+        self.release.wait()
+        self.running.remove(message.partition)
+
+
+@pytest.mark.parametrize("kind", ["message_handler", "batch_handler"])
+@pytest.mark.parametrize("concurrency", [None, 4])
+def test_partitions_are_handled_side_by_side_and_each_in_order(nsqd, consume, kind, concurrency):
+    release = Event()
+    handler = Counting(release)
+    options = {"batch_handler": handler} if kind == "batch_handler" else {"handler": handler}
+    consume({0: nsqd, 1: nsqd}, concurrency=concurrency, **options)
+    first, second = nsqd.subscriber(0), nsqd.subscriber(1)
+    for sequence in (1, 2, 3):  # a server that times the messages out sends more than one
+        push_record(first, sequence)
+        push_record(second, sequence)
+    until(lambda: handler.most == 2)
+    gevent.sleep(0.02)
+    release.set()
+    for connection in (first, second):
+        connection.wait_for(lambda connection=connection: answers(connection, b"FIN") == [1, 2, 3])
+    assert (handler.most, handler.overlaps) == (2, 0)
+
+
+@pytest.mark.parametrize("concurrency", [None, 4])
+def test_the_new_leader_waits_for_a_handler_of_the_old_one(nsqd, consume, concurrency):
+    other = PartitionNsqd()
+    try:
+        release = Event()
+        handler = Counting(release)
+        consumer = consume({0: nsqd}, handler, concurrency=concurrency)
+        push_record(nsqd.subscriber(0), 1)
+        until(lambda: handler.running)
+        consumer._subscriptions.lookup.answer = topology({0: other})
+        nsqd.subscriber(0).close()
+        connection = other.subscriber(0)
+        push_record(connection, 1)
+        until(lambda: consumer.stats().unstarted)
+        gevent.sleep(0.02)
+        assert handler.most == 1
+        release.set()
+        connection.wait_for(lambda: answers(connection, b"FIN") == [1])
+        assert handler.overlaps == 0
+    finally:
+        other.stop()
+
+
+def test_iterating_over_an_ordered_topic(nsqd, consume):
+    consumer = consume({0: nsqd}, attempts_threshold=3, blocked_policy=lambda consumer, message: None)
+    with consumer:
+        consumer._subscriptions.lookup.tell(topology({0: nsqd}))
+        connection = nsqd.subscriber(0)
+        push_record(connection, 1, attempts=4)
+        push_record(connection, 2)
+        push_record(connection, 3)
+        seen = []
+        for message in consumer:
+            seen.append(message.offset)
+            if len(seen) == 2:
+                message.finish()
+                break
+        connection.wait_for(lambda: sorted(answers(connection, b"FIN")) == [1, 2, 3])
+    assert seen == [80, 120]

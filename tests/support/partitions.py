@@ -1,0 +1,117 @@
+"""Scripted redesigned nsqds and a lookup that says what a test wants: for consumers of partitions."""
+
+from __future__ import annotations
+
+import struct
+from types import MappingProxyType
+from typing import Any
+
+from nsq_fast.protocol.topology import Meta, Nsqd, Topology
+from support.scripted_nsqd import WAIT, ScriptedConnection, ScriptedNsqd, frame, wait_for
+
+VERSION = "0.3.7-HA.1.13.0"
+OK = frame(0, b"OK")
+SIZE = 40
+
+
+def record_id(partition: int, sequence: int) -> bytes:
+    """The id of a message as a cluster makes it; untraced."""
+    return struct.pack(">QQ", (partition << 50) + sequence, 0)
+
+
+class PartitionNsqd(ScriptedNsqd):
+    """A redesigned nsqd: agrees to every kind of subscription unless ``replies`` says otherwise."""
+
+    def __init__(self, info: dict[str, Any] | None = None, replies: dict[bytes, Any] | None = None) -> None:
+        subs = dict.fromkeys((b"SUB", b"SUB_ORDERED", b"SUB_ADVANCED"), OK)
+        super().__init__({"version": VERSION} | (info or {}), subs | (replies or {}))
+
+    def as_leader(self, http_port: int = 1) -> Nsqd:
+        return Nsqd(self.address, self.address._replace(port=http_port), VERSION)
+
+    def live(self, partition: int | None) -> list[ScriptedConnection]:
+        """Open connections that subscribed to a partition and have a RDY."""
+        return [each for each in self.connections if each.is_open and each.rdy and partition_of(each) == partition]
+
+    def subscriber(self, partition: int | None) -> ScriptedConnection:
+        """The one connection of a partition, once it is ready."""
+        return wait_for(lambda: self.live(partition), self.changed, WAIT, lambda: str(self.commands()))[0]
+
+    def commands(self) -> list[list[tuple[bytes, ...]]]:
+        return [each.commands for each in self.connections]
+
+
+def subscription(connection: ScriptedConnection) -> tuple[bytes, ...] | None:
+    """Its SUB command."""
+    return next((each for each in connection.commands if each[0].startswith(b"SUB")), None)
+
+
+def partition_of(connection: ScriptedConnection) -> int | None:
+    sub = subscription(connection)
+    return int(sub[3]) if sub is not None and len(sub) > 3 else None
+
+
+def push_record(
+    connection: ScriptedConnection,
+    sequence: int,
+    *,
+    body: bytes = b"body",
+    attempts: int = 1,
+    partition: int | None = None,
+    offset: int | None = None,
+    ext: bytes | None = None,
+) -> None:
+    """Send one message in the layout of the subscription; ``ext`` for an ext topic (b"" for no header)."""
+    number = partition if partition is not None else partition_of(connection) or 0
+    data = struct.pack(">qH", 1, attempts) + record_id(number, sequence)
+    if ext is not None:
+        data += struct.pack(">BH", 4, len(ext)) + ext if ext else b"\0"
+    sub = subscription(connection)
+    if sub is not None and sub[0] != b"SUB":
+        data += struct.pack(">QI", sequence * SIZE if offset is None else offset, SIZE)
+    connection.send(frame(2, data + body))
+
+
+def answers(connection: ScriptedConnection, word: bytes) -> list[int]:
+    """Sequence numbers of the FINs or REQs that came. Numbers 10 and 32 cannot be used: newline and space."""
+    return [struct.unpack(">Q", each[1][:8])[0] & ((1 << 50) - 1) for each in connection.commands if each[0] == word]
+
+
+def topology(leaders: dict[int, ScriptedNsqd], *old: ScriptedNsqd, partition_num: int = 0, **meta: Any) -> Topology:
+    """A topology; by default with as many partitions as have leaders."""
+    found = {number: Nsqd(nsqd.address, nsqd.address, VERSION) for number, nsqd in leaders.items()}
+    producers = (*found.values(), *(Nsqd(nsqd.address) for nsqd in old))
+    count = partition_num or len(found)
+    known = Meta(partition_num=count, replica=1, **meta) if count else None
+    return Topology(producers=tuple(dict.fromkeys(producers)), partitions=MappingProxyType(found), meta=known)
+
+
+class ScriptedLookup:
+    """Stands for LookupPoller: tells its listener what the test says; after ``answer`` was set, at each refresh."""
+
+    def __init__(self, lookupds: Any, config: Any, access: str, listener: Any) -> None:
+        self.listener = listener
+        self.refreshed = 0
+        self.answer: Topology | None = None
+        self.topic = ""
+        self.is_stopped = False
+
+    def add_topic(self, topic: str) -> None:
+        self.topic = topic
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+    def refresh(self, topic: str | None = None) -> None:
+        from gevent import spawn
+
+        self.refreshed += 1
+        if self.answer is not None:
+            spawn(lambda: self.is_stopped or self.listener(self.topic, self.answer))
+
+    def tell(self, answer: Topology) -> None:
+        self.answer = answer
+        self.listener(self.topic, answer)
