@@ -64,9 +64,9 @@ class CommandSet:
                     continue
             id_end = self._id_ends.get(data[at : at + 4], 0)
             line_end = data.find(b"\n", at + id_end)
+            if (end if line_end < 0 else line_end) - at >= self._max_line:
+                raise Dropped("command line is too long")
             if line_end < 0:
-                if end - at >= self._max_line:
-                    raise Dropped("command line is too long")
                 break
             # After a binary id nothing is stripped: the server takes all of it for the next parameter.
             stripped = data[line_end - 1 : line_end] == b"\r" and not id_end

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.servers import SERVERS, RealNsqd, find_server
 
-from nsq_fast.broker import NsqdOptions, NsqdServer
+from nsq_fast.broker import NsqdOptions, NsqdServer, RedesignedCluster
 
 
 def flags(options: dict[str, Any]) -> list[str]:
@@ -66,3 +66,13 @@ def embedded() -> Iterator[Callable[..., NsqdServer]]:
     yield start
     for server in running:
         server.kill()
+
+
+@pytest.fixture
+def cluster() -> Iterator[RedesignedCluster]:
+    """A redesigned cluster with the topics ``plain``, ``ord`` (three partitions, ordered, two replicas) and ``ext``."""
+    with RedesignedCluster(move_step=0.01, takeover_delay=0.05, queue_scan_interval=0.02) as cluster:
+        cluster.create_topic("plain", 1, 2, channels=["ch"])
+        cluster.create_topic("ord", 3, 2, ordered=True, channels=["ch"])
+        cluster.create_topic("ext", 1, 1, ext=True, channels=["ch"])
+        yield cluster

@@ -158,7 +158,10 @@ class RedesignedCluster(ServerGroup):
             lambda node: self.node(node).peer(),
             allow_no_channels=self.options.allow_write_with_nochannels,
         )
-        leads = lambda: next((item for item in self.lookupds if item.is_running), None) is server  # noqa: E731
+
+        def leads() -> bool:
+            return next((item for item in self.lookupds if item.is_running), None) is server
+
         return ClusterLookupRoutes(lookup, self._coordinator, self, leads, server.options.version).router()
 
     def _start(self) -> None:

@@ -129,7 +129,7 @@ def finish(conn: Connection, ids: list[bytes]) -> None:
         if int.from_bytes(id[:8], "big", signed=True) <= 0:
             raise FatalError("E_INVALID", "Invalid Message ID")
         reason = conn.partition_channel.not_owner(id)
-        conn.send_error("E_FIN_FAILED", f"FIN {show(id)} failed {reason}".encode())
+        conn.send_error("E_FIN_FAILED", f"FIN {show(id)} failed ErrType:7 ErrCode:0 : {reason}".encode())
     conn.wake()
 
 
@@ -146,7 +146,7 @@ def req(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     conn = _node_connection(conn)
     id = message_id(params, 3, "REQ")
     if not _DIGITS.match(params[2]):
-        raise FatalError("E_INVALID", f"REQ could not parse timeout {show(params[1])}, {show(params[2])}")
+        raise FatalError("E_INVALID", f"REQ could not parse timeout {text(params[1])}, {text(params[2])}")
     delay = min(int(params[2] or 0) / 1000, conn.nsqd.options.max_req_timeout)
     try:
         conn.partition_channel.requeue(conn, id, delay)

@@ -39,7 +39,8 @@ _TRACED = struct.Struct(">2sQQQI")
 _DIGITS = re.compile(r"[0-9]+\Z")
 _UINT64 = 1 << 64
 
-MakeDraft = Callable[[bytes, Partition], Draft]
+MakeDraft = Callable[[bytes, Partition, int], Draft]
+"""Makes a message of a body; the number is the one that the message has in its command."""
 
 
 def pub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
@@ -71,7 +72,7 @@ def _publish(
     if partition is None or not has(conn, data, end):
         return INCOMPLETE
     try:
-        draft = make(data[at + 4 : end], partition)
+        draft = make(data[at + 4 : end], partition, 0)
         records = _store(conn, partition, [draft])
     except ServerError as error:
         conn.send_error(error.code, error.detail.encode())
@@ -113,8 +114,8 @@ def _publish_many(
     bodies = mpub_bodies(data, at + 8, end, count, conn.nsqd.options.max_msg_size)
     drafts: list[Draft] = []
     try:
-        for body in bodies:
-            drafts.append(make(body, partition))  # noqa: PERF401  # an error must leave those before it
+        for index, body in enumerate(bodies):
+            drafts.append(make(body, partition, index))  # an error must leave those before it
     except ServerError as error:
         conn.send_error(error.code, error.detail.encode())
         return at + 8 + sum(4 + len(body) for body in bodies[: len(drafts) + 1])
@@ -171,29 +172,29 @@ def _store(conn: NodeConnection, partition: Partition, drafts: Sequence[Draft]) 
 # --- what a body holds -----------------------------------------------------------------------------------------------
 
 
-def _plain(body: bytes, partition: Partition) -> Draft:
+def _plain(body: bytes, partition: Partition, index: int) -> Draft:
     return Draft(body)
 
 
-def _traced(body: bytes, partition: Partition) -> Draft:
+def _traced(body: bytes, partition: Partition, index: int) -> Draft:
     if len(body) <= _TRACE_SIZE:
         raise FatalError("E_BAD_BODY", f"invalid body size {len(body)} with trace id enabled")
     return Draft(body[_TRACE_SIZE:], int.from_bytes(body[:_TRACE_SIZE], "big"))
 
 
-def _traced_of_many(body: bytes, partition: Partition) -> Draft:
+def _traced_of_many(body: bytes, partition: Partition, index: int) -> Draft:
     if len(body) <= _TRACE_SIZE:
-        raise FatalError("E_BAD_MESSAGE", f"MPUB invalid message body size {len(body)} for tracing")
-    return _traced(body, partition)
+        raise FatalError("E_BAD_MESSAGE", f"MPUB invalid message({index}) body size {len(body)} for tracing")
+    return _traced(body, partition, index)
 
 
-def _with_header(body: bytes, partition: Partition) -> Draft:
+def _with_header(body: bytes, partition: Partition, index: int) -> Draft:
     if len(body) <= _LENGTH_SIZE:
         raise FatalError("E_BAD_BODY", f"invalid body size {len(body)} with ext json header enabled")
     return checked_draft(*_split_header(body), partition)
 
 
-def _with_header_of_many(body: bytes, partition: Partition) -> Draft:
+def _with_header_of_many(body: bytes, partition: Partition, index: int) -> Draft:
     header, message = _split_header(body)
     if not header:
         return Draft(message)
