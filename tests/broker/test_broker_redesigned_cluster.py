@@ -1,0 +1,228 @@
+"""Leaders that move and nodes that die: what clients see, in which order, and that nothing is lost."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from gevent import sleep, socket, spawn
+from support.http import ask
+from support.redesigned import Consumer, detail, publish, sized
+from support.waiting import until
+from support.wire import WireClient
+
+from nsq_fast.broker import RedesignedCluster
+from nsq_fast.broker.redesigned.coordinator import ClusterError
+
+ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
+NOT_LEADER, NOT_WRITABLE = b"E_FAILED_ON_NOT_LEADER ", b"E_FAILED_ON_NOT_WRITABLE "
+
+
+def shown(cluster: RedesignedCluster, topic: str, access: str = "w") -> dict[str, int]:
+    """The TCP port that lookups show for each partition."""
+    reply = ask(cluster.lookupds[1].http_address, "GET", f"/lookup?topic={topic}&access={access}", **ACCEPT).json
+    return {number: node["tcp_port"] for number, node in (reply.get("partitions") or {}).items()}
+
+
+def replica_of(cluster: RedesignedCluster, topic: str, number: int) -> Any:
+    partition = cluster.partition(topic, number)
+    return cluster.node(next(node for node in partition.replicas if node != partition.leader))
+
+
+def replies_until(client: WireClient, last: bytes) -> list[bytes]:
+    """Publish until the reply is ``last``; the replies, each kind once."""
+    replies = []
+    while not replies or replies[-1] != last:
+        replies.append(client.command(b"PUB ord 0\n" + sized(b"x")))
+        sleep(0.001)
+    return [reply for reply, _ in itertools.groupby(replies)]
+
+
+def test_partitions_are_spread(cluster: RedesignedCluster) -> None:
+    leaders = [cluster.leader_of("ord", number) for number in range(3)]
+    assert set(leaders) == set(cluster.nsqds)
+    assert all(len(set(partition.replicas)) == 2 for partition in cluster.state.topics["ord"])
+
+
+def test_what_producers_see_of_a_move(cluster: RedesignedCluster) -> None:
+    old, new = (WireClient(node.tcp_address) for node in (cluster.leader_of("ord", 0), replica_of(cluster, "ord", 0)))
+    assert old.command(b"PUB ord 0\n" + sized(b"x")) == b"OK"
+    assert new.command(b"PUB ord 0\n" + sized(b"x")) == NOT_LEADER
+    to_old, to_new = spawn(replies_until, old, NOT_LEADER), spawn(replies_until, new, b"OK")
+    cluster.move_leader("ord", 0)
+    # The connections live on: a publish that is refused ends nothing.
+    assert to_old.get()[-2:] == [NOT_WRITABLE, NOT_LEADER]
+    assert to_new.get()[-2:] == [NOT_WRITABLE, b"OK"]
+    assert shown(cluster, "ord")["0"] == cluster.leader_of("ord", 0).tcp_address.port
+    old.close()
+    new.close()
+
+
+def test_what_consumers_see_of_a_move(cluster: RedesignedCluster) -> None:
+    publish(cluster, "ord", b"a", b"b")
+    consumer = Consumer(cluster.leader_of("ord", 0), "SUB_ORDERED ord ch 0")
+    first = consumer.receive()
+    consumer.finish(first)
+    second = consumer.receive()
+    cluster.move_leader("ord", 0)
+    assert consumer.reader.read() == b""  # the end, without an error
+    consumer.close()
+    consumer = Consumer(cluster.leader_of("ord", 0), "SUB_ORDERED ord ch 0")
+    again = consumer.receive()
+    assert (again.id, again.attempts, detail(again)) == (second.id, 1, detail(second))
+    consumer.close()
+
+
+def test_lookups_during_a_move(cluster: RedesignedCluster) -> None:
+    old = cluster.leader_of("ord", 0)
+    move = spawn(cluster.move_leader, "ord", 0)
+    until(lambda: cluster.leader_of("ord", 0) is not old)
+    # For writing it is left out; whoever reads is sent to the new leader already.
+    assert set(shown(cluster, "ord")) == {"1", "2"}
+    assert shown(cluster, "ord", "r")["0"] == cluster.leader_of("ord", 0).tcp_address.port
+    move.get()
+    assert shown(cluster, "ord")["0"] != old.tcp_address.port
+
+
+def test_moves_that_cannot_be(cluster: RedesignedCluster) -> None:
+    with pytest.raises(ClusterError, match="no other node can lead"):
+        cluster.move_leader("ext", 0)
+    with pytest.raises(ClusterError, match="Key not found"):
+        cluster.move_leader("ord", 9)
+    with pytest.raises(ClusterError, match="there is no node 7"):
+        cluster.move_leader("ord", 0, 7)
+    move = spawn(cluster.move_leader, "ord", 0)
+    sleep(0)
+    with pytest.raises(ClusterError, match="unstable"):
+        cluster.move_leader("ord", 1)
+    move.get()
+
+
+def test_a_partition_moves_to_a_node_that_had_nothing_of_it(cluster: RedesignedCluster) -> None:
+    publish(cluster, "ext", b"kept")
+    other = next(node for node in cluster.nsqds if node is not cluster.leader_of("ext", 0))
+    cluster.move_leader("ext", 0, other)
+    consumer = Consumer(other, "SUB ext ch 0", extend_support=True)
+    assert consumer.receive().data.endswith(b"kept")
+    consumer.close()
+
+
+def test_a_killed_node_resets_its_connections(cluster: RedesignedCluster) -> None:
+    node = cluster.leader_of("ord", 0)
+    producer, consumer = WireClient(node.tcp_address), Consumer(node, "SUB_ORDERED ord ch 0")
+    cluster.kill_node(node)
+    for client in (producer, consumer):
+        with pytest.raises(ConnectionResetError):
+            client.reader.read()
+        client.close()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(node.tcp_address)
+
+
+def test_a_replica_takes_over(cluster: RedesignedCluster) -> None:
+    publish(cluster, "ord", b"a", b"b")
+    dead, heir = cluster.leader_of("ord", 0), replica_of(cluster, "ord", 0)
+    cluster.kill_node(dead)
+    assert "0" not in shown(cluster, "ord")
+    assert "0" not in shown(cluster, "ord", "r")
+    until(lambda: shown(cluster, "ord").get("0") == heir.tcp_address.port)
+    consumer = Consumer(heir, "SUB_ORDERED ord ch 0")
+    assert detail(consumer.receive()) == (0, 31, b"a")
+    publish(cluster, "ord", b"c")
+    cluster.restart_node(dead)
+    # It is a replica now, on the ports it had.
+    client = WireClient(dead.tcp_address)
+    assert client.command(b"PUB ord 0\n" + sized(b"x")) == NOT_LEADER
+    cluster.move_leader("ord", 0, dead)
+    publish(cluster, "ord", b"d")
+    client.close()
+    consumer.close()
+
+
+def test_a_partition_without_a_live_replica_waits(cluster: RedesignedCluster) -> None:
+    publish(cluster, "ext", b"kept")
+    node = cluster.leader_of("ext", 0)
+    cluster.kill_node(node)
+    sleep(0.1)
+    assert shown(cluster, "ext", "r") == {}
+    cluster.restart_node(node)
+    assert shown(cluster, "ext")["0"] == node.tcp_address.port
+    consumer = Consumer(node, "SUB ext ch 0", extend_support=True)
+    assert consumer.receive().data.endswith(b"kept")
+    consumer.close()
+
+
+class Publisher:
+    """Publishes numbers to a partition wherever it is; knows which were answered OK, and which may be there."""
+
+    def __init__(self, cluster: RedesignedCluster, number: int) -> None:
+        self.cluster = cluster
+        self.number = number
+        self.confirmed: list[bytes] = []
+        self.is_stopped = False
+
+    def run(self) -> None:
+        for value in itertools.count():
+            while not self.is_stopped and not self._publish(b"%d" % value):
+                sleep(0.002)
+            if self.is_stopped:
+                return
+
+    def _publish(self, body: bytes) -> bool:
+        try:
+            client = WireClient(self.cluster.leader_of("ord", self.number).tcp_address)
+            reply = client.command(f"PUB ord {self.number}\n".encode() + sized(body))
+            client.close()
+        except Exception:
+            return False
+        if reply == b"OK":
+            self.confirmed.append(body)
+        return reply == b"OK"
+
+
+def everything(cluster: RedesignedCluster, number: int) -> Iterator[bytes]:
+    """All messages of a partition, in order."""
+    consumer = Consumer(cluster.leader_of("ord", number), f"SUB_ORDERED ord ch {number}")
+    for _ in range(cluster.partition("ord", number).channel("ch").depth):
+        frame = consumer.receive()
+        yield detail(frame)[2]
+        consumer.finish(frame)
+    consumer.close()
+
+
+def test_nothing_that_was_confirmed_is_lost(cluster: RedesignedCluster) -> None:
+    publishers = [Publisher(cluster, number) for number in range(3)]
+    greenlets = [spawn(publisher.run) for publisher in publishers]
+    for turn in range(3):
+        sleep(0.05)
+        cluster.move_leader("ord", turn)
+        node = cluster.leader_of("ord", turn)
+        cluster.kill_node(node)
+        sleep(0.1)
+        cluster.restart_node(node)
+    for publisher in publishers:
+        publisher.is_stopped = True
+    for greenlet, publisher in zip(greenlets, publishers, strict=True):
+        greenlet.get()
+        # A publish without an answer is made again, so a number may come twice; it never comes late.
+        stored = list(everything(cluster, publisher.number))
+        assert [body for body, _ in itertools.groupby(stored)][: len(publisher.confirmed)] == publisher.confirmed
+        assert publisher.confirmed
+
+
+def test_lookupds_share_what_they_know(cluster: RedesignedCluster) -> None:
+    first, second = cluster.lookupds
+    listed = ask(second.http_address, "GET", "/listlookup", **ACCEPT).json
+    assert [node["HttpPort"] for node in listed["lookupdnodes"]] == [
+        str(item.http_address.port) for item in (first, second)
+    ]
+    assert listed["lookupdleader"] == listed["lookupdnodes"][0]
+    assert set(listed["lookupdleader"]) == {"ID", "NodeIP", "TcpPort", "HttpPort", "RpcPort", "Epoch"}
+    create = "/topic/create?topic=new&partition_num=1&replicator=1"
+    assert ask(second.http_address, "POST", create).json == {"message": "E_FAILED_ON_NOT_LEADER"}
+    first.stop()
+    assert ask(second.http_address, "POST", create).status == 200
+    first.start()
+    assert "0" in ask(first.http_address, "GET", "/lookup?topic=new", **ACCEPT).json["partitions"]
