@@ -14,6 +14,7 @@ from ._version import __version__
 _HOME = {
     "Consumer": "runtime.consumer",
     "Producer": "runtime.producer",
+    "Receipt": "runtime.addressed",
     "NsqdHTTPClient": "runtime.admin",
     "LookupdHTTPClient": "runtime.admin",
     "TraceLog": "runtime.trace",

@@ -21,7 +21,8 @@
     |- NoNsqd                              no nsqd to publish to is known or reachable
     |  `- NoLeader                         the partition to publish to has no leader that is known and reachable
     |- PublishFailed                       a publish failed for good, or its outcome is unknown
-    |  `- PublishTimeout (TimeoutError)
+    |  |- PublishTimeout (TimeoutError)
+    |  `- PublishRefused (ServerError)     a server said why; an instance of the class of what it said, too
     `- RequeueMessage                      raised by a handler: requeue without it being a failure
 
 Policy is data on the class (``fatal``, ``retriable``, ``stale_topology``,
@@ -30,7 +31,7 @@ Policy is data on the class (``fatal``, ``retriable``, ``stale_topology``,
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class NsqError(Exception):
@@ -292,6 +293,12 @@ class PubFailed(ServerError):
     outcome_unknown = True
 
 
+class PutFailed(PubFailed):
+    """As PubFailed, of servers before 0.2.20."""
+
+    code = "E_PUT_FAILED"
+
+
 class MpubFailed(PubFailed):
     """As PubFailed, for MPUB."""
 
@@ -463,3 +470,42 @@ def server_error(data: bytes) -> ServerError:
     code, _, detail = data.decode("utf-8", "replace").partition(" ")
     cls = ERROR_CODES.get(code)
     return cls(detail) if cls is not None else ServerError(detail, code=code)
+
+
+class PublishRefused(PublishFailed, ServerError):
+    """A publish that a server answered with an error, which is ``__cause__``.
+
+    Each is an instance of its cause's class as well: ``except BadTopic`` catches it, and so does
+    ``except PublishFailed``.
+    """
+
+    def __init__(self, message: str, *, attempts: int = 1, possibly_stored: bool = False) -> None:
+        super().__init__(message, attempts=attempts, possibly_stored=possibly_stored)
+
+    __str__ = NsqError.__str__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self.cause_class, self.args, vars(self))
+
+    cause_class: ClassVar[type[ServerError]] = ServerError
+
+
+def publish_failed_class(cause: BaseException) -> type[PublishFailed]:
+    """What to raise for a publish that failed because of ``cause``."""
+    return _refused_class(type(cause)) if isinstance(cause, ServerError) else PublishFailed
+
+
+_refused_classes: dict[type[ServerError], type[PublishRefused]] = {ServerError: PublishRefused}
+
+
+def _refused_class(kind: type[ServerError]) -> type[PublishRefused]:
+    if kind not in _refused_classes:
+        namespace = {"cause_class": kind, "__module__": __name__}
+        _refused_classes[kind] = type(f"PublishRefused_{kind.__name__}", (PublishRefused, kind), namespace)
+    return _refused_classes[kind]
+
+
+def _rebuilt(kind: type[ServerError], args: tuple[Any, ...], state: dict[str, Any]) -> PublishRefused:
+    error = _refused_class(kind)(*args)
+    vars(error).update(state)
+    return error

@@ -1,7 +1,9 @@
 """What to do after a failed publish: one table, and the pauses between attempts.
 
-The table is driven by the policy flags on the errors (``retriable``,
-``stale_topology``, ``outcome_unknown``), never by their text. A server works
+The rows of the error codes (``SERVER_ERRORS``) are made of the policy flags on
+the error classes (``retriable``, ``stale_topology``, ``outcome_unknown``),
+never of their text. Which of them also end the connection differs between the
+server families: that column is in ``dialect``. A server works
 a connection's commands off in order and reads no further after a fatal error:
 what was queued behind one was certainly not stored, while a publish that was
 waiting for its reply when the connection broke has an unknown outcome. The
@@ -14,20 +16,27 @@ Called by the producer; usable by any other embedder of the session.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
-from nsq_fast.errors import ConnectionLost, PublishFailed, ServerError
+from nsq_fast.errors import ERROR_CODES, ConnectionLost, PublishFailed, ServerError, publish_failed_class
 
 
 class RetryPolicy(NamedTuple):
-    """How often and how patiently to retry. Delays in seconds."""
+    """How often and how patiently to retry. Delays in seconds.
+
+    Attributes:
+        max_leader_attempts: limit of the attempts that a move of the leader costs, which do not use up
+            ``max_attempts`` then; 0: they count like the others.
+    """
 
     max_attempts: int
     retry_unknown_outcome: bool
     base_delay: float
     max_delay: float
     jitter: float = 0.2
+    max_leader_attempts: int = 0
 
 
 class Verdict(NamedTuple):
@@ -39,6 +48,7 @@ class Verdict(NamedTuple):
         refresh: the map of who takes the topic is out of date: look it up.
         possibly_stored: the failed attempt may have been stored all the same.
         counts: it used up one of the attempts.
+        leader: the nsqd is not (yet, or any more) the one that takes the partition's publishes: another may be.
     """
 
     retry: bool
@@ -46,35 +56,53 @@ class Verdict(NamedTuple):
     refresh: bool = False
     possibly_stored: bool = False
     counts: bool = True
+    leader: bool = False
 
 
-# The table. An error frame's class has all flags; a connection that ended is one of the first two rows.
+# The table. A connection that ended is one of the first two rows; an error frame has the row of its code, below.
 NOT_EXECUTED = Verdict(retry=True, refresh=True, counts=False)
 OUTCOME_UNKNOWN = Verdict(retry=True, refresh=True, possibly_stored=True)
 OURS = Verdict(retry=False)
 
 
+def _row(error: type[ServerError]) -> Verdict:
+    return Verdict(
+        retry=error.retriable,
+        pause=error.retriable,
+        refresh=error.stale_topology,
+        possibly_stored=error.outcome_unknown,
+        leader=error.stale_topology,
+    )
+
+
+SERVER_ERRORS: Mapping[str, Verdict] = MappingProxyType({code: _row(cls) for code, cls in ERROR_CODES.items()})
+"""Error code -> its row. A code that is not here is not retried."""
+
+
 def classify(error: BaseException) -> Verdict:
     """The row of the table for an error, before attempts and options are looked at."""
     if isinstance(error, ServerError):
-        return Verdict(
-            retry=error.retriable,
-            pause=error.retriable,
-            refresh=error.stale_topology,
-            possibly_stored=error.outcome_unknown,
-        )
+        return SERVER_ERRORS.get(error.code, OURS)
     if isinstance(error, ConnectionLost):
         return OUTCOME_UNKNOWN if error.outcome_unknown else NOT_EXECUTED
     return OURS
 
 
-def decide(error: BaseException, attempts: int, policy: RetryPolicy) -> Verdict:
-    """What to do now that attempt number ``attempts`` (from 1) failed with ``error``."""
+def decide(error: BaseException, attempts: int, policy: RetryPolicy, misses: int = 0) -> Verdict:
+    """What to do now that attempt number ``attempts`` (from 1) failed with ``error``.
+
+    Args:
+        misses: how many of the attempts before this one had a verdict with ``leader``.
+    """
     verdict = classify(error)
     if not verdict.retry or not verdict.counts:
         return verdict
     allowed = policy.retry_unknown_outcome or not verdict.possibly_stored
-    return verdict if allowed and attempts < policy.max_attempts else verdict._replace(retry=False)
+    if verdict.leader and policy.max_leader_attempts:
+        is_left = misses + 1 < policy.max_leader_attempts
+    else:
+        is_left = attempts - misses < policy.max_attempts
+    return verdict if allowed and is_left else verdict._replace(retry=False)
 
 
 def retry_delay(attempts: int, policy: RetryPolicy, random: Callable[[], float]) -> float:
@@ -92,7 +120,7 @@ def publish_failed(topic: str, error: BaseException, attempts: int, possibly_sto
     """The error that the caller of a publish gets; ``error`` becomes its cause."""
     times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
     stored = "; it may have been stored all the same" if possibly_stored else ""
-    failed = PublishFailed(
+    failed = publish_failed_class(error)(
         f"publish to {topic!r} failed after {times}: {error}{stored}",
         attempts=attempts,
         possibly_stored=possibly_stored,

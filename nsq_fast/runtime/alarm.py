@@ -7,11 +7,15 @@ set to the nearest moment.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
+from itertools import count
 from time import monotonic
 from typing import Any
 
 from gevent import get_hub
+
+from .fork import tell_forks
 
 NEVER = float("inf")
 # A loop's notion of now may be stale, and then its timer rings early; this keeps a second try from spinning.
@@ -25,12 +29,13 @@ class Alarm:
         at: that moment, in ``time.monotonic`` seconds; infinity when it is not set.
     """
 
-    __slots__ = ("_callback", "_timer", "at")
+    __slots__ = ("__weakref__", "_callback", "_timer", "at")
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self.at = NEVER
         self._callback = callback
         self._timer: Any = None
+        tell_forks(self)
 
     def set(self, at: float) -> None:
         """Ring at ``at``, unless it is set to ring earlier."""
@@ -43,6 +48,10 @@ class Alarm:
         if self._timer is not None:
             self._timer.close()
             self._timer = None
+
+    def forked(self) -> None:
+        """In the child of a fork: what it was set for is the parent's."""
+        self.stop()
 
     def _start(self, at: float) -> None:
         self.stop()
@@ -57,3 +66,35 @@ class Alarm:
             self._start(at)
         else:
             self._callback()
+
+
+class Agenda:
+    """Calls many callbacks in the hub, each at its moment, with one Alarm. They must not block."""
+
+    __slots__ = ("_alarm", "_entries", "_numbers")
+
+    def __init__(self) -> None:
+        self._alarm = Alarm(self._run)
+        self._entries: list[tuple[float, int, Callable[[], object]]] = []
+        self._numbers = count()
+
+    def add(self, delay: float, callback: Callable[[], object]) -> None:
+        """Call ``callback()`` once, in ``delay`` seconds."""
+        at = monotonic() + delay
+        heapq.heappush(self._entries, (at, next(self._numbers), callback))
+        self._alarm.set(at)
+
+    def stop(self) -> None:
+        """Call none of them."""
+        self._alarm.stop()
+        self._entries.clear()
+
+    def _run(self) -> None:
+        now = monotonic()
+        due = []
+        while self._entries and self._entries[0][0] <= now:
+            due.append(heapq.heappop(self._entries)[2])
+        for callback in due:
+            callback()
+        if self._entries:
+            self._alarm.set(self._entries[0][0])

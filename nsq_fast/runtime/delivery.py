@@ -6,16 +6,18 @@ deadline ends it wherever it is. A publish that ended while its reply was
 still owed stays with its connection, in its place, and the late reply is
 taken silently; until then it keeps its share of ``max_pending``.
 
-One Alarm serves all deadlines and one all retries. The path of a publish that
-just succeeds is ``submit``, ``_write``, ``replied``; keep it short.
+Publishes that are pinned to a partition go through its ``Lane``, which keeps
+them in order; what failed comes back to it (see ``pinned``).
+
+The path of a publish that just succeeds is ``submit``, ``_write``,
+``replied``; keep it short.
 """
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable, Iterable
-from itertools import count
+from itertools import groupby
 from time import monotonic
 from typing import Any
 
@@ -23,27 +25,32 @@ import msgspec
 from gevent.event import Event
 
 from nsq_fast import _codec
+from nsq_fast._codec import traced_reply
 from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig
 from nsq_fast.errors import (
     BadBody,
     BadMessage,
+    ConfigError,
     ConnectionClosed,
     ConnectionLost,
-    NoNsqd,
     NsqError,
-    PublishTimeout,
     ServerError,
 )
 from nsq_fast.names import Address
-from nsq_fast.protocol.retry import RetryPolicy, decide, publish_failed, retry_delay
+from nsq_fast.protocol.retry import RetryPolicy, Verdict, decide, publish_failed, retry_delay
 
-from .alarm import Alarm
+from .addressed import Addressed, AddressedBatch, kind_of
+from .alarm import Agenda, Alarm
 from .connection import Connection
+from .lane import Lane
+from .pinned import Pinned, waits_in
 from .pool import Link, Pool
 from .publish import Batch, Publish, Wakeups
+from .reasons import final_error, timeout_error
 from .room import Room
 from .routes import Route, Routes
 from .signals import emit, is_heard
+from .trace import TraceLog
 
 # Looking for publishes that are too late costs about 0.1 us for each that is pending. It is done so rarely that
 # this stays below a tenth of the time, so 100,000 pending publishes may end 0.1 s late.
@@ -59,6 +66,7 @@ class Delivery:
     Attributes:
         pending: publishes that somebody waits for.
         room: the share of ``max_pending`` that is taken.
+        max_batch, max_batch_bytes: limits of a command that a lane makes of several publishes.
     """
 
     def __init__(
@@ -69,12 +77,17 @@ class Delivery:
         config: ProducerConfig,
         connection: ConnectionConfig,
         lookup: LookupConfig,
+        trace: TraceLog,
     ) -> None:
         self.pending: set[Publish] = set()
         self.room = Room(config.max_pending)
         self.wakeups = Wakeups()
         self.pool = Pool(connection, config, self)
-        self.routes = Routes(self.pool, nsqds, lookupds, lookup, self._drain)
+        self.pinned = Pinned(self)
+        self.routes = Routes(self.pool, nsqds, lookupds, lookup, config, self, self._drain, self.pinned.decided)
+        self.max_batch = config.linger_max_messages if config.linger or config.coalesce else 1
+        self.max_batch_bytes = min(config.linger_max_bytes, config.max_body_size)
+        self._trace = trace
         self._sender = sender
         self._signals = sender.__dict__
         self._policy = RetryPolicy(
@@ -82,11 +95,10 @@ class Delivery:
             retry_unknown_outcome=config.retry_unknown_outcome,
             base_delay=config.retry_base_delay,
             max_delay=config.retry_max_delay,
+            max_leader_attempts=config.max_leader_attempts if self.routes.has_lookup else 0,
         )
         self._deadlines = Alarm(self._expire)
-        self._retry_alarm = Alarm(self._run_retries)
-        self._retries: list[tuple[float, int, Publish]] = []
-        self._numbers = count()
+        self._agenda = Agenda()
         self._idle: Event | None = None
 
     # Sending
@@ -120,18 +132,59 @@ class Delivery:
         elif live:
             self._submit_alone(live[0], bodies[0])
 
+    def submit_run(self, children: list[Publish], bodies: list[bytes]) -> None:
+        """As ``submit_batch``, for publishes of which some or all are addressed: those of one kind go together."""
+        for kind, run in groupby(zip(children, bodies, strict=True), key=lambda pair: kind_of(pair[0])):
+            members = [(child, body) for child, body in run if not child.done]
+            if not kind:
+                self.submit_batch([child for child, _ in members], [body for _, body in members])
+            elif len(members) > 1:
+                self.submit(AddressedBatch([child for child, _ in members if isinstance(child, Addressed)]))
+            elif members:
+                self.submit(members[0][0])
+
     def _submit_alone(self, child: Publish, body: bytes) -> None:
         child.batch = None
         child.data = _codec.pub(child.topic, body)
         self.submit(child)
 
     def _attempt(self, publish: Publish) -> None:
-        link = publish.route.choose()
+        route = publish.route
+        lane = None
+        if route.is_partitioned and isinstance(publish, (Addressed, AddressedBatch)):
+            lane = route.choose_lane()
+            link = None if lane is None else lane.choose()
+        else:
+            link = route.choose()
         if link is None:
-            publish.route.waiting.append(publish)
+            route.waiting.append(publish)
             self.pool.hurry()
+            self.seek(route)
+        elif isinstance(publish, (Addressed, AddressedBatch)):
+            if not isinstance(publish, AddressedBatch) or self._has_live(publish):
+                self.send(publish, link, None if lane is None else lane.partition)
         elif publish.data or self._encode(publish):
             self._write(publish, link)
+
+    def _has_live(self, batch: Batch) -> bool:
+        """Whether any child still waits; ends the batch otherwise."""
+        if batch.live():
+            return True
+        self._finish_batch(batch, None)
+        return False
+
+    def send(self, command: Addressed | AddressedBatch, link: Link, partition: int | None) -> None:
+        assert link.conn is not None
+        try:
+            command.encode_for(partition, link.conn.session.dialect)
+        except ConfigError as error:
+            command.conn = link.conn
+            self.refused(link.conn, command, error)
+            return
+        if isinstance(command, AddressedBatch):
+            for child in command.sent:
+                child.attempts += 1
+        self._write(command, link)
 
     def _write(self, publish: Publish, link: Link) -> None:
         conn = link.conn
@@ -150,7 +203,7 @@ class Delivery:
         assert isinstance(publish, Batch)
         if publish.encode():
             return True
-        self._finish(publish, None)
+        self.finish(publish, None)
         return False
 
     def _drain(self, route: Route) -> None:
@@ -160,6 +213,11 @@ class Delivery:
             publish = waiting.popleft()
             if not publish.done:
                 self._attempt(publish)
+
+    def locate(self, publish: Publish) -> None:
+        """Find out whose turn a publish that is pinned will be. Raises ConfigError."""
+        if isinstance(publish, Addressed) and publish.is_pinned:
+            publish.lane = self.routes.lane_of(publish)
 
     # News from the links
 
@@ -184,7 +242,7 @@ class Delivery:
     def replied(self, conn: Connection, publish: Publish, data: bytes) -> None:
         publish.conn = None
         if publish.done or publish.__class__ is not Publish:
-            self._replied_otherwise(conn, publish)
+            self._replied_otherwise(conn, publish, data)
         else:
             self.pending.discard(publish)
             room = self.room
@@ -201,13 +259,22 @@ class Delivery:
         if "on_response" in self._signals:
             emit(self._sender, "on_response", response=data)
 
-    def _replied_otherwise(self, conn: Connection, publish: Publish) -> None:
+    def _replied_otherwise(self, conn: Connection, publish: Publish, data: bytes) -> None:
+        lane = None
+        if isinstance(publish, (Addressed, AddressedBatch)):
+            lane = publish.lane
+            if data != b"OK":
+                publish.take_receipt(traced_reply(data), conn.address, self._trace)
         if publish.done:
-            self._came_late(conn, publish)
+            self.came_late(conn, publish)
         elif isinstance(publish, Batch):
             self._batch_stored(publish)
+        else:
+            self.finish(publish, None)
+        if lane is not None:
+            lane.ended([])
 
-    def _came_late(self, conn: Connection, publish: Publish) -> None:
+    def came_late(self, conn: Connection, publish: Publish) -> None:
         """What was owed to a publish that had ended before."""
         link = self.pool.link_of(conn)
         if link is not None and link.overdue:
@@ -215,37 +282,66 @@ class Delivery:
         if isinstance(publish, Batch):
             self._finish_batch(publish, None)
         else:
-            self._release(publish)
+            self.release(publish)
 
     def refused(self, conn: Connection, publish: Publish, error: NsqError) -> None:
         if publish.conn is not conn:
             return
         publish.conn = None
-        if publish.done:
-            self._came_late(conn, publish)
+        if isinstance(publish, (Addressed, AddressedBatch)) and publish.lane is not None:
+            self.pinned.refused(conn, publish, publish.lane, error)
             return
-        publish.last_error = error
-        verdict = decide(error, publish.attempts, self._policy)
-        publish.possibly_stored |= verdict.possibly_stored
-        if not verdict.counts:
-            publish.attempts -= 1
+        if publish.done:
+            self.came_late(conn, publish)
+            return
+        verdict = self.judge(publish, error)
         if verdict.refresh:
             self.routes.refresh(publish.topic)
         if isinstance(publish, Batch):
             publish.data = b""
         if not verdict.retry:
-            self._fail(publish, error)
+            self.fail(publish, error)
+        elif verdict.leader and self._shun(publish):
+            self._attempt(publish)
         elif verdict.pause:
-            self._retry_later(publish)
+            self._agenda.add(self.delay_of(publish), lambda: self._retry(publish))
         else:
             self._attempt(publish)
 
-    def _fail(self, publish: Publish, error: NsqError) -> None:
+    def judge(self, publish: Publish, error: NsqError) -> Verdict:
+        """Look the failure of an attempt up, and book it."""
+        misses = publish.misses if isinstance(publish, (Addressed, AddressedBatch)) else 0
+        publish.last_error = error
+        verdict = decide(error, publish.attempts, self._policy, misses)
+        publish.possibly_stored |= verdict.possibly_stored
+        if not verdict.counts:
+            publish.attempts -= 1
+        elif verdict.leader and self._policy.max_leader_attempts and isinstance(publish, (Addressed, AddressedBatch)):
+            publish.misses += 1
+        return verdict
+
+    def delay_of(self, publish: Publish) -> float:
+        """Seconds to wait before the next attempt."""
+        return retry_delay(max(publish.attempts, 1), self._policy, random.random)
+
+    def _retry(self, publish: Publish) -> None:
+        if not publish.done:
+            self._attempt(publish)
+
+    def _shun(self, publish: Publish) -> bool:
+        """Send nothing to a partition whose leader moves, for a while; False when it is not known to be one."""
+        if not isinstance(publish, (Addressed, AddressedBatch)) or publish.partition is None:
+            return False
+        lane = publish.route.lanes.get(publish.partition)
+        if lane is not None and not lane.is_paused:
+            lane.pause(self.delay_of(publish))
+        return lane is not None
+
+    def fail(self, publish: Publish, error: NsqError) -> None:
         if isinstance(publish, Batch):
             self._fail_batch(publish, error)
         else:
-            failed = publish_failed(publish.topic, error, publish.attempts, publish.possibly_stored)
-            self._finish(publish, failed)
+            self.finish(publish, final_error(publish, error))
 
     # Batches
 
@@ -271,7 +367,7 @@ class Delivery:
         if isinstance(error, (BadMessage, BadBody)) and len(batch.live()) > 1:
             self._send_each_alone(batch)
             return
-        self._finish_batch(batch, lambda: publish_failed(batch.topic, error, batch.attempts, batch.possibly_stored))
+        self._finish_batch(batch, lambda: final_error(batch, error))
 
     def _send_each_alone(self, batch: Batch) -> None:
         """The server took none, because of one body or because of them all: let the bad one fail alone."""
@@ -282,7 +378,9 @@ class Delivery:
             child.batch = None
             child.possibly_stored |= batch.possibly_stored
             if child.done:
-                self._release(child)
+                self.release(child)
+            elif isinstance(child, Addressed):
+                self.submit(child)
             else:
                 self._submit_alone(child, body)
 
@@ -291,22 +389,22 @@ class Delivery:
             child.batch = None
             child.possibly_stored |= batch.possibly_stored
             if child.done:
-                self._release(child)
+                self.release(child)
             else:
-                self._finish(child, make_error() if make_error is not None else None)
+                self.finish(child, make_error() if make_error is not None else None)
         if not batch.done:
-            self._finish(batch, None)
+            self.finish(batch, None)
 
     # The end
 
-    def _finish(self, publish: Publish, error: BaseException | None) -> None:
+    def finish(self, publish: Publish, error: BaseException | None) -> None:
         self.pending.discard(publish)
         if not publish.is_on_wire:
-            self._release(publish)
+            self.release(publish)
         publish.settle(error, self.wakeups)
         self._check_idle()
 
-    def _release(self, publish: Publish) -> None:
+    def release(self, publish: Publish) -> None:
         """Give its room back, once, and forget its bytes."""
         weight, publish.weight = publish.weight, 0
         publish.data = b""
@@ -315,7 +413,7 @@ class Delivery:
     def abandon(self, publish: Publish) -> None:
         """Its caller was interrupted. What was not sent yet will not be."""
         if not publish.done and not publish.is_on_wire:
-            self._finish(
+            self.finish(
                 publish, publish_failed(publish.topic, ConnectionClosed("interrupted"), publish.attempts, False)
             )
 
@@ -328,13 +426,13 @@ class Delivery:
         for publish in list(self.pending):
             if not publish.done:
                 closed = ConnectionClosed("the producer was closed")
-                self._finish(publish, publish_failed(publish.topic, closed, publish.attempts, publish.may_be_stored))
+                self.finish(publish, publish_failed(publish.topic, closed, publish.attempts, publish.may_be_stored))
 
     def close(self, timeout: float | None) -> None:
         """Close the connections. Nothing may be pending."""
         self.routes.stop()
         self._deadlines.stop()
-        self._retry_alarm.stop()
+        self._agenda.stop()
         self.pool.close(timeout)
 
     def _check_idle(self) -> None:
@@ -343,19 +441,30 @@ class Delivery:
 
     # Time
 
-    def _retry_later(self, publish: Publish) -> None:
-        due = monotonic() + retry_delay(publish.attempts, self._policy, random.random)
-        heapq.heappush(self._retries, (due, next(self._numbers), publish))
-        self._retry_alarm.set(due)
+    def later(self, delay: float, callback: Callable[[], object]) -> None:
+        self._agenda.add(delay, callback)
 
-    def _run_retries(self) -> None:
-        now = monotonic()
-        while self._retries and self._retries[0][0] <= now:
-            publish = heapq.heappop(self._retries)[2]
-            if not publish.done:
-                self._attempt(publish)
-        if self._retries:
-            self._retry_alarm.set(self._retries[0][0])
+    def resumed(self, lane: Lane) -> None:
+        route = lane.route
+        if route.waiting and route.links:
+            self._drain(route)
+
+    def seek(self, holder: Lane | Route) -> None:
+        """Publishes wait for a leader that is not known, or not connected: ask again, and again."""
+        if self.routes.has_lookup and not holder.is_sought:
+            holder.is_sought = True
+            holder.seeks += 1
+            self._agenda.add(retry_delay(holder.seeks, self._policy, random.random), lambda: self._seek_on(holder))
+
+    def _seek_on(self, holder: Lane | Route) -> None:
+        holder.is_sought = False
+        undecided = holder.undecided if isinstance(holder, Route) else ()
+        if holder.topic is not None and (undecided or (holder.waiting and not holder.links)):
+            self.routes.refresh(holder.topic)
+            self.pool.hurry()
+            self.seek(holder)
+        else:
+            holder.seeks = 0
 
     def _expire(self) -> None:
         now = monotonic()
@@ -364,10 +473,10 @@ class Delivery:
             if not publish.done:
                 self._time_out(publish)
         # What ended must not pile up where it waited for an nsqd that may never come back.
-        for route in {publish.route for publish in late if publish.route.waiting}:
-            live = [publish for publish in route.waiting if not publish.done]
-            route.waiting.clear()
-            route.waiting.extend(live)
+        for waiting in {id(queue): queue for publish in late for queue in waits_in(publish) if queue}.values():
+            live = [publish for publish in waiting if not publish.done]
+            waiting.clear()
+            waiting.extend(live)
         if self.pending:
             nearest = min(publish.deadline for publish in self.pending)
             self._deadlines.set(max(nearest, now + _SLACK_PER_PENDING * len(self.pending)))
@@ -377,29 +486,7 @@ class Delivery:
             link = self.pool.link_of(publish.conn)
             if link is not None:
                 link.overdue += 1
-        self._finish(publish, self._timeout_error(publish))
-
-    def _timeout_error(self, publish: Publish) -> NsqError:
-        stored = publish.may_be_stored
-        error: NsqError
-        if not stored and not publish.attempts and not publish.route.links:
-            errors = self.pool.errors()
-            error = NoNsqd(self.why_no_nsqd(publish.topic))
-            error.__cause__ = errors[-1][1] if errors else None
-            return error
-        tail = "; it may have been stored all the same" if stored else ""
-        error = PublishTimeout(
-            f"publish to {publish.topic!r}: no reply before its deadline{tail}",
-            attempts=publish.attempts,
-            possibly_stored=stored,
-        )
-        error.__cause__ = publish.last_error
-        return error
-
-    def why_no_nsqd(self, topic: str) -> str:
-        """The text of NoNsqd: what is known of each nsqd that is not connected."""
-        reasons = [f"{address}: {error}" for address, error in self.pool.errors()]
-        return f"no nsqd is connected for topic {topic!r}" + (f" ({'; '.join(reasons)})" if reasons else "")
+        self.finish(publish, timeout_error(publish, self.pool))
 
     def stats(self) -> dict[str, Any]:
         """Counters of this moment."""
@@ -407,6 +494,7 @@ class Delivery:
             "pending": len(self.pending),
             "held": self.room.used,
             "waiting": self.routes.waiting_count(),
+            "leaders": self.routes.leaders(),
             "connected": [str(link.address) for link in self.pool.open],
             "disconnected": {str(address): str(error) for address, error in self.pool.errors()},
         }

@@ -6,6 +6,10 @@ leaves. Without, what was published in one turn of the hub leaves at its end:
 nothing waits, and a hundred greenlets that were woken together cost the server
 one command instead of a hundred (``bench/macro.py publish``). In both cases a
 topic's batch leaves earlier when it is full, by count or by bytes.
+
+Publishes that are bound to a partition gather in its lane; here only its turn
+to leave is kept. Those that may go to any partition leave as one batch to one
+of them, and the next batch goes to the next.
 """
 
 from __future__ import annotations
@@ -16,8 +20,10 @@ from gevent import get_hub
 
 from nsq_fast.config import ProducerConfig
 
+from .addressed import Addressed
 from .alarm import Alarm
 from .delivery import Delivery
+from .lane import Lane
 from .publish import Publish
 
 # Bytes of an MPUB body before the messages, and before each message.
@@ -28,9 +34,10 @@ _LENGTH = 4
 class _Gathering:
     """What waits of one topic."""
 
-    __slots__ = ("bodies", "children", "size")
+    __slots__ = ("bodies", "children", "has_addressed", "size")
 
     def __init__(self) -> None:
+        self.has_addressed = False
         self.children: list[Publish] = []
         self.bodies: list[bytes] = []
         self.size = _MPUB_HEADER
@@ -46,6 +53,7 @@ class Linger:
         self._max_bytes = min(config.linger_max_bytes, config.max_body_size)
         self._max_body_size = config.max_body_size
         self._gatherings: dict[str, _Gathering] = {}
+        self._lanes: dict[Lane, None] = {}
         self._alarm = Alarm(self.flush)
         self._hub = get_hub()
 
@@ -53,19 +61,35 @@ class Linger:
         """Let a publish wait; ``body`` is what it will send."""
         self._delivery.track(publish)
         topic = publish.topic
+        size = _LENGTH + len(body)
         gathering = self._gatherings.get(topic)
-        if gathering is not None and gathering.size + _LENGTH + len(body) > self._max_body_size:
+        if publish.__class__ is not Publish:
+            assert isinstance(publish, Addressed)
+            size = _LENGTH + publish.size
+        if gathering is not None and gathering.size + size > self._max_body_size:
             self._send(topic)
             gathering = None
         if gathering is None:
             gathering = self._gatherings[topic] = _Gathering()
-            if len(self._gatherings) == 1:
+            if len(self._gatherings) == 1 and not self._lanes:
                 self._schedule()
+        if publish.__class__ is not Publish:
+            gathering.has_addressed = True
         gathering.children.append(publish)
         gathering.bodies.append(body)
-        gathering.size += _LENGTH + len(body)
+        gathering.size += size
         if len(gathering.children) >= self._max_messages or gathering.size >= self._max_bytes:
             self._send(topic)
+
+    def hold(self, lane: Lane) -> None:
+        """Let what is in a lane wait."""
+        if not self._lanes and not self._gatherings:
+            self._schedule()
+        self._lanes[lane] = None
+
+    def is_full(self, lane: Lane) -> bool:
+        """Whether a lane needs not wait for more: by count only, which is known without looking."""
+        return len(lane.waiting) >= self._max_messages
 
     def _schedule(self) -> None:
         if self._wait:
@@ -83,9 +107,21 @@ class Linger:
         self._alarm.stop()
         for topic in list(self._gatherings):
             self._send(topic)
+        lanes, self._lanes = self._lanes, {}
+        for lane in lanes:
+            lane.pump()
+
+    def forget(self) -> None:
+        """Send nothing of what gathered."""
+        self._alarm.stop()
+        self._gatherings.clear()
+        self._lanes.clear()
 
     def _send(self, topic: str) -> None:
         gathering = self._gatherings.pop(topic)
-        if not self._gatherings:
+        if not self._gatherings and not self._lanes:
             self._alarm.stop()
-        self._delivery.submit_batch(gathering.children, gathering.bodies)
+        if gathering.has_addressed:
+            self._delivery.submit_run(gathering.children, gathering.bodies)
+        else:
+            self._delivery.submit_batch(gathering.children, gathering.bodies)

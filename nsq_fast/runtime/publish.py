@@ -62,15 +62,15 @@ class Outcome:
         self.done = False
         self.error: BaseException | None = None
         self.waiter: Any = None
-        self.result: AsyncResult[bytes] | None = None
+        self.result: AsyncResult[Any] | None = None
 
-    def promise(self) -> AsyncResult[bytes]:
+    def promise(self) -> AsyncResult[Any]:
         """An AsyncResult of it. Ask before it is submitted."""
         self.result = AsyncResult()
         return self.result
 
-    def wait(self) -> bytes:
-        """Block the calling greenlet until it is done; return ``b"OK"`` or raise its error."""
+    def wait(self) -> Any:
+        """Block the calling greenlet until it is done; return its value or raise its error."""
         if not self.done:
             self.waiter = getcurrent()
             try:
@@ -79,17 +79,21 @@ class Outcome:
                 self.waiter = None
         if self.error is not None:
             raise self.error
+        return self.value()
+
+    def value(self) -> Any:
+        """What it ended with when it went well."""
         return OK
 
     def settle(self, error: BaseException | None, wakeups: Wakeups) -> None:
-        """End it, once: with OK when ``error`` is None."""
+        """End it, once: well when ``error`` is None."""
         self.done = True
         self.error = error
         if self.waiter is not None:
             wakeups.add(self)
         elif self.result is not None:
             if error is None:
-                self.result.set(OK)
+                self.result.set(self.value())
             else:
                 self.result.set_exception(error)
 
@@ -189,21 +193,26 @@ class Batch(Publish):
 
 
 class Gather(Outcome):
-    """The outcome of several parts: OK when all are; else the first error.
+    """The outcome of several parts: what they ended with when all went well; else the first error.
 
     The error says ``possibly_stored`` as soon as any part was or may have been stored.
     """
 
-    __slots__ = ("_first", "_left", "_stored")
+    __slots__ = ("_first", "_left", "_parts", "_stored")
 
     def __init__(self, parts: Iterable[Publish]) -> None:
         super().__init__()
+        self._parts = list(parts)
         self._left = 0
         self._stored = False
         self._first: BaseException | None = None
-        for part in parts:
+        for part in self._parts:
             part.gather = self
             self._left += 1
+
+    def value(self) -> Any:
+        values = [part.value() for part in self._parts]
+        return OK if OK in values else [receipt for value in values for receipt in value]
 
     def part_done(self, error: BaseException | None, wakeups: Wakeups) -> None:
         """Count one part."""

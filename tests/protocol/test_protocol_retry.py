@@ -31,9 +31,9 @@ ROWS = [
     (errors.PubTooMuchWaiting("x"), Verdict(retry=True, pause=True)),
     (errors.PubFailed("x"), Verdict(retry=True, pause=True, possibly_stored=True)),
     (errors.MpubFailed("x"), Verdict(retry=True, pause=True, possibly_stored=True)),
-    (errors.NotLeader(""), Verdict(retry=True, pause=True, refresh=True)),
-    (errors.TopicNotExist(""), Verdict(retry=True, pause=True, refresh=True)),
-    (errors.NotWritable(""), Verdict(retry=True, pause=True, refresh=True, possibly_stored=True)),
+    (errors.NotLeader(""), Verdict(retry=True, pause=True, refresh=True, leader=True)),
+    (errors.TopicNotExist(""), Verdict(retry=True, pause=True, refresh=True, leader=True)),
+    (errors.NotWritable(""), Verdict(retry=True, pause=True, refresh=True, possibly_stored=True, leader=True)),
     (errors.ConnectionLost("x"), Verdict(retry=True, refresh=True, possibly_stored=True)),
     (errors.HeartbeatMissed("x"), Verdict(retry=True, refresh=True, possibly_stored=True)),
     (errors.RemoteProtocolError("x"), REFUSED),
@@ -69,6 +69,15 @@ def test_attempts_are_limited() -> None:
     assert decide(errors.PubFailed("x"), 2, POLICY).retry
     assert not decide(errors.PubFailed("x"), 3, POLICY).retry
     assert decide(errors.PubFailed("x"), 3, POLICY).possibly_stored
+
+
+def test_moves_of_the_leader_have_a_limit_of_their_own() -> None:
+    patient = POLICY._replace(max_leader_attempts=5)
+    assert decide(errors.NotLeader(""), 4, patient, misses=3).retry
+    assert not decide(errors.NotLeader(""), 5, patient, misses=4).retry
+    assert decide(errors.PubFailed("x"), 6, patient, misses=4).retry
+    assert not decide(errors.PubFailed("x"), 7, patient, misses=4).retry
+    assert not decide(errors.NotWritable(""), 1, patient._replace(retry_unknown_outcome=False)).retry
 
 
 @pytest.mark.parametrize("error", [errors.ConnectionLost("x"), errors.PubFailed("x"), errors.NotWritable("")])

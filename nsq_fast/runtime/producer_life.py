@@ -1,0 +1,173 @@
+"""The life of a producer: made, started, forked, closed. What it is for is in ``producer``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, TypeAlias, TypeVar
+
+from gevent.event import Event
+
+from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig, split_options
+from nsq_fast.errors import ConfigError, NotRunning
+from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, parse_addresses
+
+from .compose import Composer
+from .delivery import Delivery
+from .fork import keep, tell_forks
+from .linger import Linger
+from .signals import LazySignal
+from .trace import TraceLog, trace_log
+
+logger = logging.getLogger(__name__)
+
+Addresses: TypeAlias = str | Iterable[str | tuple[str, int]]
+P = TypeVar("P", bound="ProducerLife")
+
+
+class ProducerLife:
+    """Base of Producer: all but publishing."""
+
+    on_response = LazySignal("Sent for each response of an nsqd: ``response`` is its bytes.")
+    on_error = LazySignal("Sent for each error frame of an nsqd: ``error`` is a ServerError.")
+    on_auth = LazySignal("Sent after AUTH: ``conn``, and ``response``, the reply as a dict.")
+    on_close = LazySignal("Sent when the producer has closed.")
+
+    def __init__(
+        self,
+        nsqd_tcp_addresses: Addresses = (),
+        lookupd_http_addresses: Addresses = (),
+        *,
+        trace: TraceLog = trace_log,
+        **options: Any,
+    ) -> None:
+        self.config, self.connection_config, self.lookup_config = split_options(
+            options, ProducerConfig, ConnectionConfig, LookupConfig
+        )
+        self.nsqd_tcp_addresses = parse_addresses(nsqd_tcp_addresses, DEFAULT_NSQD_TCP_PORT)
+        self.lookupd_http_addresses = _listed(lookupd_http_addresses)
+        if not self.nsqd_tcp_addresses and not self.lookupd_http_addresses:
+            raise ConfigError("nsqd_tcp_addresses or lookupd_http_addresses is needed: there is nowhere to publish to")
+        self._is_running = False
+        self._is_closed = False
+        self._is_inherited = False
+        self._closed = Event()
+        self._trace = trace
+        self._build()
+        tell_forks(self)
+
+    def _build(self) -> None:
+        self._delivery = Delivery(
+            self,
+            self.nsqd_tcp_addresses,
+            self.lookupd_http_addresses,
+            self.config,
+            self.connection_config,
+            self.lookup_config,
+            self._trace,
+        )
+        self._composer = Composer(self.config, self._trace, self._delivery.routes.refresh)
+        self._linger = Linger(self._delivery, self.config) if self.config.linger or self.config.coalesce else None
+        self._lingers_always = self.config.linger > 0
+        self._routes = self._delivery.routes.by_topic
+        self._room = self._delivery.room
+        self._timeout = self.config.publish_timeout
+        self._max_msg_size = self.config.max_msg_size
+
+    def __repr__(self) -> str:
+        addresses = [*map(str, self.nsqd_tcp_addresses), *self.lookupd_http_addresses]
+        return f"<Producer {', '.join(addresses)} {'running' if self._is_running else 'not running'}>"
+
+    # Life
+
+    def start(self) -> None:
+        """Begin to connect, without waiting for it. A closed producer cannot be started again."""
+        if self._is_closed:
+            raise NotRunning("the producer was closed; make a new one")
+        if self._is_running:
+            logger.warning("%r: started already", self)
+            return
+        self._is_running = True
+        self._is_inherited = False
+        self._delivery.routes.start()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Publish no more; wait for the publishes that are pending, then close the connections.
+
+        Args:
+            timeout: seconds to wait for pending publishes; those left then fail. None: each has its own deadline.
+        """
+        check_timeout(timeout)
+        if self._is_closed or not self._is_running:
+            self._is_closed = True
+            self._is_inherited = False
+            self._closed.set()
+            return
+        self._is_running = False
+        self._is_closed = True
+        if self._linger is not None:
+            self._linger.flush()
+        try:
+            self._delivery.drain(timeout)
+        finally:
+            self._delivery.close(self.connection_config.connect_timeout)
+            self._closed.set()
+        self.on_close.send(self)
+
+    def join(self, timeout: float | None = None, raise_error: bool = False) -> bool:
+        """Wait until the producer has closed; whether it has. ``raise_error`` is there for gnsq's sake."""
+        return bool(self._closed.wait(timeout))
+
+    def __enter__(self: P) -> P:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it takes publishes."""
+        return self._is_running or self._is_inherited
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether any nsqd is connected now."""
+        return bool(self._delivery.pool.open)
+
+    def stats(self) -> dict[str, Any]:
+        """What is pending, held and waiting for an nsqd; which nsqds are connected, and why the others are not."""
+        return self._delivery.stats()
+
+    def forked(self) -> None:
+        """In the child of a fork: begin anew, with the first publish. What is pending is the parent's."""
+        keep(self._closed, self._delivery, self._linger)
+        if self._linger is not None:
+            self._linger.forget()
+        self._is_inherited |= self._is_running
+        self._is_running = False
+        self._closed = Event()
+        if self._is_closed:
+            self._closed.set()
+        self._build()
+
+    def _not_running(self) -> NotRunning:
+        return NotRunning("the producer was closed" if self._is_closed else "the producer is not running: call start()")
+
+
+def _listed(addresses: Any) -> list[str]:
+    """Lookup addresses as a list; the poller reads them."""
+    if isinstance(addresses, str):
+        return [part.strip() for part in addresses.split(",") if part.strip()]
+    return list(addresses)
+
+
+def check_timeout(timeout: Any) -> None:
+    """Raise ConfigError unless it is a number of seconds, or None."""
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise ConfigError(f"timeout={timeout!r}: must be a number of seconds above 0, or None")
