@@ -114,6 +114,21 @@ cdef class Message:
         """Partition of the connection that delivered it; None when that has none."""
         return getattr(self.responder, "partition", None)
 
+    @property
+    def on_finish(self):
+        """Signal on_finish() of this message, by its responder: a FIN was queued. Its sender is the message."""
+        return self.responder.signals_of(self).on_finish
+
+    @property
+    def on_requeue(self):
+        """Signal on_requeue(timeout, backoff) of this message, by its responder: a REQ was queued; timeout in ms."""
+        return self.responder.signals_of(self).on_requeue
+
+    @property
+    def on_touch(self):
+        """Signal on_touch() of this message, by its responder: a TOUCH was queued."""
+        return self.responder.signals_of(self).on_touch
+
     cpdef bint mark_responded(self) noexcept:
         """Mark it as answered; False when it already was."""
         if self._flags & RESPONDED:

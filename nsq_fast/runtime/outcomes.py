@@ -19,7 +19,8 @@ from nsq_fast.protocol.backoff import RequeueDelay
 
 from .dispatch import Lane
 from .failures import GiveUpPolicy, message_name
-from .signals import emit, is_heard
+from .fork import CopyEnded
+from .signals import emit, is_heard, receivers
 
 if TYPE_CHECKING:
     from .consumer import Consumer
@@ -78,12 +79,18 @@ class Outcomes:
         """What to call with each message: the handler itself, or with it those who listen to ``on_message``."""
         if not is_heard(self.consumer, "on_message"):
             return self._handler if self._handler is not None else _no_handler
-        handler, send = self._handler, self.consumer.on_message.send
+        # Asked for once a slice, not for each message: what blinker does to find them takes longer than all else.
+        called = receivers(self.consumer.on_message, self.consumer)
+        if self._handler is None and len(called) == 1:
+            (receiver,) = called
+            return lambda consumer, message: receiver(consumer, message=message)
+        handler = self._handler
 
         def handle(consumer: Any, message: Message) -> None:
             if handler is not None:
                 handler(consumer, message)
-            send(consumer, message=message)
+            for receiver in called:
+                receiver(consumer, message=message)
 
         return handle
 
@@ -137,6 +144,8 @@ class Outcomes:
             self._log.error("handler failed on message %s: %r", message_name(message), error, exc_info=error)
             emit(self.consumer, "on_exception", message=message, error=error)
             return True
+        if isinstance(error, CopyEnded):
+            return False
         if isinstance(error, GreenletExit):
             self._log.warning("handler of message %s was killed; requeuing it", message_name(message))
             return False
@@ -160,9 +169,11 @@ class Outcomes:
         return True
 
     def give_up(self, lane: Lane, message: Message, policy: GiveUpPolicy | None = None) -> None:
-        """Hand a message with too many attempts to the policy, then finish it; keep it if the policy fails."""
+        """Hand a message with too many attempts to the policy, then finish it; keep it if that fails."""
         try:
-            emit(self.consumer, "on_giving_up", message=message)
+            if is_heard(self.consumer, "on_giving_up"):
+                for receiver in receivers(self.consumer.on_giving_up, self.consumer):
+                    receiver(self.consumer, message=message)
             (policy or self._give_up)(self.consumer, message)
         except BaseException as error:
             self.failed(message, error)

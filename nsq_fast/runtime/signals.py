@@ -51,18 +51,27 @@ def is_heard(sender: object, name: str) -> bool:
 
 def emit(sender: object, name: str, **values: Any) -> None:
     """Tell the receivers of a signal. One that raises is logged and harms neither the others nor the caller."""
-    signal = sender.__dict__.get(name)
+    tell(sender.__dict__.get(name), name, sender, values)
+
+
+def tell(signal: blinker.Signal | None, name: str, sender: object, values: dict[str, Any]) -> None:
+    """As ``emit``, for a signal that is not an attribute of its sender; None when nobody asked for it."""
     if signal is None or not signal.receivers:
         return
     current = getcurrent()
     is_outermost = current not in _emitting
     _emitting.add(current)
     try:
-        for receiver in list(signal.receivers_for(sender)):
+        for receiver in receivers(signal, sender):
             _call(receiver, sender, name, values)
     finally:
         if is_outermost:
             _emitting.discard(current)
+
+
+def receivers(signal: blinker.Signal, sender: object) -> list[Callable[..., Any]]:
+    """Whom to call now; nobody while the signal is muted."""
+    return [] if signal.is_muted else list(signal.receivers_for(sender))
 
 
 def _call(receiver: Callable[..., Any], sender: object, name: str, values: dict[str, Any]) -> None:

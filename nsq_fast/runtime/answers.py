@@ -1,0 +1,103 @@
+"""The answers to messages on one connection: FIN, REQ and TOUCH, and who is told of them.
+
+This is the responder that messages delegate to. FINs of one turn of the hub
+leave as one buffer; the owner and the signals of single messages hear of an
+answer when it is queued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nsq_fast._codec import Message
+from nsq_fast.errors import ConnectionClosed, ConnectionLost, NsqError
+from nsq_fast.names import Address
+from nsq_fast.protocol.session import Session
+
+from .message_signals import MessageSignals, SignalBook
+from .outbox import Outbox
+from .owner import ConnectionOwner
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+
+class Answers:
+    """The side of a connection that messages see.
+
+    Attributes:
+        address: the nsqd.
+        session: the protocol state.
+        closed_error: why the connection ended or is ending; None while it is open.
+        hold: called with the connection, a message and its delay in ms in place of a REQ that has a delay, where
+            the server would ignore it; to call ``requeue(message, 0)`` later.
+    """
+
+    def __init__(self, address: Address, session: Session, outbox: Outbox, owner: ConnectionOwner) -> None:
+        self.address = address
+        self.session = session
+        self.closed_error: NsqError | None = ConnectionClosed(f"{address}: not connected yet")
+        self.hold: Callable[[Connection, Message, int], None] | None = None
+        self._outbox = outbox
+        self._owner = owner
+        self._signals = SignalBook()
+        self._on_finish: Callable[..., Any] | None = getattr(owner, "on_finish", None)
+        self._on_requeue: Callable[..., Any] | None = getattr(owner, "on_requeue", None)
+        self._on_touch: Callable[..., Any] | None = getattr(owner, "on_touch", None)
+        self._delay_of: Callable[..., int] | None = getattr(owner, "requeue_delay_ms", None)
+
+    def finish(self, message: Message) -> None:
+        """FIN, together with the others of this turn of the hub."""
+        if self.closed_error is not None:
+            self._check_open()
+        self._outbox.finish(message)
+        if self._on_finish is not None:
+            self._on_finish(self, message)
+        if self._signals:
+            self._signals.finished((message,))
+
+    def finish_many(self, messages: Sequence[Message]) -> None:
+        """FIN for a batch, as one buffer. ``on_finish`` of the owner is not called: it knows."""
+        self._check_open()
+        self._outbox.write(self.session.fin_many(messages))
+        if self._signals:
+            self._signals.finished(messages)
+
+    def requeue(self, message: Message, time_ms: int | None = None, backoff: bool = True) -> None:
+        """REQ. Without ``time_ms`` the owner's ``requeue_delay_ms`` decides. A delay may be left to ``hold``."""
+        self._check_open()
+        if time_ms is None:
+            time_ms = 0 if self._delay_of is None else self._delay_of(self, message)
+        if time_ms and self.hold is not None:
+            self.hold(self, message, time_ms)  # type: ignore[arg-type]  # there is no other subclass
+            return
+        self._outbox.write(self.session.req(message, time_ms))
+        if self._on_requeue is not None:
+            self._on_requeue(self, message, time_ms, backoff)
+        if self._signals:
+            self._signals.requeued(message, time_ms, backoff)
+
+    def touch(self, message: Message) -> None:
+        """TOUCH: more time for a message."""
+        self._check_open()
+        self._outbox.write(self.session.touch(message))
+        if self._on_touch is not None:
+            self._on_touch(self, message)
+        if self._signals:
+            self._signals.touched(message)
+
+    def signals_of(self, message: Message) -> MessageSignals:
+        """``on_finish``, ``on_requeue`` and ``on_touch`` of one message, kept until it is answered."""
+        return self._signals.of(message)
+
+    def _check_open(self) -> None:
+        if self.closed_error is not None:
+            raise lost_error(f"{self.address}: the connection is closed: {self.closed_error}", outcome_unknown=False)
+
+
+def lost_error(text: str, outcome_unknown: bool) -> ConnectionLost:
+    """A ConnectionLost of which it is known whether the command may have been carried out."""
+    error = ConnectionLost(text)
+    error.outcome_unknown = outcome_unknown
+    return error
