@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
-from gevent import Greenlet, Timeout, get_hub, getcurrent, sleep
+from gevent import Timeout, get_hub, getcurrent, sleep
 from gevent.event import AsyncResult, Event
 from gevent.socket import gethostname
 from greenlet import greenlet
@@ -39,6 +39,7 @@ from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Heartbeat, Rea
 from nsq_fast.protocol.identify import AuthInfo, ServerInfo
 from nsq_fast.protocol.session import Session
 
+from .fork import Greenlet, tell_forks
 from .outbox import Outbox
 from .owner import ConnectionOwner
 from .transport import Transport
@@ -99,6 +100,7 @@ class Connection:
         self._is_graceful = False
         self._close_timeout = CLOSE_TIMEOUT
         self._ended = Event()
+        tell_forks(self)
 
     def __repr__(self) -> str:
         return f"<Connection {self.address} {'open' if self.is_open else 'closed'}>"
@@ -434,6 +436,8 @@ class Connection:
         3. close the socket;
         4. report every command without a reply, then the end itself.
         """
+        if self._ended.is_set():
+            return  # forked() ended it
         self.closed_error = reason
         self._watch.stop()
         try:
@@ -443,6 +447,13 @@ class Connection:
             self._outbox.stop()
             self._transport.close()
             self._report(reason)
+
+    def forked(self) -> None:
+        """In the child of a fork: the connection is the parent's. Its owner hears nothing more."""
+        self.closed_error = ConnectionClosed(f"{self.address}: the connection belongs to the process that forked")
+        self._ended.set()
+        self._watch.stop()
+        self._outbox.stop()
 
     def _finish_conversation(self) -> None:
         # Closing with unread input makes the kernel reset the connection, and the peer may lose our last FIN

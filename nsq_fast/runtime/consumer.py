@@ -14,7 +14,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-from gevent import Greenlet, getcurrent
+from gevent import getcurrent
 from gevent.event import Event
 
 from nsq_fast._codec import Message
@@ -22,13 +22,14 @@ from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, spli
 from nsq_fast.errors import ConfigError, NotRunning, NsqError
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, check_channel, check_topic, listed, parse_addresses
 from nsq_fast.protocol.backoff import Backoff, RequeueDelay
-from nsq_fast.protocol.position import parse_start
+from nsq_fast.protocol.position import StartPositions, parse_start
 
 from .closing import begin_closing, close_subscribers
 from .deadlines import Deadlines
 from .dispatch import Pool
 from .failures import Discard, GiveUpPolicy
 from .flow import Flow
+from .fork import Greenlet, keep, tell_forks
 from .iteration import messages
 from .ordered import PAUSE, BlockedPolicy, Ordered, check_blocked_policy
 from .outcomes import BatchHandler, Handler, Outcomes
@@ -158,10 +159,17 @@ class Consumer:
         if not isinstance(trace, TraceLog | None):
             raise ConfigError(f"trace={trace!r}: must be a TraceLog, or None")
         self._failure: NsqError | None = None
-        self._build(message_handler, batch_handler, trace or trace_log)
-        self._subscriptions = Subscriptions(self, parse_start(start_position))
+        self._made_of = message_handler, batch_handler, trace or trace_log
+        self._build(*self._made_of, parse_start(start_position))
+        tell_forks(self)
 
-    def _build(self, message_handler: Handler | None, batch_handler: BatchHandler | None, trace: TraceLog) -> None:
+    def _build(
+        self,
+        message_handler: Handler | None,
+        batch_handler: BatchHandler | None,
+        trace: TraceLog,
+        start: StartPositions | None,
+    ) -> None:
         config = self.config
         delay = RequeueDelay(
             config.requeue_delay,
@@ -183,6 +191,7 @@ class Consumer:
         self._is_started = False
         self._is_closing = False
         self._closed = Event()
+        self._subscriptions = Subscriptions(self, start)
 
     # Running
 
@@ -325,6 +334,17 @@ class Consumer:
     def _is_one_of_ours(self) -> bool:
         current = getcurrent()
         return is_emitting() or any(worker.greenlet is current for pool in self._pools for worker in pool.workers)
+
+    def forked(self) -> None:
+        """In the child of a fork: not started, whatever the parent's is; ``start`` makes connections of its own."""
+        if not self._is_started:
+            return
+        keep(vars(self).copy())
+        is_closed = self._is_closing
+        self._build(*self._made_of, None)
+        if is_closed:
+            self._is_closing = True
+            self._closed.set()
 
     # Flow
 

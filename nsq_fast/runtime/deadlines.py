@@ -18,8 +18,8 @@ from nsq_fast.errors import NsqError
 from nsq_fast.protocol.identify import ServerInfo
 
 from .connection import Connection
-from .fork import Greenlet
 from .failures import message_name
+from .fork import Greenlet
 
 WARN_AT = 0.8
 TOUCH_AT = 0.5

@@ -22,6 +22,8 @@ from greenlet import greenlet
 
 from nsq_fast._codec import Message
 
+from .fork import Greenlet, tell_forks
+
 if TYPE_CHECKING:
     from .connection import Connection
     from .ordered import Turn
@@ -91,6 +93,7 @@ class Pool:
         self.workers = [Worker(self) for _ in range(size)]
         for number, worker in enumerate(self.workers):
             worker.start(f"{name}-{number}")
+        tell_forks(self)
 
     def put(self, lane: Lane, count: int) -> None:
         """Note that ``count`` messages joined the lane."""
@@ -140,6 +143,13 @@ class Pool:
         for _ in range(self._idle):
             self._wake.release()
         self._idle = 0
+
+    def forked(self) -> None:
+        """In the child of a fork: nothing that was received is handled, or is even begun with."""
+        self.is_stopped = True
+        for lane in self._ready:
+            lane.waiting.clear()
+            lane.fins.clear()
 
 
 class Worker:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
-from gevent import Greenlet
 from gevent.event import Event
 
 from nsq_fast.errors import NsqError
@@ -23,6 +22,7 @@ from nsq_fast.protocol import rdy
 from nsq_fast.protocol.backoff import Backoff
 
 from .connection import Connection
+from .fork import Greenlet
 
 # A handler that goes on with a message of a lost connection is looked after so often, in seconds.
 ORPHAN_PAUSE = 0.5

@@ -15,6 +15,7 @@ import select
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
+from weakref import WeakSet
 
 from gevent import Timeout, sleep
 from gevent.socket import IPPROTO_TCP, TCP_NODELAY, create_connection
@@ -26,6 +27,7 @@ from nsq_fast.errors import ConfigError, HttpError
 from nsq_fast.names import Address, parse_address
 from nsq_fast.protocol.topology import error_text
 
+from .fork import drop_socket, tell_forks
 from .tls import client_context, server_hostname, wrap_socket
 
 DEFAULT_TIMEOUT = 10.0
@@ -97,6 +99,8 @@ class HttpClient:
         self._context = client_context(tls_options) if endpoint.scheme == "https" else None
         self._server_hostname = server_hostname(tls_options, endpoint.address.host)
         self._idle: list[Socket] = []
+        self._sockets: WeakSet[Socket] = WeakSet()
+        tell_forks(self)
 
     def request(
         self,
@@ -138,6 +142,13 @@ class HttpClient:
         for sock in idle:
             sock.close()
 
+    def forked(self) -> None:
+        """In the child of a fork: let go of every connection, also of those that wait for a reply."""
+        self._idle.clear()
+        for sock in list(self._sockets):
+            drop_socket(sock)
+        self._sockets.clear()
+
     def _no_reply(self, target: str, reason: str) -> HttpError:
         return HttpError(f"{self.endpoint}{target}", None, reason)
 
@@ -171,7 +182,10 @@ class HttpClient:
         sock = create_connection((self.endpoint.address.host, self.endpoint.address.port))
         try:
             sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
-            return sock if self._context is None else wrap_socket(sock, self._context, self._server_hostname)
+            if self._context is not None:
+                sock = wrap_socket(sock, self._context, self._server_hostname)
+            self._sockets.add(sock)
+            return sock
         except BaseException:
             sock.close()
             raise

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from gevent import Greenlet, getcurrent, joinall, killall
+from gevent import getcurrent, joinall, killall
 from gevent.event import Event
 
 from nsq_fast.config import LookupConfig
@@ -25,6 +25,7 @@ from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NotRunning, Ns
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, check_topic
 from nsq_fast.protocol.topology import LookupAnswer, Nsqd, Topology, distinct, merge
 
+from .fork import Greenlet
 from .http import Endpoint, parse_endpoint
 from .lookupd import Lookupd
 

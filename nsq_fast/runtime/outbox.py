@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gevent import Greenlet, get_hub
+from gevent import get_hub
 from gevent.event import Event
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import ConnectionLost
 
+from .fork import Greenlet
 from .transport import Transport
 
 # More than this is sent at once, without waiting for the end of the hub's turn.

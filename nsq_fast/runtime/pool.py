@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator
 from time import monotonic
 from typing import Any, Protocol
 
-from gevent import Greenlet, joinall, spawn
+from gevent import joinall
 from gevent.event import Event
 
 from nsq_fast.config import ConnectionConfig, ProducerConfig
@@ -26,6 +26,7 @@ from nsq_fast.names import Address
 from nsq_fast.protocol.backoff import ReconnectDelay
 
 from .connection import Connection
+from .fork import Greenlet
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Link:
         self._stopping.set()
         self._hurry.set()
         if self.conn is not None:
-            spawn(self.conn.close)
+            Greenlet.spawn(self.conn.close)
         elif self.greenlet:
             self.greenlet.kill(block=False)
 

@@ -306,7 +306,7 @@ class Producer(ProducerLife):
 
     def _route(self, topic: str) -> Route:
         if not self._is_running:
-            raise self._not_running()
+            self._resume()
         route: Route | None = self._routes.get(topic) if topic.__class__ is str else None
         if route is None:
             route = self._delivery.routes.of(topic)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
-from gevent import Greenlet
 from gevent.event import Event
 
 from nsq_fast.errors import ConfigError
@@ -20,6 +19,7 @@ from nsq_fast.protocol.position import StartPositions
 from nsq_fast.protocol.targets import Mode, Target, impossible, is_complete, targets
 from nsq_fast.protocol.topology import Nsqd, Topology
 
+from .fork import Greenlet
 from .lookup import LookupPoller
 from .positions import Starter
 from .signals import emit, is_heard

@@ -18,6 +18,7 @@ from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConnectFailed
 from nsq_fast.names import Address
 
+from .fork import drop_socket, tell_forks
 from .layers import Layer, TlsLayer, make_layer
 
 # 64 KiB decodes fastest: smaller reads cost syscalls, larger ones fall out of the cache.
@@ -47,6 +48,7 @@ class Transport:
         sock.settimeout(0.0)
         self._readable = self._hub.loop.io(sock.fileno(), READ)
         self._writable = self._hub.loop.io(sock.fileno(), WRITE)
+        tell_forks(self)
 
     @classmethod
     def connect(cls, address: Address, config: ConnectionConfig) -> Transport:
@@ -175,6 +177,12 @@ class Transport:
         """Close the socket. A ``recv`` still waiting raises OSError. Idempotent."""
         closed = OSError(errno.EBADF, "closed in another greenlet")
         self._hub.cancel_waits_close_and_then((self._readable, self._writable), closed, self._socket.close)
+
+    def forked(self) -> None:
+        """In the child of a fork: let go of the socket. Who waits in ``recv`` is not woken."""
+        self._readable.close()
+        self._writable.close()
+        drop_socket(self._socket)
 
 
 def _connect_one(family: int, target: Any, local_address: str | None, timeout: float | None) -> Any:

@@ -1,0 +1,293 @@
+"""Forks: what a child gets of the parent's consumers and producers, with real processes.
+
+Each program runs in an interpreter of its own, forks, and does something on
+both sides; what counts is what the server has seen in the end. A parent that
+a child has harmed shows it by a warning on stderr.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from nsq_fast import NsqdHTTPClient, Producer
+from nsq_fast.broker import BrokerProcess
+
+PLAIN = "from os import fork, waitpid\n"
+GEVENT = "from gevent.os import fork\nfrom os import waitpid\n"
+PATCHED = "from gevent import monkey; monkey.patch_all()\nfrom os import fork, waitpid\n"
+WAYS = [pytest.param(PLAIN, id="os.fork"), pytest.param(GEVENT, id="gevent.fork"), pytest.param(PATCHED, id="patched")]
+
+COMMON = """
+import logging, os, sys
+import gevent
+from nsq_fast import Consumer, NsqdHTTPClient, Producer
+from nsq_fast.errors import ConnectionLost
+
+logging.basicConfig(level=logging.WARNING)
+TCP, HTTP, LOOKUPD = sys.argv[1:]
+
+def in_child(work):
+    '''Fork; do the work in the child only. Returns what waits for the child.'''
+    pid = fork()
+    if pid:
+        return lambda: os.waitstatus_to_exitcode(waitpid(pid, 0)[1])
+    status = 1
+    try:
+        with gevent.Timeout(20):
+            work()
+        status = 0
+    except BaseException:
+        logging.exception("the child failed")
+    finally:
+        os._exit(status)
+"""
+
+PUBLISH = """
+producer = Producer(TCP, connections_per_nsqd=1, **OPTIONS)
+producer.start()
+producer.publish("t", b"before")
+results = [producer.publish_nowait("t", b"pending %d" % n) for n in range(50)]
+
+def work():
+    assert producer.is_running and not producer.is_connected
+    assert producer.stats()["pending"] == 0
+    producer.publish("t", b"child")
+    producer.multipublish("t", [b"child many"] * 3)
+    assert producer.is_connected
+    producer.close()
+    assert not producer.is_running
+
+wait = in_child(work)
+producer.publish("t", b"parent")
+assert wait() == 0
+gevent.joinall([gevent.spawn(producer.publish, "t", b"parent after") for _ in range(3)], raise_error=True)
+assert {result.get(timeout=5) for result in results} == {b"OK"}
+producer.close()
+"""
+
+START_IN_CHILD = """
+seen = []
+
+def handle(consumer, message):
+    seen.append(message.body)
+    if len(seen) == 20:
+        consumer.close()
+
+consumer = Consumer("t", "c", **ADDRESS, message_handler=handle, max_in_flight=5)
+with Producer(TCP) as producer:
+    producer.multipublish("t", [b"%d" % n for n in range(20)])
+
+def work():
+    consumer.start()
+    assert sorted(seen) == sorted(b"%d" % n for n in range(20))
+
+assert in_child(work)() == 0
+assert seen == [] and not consumer.is_running
+"""
+
+STARTED_BEFORE = """
+seen, held = [], []
+begun = gevent.event.Event()
+
+def handle(consumer, message):
+    if message.body == b"slow":
+        held.append(message)
+        begun.set()
+        gevent.sleep(0.2)
+    seen.append(message.body)
+    producer.publish("seen", b"%d %s" % (os.getpid(), message.body))
+
+consumer = Consumer("t", "c", TCP, message_handler=handle, max_in_flight=50, max_tries=1)
+producer = Producer(TCP)
+producer.start()
+producer.multipublish("t", [b"slow", *[b"first"] * 20])
+consumer.start(block=False)
+begun.wait()
+
+def work():
+    assert not consumer.is_running and consumer.join(0) is False
+    assert consumer.stats().in_flight == 0
+    try:
+        held[0].finish()
+    except ConnectionLost as error:
+        assert "process" in str(error), error
+    else:
+        raise AssertionError("the child answered the parent's message")
+    gevent.sleep(0.5)  # longer than the handler that runs in the parent
+    assert seen == []
+    consumer.start(block=False)
+    producer.multipublish("t", [b"second"] * 20)
+    while len(seen) < 20:
+        gevent.sleep(0.01)
+    consumer.close()
+    assert consumer.join(5) and set(seen) == {b"second"}
+    producer.close()
+
+wait = in_child(work)
+while len(seen) < 21:
+    gevent.sleep(0.01)
+consumer.pause()
+while consumer.total_ready_count:
+    gevent.sleep(0.01)
+gevent.sleep(0)  # the RDY leaves at the end of this turn; waiting for the child may block the hub
+assert wait() == 0
+assert consumer.is_running
+consumer.close()
+producer.close()
+"""
+
+BYSTANDERS = """
+client = NsqdHTTPClient.from_url(HTTP)
+client.create_topic("t")
+consumer = Consumer("t", "c", lookupd_http_addresses=LOOKUPD, message_handler=lambda consumer, message: None,
+                    lookupd_poll_interval=0.1)
+consumer.start(block=False)
+gevent.sleep(0.3)
+
+def work():
+    assert client.ping() == b"OK"
+    gevent.sleep(0.5)  # some polls, if anything still polled
+    assert consumer.subscribers == []
+
+wait = in_child(work)
+for _ in range(20):
+    assert client.ping() == b"OK"
+    gevent.sleep(0.02)
+assert wait() == 0
+assert [subscriber.is_connected for subscriber in consumer.subscribers] == [True]
+consumer.close()
+"""
+
+ITERATED = """
+producer = Producer(TCP)
+producer.start()
+producer.multipublish("t", [b"%d" % n for n in range(10)])
+with Consumer("t", "c", TCP, max_in_flight=10) as consumer:
+    for number, message in enumerate(consumer):
+        if number == 3:
+            break
+    messages = iter(consumer)
+    next(messages)
+    assert in_child(lambda: list(messages) == [] or sys.exit("the child got messages"))() == 0
+    for number, message in zip(range(5), messages):
+        pass
+producer.close()
+"""
+
+OTHER_THREAD = """
+import threading
+published, go_on = threading.Event(), threading.Event()
+producer = None
+
+def publish():
+    global producer
+    producer = Producer(TCP)
+    producer.start()
+    producer.publish("t", b"thread")
+    published.set()
+    while not go_on.is_set():
+        gevent.sleep(0.01)
+    producer.publish("t", b"thread after")
+    producer.close()
+
+thread = threading.Thread(target=publish)
+thread.start()
+published.wait()
+wait = in_child(lambda: producer.publish("t", b"child"))
+assert wait() == 0
+go_on.set()
+thread.join()
+"""
+
+
+@pytest.fixture
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess() as process:
+        yield process
+
+
+def run(broker: BrokerProcess, *parts: str) -> None:
+    program = "".join((parts[0], COMMON, *parts[1:]))
+    addresses = [str(broker.nsqd.tcp), f"http://{broker.nsqd.http}", f"http://{broker.lookupd.http}"]
+    done = subprocess.run([sys.executable, "-c", program, *addresses], capture_output=True, text=True, timeout=40)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def stored(broker: BrokerProcess, topic: str) -> Counter[bytes]:
+    """What was published to a topic that nobody has consumed."""
+    from nsq_fast import Consumer
+
+    with NsqdHTTPClient(*broker.nsqd.http) as client:
+        (found,) = client.stats(topic=topic)["topics"]
+    bodies: Counter[bytes] = Counter()
+    with Consumer(topic, "all", [broker.nsqd.tcp], max_in_flight=100) as consumer:
+        for count, message in enumerate(consumer, 1):
+            bodies[message.body] += 1
+            if count == found["depth"]:
+                break
+    return bodies
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("options", ["{}", "{'linger': 0.05}", "{'coalesce': True}"])
+def test_a_producer_publishes_on_both_sides(broker: BrokerProcess, way: str, options: str) -> None:
+    run(broker, way, f"OPTIONS = {options}\n", PUBLISH)
+    assert stored(broker, "t") == Counter(
+        {
+            b"before": 1,
+            b"child": 1,
+            b"child many": 3,
+            b"parent": 1,
+            b"parent after": 3,
+            **{b"pending %d" % number: 1 for number in range(50)},
+        }
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("address", ["nsqd_tcp_addresses=TCP", "lookupd_http_addresses=LOOKUPD"])
+def test_a_consumer_made_before_the_fork_starts_in_the_child(broker: BrokerProcess, way: str, address: str) -> None:
+    run(broker, way, f"ADDRESS = dict({address})\n", START_IN_CHILD)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_consumer_started_before_the_fork_is_the_parents(broker: BrokerProcess, way: str) -> None:
+    run(broker, way, STARTED_BEFORE)
+    seen = [body.split() for body in stored(broker, "seen").elements()]
+    assert Counter(body for _, body in seen) == {b"slow": 1, b"first": 20, b"second": 20}
+    assert len({pid for pid, body in seen if body != b"second"}) == 1
+    assert len({pid for pid, _ in seen}) == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_lookup_and_http_clients_do_not_share_their_connections(broker: BrokerProcess, way: str) -> None:
+    run(broker, way, BYSTANDERS)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_loop_over_messages_ends_in_the_child(broker: BrokerProcess, way: str) -> None:
+    run(broker, way, ITERATED)
+
+
+def test_a_producer_of_another_thread_publishes_in_the_child(broker: BrokerProcess) -> None:
+    run(broker, PLAIN, OTHER_THREAD)
+    assert stored(broker, "t") == {b"thread": 1, b"child": 1, b"thread after": 1}
+
+
+def test_a_fork_costs_nothing_to_those_who_have_no_consumer() -> None:
+    program = "import os, gevent, nsq_fast.runtime.fork as fork\nassert not list(fork._known)\nos.fork() or os._exit(0)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=20).returncode == 0
+
+
+def test_a_closed_producer_stays_closed(broker: BrokerProcess) -> None:
+    closed = Producer([broker.nsqd.tcp])
+    closed.start()
+    closed.close()
+    closed.forked()
+    assert not closed.is_running
+    assert closed.join(0)
