@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -98,6 +99,38 @@ def test_moves_that_cannot_be(cluster: RedesignedCluster) -> None:
     with pytest.raises(ClusterError, match="unstable"):
         cluster.move_leader("ord", 1)
     move.get()
+
+
+@pytest.mark.parametrize("step", [0, 0.005, 0.015, 0.025])
+@pytest.mark.parametrize("dies", ["old", "new"])
+def test_a_death_during_a_move(cluster: RedesignedCluster, step: float, dies: str) -> None:
+    old, new = cluster.leader_of("ord", 0), replica_of(cluster, "ord", 0)
+    move = spawn(_move_or_fail, cluster)
+    sleep(step)
+    cluster.kill_node(old if dies == "old" else new)
+    move.get()
+    port = (new if dies == "old" else old).tcp_address.port
+    until(lambda: shown(cluster, "ord").get("0") == port and len(shown(cluster, "ord")) == 3)
+    publish(cluster, "ord", b"x")
+
+
+def _move_or_fail(cluster: RedesignedCluster) -> None:
+    with suppress(ClusterError):
+        cluster.move_leader("ord", 0)
+
+
+def test_an_ephemeral_channel_goes_with_its_last_client(cluster: RedesignedCluster) -> None:
+    channels = cluster.partition("plain", 0).channels
+    for _ in range(2):
+        consumer = Consumer(cluster.leader_of("plain", 0), "SUB plain e#ephemeral 0")
+        assert "e#ephemeral" in channels
+        consumer.close()
+        until(lambda: "e#ephemeral" not in channels)
+    consumer = Consumer(cluster.leader_of("plain", 0), "SUB plain e#ephemeral 0")
+    query = "topic=plain&channel=e%23ephemeral"
+    assert ask(cluster.leader_of("plain", 0).http_address, "POST", f"/channel/delete?{query}").status == 200
+    assert consumer.reader.read() == b""
+    consumer.close()
 
 
 def test_a_partition_moves_to_a_node_that_had_nothing_of_it(cluster: RedesignedCluster) -> None:

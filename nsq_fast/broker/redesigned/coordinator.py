@@ -162,7 +162,11 @@ class Coordinator:
         try:
             self._move(partition, self._target(partition, to, origin))
         finally:
+            partition.is_writable = True
             self._moving.release()
+            # Those that got a leader meanwhile had to wait.
+            for other in self.state.all_partitions():
+                self._register(other)
 
     def _target(self, partition: Partition, to: str | None, origin: str | None) -> str:
         if partition.leader not in self.state.alive:
@@ -180,6 +184,8 @@ class Coordinator:
             return
         partition.is_writable = False
         sleep(self._move_step)
+        if target not in self.state.alive:
+            raise ClusterError("the cluster is unstable")
         partition.interrupt()
         if target not in partition.replicas:
             # Its data is copied there, and leaves the node it comes from.
@@ -188,7 +194,6 @@ class Coordinator:
         sleep(self._move_step)
         partition.is_writable = True
         sleep(self._move_step)
-        self._register(partition)
 
     def _lead(self, partition: Partition, node: str | None) -> None:
         partition.leader = node

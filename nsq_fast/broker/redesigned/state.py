@@ -86,9 +86,11 @@ class Partition:
         return channel
 
     def delete_channel(self, name: str) -> None:
-        """Drop a channel, and disconnect its clients."""
-        channel = self.channels.pop(name)
-        channel.disconnect()
+        """Drop a channel, if there is one, and disconnect its clients."""
+        channel = self.channels.pop(name, None)
+        if channel is not None:
+            channel.is_ephemeral = False  # else it would be dropped again when they have gone
+            channel.disconnect()
 
     def published(self, count: int) -> None:
         """Let the channels know of new records, and the log forget old ones."""
