@@ -86,10 +86,20 @@ def _split_address(text: str, default_port: int) -> tuple[str, int | str]:
     return host, port if colon else default_port
 
 
-def parse_addresses(value: str | Iterable[str | tuple[str, int]], default_port: int) -> list[Address]:
-    """Read one address or several, without repeats, in the order given. A string may hold a comma separated list."""
+def parse_addresses(
+    value: str | Iterable[str | tuple[str, int]], default_port: int, name: str = "addresses"
+) -> list[Address]:
+    """Read one address or several, without repeats, in the order given. A string may hold a comma separated list.
+
+    ``name`` is what the argument is called in an error.
+    """
+    return list(dict.fromkeys(parse_address(item, default_port) for item in listed(value, name)))
+
+
+def listed(value: str | Iterable[str | tuple[str, int]], name: str) -> list[str | tuple[str, int]]:
+    """Several addresses as a list, not yet read; a string may hold a comma separated list. Raises TypeError."""
     if isinstance(value, str):
-        value = [part for part in value.split(",") if part.strip()]
-    elif value is None or not isinstance(value, Iterable):
-        raise TypeError(f"addresses must be a string or a list, tuple or set of them, not {value!r}")
-    return list(dict.fromkeys(parse_address(item, default_port) for item in value))
+        return [part.strip() for part in value.split(",") if part.strip()]
+    if isinstance(value, (bytes, bytearray)) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be a string or a list, tuple or set of them, not {value!r}")
+    return list(value)
