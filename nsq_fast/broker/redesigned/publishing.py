@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -30,7 +30,7 @@ from .arguments import parse_partition
 from .connection import NodeConnection
 from .filters import TRACE_ID_KEY, decode_header
 from .log import Draft, Record
-from .node import NO_PARTITION
+from .node import NO_PARTITION, Node
 from .state import Partition
 
 _TRACE_SIZE = 8
@@ -42,90 +42,51 @@ _UINT64 = 1 << 64
 MakeDraft = Callable[[bytes, Partition, int], Draft]
 """Makes a message of a body; the number is the one that the message has in its command."""
 
-
-def pub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """PUB <topic> [<partition>], a message."""
-    return _publish(conn, params, data, at, _plain, _no_reply)
+MakeReply = Callable[[Sequence[Draft], Sequence[Record]], bytes]
 
 
-def pub_trace(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """PUB_TRACE <topic> [<partition>], a trace id and a message."""
-    return _publish(conn, params, data, at, _traced, _receipt)
+def _one(make: MakeDraft, reply: MakeReply) -> Handler:
+    """A command with one message."""
+
+    def handle(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+        conn = cast(NodeConnection, conn)
+        size, partition = _prepare(conn, params, data, at, conn.nsqd.options.max_msg_size, "E_BAD_MESSAGE", "message")
+        end = at + 4 + size
+        if partition is None or not has(conn, data, end):
+            return INCOMPLETE
+        try:
+            drafts = [make(data[at + 4 : end], partition, 0)]
+            conn.send(reply(drafts, _store(conn, partition, drafts)))
+        except ServerError as error:
+            conn.send_error(error.code, error.detail.encode())
+        return end
+
+    return handle
 
 
-def pub_ext(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """PUB_EXT <topic> [<partition>], a JSON header and a message; a trace id in the header makes it a traced one."""
-    return _publish(conn, params, data, at, _with_header, _receipt_if_traced)
+def _several(make: MakeDraft, reply: MakeReply) -> Handler:
+    """A command with several messages, all of which are stored, or none."""
 
+    def handle(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+        conn = cast(NodeConnection, conn)
+        size, partition = _prepare(conn, params, data, at, conn.nsqd.options.max_body_size, "E_BAD_BODY", "body")
+        if partition is None:
+            return INCOMPLETE
+        count, end = mpub_count(conn, data, at + 4), at + 4 + size
+        if count is None or not has(conn, data, end):
+            return INCOMPLETE
+        drafts: list[Draft] = []
+        read = at + 8
+        try:
+            for index, body in enumerate(mpub_bodies(data, read, end, count, conn.nsqd.options.max_msg_size)):
+                read += 4 + len(body)
+                drafts.append(make(body, partition, index))
+            conn.send(reply(drafts, _store(conn, partition, drafts)))
+        except ServerError as error:
+            conn.send_error(error.code, error.detail.encode())
+        return read
 
-def _publish(
-    conn: Connection,
-    params: list[bytes],
-    data: bytes,
-    at: int,
-    make: MakeDraft,
-    reply: Callable[[Draft, Sequence[Record]], bytes],
-) -> int:
-    conn = cast(NodeConnection, conn)
-    size, partition = _prepare(conn, params, data, at, conn.nsqd.options.max_msg_size, "E_BAD_MESSAGE", "message")
-    end = at + 4 + size
-    if partition is None or not has(conn, data, end):
-        return INCOMPLETE
-    try:
-        draft = make(data[at + 4 : end], partition, 0)
-        records = _store(conn, partition, [draft])
-    except ServerError as error:
-        conn.send_error(error.code, error.detail.encode())
-    else:
-        conn.send(reply(draft, records))
-    return end
-
-
-def mpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """MPUB <topic> [<partition>], several messages."""
-    return _publish_many(conn, params, data, at, _plain, _no_reply)
-
-
-def mpub_trace(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """MPUB_TRACE <topic> [<partition>], several messages, each after its trace id."""
-    return _publish_many(conn, params, data, at, _traced_of_many, _receipt_of_many)
-
-
-def mpub_ext(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """MPUB_EXT <topic> [<partition>], several messages, each after its JSON header, which may be empty."""
-    return _publish_many(conn, params, data, at, _with_header_of_many, _no_reply)
-
-
-def _publish_many(
-    conn: Connection,
-    params: list[bytes],
-    data: bytes,
-    at: int,
-    make: MakeDraft,
-    reply: Callable[[Draft, Sequence[Record]], bytes],
-) -> int:
-    conn = cast(NodeConnection, conn)
-    size, partition = _prepare(conn, params, data, at, conn.nsqd.options.max_body_size, "E_BAD_BODY", "body")
-    if partition is None:
-        return INCOMPLETE
-    count, end = mpub_count(conn, data, at + 4), at + 4 + size
-    if count is None or not has(conn, data, end):
-        return INCOMPLETE
-    bodies = mpub_bodies(data, at + 8, end, count, conn.nsqd.options.max_msg_size)
-    drafts: list[Draft] = []
-    try:
-        for index, body in enumerate(bodies):
-            drafts.append(make(body, partition, index))  # an error must leave those before it
-    except ServerError as error:
-        conn.send_error(error.code, error.detail.encode())
-        return at + 8 + sum(4 + len(body) for body in bodies[: len(drafts) + 1])
-    try:
-        records = _store(conn, partition, drafts)
-    except ServerError as error:
-        conn.send_error(error.code, error.detail.encode())
-    else:
-        conn.send(reply(drafts[0], records))
-    return end
+    return handle
 
 
 def _prepare(
@@ -145,19 +106,17 @@ def _prepare(
         raise FatalError(too_big, f"{what} too big {size} > {largest}")
     topic = text(params[1])
     try:
-        partition = find_partition(conn.node, topic, number)
+        partition = _find_partition(conn.node, topic, number)
     except ServerError as error:
         raise FatalError(error.code, error.detail) from error
     require_permission(conn, "PUB", topic, "")
     return size, partition
 
 
-def find_partition(node: Any, topic: str, number: int) -> Partition:
-    """The partition to publish to, where none may be named. Raises TopicNotExist, BadPartition."""
+def _find_partition(node: Node, topic: str, number: int) -> Partition:
     if number != NO_PARTITION:
-        found: Partition = node.find(topic, number)
-        return found
-    partition: Partition = node.find(topic, node.default_partition(topic))
+        return node.find(topic, number)
+    partition = node.find(topic, node.default_partition(topic))
     if partition.meta.ordered:
         raise BadPartition(f"topic partition is not valid for multi partition: {NO_PARTITION}")
     return partition
@@ -238,19 +197,19 @@ def _require_ext(partition: Partition) -> None:
 # --- replies ---------------------------------------------------------------------------------------------------------
 
 
-def _no_reply(draft: Draft, records: Sequence[Record]) -> bytes:
+def _no_reply(drafts: Sequence[Draft], records: Sequence[Record]) -> bytes:
     return OK
 
 
-def _receipt(draft: Draft, records: Sequence[Record]) -> bytes:
-    return _traced_reply(records, draft.trace_id)
+def _receipt(drafts: Sequence[Draft], records: Sequence[Record]) -> bytes:
+    return _traced_reply(records, drafts[0].trace_id)
 
 
-def _receipt_if_traced(draft: Draft, records: Sequence[Record]) -> bytes:
-    return _traced_reply(records, draft.trace_id) if TRACE_ID_KEY in decode_header(draft.header) else OK
+def _receipt_if_traced(drafts: Sequence[Draft], records: Sequence[Record]) -> bytes:
+    return _receipt(drafts, records) if TRACE_ID_KEY in decode_header(drafts[0].header) else OK
 
 
-def _receipt_of_many(draft: Draft, records: Sequence[Record]) -> bytes:
+def _receipt_of_many(drafts: Sequence[Draft], records: Sequence[Record]) -> bytes:
     return _traced_reply(records, 0)
 
 
@@ -260,10 +219,10 @@ def _traced_reply(records: Sequence[Record], trace_id: int) -> bytes:
 
 
 HANDLERS: dict[bytes, Handler] = {
-    b"PUB": pub,
-    b"PUB_TRACE": pub_trace,
-    b"PUB_EXT": pub_ext,
-    b"MPUB": mpub,
-    b"MPUB_TRACE": mpub_trace,
-    b"MPUB_EXT": mpub_ext,
+    b"PUB": _one(_plain, _no_reply),
+    b"PUB_TRACE": _one(_traced, _receipt),
+    b"PUB_EXT": _one(_with_header, _receipt_if_traced),
+    b"MPUB": _several(_plain, _no_reply),
+    b"MPUB_TRACE": _several(_traced_of_many, _receipt_of_many),
+    b"MPUB_EXT": _several(_with_header_of_many, _no_reply),
 }
