@@ -11,7 +11,7 @@ Traced ones end with a ``Receipt`` where others end with ``b"OK"``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsq_fast import _codec
@@ -94,7 +94,23 @@ class Addressed(Publish):
     def __init__(
         self, route: Route, topic: str, body: bytes, deadline: float, saying: Saying = PLAIN, weight: int = 1
     ) -> None:
-        super().__init__(route, topic, saying.kind, b"", deadline, weight)
+        # Not by super(): this is made for every publish to a partition.
+        self.done = False
+        self.error = None
+        self.waiter = None
+        self.result = None
+        self.route = route
+        self.topic = topic
+        self.command = saying.kind
+        self.data = b""
+        self.deadline = deadline
+        self.weight = weight
+        self.attempts = 0
+        self.possibly_stored = False
+        self.conn = None
+        self.batch = None
+        self.gather = None
+        self.last_error = None
         self.body = body
         self.saying = saying
         self.key: Key | None = None
@@ -103,7 +119,9 @@ class Addressed(Publish):
         self.partition: int | None = None
         self.misses = 0
         # A header with a trace id gets a receipt for a single publish only.
-        self.is_alone = saying.kind == "DPUB" or (saying.kind == "PUB_EXT" and saying.is_traced)
+        self.is_alone = saying is not PLAIN and (
+            saying.kind == "DPUB" or (saying.kind == "PUB_EXT" and saying.is_traced)
+        )
         self.receipt: Receipt | None = None
 
     @property
@@ -123,7 +141,7 @@ class Addressed(Publish):
         """Build the command for a partition of a server. Raises ConfigError when it cannot have one."""
         check_partition(partition, dialect)
         self.partition = partition
-        kind = self.command = self._kind_for(dialect)
+        kind = self.command = kind_for(self.saying, dialect)
         if kind == "PUB":
             self.data = _codec.pub(self.topic, self.body, partition)
         elif kind == "PUB_TRACE":
@@ -132,11 +150,6 @@ class Addressed(Publish):
             self.data = _codec.pub_ext(self.topic, self.saying.header, self.body, partition)
         else:
             self.data = self.body  # a DPUB comes as its command
-
-    def _kind_for(self, dialect: Dialect) -> str:
-        if self.saying.is_optional and not dialect.supports(self.saying.kind):
-            return "PUB"
-        return self.saying.kind
 
     def take_receipt(self, reply: TracedReply, nsqd: Address, trace: TraceLog) -> None:
         """Keep, and write down, what the server said of the stored record."""
@@ -171,7 +184,7 @@ class AddressedMany(Addressed):
         check_partition(partition, dialect)
         self.partition = partition
         self.command, self.data = encode_many(
-            self.topic, self._kind_for(dialect), zip(self.bodies, self.sayings, strict=True), partition
+            self.topic, kind_for(self.saying, dialect), zip(self.bodies, self.sayings, strict=True), partition
         )
 
     def take_receipt(self, reply: TracedReply, nsqd: Address, trace: TraceLog) -> None:
@@ -182,18 +195,24 @@ class AddressedMany(Addressed):
 
 
 class AddressedBatch(Batch):
-    """Addressed publishes of one kind that leave as one command. ``sent``: those that the last attempt held."""
+    """Publishes of one kind that leave as one command, addressed when it is sent.
 
-    __slots__ = ("lane", "misses", "partition", "sent")
+    They may be plain ones that gathered, which say nothing but their body.
 
-    children: list[Addressed]  # type: ignore[assignment]  # all of them are
+    Attributes:
+        saying: that of the first.
+        sent: those that the last attempt held.
+    """
 
-    def __init__(self, children: list[Addressed], lane: Lane | None = None) -> None:
+    __slots__ = ("lane", "misses", "partition", "saying", "sent")
+
+    def __init__(self, children: Sequence[Publish], bodies: list[bytes], lane: Lane | None = None) -> None:
         first = children[0]
         Publish.__init__(self, first.route, first.topic, "", b"", max([child.deadline for child in children]), 0)
-        self.children = children
-        self.bodies = [child.body for child in children]
-        self.sent = children
+        self.children = list(children)
+        self.bodies = bodies
+        self.saying = first.saying if isinstance(first, Addressed) else PLAIN
+        self.sent = self.children
         self.lane = lane
         self.partition: int | None = None
         self.misses = 0
@@ -204,15 +223,28 @@ class AddressedBatch(Batch):
         """Build the command from the children that still wait: there must be one. Raises ConfigError."""
         check_partition(partition, dialect)
         self.partition = partition
-        self.sent = [child for child in self.children if not child.done]
-        kind = self.sent[0]._kind_for(dialect)
-        pairs = [(child.body, child.saying) for child in self.sent]
-        self.command, self.data = encode_many(self.topic, kind, pairs, partition)
+        bodies = self.bodies
+        self.sent = self.live()
+        if len(self.sent) < len(self.children):
+            bodies = [body for child, body in zip(self.children, bodies, strict=True) if not child.done]
+        kind = kind_for(self.saying, dialect)
+        if kind != "PUB":
+            self.command, self.data = encode_many(
+                self.topic, kind, zip(bodies, self._sayings(), strict=True), partition
+            )
+        elif len(bodies) > 1:
+            self.command, self.data = "MPUB", _codec.mpub(self.topic, bodies, partition)
+        else:
+            self.command, self.data = "PUB", _codec.pub(self.topic, bodies[0], partition)
+
+    def _sayings(self) -> list[Saying]:
+        return [child.saying for child in self.sent if isinstance(child, Addressed)]
 
     def take_receipt(self, reply: TracedReply, nsqd: Address, trace: TraceLog) -> None:
         """Give each child its own."""
-        pairs = [(child.saying.trace_id, len(child.body)) for child in self.sent]
-        for child, each in zip(self.sent, split_receipt(reply, pairs), strict=True):
+        members = [child for child in self.sent if isinstance(child, Addressed)]
+        pairs = [(child.saying.trace_id, len(child.body)) for child in members]
+        for child, each in zip(members, split_receipt(reply, pairs), strict=True):
             child.receipt = Receipt(*each, self.partition, nsqd)
         if trace.is_on(self.topic):
             trace.published_many(self.topic, reply, pairs, partition=self.partition, nsqd=nsqd)
@@ -227,6 +259,11 @@ def encode_many(
     if kind == "PUB_EXT":
         return "MPUB_EXT", _codec.mpub_ext(topic, [(saying.header, body) for body, saying in items], partition)
     return "MPUB", _codec.mpub(topic, [body for body, _ in items], partition)
+
+
+def kind_for(saying: Saying, dialect: Dialect) -> str:
+    """What a server of this dialect gets: tracing that nobody asked for by name is left out where it is unknown."""
+    return "PUB" if saying.is_optional and not dialect.supports(saying.kind) else saying.kind
 
 
 def check_partition(partition: int | None, dialect: Dialect) -> None:

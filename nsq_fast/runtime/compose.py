@@ -66,12 +66,25 @@ class Composer:
         self, route: Route, topic: str, body: Body, defer: int | None, deadline: float, extras: Extras
     ) -> Addressed:
         """A publish whose command depends on where it goes. ``body`` has been checked."""
-        self._check_extras(extras)
         if defer is not None:
             return self._deferred(route, topic, body, defer, deadline, extras)
         saying = self._saying(route, topic, body, extras)
-        publish = Addressed(route, topic, bytes(body), deadline, saying)
-        publish.key, publish.pin = extras.key, extras.partition
+        return self.pinned(route, topic, bytes(body), deadline, extras.key, extras.partition, saying)
+
+    def pinned(
+        self,
+        route: Route,
+        topic: str,
+        body: bytes,
+        deadline: float,
+        key: Key | None,
+        partition: int | None,
+        saying: Saying = PLAIN,
+    ) -> Addressed:
+        """As ``addressed``, of what has been checked but for ``key`` and ``partition``."""
+        publish = Addressed(route, topic, body, deadline, saying)
+        publish.pin = self._pin(route, key, partition)
+        publish.key = key
         return publish
 
     def _deferred(self, route: Route, topic: str, body: Body, defer: int, deadline: float, extras: Extras) -> Addressed:
@@ -120,19 +133,21 @@ class Composer:
                 f"headers, tag: topic {topic!r} carries no extended headers; leave them out, or create it with extend"
             )
 
-    def _check_extras(self, extras: Extras) -> None:
-        if extras.key is not None:
-            if extras.partition is not None:
-                raise ConfigError(f"key={extras.key!r} with partition={extras.partition}: the key names the partition")
+    def _pin(self, route: Route, key: Key | None, partition: int | None) -> int | None:
+        """The partition, as far as it is known; checks both arguments."""
+        if key is not None:
+            if partition is not None:
+                raise ConfigError(f"key={key!r} with partition={partition}: the key names the partition")
             try:
-                self._partition_of_key(extras.key, 1)
+                found = self._partition_of_key(key, route.partition_num or 1)
             except ValueError as error:
                 raise ConfigError(str(error)) from None
-        partition = extras.partition
+            return found if route.partition_num else None
         if partition is not None and (
             not isinstance(partition, int) or isinstance(partition, bool) or not 0 <= partition < MAX_PARTITIONS
         ):
             raise ConfigError(f"partition={partition!r}: must be a whole number, 0 to {MAX_PARTITIONS - 1}, or None")
+        return partition
 
     def check_body(self, body: Any) -> None:
         """Raise TypeError or BodyInvalid unless ``body`` can be a message."""
@@ -158,7 +173,7 @@ class Composer:
         self, route: Route, topic: str, bodies: Any, deadline: float, extras: Extras
     ) -> list[AddressedMany]:
         """The commands of a batch that depend on where it goes."""
-        self._check_extras(extras)
+        pin = self._pin(route, extras.key, extras.partition)
         messages = _as_list(bodies)
         self._check_bodies(messages)
         messages = [bytes(message) for message in messages]
@@ -174,7 +189,7 @@ class Composer:
         for part in self._cut(messages, lambda at: sayings[at].overhead):
             said = sayings[start : start + len(part)]
             publish = AddressedMany(route, topic, part, said, deadline)
-            publish.key, publish.pin = extras.key, extras.partition
+            publish.key, publish.pin = extras.key, pin
             parts.append(publish)
             start += len(part)
         return parts

@@ -6,11 +6,8 @@ deadline ends it wherever it is. A publish that ended while its reply was
 still owed stays with its connection, in its place, and the late reply is
 taken silently; until then it keeps its share of ``max_pending``.
 
-Publishes that are pinned to a partition go through its ``Lane``, which keeps
-them in order; what failed comes back to it (see ``pinned``).
-
-The path of a publish that just succeeds is ``submit``, ``_write``,
-``replied``; keep it short.
+Publishes that are pinned to a partition go through its ``Lane``: see ``pinned``.
+The path of one that just succeeds is ``submit``, ``_write``, ``replied``; keep it short.
 """
 
 from __future__ import annotations
@@ -127,7 +124,9 @@ class Delivery:
         live = [child for child in children if not child.done]
         if len(live) < len(children):
             bodies = [body for child, body in zip(children, bodies, strict=True) if not child.done]
-        if len(live) > 1:
+        if live and not live[0].route.is_plain:
+            self.submit(AddressedBatch(live, bodies))
+        elif len(live) > 1:
             self.submit(Batch(live, bodies))
         elif live:
             self._submit_alone(live[0], bodies[0])
@@ -135,13 +134,13 @@ class Delivery:
     def submit_run(self, children: list[Publish], bodies: list[bytes]) -> None:
         """As ``submit_batch``, for publishes of which some or all are addressed: those of one kind go together."""
         for kind, run in groupby(zip(children, bodies, strict=True), key=lambda pair: kind_of(pair[0])):
-            members = [(child, body) for child, body in run if not child.done]
-            if not kind:
-                self.submit_batch([child for child, _ in members], [body for _, body in members])
-            elif len(members) > 1:
-                self.submit(AddressedBatch([child for child, _ in members if isinstance(child, Addressed)]))
-            elif members:
-                self.submit(members[0][0])
+            members = [pair for pair in run if not pair[0].done]
+            if members:
+                gathered = [child for child, _ in members], [body for _, body in members]
+                if not kind:
+                    self.submit_batch(*gathered)
+                else:
+                    self.submit(AddressedBatch(*gathered) if len(members) > 1 else members[0][0])
 
     def _submit_alone(self, child: Publish, body: bytes) -> None:
         child.batch = None
@@ -168,7 +167,7 @@ class Delivery:
 
     def _has_live(self, batch: Batch) -> bool:
         """Whether any child still waits; ends the batch otherwise."""
-        if batch.live():
+        if not all(child.done for child in batch.children):
             return True
         self._finish_batch(batch, None)
         return False
@@ -181,7 +180,7 @@ class Delivery:
             command.conn = link.conn
             self.refused(link.conn, command, error)
             return
-        if isinstance(command, AddressedBatch):
+        if isinstance(command, AddressedBatch) and command.lane is not None:
             for child in command.sent:
                 child.attempts += 1
         self._write(command, link)
@@ -382,7 +381,7 @@ class Delivery:
             elif isinstance(child, Addressed):
                 self.submit(child)
             else:
-                self._submit_alone(child, body)
+                self.submit_batch([child], [body])
 
     def _finish_batch(self, batch: Batch, make_error: Callable[[], NsqError] | None) -> None:
         for child in batch.children:

@@ -144,7 +144,7 @@ class Lane:
             self._sender.seek(self)
             return False
         batch = self._take()
-        command = batch[0] if len(batch) == 1 else AddressedBatch(batch, self)
+        command = batch[0] if len(batch) == 1 else AddressedBatch(batch, [each.body for each in batch], self)
         self.on_wire = command
         self._sender.send(command, link, self.partition)
         return True

@@ -69,7 +69,7 @@ class Pinned:
         again: list[Addressed] = []
         delay = 0.0
         worst: Verdict | None = None
-        for publish in command.sent if isinstance(command, AddressedBatch) else [command]:
+        for publish in _members(command):
             publish.batch = None
             if publish.done:
                 delivery.release(publish)
@@ -89,6 +89,12 @@ class Pinned:
         if worst is not None and worst.leader:
             lane.turn_away()
         lane.ended(again, delay)
+
+
+def _members(command: Addressed | AddressedBatch) -> list[Addressed]:
+    if isinstance(command, AddressedBatch):
+        return [child for child in command.sent if isinstance(child, Addressed)]  # in a lane all of them are
+    return [command]
 
 
 def waits_in(publish: Publish) -> tuple[deque[Any], ...]:

@@ -137,26 +137,36 @@ class Producer(ProducerLife):
         if (
             self._is_running
             and route is not None
-            and route.is_plain
             and body.__class__ is bytes
             and 0 < len(body) <= self._max_msg_size
             and room.used < room.limit
             and not room.queue
-            and defer is timeout is partition is trace_id is None
-            and key is tag is None
+            and defer is timeout is trace_id is None
             and headers is None
+            and tag is None
             and block
             and raise_error
             and not self._trace.is_active
+            and (key is partition is None or route.partition_num)
         ):
             # The usual publish, without the calls of the general way below: they cost a tenth of it (bench/macro.py).
             route.is_used = True
-            room.used += 1
-            if self._linger is not None and (self._lingers_always or self._delivery.pending):
-                publish = Publish(route, topic, "PUB", b"", monotonic() + self._timeout)
-                self._linger.add(publish, body)
+            publish: Publish
+            deadline = monotonic() + self._timeout
+            gathers = self._linger is not None and (self._lingers_always or self._delivery.pending)
+            if key is not None or partition is not None:
+                publish = self._composer.pinned(route, topic, body, deadline, key, partition)
+                room.used += 1
+                self._send_pinned(publish)
+            elif gathers and self._linger is not None:
+                room.used += 1
+                self._linger.add(publish := Publish(route, topic, "PUB", b"", deadline), body)
             else:
-                publish = Publish(route, topic, "PUB", _codec.pub(topic, body), monotonic() + self._timeout)
+                room.used += 1
+                if route.is_plain:
+                    publish = Publish(route, topic, "PUB", _codec.pub(topic, body), deadline)
+                else:
+                    publish = Addressed(route, topic, body, deadline)
                 self._delivery.submit(publish)
         else:
             is_simple = key is tag is None and partition is trace_id is None and headers is None
@@ -287,20 +297,22 @@ class Producer(ProducerLife):
         deadline = monotonic() + timeout
         if defer is not None:
             _check_defer(defer)
-        if not self._is_plain(route, topic, extras):
+        if not self._is_bare(route, topic, extras) or (defer and not route.is_plain):
             return self._composer.addressed(route, topic, body, defer or None, deadline, extras)
         if defer:
             return Publish(route, topic, "DPUB", _codec.dpub(topic, defer, body), deadline)
         if self._linger is not None and (self._lingers_always or self._delivery.pending):
             return Publish(route, topic, "PUB", b"", deadline)
-        return Publish(route, topic, "PUB", _codec.pub(topic, body), deadline)
+        if route.is_plain:
+            return Publish(route, topic, "PUB", _codec.pub(topic, body), deadline)
+        return Addressed(route, topic, bytes(body), deadline)
 
     def _parts(self, topic: str, bodies: Iterable[Any], timeout: float | None, extras: Extras) -> Sequence[Publish]:
         """Check the arguments of a multipublish and make its commands."""
         route = self._route(topic)
         check_timeout(timeout)
         deadline = monotonic() + (self._timeout if timeout is None else timeout)
-        if self._is_plain(route, topic, extras):
+        if route.is_plain and self._is_bare(route, topic, extras):
             return self._composer.plain_parts(route, topic, bodies, deadline)
         return self._composer.addressed_parts(route, topic, bodies, deadline, extras)
 
@@ -313,11 +325,11 @@ class Producer(ProducerLife):
         route.is_used = True
         return route
 
-    def _is_plain(self, route: Route, topic: str, extras: Extras) -> bool:
-        """Whether the command is known from the start; of servers we looked up we know what they can."""
-        if not route.is_plain or extras is not NO_EXTRAS:
+    def _is_bare(self, route: Route, topic: str, extras: Extras) -> bool:
+        """Whether it says nothing but its body. Original servers cannot trace; lookup shows them."""
+        if extras is not NO_EXTRAS:
             return False
-        return route.topic is not None or not self._trace.is_active or not self._trace.is_on(topic)
+        return not self._trace.is_active or not self._trace.is_on(topic) or (route.topic is not None and route.is_plain)
 
     def _enter(self, publish: Publish, body: Any, block: bool) -> None:
         """Take room, waiting for it if ``block``, and send."""
@@ -346,18 +358,23 @@ class Producer(ProducerLife):
             self._linger.add(publish, bytes(body))
 
     def _send_addressed(self, publish: Addressed) -> None:
-        gathers = self._linger is not None and (self._lingers_always or bool(self._delivery.pending))
         if publish.is_pinned:
-            lane = self._delivery.pinned.submit(publish)
-            if lane is not None and lane.is_idle:
-                if gathers and self._linger is not None and not self._linger.is_full(lane):
-                    self._linger.hold(lane)
-                else:
-                    lane.pump()
-        elif self._linger is None or not gathers or publish.is_alone:
+            self._send_pinned(publish)
+        elif self._linger is None or publish.is_alone or not (self._lingers_always or self._delivery.pending):
             self._delivery.submit(publish)
         else:
             self._linger.add(publish, publish.body)
+
+    def _send_pinned(self, publish: Addressed) -> None:
+        linger = self._linger
+        gathers = linger is not None and (self._lingers_always or bool(self._delivery.pending))
+        lane = self._delivery.pinned.submit(publish)
+        if lane is None or lane.on_wire is not None or lane.is_paused:
+            return  # it goes with those that wait
+        if gathers and linger is not None and not linger.is_full(lane):
+            linger.hold(lane)
+        else:
+            lane.pump()
 
     def _wait_for_room(self, publish: Publish) -> None:
         if not self._room.take(publish.weight, publish.deadline):

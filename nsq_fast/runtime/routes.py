@@ -240,6 +240,8 @@ class Routes:
         Raises ConfigError where there is no such partition.
         """
         route = publish.route
+        if publish.pin is not None and publish.pin < route.partition_num and publish.pin in route.lanes:
+            return route.lanes[publish.pin]  # the usual case
         if route.topic is None:
             return self._shared_lane(publish)
         if route.is_plain:
