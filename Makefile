@@ -2,6 +2,7 @@
 #
 #   make demo       the main job on an embedded broker: lookup, publish, consume, acknowledge   ARGS="--messages 1000000"
 #   make test       the tests                                                                   ARGS="-k frame -x"
+#   make proof      what is promised for the redesigned NSQ, on a real cluster: needs etcd and its servers, many minutes
 #   make bench      the benchmarks of the compiled core
 #   make check      ruff, mypy --strict, cython-lint, layering
 #   make setup      the virtual environment with everything, and the compiled extension
@@ -21,12 +22,12 @@ SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi) setup.py
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUILD_NEEDS := "setuptools>=77" "Cython>=3.1,<4"
 
-.PHONY: help setup demo test bench check build sanitize dist clean
+.PHONY: help setup demo test proof bench check build sanitize dist clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,11s/^#  *//p' Makefile
+	@sed -n '3,12s/^#  *//p' Makefile
 
 # A stamp says what has been done to the environment, so that a second run is instant.
 VENV_STAMP := $(VENV)/.created
@@ -68,6 +69,9 @@ demo: $(RUN_STAMP) $(BUILD_STAMP)
 
 test: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest $(ARGS)
+
+proof: $(DEV_STAMP) $(BUILD_STAMP)
+	$(BIN)/python -m pytest tests/servers --run-real-cluster $(ARGS)
 
 bench: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest bench --benchmark-only --timeout 600 $(ARGS)

@@ -15,6 +15,10 @@ import nsq_fast
 pytest_plugins = ["nsq_fast.testing"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--run-real-cluster", action="store_true", help="run tests/servers on a real redesigned cluster")
+
+
 def pytest_report_header() -> list[str]:
     found = [name for name in ("original", "redesigned") if find_server("nsqd", name)]
     return [

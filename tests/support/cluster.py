@@ -117,10 +117,11 @@ class RedesignedCluster:
     def create_topic(
         self, topic: str, partitions: int = 1, replicas: int = 1, *, channels: tuple[str, ...] = ("ch",), **flags: bool
     ) -> None:
-        """Create a topic (flags: ordered, ext) with its channels, and wait until every partition can be written."""
+        """Create a topic (flags: ordered, ext, multi_part) with its channels; wait until all of it can be written."""
         query = f"topic={topic}&partition_num={partitions}&replicator={replicas}"
         query += "&orderedmulti=true" if flags.get("ordered") else ""
         query += "&extend=true" if flags.get("ext") else ""
+        query += "&multipart=true" if flags.get("multi_part") else ""
         _wait_for(lambda: self._admin(f"/topic/create?{query}"), f"topic {topic}")
         _wait_for(lambda: len(self.partitions(topic, "r")) == partitions, f"leaders of {topic}")
         for partition, node in self.partitions(topic, "r").items():

@@ -40,6 +40,9 @@ class Fleet(Protocol):
     ) -> None:
         """Create a topic (flags: ``ordered``, ``ext``) with its channels; return when it takes publishes."""
 
+    def wait_stable(self) -> None:
+        """Return when leaders can be moved."""
+
     def move_leader(self, topic: str, partition: int) -> bool:
         """Let another replica lead; False while the cluster refuses."""
 
@@ -73,6 +76,9 @@ class EmbeddedFleet:
         self, topic: str, partitions: int, replicas: int, *, channels: tuple[str, ...] = ("ch",), **flags: bool
     ) -> None:
         self._cluster.create_topic(topic, partitions, replicas, channels=channels, **flags)
+
+    def wait_stable(self) -> None:
+        """It always is."""
 
     def move_leader(self, topic: str, partition: int) -> bool:
         try:
@@ -121,6 +127,9 @@ class RealFleet:
         self, topic: str, partitions: int, replicas: int, *, channels: tuple[str, ...] = ("ch",), **flags: bool
     ) -> None:
         _aside(lambda: self._cluster.create_topic(topic, partitions, replicas, channels=channels, **flags))
+
+    def wait_stable(self) -> None:
+        _aside(self._cluster.wait_stable)
 
     def move_leader(self, topic: str, partition: int) -> bool:
         return _aside(lambda: self._cluster.move_leader(topic, partition))

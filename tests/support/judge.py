@@ -17,8 +17,8 @@ from nsq_fast import Message
 
 _HEAD = struct.Struct(">IQ")
 
-REDELIVERED = "the same stored message again, over a new connection"
-REQUEUED = "the same stored message again, over the same connection"
+REDELIVERED = "the same stored message again, over a new connection: its FIN was not in time"
+REQUEUED = "the same stored message again, by the server, over the same connection"
 STORED_TWICE = "stored twice: a publish that was tried again"
 
 

@@ -1,0 +1,87 @@
+"""The clusters that scenarios run on: the embedded one always, a real one when it is asked for and can be started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.cluster import RedesignedCluster, missing_for_cluster
+from support.fleet import EmbeddedFleet, Fleet, RealFleet
+from support.scenarios import Scale
+
+from nsq_fast.broker import ClusterProcess
+
+OPTION = "--run-real-cluster"
+REAL_TIMEOUT = 1800
+_reports: list[str] = []
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    missing = missing_for_cluster()
+    if not config.getoption(OPTION):
+        return f"real redesigned cluster: not used; {OPTION} uses it"
+    return f"real redesigned cluster: {f'cannot be used, {missing}' if missing else 'etcd, 2 nsqlookupds, 3 nsqds'}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _reports:
+        terminalreporter.section("what was proved")
+        for line in _reports:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest, fleet: Fleet) -> Iterator[list[str]]:
+    """Lines that stand at the end of the run."""
+    lines: list[str] = []
+    yield lines
+    _reports.extend(f"{request.node.originalname} ({fleet.name}): {line}" for line in lines)
+
+
+@pytest.fixture(scope="session")
+def embedded_fleet() -> Iterator[Fleet]:
+    with ClusterProcess(nodes=3, lookupds=2) as cluster:
+        yield EmbeddedFleet(cluster)
+
+
+@pytest.fixture(scope="session")
+def real_fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    if not request.config.getoption(OPTION):
+        pytest.skip(f"takes many minutes: {OPTION} runs it")
+    missing = missing_for_cluster()
+    if missing is not None:
+        pytest.skip(f"{missing}: no real redesigned cluster")
+    cluster = RedesignedCluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        cluster.wait_stable()
+        yield RealFleet(cluster)
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.timeout(REAL_TIMEOUT))])
+def fleet(request: pytest.FixtureRequest) -> Fleet:
+    """The same test on the embedded cluster and on the real one."""
+    found: Fleet = request.getfixturevalue(f"{request.param}_fleet")
+    return found
+
+
+@pytest.fixture
+def big(fleet: Fleet) -> Scale:
+    """The size for the scenarios with trouble."""
+    return Scale(100_000, patience=180.0, pause=0.5) if fleet.is_real else Scale(3_000)
+
+
+@pytest.fixture
+def small(fleet: Fleet) -> Scale:
+    """The size for the others."""
+    return Scale(10_000, patience=120.0) if fleet.is_real else Scale(1_000)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a server may keep its data."""
+    path = tmp_path / "data"
+    path.mkdir()
+    return path
