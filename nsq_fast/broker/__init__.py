@@ -3,6 +3,9 @@
     with Broker() as broker:
         Producer(lookupd_http_addresses=[broker.lookupd.http_address])
 
+``Broker`` is the original NSQ, ``RedesignedCluster`` the one with partitions, leaders and replicas;
+``BrokerProcess`` and ``ClusterProcess`` run them in a process of their own.
+
 Names are resolved when they are first used, so importing this package imports no gevent.
 """
 
