@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from gevent import Greenlet, Timeout
@@ -29,6 +29,8 @@ from nsq_fast.names import Address
 from .facade import Broker
 from .group import ServerGroup, serve
 from .nsqd_server import NsqdServer
+
+ProcessT = TypeVar("ProcessT", bound="BrokerProcess")
 
 START_TIMEOUT = 15.0
 STOP_TIMEOUT = 10.0
@@ -170,7 +172,7 @@ class BrokerProcess:
         if answer is not None:
             raise NsqError(answer)
 
-    def __enter__(self) -> BrokerProcess:
+    def __enter__(self: ProcessT) -> ProcessT:
         self.start()
         return self
 

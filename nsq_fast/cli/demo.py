@@ -1,7 +1,9 @@
 """`nsq-fast demo`: run the main job, show how it goes, say what came of it.
 
 Without servers of your own it runs on an embedded broker in a process of its
-own. The job itself is in ``mainjob``.
+own, and then, with an ordered topic, on an embedded redesigned cluster. A
+redesigned cluster of your own gets the ordered part only, because nothing else
+of the job works there. The jobs themselves are in ``mainjob``, ``orderedjob``.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from time import perf_counter
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
+from gevent.event import Event
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -25,11 +28,12 @@ from nsq_fast.names import Address
 from nsq_fast.runtime.admin import LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.runtime.http import Endpoint
 
-from . import console, options
+from . import console, options, orderedcluster
 from .channel_stats import add_up
 from .interrupt import INTERRUPTED, stop_signals
 from .ledger import Ledger
 from .mainjob import JobOptions, MainJob, Summary
+from .orderedjob import OrderedJob, OrderedOptions
 
 _LINE_EVERY = 1.0
 _NOTES = {
@@ -52,12 +56,32 @@ _NOTES = {
 }
 
 
+_ORDERED_NOTES = {
+    "published": "answered OK, each with a key",
+    "publish_failed": "not answered OK",
+    "delivered": "calls of the handler",
+    "finished": "FIN",
+    "lost": "published, never finished",
+    "duplicated": "finished more than once",
+    "order_violations": "messages of a key after later ones",
+    "leader_moves": "partitions that got another leader in the middle",
+    "traces_published": "trace records of publishes",
+    "traces_joined": "of these, found again in those of the consumer",
+    "messages_per_second": "published, handled and answered",
+}
+
+
 @click.command("demo", short_help="Run the main job, end to end.")
 @options.lookupd_http_option()
 @options.nsqd_tcp_option()
 @click.option("--messages", type=click.IntRange(1), default=200_000, show_default=True, help="How many messages.")
 @click.option("--topics", type=click.IntRange(1, 64), default=4, show_default=True, help="Over how many topics.")
 @click.option("--size", type=click.IntRange(16, 1 << 20), default=200, show_default=True, help="Bytes in a message.")
+@click.option(
+    "--ordered-messages",
+    type=click.IntRange(0),
+    help="How many messages in the ordered topic; 0: none.  [default: a tenth of --messages]",
+)
 @click.option(
     "--max-in-flight", type=click.IntRange(1), default=2000, show_default=True, help="Messages held, a topic."
 )
@@ -76,6 +100,7 @@ def command(
     messages: int,
     topics: int,
     size: int,
+    ordered_messages: int | None,
     max_in_flight: int,
     stall_timeout: float,
     as_json: bool,
@@ -83,32 +108,66 @@ def command(
     """Publish to several topics and consume them, with handlers that succeed, fail, requeue, touch and answer later.
 
     On an embedded broker, or on the servers of --lookupd or --nsqd, in topics of its own; with --nsqd alone these stay
-    there. The exit code is 1 when a message was lost.
+    there. Then publish to an ordered, traced topic of an embedded redesigned cluster while a leader moves.
+
+    When --lookupd names a redesigned cluster, only the ordered part runs, in a topic that is created for it and deleted
+    afterwards; no leader is moved. The exit code is 1 when a message was lost or came out of order.
     """
     if nsqds or lookupds:
         options.require_running(nsqds, lookupds)
-    with stop_signals() as stop, _servers(nsqds, lookupds) as servers:
-        job = MainJob(
-            JobOptions(
-                nsqds=servers.nsqds,
-                lookupds=servers.lookupds,
-                messages=messages,
-                topics=topics,
-                body_size=size,
-                max_in_flight=max_in_flight,
-                stall_timeout=stall_timeout,
-            )
-        )
-        with _progress(messages, quiet=as_json) as progress:
+    seeds = tuple(str(lookupd) for lookupd in lookupds)
+    is_cluster = bool(seeds) and orderedcluster.is_redesigned(seeds)
+    job_options = JobOptions(
+        messages=messages, topics=topics, body_size=size, max_in_flight=max_in_flight, stall_timeout=stall_timeout
+    )
+    if ordered_messages is None:
+        ordered_messages = messages if is_cluster else -(-messages // 10)
+    parts = []
+    with stop_signals() as stop:
+        if not is_cluster:
+            parts.append(_run_main_job(job_options, nsqds, lookupds, stop, as_json))
+        if ordered_messages and not stop.is_set() and (is_cluster or not (nsqds or lookupds)):
+            place = orderedcluster.existing(seeds) if is_cluster else orderedcluster.embedded()
+            ordered_options = OrderedOptions((), "", ordered_messages, body_size=size, stall_timeout=stall_timeout)
+            parts.append(_run_ordered_job(ordered_options, place, stop, as_json))
+    if as_json:
+        click.echo(json.dumps({key: value for part in parts for key, value in part.results.items()}))
+    raise SystemExit(next((part.code for part in parts if part.code), 0))
+
+
+class _Part(NamedTuple):
+    results: dict[str, Any]
+    code: int
+
+
+def _run_main_job(
+    job_options: JobOptions, nsqds: Sequence[Address], lookupds: Sequence[Endpoint], stop: Event, quiet: bool
+) -> _Part:
+    with _servers(nsqds, lookupds) as servers:
+        job = MainJob(dataclasses.replace(job_options, nsqds=servers.nsqds, lookupds=servers.lookupds))
+        with _progress(job_options.messages, quiet) as progress:
             summary = job.run(stop, progress.update)
         left = None if stop.is_set() else servers.left(job.topics)
         servers.delete(job.topics)
     results = {**dataclasses.asdict(summary), "left_on_server": left, "server": servers.name}
-    if as_json:
-        click.echo(json.dumps(results))
-    else:
+    if not quiet:
         _show(results, job.options)
-    raise SystemExit(_exit_code(summary, left))
+    return _Part(results, _exit_code(summary, left))
+
+
+def _run_ordered_job(
+    ordered_options: OrderedOptions, place: AbstractContextManager[orderedcluster.Place], stop: Event, quiet: bool
+) -> _Part:
+    with place as (name, lookupds, topic, move):
+        job = OrderedJob(dataclasses.replace(ordered_options, lookupds=lookupds, topic=topic), move)
+        with _progress(job.ledger.size, quiet) as progress:
+            summary = job.run(stop, progress.update)
+    results = {**dataclasses.asdict(summary), "server": name}
+    if not quiet:
+        what = f"{job.ledger.size:,} messages of {job.options.body_size} bytes, {job.options.keys} keys"
+        _show_table(f"{what}, an ordered topic, {name}", results, _ORDERED_NOTES)
+    code = INTERRUPTED if summary.ended == "interrupted" else int(not summary.is_good)
+    return _Part({"ordered": results}, code)
 
 
 def _exit_code(summary: Summary, left: int | None) -> int:
@@ -209,12 +268,17 @@ class _Lines(AbstractContextManager["_Lines"]):
 
 def _show(results: dict[str, Any], job: JobOptions) -> None:
     title = f"{job.messages:,} messages of {job.body_size} bytes, {job.topics} topics, {results['server']}"
+    notes = {name: note.format(max_tries=job.max_tries) for name, note in _NOTES.items()}
+    _show_table(title, results, notes)
+
+
+def _show_table(title: str, results: dict[str, Any], notes: dict[str, str]) -> None:
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column(style="dim")
-    for name, note in _NOTES.items():
-        table.add_row(name.replace("_", " "), _cell(results[name]), note.format(max_tries=job.max_tries))
+    for name, note in notes.items():
+        table.add_row(name.replace("_", " "), _cell(results[name]), note)
     output = console.output()
     output.print(table)
     output.print(f"{results['ended']} in {results['seconds']:.2f} s")

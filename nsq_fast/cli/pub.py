@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
+from typing import Any
 
 import click
 from gevent import get_hub, wait
@@ -94,7 +95,8 @@ def command(
 
 
 def _producer(nsqds: Sequence[Address], lookupds: Sequence[Endpoint], pairs: Sequence[tuple[str, str]]) -> Producer:
-    producer = Producer(list(nsqds), [str(lookupd) for lookupd in lookupds], **dict(pairs))
+    given: dict[str, Any] = dict(pairs)
+    producer = Producer(list(nsqds), [str(lookupd) for lookupd in lookupds], **given)
     producer.start()
     return producer
 

@@ -21,7 +21,7 @@ from gevent import Timeout, sleep
 from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
 
 from nsq_fast import LookupdHTTPClient, NsqdHTTPClient
-from nsq_fast.broker import BrokerProcess
+from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.broker.process import ServerAddresses
 from nsq_fast.cli import main
 
@@ -331,12 +331,33 @@ def check_summary(summary: dict[str, Any], messages: int) -> None:
     assert summary["latency_p50_ms"] <= summary["latency_p99_ms"]
 
 
+def check_ordered_summary(summary: dict[str, Any], messages: int) -> None:
+    assert summary["ended"] == "done"
+    assert (summary["published"], summary["finished"], summary["publish_failed"]) == (messages, messages, 0)
+    assert (summary["lost"], summary["order_violations"]) == (0, 0)
+    assert summary["traces_published"] == summary["traces_joined"] == messages
+
+
 def test_demo_loses_nothing_on_its_own_broker(start: Any) -> None:
     command = start("demo", "--messages", "4000", "--json")
     summary = json.loads(command.line())
     assert command.wait() == (0, "")
     check_summary(summary, 4000)
     assert summary["left_on_server"] == 0
+    check_ordered_summary(summary["ordered"], 400)
+    assert summary["ordered"]["leader_moves"] == 1
+
+
+def test_demo_runs_its_ordered_part_on_a_redesigned_cluster_and_leaves_nothing_there() -> None:
+    with ClusterProcess(nodes=2, lookupds=2) as cluster:
+        seed = str(cluster.lookupds[1].http)
+        result = run("demo", "--messages", "1000", "--json", "--lookupd", seed)
+        assert result.exit_code == 0, result.output
+        summary = json.loads(result.stdout)
+        assert list(summary) == ["ordered"]
+        check_ordered_summary(summary["ordered"], 1000)
+        assert summary["ordered"]["leader_moves"] == 0
+        assert LookupdHTTPClient.from_url(seed).topics()["topics"] == []
 
 
 def test_demo_finds_servers_through_lookupd_and_leaves_nothing_on_them(broker: Servers) -> None:
@@ -359,7 +380,15 @@ def test_demo_runs_on_the_nsqds_it_is_given(broker: Servers) -> None:
 def test_demo_prints_a_summary_for_people() -> None:
     result = run("demo", "--messages", "2000")
     assert result.exit_code == 0, result.output
-    for word in ("published", "lost", "duplicated", "messages per second", "latency p99 ms", "done in"):
+    for word in (
+        "published",
+        "lost",
+        "duplicated",
+        "messages per second",
+        "latency p99 ms",
+        "done in",
+        "order violations",
+    ):
         assert word in result.output
 
 

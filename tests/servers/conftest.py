@@ -54,7 +54,6 @@ def real_fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         pytest.skip(f"{missing}: no real redesigned cluster")
     cluster = RedesignedCluster(tmp_path_factory.mktemp("cluster"))
     try:
-        cluster.wait_stable()
         yield RealFleet(cluster)
     finally:
         cluster.stop()

@@ -16,25 +16,6 @@ from support.scenarios import Scale, keyed
 from nsq_fast.runtime.trace import ConsumeRecord, PublishRecord
 
 
-def test_an_ordered_topic_in_trouble_loses_nothing_and_keeps_its_order(
-    fleet: Fleet, big: Scale, report: list[str]
-) -> None:
-    outcome = keyed(fleet, big, ordered=True)
-    report.append(str(outcome))
-    verdict = outcome.verdict
-    assert verdict.lost == 0
-    assert not verdict.violations
-    assert (verdict.stored, verdict.failed, verdict.split_keys) == (big.messages, 0, 0)
-
-
-def test_an_unordered_topic_in_trouble_loses_nothing(fleet: Fleet, big: Scale, report: list[str]) -> None:
-    outcome = keyed(fleet, big, ordered=False)
-    report.append(str(outcome))
-    verdict = outcome.verdict
-    assert verdict.lost == 0
-    assert (verdict.stored, verdict.failed, verdict.split_keys) == (big.messages, 0, 0)
-
-
 def test_records_of_publishing_and_consuming_join_one_to_one(fleet: Fleet, small: Scale, report: list[str]) -> None:
     verdict, records = traced(fleet, small)
     published = Counter(map(identity, records.of(PublishRecord)))
@@ -66,3 +47,22 @@ def test_an_original_nsqd_beside_the_partitions_is_consumed_too(
     assert verdict.lost == 0
     assert sources[None] >= small.messages // 2
     assert min(sources[0], sources[1]) > 0
+
+
+def test_an_ordered_topic_in_trouble_loses_nothing_and_keeps_its_order(
+    fleet: Fleet, big: Scale, report: list[str]
+) -> None:
+    outcome = keyed(fleet, big, ordered=True)
+    report.append(str(outcome))
+    verdict = outcome.verdict
+    assert verdict.lost == 0
+    assert not verdict.violations
+    assert (verdict.stored, verdict.failed, verdict.split_keys) == (big.messages, 0, 0)
+
+
+def test_an_unordered_topic_in_trouble_loses_nothing(fleet: Fleet, big: Scale, report: list[str]) -> None:
+    outcome = keyed(fleet, big, ordered=False)
+    report.append(str(outcome))
+    verdict = outcome.verdict
+    assert verdict.lost == 0
+    assert (verdict.stored, verdict.failed, verdict.split_keys) == (big.messages, 0, 0)

@@ -24,7 +24,7 @@ from nsq_fast.names import Address
 from .servers import find_server
 
 # A brand-new cluster elects leaders for new topics slowly in its first minutes, and calls itself stable later still.
-READY_TIMEOUT = 300.0
+READY_TIMEOUT = 900.0
 POLL = 0.1
 LOOPBACK = "127.0.0.1"
 

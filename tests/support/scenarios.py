@@ -25,6 +25,9 @@ CHANNEL = "ch"
 PIPELINE = 5
 """Publishes of one key on their way at once."""
 
+TAKEOVER = 30.0
+"""Seconds after which a killed nsqd is started again in any case: without it the others may not take publishes."""
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -87,7 +90,7 @@ def move(partition: int) -> Step:
     """Move the leader of a partition."""
 
     def step(fleet: Fleet, topic: str, scale: Scale) -> str:
-        seconds = until_moved(fleet, topic, partition, scale.patience)
+        seconds = until_moved(fleet, topic, partition, scale.patience * 2)
         return f"leader of {partition} moved in {seconds:.1f} s"
 
     return step
@@ -101,7 +104,9 @@ def kill_and_restart(partition: int) -> Step:
         began = time.monotonic()
         node = fleet.kill_leader(topic, partition)
         try:
-            until(lambda: fleet.leaders(topic).get(partition, before) != before, scale.patience / 2, every=0.1)
+            until(
+                lambda: fleet.leaders(topic).get(partition, before) != before, min(TAKEOVER, scale.patience), every=0.1
+            )
         except AssertionError:
             taken_over = "no other leader"
         else:
