@@ -38,6 +38,65 @@ STRING_HASHES = [
     ("polygenelubricants", -2147483648, (2, 0, 0)),
 ]
 
+# More of the same origin: MurmurHash3 of the UTF-8 bytes by Go's spaolacci/murmur3, String and Long.hashCode by
+# a JVM, and the partitions of 3, 7, 16 and 254.
+GO_HASHES = [
+    ("", 0, (0, 0, 0, 0)),
+    ("Straße", 1561572846, (0, 1, 14, 150)),
+    ("ключ", 2589532226, (2, 1, 2, 194)),
+    ("😀 smile", 3428722043, (2, 5, 11, 173)),
+    ("user:9999999999", 2473400226, (0, 3, 2, 42)),
+    ("\0", 1364076727, (1, 6, 7, 207)),
+    ("AaAaBB", 575277197, (2, 5, 13, 217)),
+    ("BBBBAa", 1764903283, (1, 3, 3, 31)),
+    ("The quick brown fox jumps over the lazy dog", 776992547, (2, 2, 3, 197)),
+    ("\U0001d4b3-mixed-中文", 1732519482, (0, 1, 10, 214)),
+    ("tail1", 3138299663, (2, 2, 15, 123)),
+    ("tail12", 641306393, (2, 0, 9, 81)),
+    ("tail123", 3714286843, (1, 1, 11, 139)),
+    ("tail1234", 1494427091, (2, 3, 3, 57)),
+]
+JAVA_HASHES = [
+    ("Straße", -1808122922, (2, 4, 10, 46)),
+    ("ключ", 33309882, (0, 4, 10, 68)),
+    ("😀 smile", -1559691765, (0, 2, 5, 193)),
+    ("user:9999999999", 2131110575, (2, 6, 15, 29)),
+    ("\0", 0, (0, 0, 0, 0)),
+    ("AaAaBB", 1952508096, (0, 0, 0, 190)),
+    ("BBBBAa", 1952508096, (0, 0, 0, 190)),
+    ("The quick brown fox jumps over the lazy dog", -609428141, (2, 0, 13, 99)),
+    ("\U0001d4b3-mixed-中文", -2036380197, (0, 5, 5, 221)),
+    ("tail12", -881170831, (1, 2, 15, 127)),
+]
+JAVA_LONGS = [
+    (0, 0, (0, 0, 0, 0)),
+    (-1, 0, (0, 0, 0, 0)),
+    (1 << 32, 1, (1, 1, 1, 1)),
+    ((1 << 63) - 1, -2147483648, (2, 2, 0, 8)),
+    (-(1 << 63), -2147483648, (2, 2, 0, 8)),
+    (-4294967297, 1, (1, 1, 1, 1)),
+    (9007199254740993, 2097153, (0, 2, 1, 129)),
+    (1 << 31, -2147483648, (2, 2, 0, 8)),
+]
+
+
+@pytest.mark.parametrize(("key", "murmur3", "partitions"), GO_HASHES)
+def test_murmur3_of_more_keys(key: str, murmur3: int, partitions: tuple[int, ...]) -> None:
+    assert murmur3_partition(key, 1 << 32) == murmur3
+    assert tuple(murmur3_partition(key, number) for number in (3, 7, 16, 254)) == partitions
+
+
+@pytest.mark.parametrize(("key", "java_hash", "partitions"), JAVA_HASHES)
+def test_hashcode_of_more_strings(key: str, java_hash: int, partitions: tuple[int, ...]) -> None:
+    assert java_string_hash(key) == java_hash
+    assert tuple(hashcode_partition(key, number) for number in (3, 7, 16, 254)) == partitions
+
+
+@pytest.mark.parametrize(("key", "java_hash", "partitions"), JAVA_LONGS)
+def test_hashcode_of_more_longs(key: int, java_hash: int, partitions: tuple[int, ...]) -> None:
+    assert java_long_hash(key) == java_hash
+    assert tuple(hashcode_partition(key, number) for number in (3, 7, 16, 254)) == partitions
+
 
 @pytest.mark.parametrize(("key", "partitions"), MURMUR3)
 def test_murmur3_agrees_with_the_go_client(key: str, partitions: tuple[int, ...]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
+from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Meta, Nsqd, Topology
 from support.scripted_nsqd import WAIT, ScriptedConnection, ScriptedNsqd, frame, wait_for
 
@@ -17,6 +19,12 @@ SIZE = 40
 def record_id(partition: int, sequence: int) -> bytes:
     """The id of a message as a cluster makes it; untraced."""
     return struct.pack(">QQ", (partition << 50) + sequence, 0)
+
+
+class HasAddress(Protocol):
+    """Any scripted nsqd."""
+
+    address: Address
 
 
 class PartitionNsqd(ScriptedNsqd):
@@ -77,7 +85,7 @@ def answers(connection: ScriptedConnection, word: bytes) -> list[int]:
     return [struct.unpack(">Q", each[1][:8])[0] & ((1 << 50) - 1) for each in connection.commands if each[0] == word]
 
 
-def topology(leaders: dict[int, ScriptedNsqd], *old: ScriptedNsqd, partition_num: int = 0, **meta: Any) -> Topology:
+def topology(leaders: Mapping[int, HasAddress], *old: HasAddress, partition_num: int = 0, **meta: Any) -> Topology:
     """A topology; by default with as many partitions as have leaders."""
     found = {number: Nsqd(nsqd.address, nsqd.address, VERSION) for number, nsqd in leaders.items()}
     producers = (*found.values(), *(Nsqd(nsqd.address) for nsqd in old))

@@ -18,6 +18,9 @@ from gevent.event import Event
 
 from nsq_fast import Producer
 from nsq_fast.names import Address
+from nsq_fast.protocol.dialect import PUBLISHES
+from nsq_fast.protocol.topology import Nsqd
+from support.partitions import ScriptedLookup
 from support.peers import WAIT, Peer, PeerServer
 
 
@@ -29,8 +32,23 @@ class Command(NamedTuple):
 
     @property
     def bodies(self) -> list[bytes]:
-        """The messages in it."""
-        return split_mpub(self.body) if self.name == "MPUB" else [self.body]
+        """The messages in it, without trace ids and headers."""
+        return [body for _, body in self.messages]
+
+    @property
+    def messages(self) -> list[tuple[bytes, bytes]]:
+        """What goes before the body of each message (8 bytes of trace id, or a header), and the body."""
+        parts = split_mpub(self.body) if self.name.startswith("MPUB") else [self.body]
+        if self.name.endswith("_TRACE"):
+            return [(part[:8], part[8:]) for part in parts]
+        if self.name.endswith("_EXT"):
+            ends = [2 + int.from_bytes(part[:2], "big") for part in parts]
+            return [(part[2:end], part[end:]) for part, end in zip(parts, ends, strict=True)]
+        return [(b"", part) for part in parts]
+
+    @property
+    def partition(self) -> int | None:
+        return int(self.params[0]) if self.params else None
 
 
 Answer = Callable[[Peer, Command], Any]
@@ -40,12 +58,22 @@ def agree(peer: Peer, command: Command) -> None:
     peer.ok()
 
 
+REDESIGNED = "0.3.7-HA.1.13.0"
+
+
+def receipt(internal_id: int, trace_id: int, offset: int, size: int) -> bytes:
+    """The reply to a traced publish."""
+    return b"OK" + struct.pack(">QQQI", internal_id, trace_id, offset, size)
+
+
 def stay_mute(peer: Peer, command: Command) -> None:
     """Take it, and never answer."""
 
 
 Nsqds = Callable[..., "PublishNsqd"]
 Producers = Callable[..., Producer]
+Leaders = dict[int, "PublishNsqd"]
+LookupProducers = Callable[..., tuple[Producer, ScriptedLookup]]
 
 
 class EndOfPeer(Exception):
@@ -69,6 +97,14 @@ class PublishNsqd:
         self._changed = Event()
         self._server = PeerServer(self._serve)
         self.address: Address = self._server.address
+
+    def as_leader(self) -> Nsqd:
+        """As lookup names it."""
+        return Nsqd(self.address, self.address, REDESIGNED)
+
+    def bodies_of(self, partition: int | None) -> list[bytes]:
+        """Every message received for a partition, in order."""
+        return [body for command in self.commands if command.partition == partition for body in command.bodies]
 
     @property
     def bodies(self) -> list[bytes]:
@@ -114,7 +150,7 @@ def read_publish(peer: Peer) -> Command | None:
     name, *params = peer.read_line().decode().split(" ")
     if name == "NOP":
         return None
-    assert name in ("PUB", "MPUB", "DPUB"), name
+    assert name in PUBLISHES, name
     return Command(name, params[0], tuple(params[1:]), peer.read_body())
 
 

@@ -1,0 +1,359 @@
+"""Publishes bound to a partition stay in order, whatever its leaders do; others go where they can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import gevent
+import pytest
+from support.partitions import topology
+from support.peers import Peer
+from support.publishing import (
+    REDESIGNED,
+    Command,
+    EndOfPeer,
+    Leaders,
+    LookupProducers,
+    Nsqds,
+    PublishNsqd,
+    agree,
+    free_address,
+    refuse,
+    stay_mute,
+)
+from support.waiting import until
+
+from nsq_fast import errors
+from nsq_fast.protocol.topology import Nsqd, Topology
+
+NOT_LEADER = b"E_FAILED_ON_NOT_LEADER "
+NOT_WRITABLE = b"E_FAILED_ON_NOT_WRITABLE "
+GATHERING: list[dict[str, Any]] = [{}, {"coalesce": True}, {"linger": 0.003}]
+
+
+class Log:
+    """A partition as servers keep it: what was stored, in order. ``answer`` fails by a script of errors first.
+
+    An error is bytes; None stores the messages but ends the connection before the reply; ``stored`` after an error
+    means that the messages were stored all the same.
+    """
+
+    def __init__(self, *script: bytes | None, stored: bool = False) -> None:
+        self.stored: list[bytes] = []
+        self.attempts: list[list[bytes]] = []
+        self._script = list(script)
+        self._stores_what_fails = stored
+
+    def answer(self, peer: Peer, command: Command) -> None:
+        self.attempts.append(command.bodies)
+        error = self._script.pop(0) if self._script else b""
+        if error == b"" or error is None or self._stores_what_fails:
+            self.stored += command.bodies
+        if error is None:
+            peer.reset()
+            raise EndOfPeer
+        if error.startswith(b"E_TOPIC"):
+            refuse(peer, error)
+        peer.frame(1, error) if error else peer.ok()
+
+
+def first_copies(bodies: Iterable[bytes]) -> list[bytes]:
+    return list(dict.fromkeys(bodies))
+
+
+def numbers(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+def one(nsqd: PublishNsqd, **meta: Any) -> Topology:
+    """A topic of one partition."""
+    return topology({0: nsqd}, partition_num=1, **meta)
+
+
+@pytest.mark.parametrize("options", GATHERING)
+@pytest.mark.parametrize(
+    "script",
+    [
+        [NOT_LEADER],
+        [NOT_WRITABLE, NOT_LEADER, NOT_WRITABLE],
+        [b"", NOT_WRITABLE, b"", b"E_PUB_FAILED busy", b"", b"E_MPUB_FAILED busy"],
+        [None],
+        [b"", None, NOT_LEADER, None],
+        [b"E_TOPIC_NOT_EXIST ", NOT_LEADER],
+        [b"E_PUB_TOO_MUCH_WAITING no"],
+    ],
+)
+def test_what_is_tried_again_is_not_overtaken(
+    lookup_producer: LookupProducers, publish_nsqd: Nsqds, options: dict[str, Any], script: list[bytes | None]
+) -> None:
+    log = Log(*script, stored=True)
+    sender, _ = lookup_producer(one(publish_nsqd(log.answer, version=REDESIGNED)), max_publish_attempts=9, **options)
+    results = [sender.publish_nowait("t", body, key="k") for body in numbers(30)]
+    gevent.joinall(results, timeout=5)
+    assert all(result.successful() for result in results)
+    assert first_copies(log.stored) == numbers(30)
+
+
+@pytest.mark.parametrize("options", GATHERING)
+def test_callers_of_all_kinds_share_the_order(
+    lookup_producer: LookupProducers, publish_nsqd: Nsqds, options: dict[str, Any]
+) -> None:
+    log = Log(b"", NOT_WRITABLE, b"", NOT_LEADER)
+    sender, _ = lookup_producer(one(publish_nsqd(log.answer, version=REDESIGNED)), **options)
+    results: list[Any] = [
+        sender.publish_nowait("t", b"0", key="k"),
+        gevent.spawn(sender.publish, "t", b"1", key="k"),
+    ]
+    gevent.sleep(0)
+    results += [
+        sender.multipublish("t", [b"2", b"3"], key="k", raise_error=False),
+        sender.publish_nowait("t", b"4", partition=0),
+        sender.publish_nowait("t", memoryview(b"5"), key="other"),
+    ]
+    gevent.joinall(results, timeout=5)
+    assert log.stored == numbers(6)
+
+
+def test_one_command_is_on_its_way_at_a_time(lookup_producer: LookupProducers, publish_nsqd: Nsqds) -> None:
+    nsqd = publish_nsqd(stay_mute, version=REDESIGNED)
+    sender, _ = lookup_producer(one(nsqd), coalesce=True)
+    results = [sender.publish_nowait("t", body, key="k") for body in numbers(5)]
+    nsqd.wait_commands(1)
+    more = [sender.publish_nowait("t", body, key="k") for body in numbers(9)[5:]]
+    free = [sender.publish_nowait("t", b"free") for _ in range(2)]  # they do not wait for those with a key
+    nsqd.wait_commands(2)
+    assert [command.bodies for command in nsqd.commands] == [numbers(5), [b"free"] * 2]
+    nsqd.answer = agree
+    for _ in range(2):
+        nsqd.peers[0].ok()
+    gevent.joinall([*results, *more, *free], timeout=5)
+    assert nsqd.commands[2].bodies == numbers(9)[5:]
+
+
+def test_one_that_fails_for_good_leaves_a_gap_and_the_rest_in_order(
+    lookup_producer: LookupProducers, publish_nsqd: Nsqds
+) -> None:
+    stored: list[bytes] = []
+
+    def answer(peer: Peer, command: Command) -> None:
+        if b"3" in command.bodies:
+            refuse(peer, b"E_BAD_MESSAGE no")
+        stored.extend(command.bodies)
+        peer.ok()
+
+    for options in GATHERING:
+        stored.clear()
+        sender, _ = lookup_producer(one(publish_nsqd(answer, version=REDESIGNED)), **options)
+        results = [sender.publish_nowait("t", body, key="k") for body in numbers(8)]
+        gevent.joinall(results, timeout=5)
+        assert [result.successful() for result in results] == [number != 3 for number in range(8)]
+        assert stored == [body for body in numbers(8) if body != b"3"]
+        assert not results[3].exception.possibly_stored
+        assert sender.stats()["held"] == 0
+
+
+@pytest.mark.parametrize("options", GATHERING)
+def test_a_leader_that_moves(lookup_producer: LookupProducers, publish_nsqd: Nsqds, options: dict[str, Any]) -> None:
+    log = Log()
+    old, new = (publish_nsqd(log.answer, version=REDESIGNED) for _ in range(2))
+    sender, lookup = lookup_producer(one(old), retry_base_delay=1.0, **options)
+    assert sender.publish("t", b"0", key="k") == b"OK"
+    old.answer = lambda peer, command: peer.frame(1, NOT_LEADER)
+    results = [sender.publish_nowait("t", body, key="k") for body in numbers(20)[1:]]
+    old.wait_commands(2)
+    until(lambda: lookup.refreshed)
+    lookup.tell(one(new))
+    gevent.joinall(results, timeout=0.8)  # it waits for no pause when lookup knows the new leader
+    assert all(result.successful() for result in results)
+    assert log.stored == numbers(20)
+    assert len(new.bodies) == 19
+
+
+def test_a_leader_that_dies(lookup_producer: LookupProducers, publish_nsqd: Nsqds) -> None:
+    log = Log()
+    old, new = (publish_nsqd(log.answer, version=REDESIGNED) for _ in range(2))
+    sender, lookup = lookup_producer(one(old))
+    assert sender.publish("t", b"0", key="k") == b"OK"
+    old.answer = stay_mute
+    results = [sender.publish_nowait("t", body, key="k") for body in numbers(9)[1:]]
+    old.wait_commands(2)
+    old.stop()
+    until(lambda: lookup.refreshed)
+    lookup.tell(one(new))
+    gevent.joinall(results, timeout=5)
+    assert all(result.successful() for result in results)
+    assert log.stored == numbers(9)
+
+
+def test_a_former_leader_that_says_nothing_is_given_up(
+    lookup_producer: LookupProducers, publish_nsqd: Nsqds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq_fast.runtime.lane._SILENCE", 0.05)
+    old, new = publish_nsqd(stay_mute, version=REDESIGNED), publish_nsqd(version=REDESIGNED)
+    sender, lookup = lookup_producer(one(old))
+    results = [sender.publish_nowait("t", body, key="k") for body in numbers(3)]
+    old.wait_commands(1)
+    lookup.tell(one(new))
+    gevent.joinall(results, timeout=5)
+    assert new.bodies == numbers(3)
+
+
+def test_a_missing_partition_is_never_replaced_by_another(lookup_producer: LookupProducers, leaders: Leaders) -> None:
+    present = {number: leaders[number] for number in (0, 1)}
+    sender, lookup = lookup_producer(topology(present, partition_num=3))
+    waiting = [sender.publish_nowait("t", body, partition=2) for body in numbers(4)]
+    for number in range(6):
+        assert sender.publish("t", b"free-%d" % number) == b"OK"
+    with pytest.raises(errors.NoLeader, match="partition 2 of topic 't': lookup names no leader"):
+        sender.publish("t", b"x", partition=2, timeout=0.05)
+    with pytest.raises(errors.NoLeader):
+        sender.publish("t", b"x", partition=2, block=False)
+    until(lambda: lookup.refreshed >= 2)
+    assert sender.stats()["leaders"]["t"][2] is None
+    lookup.tell(topology(leaders))
+    gevent.joinall(waiting, timeout=5)
+    assert leaders[2].bodies == numbers(4)
+    assert leaders[0].bodies_of(2) == leaders[1].bodies_of(2) == []
+    assert sender.stats()["held"] == 0
+
+
+def test_a_leader_that_is_not_reachable_is_named(lookup_producer: LookupProducers) -> None:
+    address = free_address()
+    gone = topology({})._replace(
+        partitions={0: Nsqd(address, address, REDESIGNED)}, meta=topology({}, partition_num=1).meta
+    )
+    sender, lookup = lookup_producer(gone)
+    with pytest.raises(errors.NoLeader, match=f"its leader {address} is not connected") as caught:
+        sender.publish("t", b"x", key="k", timeout=0.2)
+    assert isinstance(caught.value.__cause__, errors.ConnectFailed)
+    assert lookup.refreshed
+    with pytest.raises(errors.NoNsqd):
+        sender.publish("t", b"x", timeout=0.1)
+
+
+def test_keys_wait_in_order_for_the_first_word_of_lookup(lookup_producer: LookupProducers, publish_nsqd: Nsqds) -> None:
+    nsqd = publish_nsqd(version=REDESIGNED)
+    sender, lookup = lookup_producer()
+    results = [sender.publish_nowait("t", body, key="k") for body in numbers(5)]
+    with pytest.raises(errors.NoLeader, match="did not say which partitions"):
+        sender.publish("t", b"x", key="k", timeout=0.05)
+    lookup.tell(one(nsqd))
+    gevent.joinall(results, timeout=5)
+    assert nsqd.bodies == numbers(5)
+
+
+def test_publishes_that_wait_in_vain_do_not_pile_up(lookup_producer: LookupProducers, leaders: Leaders) -> None:
+    sender, _ = lookup_producer(topology({0: leaders[0]}, partition_num=2))
+    for _ in range(3):
+        results = [sender.publish_nowait("t", b"x", partition=1, timeout=0.02) for _ in range(10)]
+        gevent.joinall(results, timeout=5)
+    assert sender.stats()["pending"] == sender.stats()["held"] == sender.stats()["waiting"] == 0
+
+
+def test_a_thousand_failing_publishes_are_few_questions(lookup_producer: LookupProducers, publish_nsqd: Nsqds) -> None:
+    nsqd = publish_nsqd(version=REDESIGNED)
+    sender, lookup = lookup_producer(one(nsqd), retry_base_delay=0.1)
+    sender.publish("t", b"first")
+    nsqd.answer = lambda peer, command: peer.frame(1, NOT_LEADER)
+    results = [sender.publish_nowait("t", b"x", key="k") for _ in range(500)]
+    results += [sender.publish_nowait("t", b"x") for _ in range(500)]
+    nsqd.wait_commands(10)
+    nsqd.answer = agree
+    gevent.joinall(results, timeout=5)
+    assert all(result.successful() for result in results)
+    assert lookup.refreshed < 520  # the poller makes one question of those that come together
+
+
+def test_attempts_that_meet_a_moving_leader_have_their_own_limit(
+    lookup_producer: LookupProducers, publish_nsqd: Nsqds
+) -> None:
+    nsqd = publish_nsqd(lambda peer, command: peer.frame(1, NOT_LEADER), version=REDESIGNED)
+    sender, _ = lookup_producer(one(nsqd), max_leader_attempts=5, retry_max_delay=0.01)
+    for arguments in ({"key": "k"}, {}):
+        with pytest.raises(errors.PublishFailed, match="failed after 5 attempts: E_FAILED_ON_NOT_LEADER") as caught:
+            sender.publish("t", b"x", **arguments)
+        assert not caught.value.possibly_stored
+    assert len(nsqd.commands) == 10
+
+
+def test_an_unknown_outcome_is_not_tried_again_when_duplicates_are_unwanted(
+    lookup_producer: LookupProducers, publish_nsqd: Nsqds
+) -> None:
+    for failure in (NOT_WRITABLE, b"E_PUB_FAILED x", None):
+        log = Log(failure)
+        sender, _ = lookup_producer(one(publish_nsqd(log.answer, version=REDESIGNED)), retry_unknown_outcome=False)
+        with pytest.raises(errors.PublishFailed, match="may have been stored") as caught:
+            sender.publish("t", b"x", key="k")
+        assert caught.value.possibly_stored
+        assert sender.publish("t", b"y", key="k") == b"OK"
+        assert log.attempts == [[b"x"], [b"y"]]
+
+
+def test_a_deadline_in_the_middle_keeps_the_order_of_the_others(
+    lookup_producer: LookupProducers, publish_nsqd: Nsqds
+) -> None:
+    nsqd = publish_nsqd(stay_mute, version=REDESIGNED)
+    sender, _ = lookup_producer(one(nsqd), coalesce=True)
+    late = sender.publish_nowait("t", b"late", key="k", timeout=0.05)
+    nsqd.wait_commands(1)
+    never = sender.publish_nowait("t", b"never", key="k", timeout=0.05)
+    results = [sender.publish_nowait("t", body, key="k") for body in numbers(4)]
+    gevent.joinall([late, never], timeout=5)
+    assert late.exception.possibly_stored
+    assert not never.exception.possibly_stored
+    nsqd.answer = agree
+    nsqd.peers[0].ok()
+    gevent.joinall(results, timeout=5)
+    assert nsqd.bodies == [b"late", *numbers(4)]
+    assert sender.stats()["held"] == 0
+
+
+def test_publishes_without_key_leave_a_moving_leader_for_another(
+    lookup_producer: LookupProducers, leaders: Leaders
+) -> None:
+    sender, _ = lookup_producer(topology(leaders), retry_base_delay=5.0, retry_max_delay=5.0)
+    sender.publish("t", b"first")
+    until(lambda: len(sender.stats()["connected"]) == 3)
+    leaders[1].answer = lambda peer, command: peer.frame(1, NOT_LEADER)
+    for number in range(12):
+        assert sender.publish("t", b"%d" % number, timeout=1) == b"OK"
+    assert len([body for body in leaders[1].bodies if body != b"first"]) == 1  # then it was left alone
+
+
+def test_an_answer_without_partitions_leaves_the_leaders_as_they_were(
+    lookup_producer: LookupProducers, leaders: Leaders, publish_nsqd: Nsqds
+) -> None:
+    sender, lookup = lookup_producer(topology(leaders))
+    sender.publish("t", b"x", key="k")
+    for answer in (Topology(), topology({}, publish_nsqd())):
+        lookup.tell(answer)
+        assert sender.publish("t", b"x", key="k") == b"OK"
+        assert sender.publish("t", b"x") == b"OK"
+
+
+def test_closing_sends_what_waits_in_lanes(lookup_producer: LookupProducers, publish_nsqd: Nsqds) -> None:
+    nsqd = publish_nsqd(version=REDESIGNED)
+    sender, _ = lookup_producer(one(nsqd), linger=60)
+    assert sender.multipublish("t", [b"first"]) == b"OK"
+    results = [sender.publish_nowait("t", body, key="k") for body in numbers(3)]
+    sender.close()
+    assert [result.get(block=False) for result in results] == [b"OK"] * 3
+    assert nsqd.bodies[1:] == numbers(3)
+
+
+def test_an_interrupted_caller_takes_back_what_was_not_sent(
+    lookup_producer: LookupProducers, publish_nsqd: Nsqds
+) -> None:
+    nsqd = publish_nsqd(stay_mute, version=REDESIGNED)
+    sender, _ = lookup_producer(one(nsqd))
+    sent = sender.publish_nowait("t", b"0", key="k")
+    victim = gevent.spawn(sender.publish, "t", b"never", key="k")
+    nsqd.wait_commands(1)
+    last = sender.publish_nowait("t", b"1", key="k")
+    victim.kill()
+    nsqd.answer = agree
+    nsqd.peers[0].ok()
+    gevent.joinall([sent, last], timeout=5)
+    assert nsqd.bodies == [b"0", b"1"]
+    assert sender.stats()["held"] == 0
