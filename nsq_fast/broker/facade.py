@@ -48,8 +48,7 @@ class Broker(ServerGroup):
         addresses: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        if nsqds < 0:
-            raise ConfigError(f"nsqds={nsqds}: must be 0 or more")
+        _check_arguments(nsqds, data_path, {"lookupd_options": lookupd_options, "addresses": addresses})
         super().__init__()
         self._addresses = addresses or {}
         self.lookupd: LookupdServer | None = None
@@ -93,6 +92,16 @@ class Broker(ServerGroup):
         if number < len(fixed):
             changes.update(listen_options(fixed[number]))
         return base.replace(**changes)
+
+
+def _check_arguments(nsqds: object, data_path: object, mappings: Mapping[str, object]) -> None:
+    if not isinstance(nsqds, int) or nsqds < 0:
+        raise ConfigError(f"nsqds={nsqds!r}: must be a whole number, 0 or more")
+    if data_path is not None and not isinstance(data_path, (str, os.PathLike)):
+        raise ConfigError(f"data_path={data_path!r}: must be a path, or None")
+    for name, value in mappings.items():
+        if value is not None and not isinstance(value, Mapping):
+            raise ConfigError(f"{name}={value!r}: must be a mapping, or None")
 
 
 def _data_paths(data_path: str | os.PathLike[str] | None, count: int) -> Sequence[str | None]:

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from nsq_fast.errors import ConfigError
+
 from .host import Host
 from .http import Request
 
@@ -70,9 +72,9 @@ class Settings:
     def _put_lookupds(self, request: Request, body: bytes) -> None:
         try:
             addresses = msgspec.json.decode(body, type=list[str] | None) or []
-        except msgspec.MsgspecError:
+            self._nsqd.set_options(lookupd_tcp_addresses=tuple(addresses))
+        except (msgspec.MsgspecError, ConfigError):
             raise request.refuse(400, "INVALID_VALUE") from None
-        self._nsqd.set_options(lookupd_tcp_addresses=tuple(addresses))
         self._set_lookupds(addresses)
 
     def _put_log_level(self, request: Request, body: bytes) -> None:

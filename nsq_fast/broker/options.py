@@ -12,6 +12,7 @@ import zlib
 
 from nsq_fast.config import Config, option
 from nsq_fast.errors import ConfigError
+from nsq_fast.names import parse_addresses
 
 VERSION = "1.3.0"
 """What the broker reports as its version: that of the original nsqd whose behaviour it has."""
@@ -97,11 +98,15 @@ class NsqdOptions(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_listen_addresses(self, "tcp_address", "http_address", "https_address")
+        _check_servers(self)
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(map(repr, choices))}")
         if self.tls_client_auth_policy and self.tls_required == "false":
             object.__setattr__(self, "tls_required", "true")
+        if bool(self.tls_cert) is not bool(self.tls_key):
+            raise ConfigError("tls_cert and tls_key: one without the other is of no use")
         if self.tls_required != "false" and not (self.tls_cert and self.tls_key):
             raise ConfigError("tls_required: cannot require TLS of clients without tls_cert and tls_key")
 
@@ -116,3 +121,33 @@ class LookupdOptions(Config):
     inactive_producer_timeout: float = option(300.0, "an nsqd silent for so long is left out", unit="s", minimum=0.01)
     tombstone_lifetime: float = option(45.0, "how long a tombstone hides an nsqd", unit="s", minimum=0.0)
     version: str = option(VERSION, "version reported to clients")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_listen_addresses(self, "tcp_address", "http_address")
+
+
+def _check_listen_addresses(options: Config, *names: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        _, colon, port = value.rpartition(":")
+        if value and not (colon and port.isascii() and port.isdigit() and int(port) < 65536):
+            raise ConfigError(f"{name}={value!r}: must be host:port with a port of 0 to 65535, or empty")
+
+
+def _check_servers(options: NsqdOptions) -> None:
+    """Addresses of other servers: read them once here, so that a wrong one is known before anything starts."""
+    for name in ("lookupd_tcp_addresses", "auth_http_addresses"):
+        value = getattr(options, name)
+        if not isinstance(value, (tuple, list)) or not all(isinstance(each, str) and each for each in value):
+            raise ConfigError(f"{name}={value!r}: must be a tuple of host:port")
+        object.__setattr__(options, name, tuple(value))
+    _check_readable("lookupd_tcp_addresses", options.lookupd_tcp_addresses)
+    _check_readable("statsd_address", options.statsd_address)
+
+
+def _check_readable(name: str, addresses: str | tuple[str, ...]) -> None:
+    try:
+        parse_addresses(addresses, 1, name)  # which port is the default is another's matter
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None

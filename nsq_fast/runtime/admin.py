@@ -179,6 +179,8 @@ class NsqdHTTPClient(AdminClient):
         Without ``binary`` they are sent one a line, so none may hold a newline.
         """
         check_topic(topic)
+        if isinstance(messages, (str, bytes, bytearray)) or not isinstance(messages, Iterable):
+            raise TypeError(f"messages must be an iterable of bytes, not {type(messages).__name__}")
         bodies = [_body("a message", message) for message in messages]
         if not bodies:
             raise BodyInvalid("no messages to publish")

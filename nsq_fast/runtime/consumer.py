@@ -37,6 +37,7 @@ from .signals import LazySignal, emit, is_emitting
 from .stats import ConsumerStats
 from .subscriber import Subscriber
 from .subscriptions import Subscriptions
+from .tls import check_tls_options
 from .trace import TraceLog, trace_log
 from .tracing import Tracer
 
@@ -149,6 +150,9 @@ class Consumer:
         _check_callables(message_handler=message_handler, batch_handler=batch_handler, give_up=give_up)
         if message_handler is not None and batch_handler is not None:
             raise ConfigError("message_handler and batch_handler are both given: choose one")
+        if name is not None and not isinstance(name, str):
+            raise ConfigError(f"name={name!r}: must be a string, or None")
+        check_tls_options(self.connection_config)
         self.name = name or f"nsq_fast.consumer.{topic}.{channel}"
         self.logger = logging.getLogger(self.name)
         self.given_up = 0
@@ -288,6 +292,7 @@ class Consumer:
             drain: let running handlers and asynchronous messages be answered first.
             timeout: s that draining may take; None: no limit.
         """
+        _check_timeout(timeout)
         self._begin_closing(drain, timeout)
         if not self._is_one_of_ours():
             self._closed.wait()
@@ -440,12 +445,9 @@ class Consumer:
         return sum(not message.responder.is_open for message in self._handled() if message.responder is not None)
 
 
-def _listed(name: str, value: AddressArgument) -> list[Any]:
-    if value is None or not isinstance(value, Iterable):
-        raise TypeError(f"{name} must be a string or a list, tuple or set of them, not {value!r}")
-    if isinstance(value, str):
-        return [part for part in value.split(",") if part.strip()]
-    return list(value)
+def _check_timeout(timeout: object) -> None:
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):
+        raise ConfigError(f"timeout={timeout!r}: must be a number of seconds, 0 or more, or None")
 
 
 def _check_callables(**named: Callable[..., object] | None) -> None:

@@ -99,6 +99,10 @@ class LookupPoller:
     ) -> None:
         if access not in ("r", "w"):
             raise ConfigError(f"access={access!r}: must be 'r' or 'w'")
+        if config is not None and not isinstance(config, LookupConfig):
+            raise ConfigError(f"config={config!r}: must be a LookupConfig, or None")
+        if listener is not None and not callable(listener):
+            raise ConfigError(f"listener={listener!r}: must be callable, or None")
         self._config = config or LookupConfig()
         self._access = access
         self._listener = listener

@@ -11,13 +11,14 @@ from gevent.event import Event
 
 from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig, split_options
 from nsq_fast.errors import ConfigError, NotRunning
-from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, parse_addresses
+from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, listed, parse_addresses
 
 from .compose import Composer
 from .delivery import Delivery
 from .fork import keep, tell_forks
 from .linger import Linger
 from .signals import LazySignal
+from .tls import check_tls_options
 from .trace import TraceLog, trace_log
 
 logger = logging.getLogger(__name__)
@@ -45,10 +46,11 @@ class ProducerLife:
         self.config, self.connection_config, self.lookup_config = split_options(
             options, ProducerConfig, ConnectionConfig, LookupConfig
         )
-        self.nsqd_tcp_addresses = parse_addresses(nsqd_tcp_addresses, DEFAULT_NSQD_TCP_PORT)
-        self.lookupd_http_addresses = _listed(lookupd_http_addresses)
+        self.nsqd_tcp_addresses = parse_addresses(nsqd_tcp_addresses, DEFAULT_NSQD_TCP_PORT, "nsqd_tcp_addresses")
+        self.lookupd_http_addresses: list[Any] = listed(lookupd_http_addresses, "lookupd_http_addresses")
         if not self.nsqd_tcp_addresses and not self.lookupd_http_addresses:
             raise ConfigError("nsqd_tcp_addresses or lookupd_http_addresses is needed: there is nowhere to publish to")
+        check_tls_options(self.connection_config)
         self._is_running = False
         self._is_closed = False
         self._is_inherited = False
@@ -156,13 +158,6 @@ class ProducerLife:
 
     def _not_running(self) -> NotRunning:
         return NotRunning("the producer was closed" if self._is_closed else "the producer is not running: call start()")
-
-
-def _listed(addresses: Any) -> list[str]:
-    """Lookup addresses as a list; the poller reads them."""
-    if isinstance(addresses, str):
-        return [part.strip() for part in addresses.split(",") if part.strip()]
-    return list(addresses)
 
 
 def check_timeout(timeout: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from gevent.socket import socket as Socket
 from gevent.ssl import CERT_NONE, CERT_REQUIRED, PROTOCOL_TLS_CLIENT, SSLContext, SSLSocket
 
-from nsq_fast.config import refuse_unknown
+from nsq_fast.config import ConnectionConfig, refuse_unknown
 from nsq_fast.errors import ConfigError
 
 # gnsq's names: ca_certs and cert_reqs say what cafile and verify say; ssl_version is taken and not needed, since the
@@ -47,6 +47,15 @@ def client_context(options: Any = None) -> StandardContext:
         context.check_hostname = False
         context.verify_mode = CERT_NONE
     return context
+
+
+def check_tls_options(config: ConnectionConfig) -> None:
+    """Raise ConfigError for ``tls_options`` that no connection could use."""
+    if config.tls_v1 or config.tls_options is not None:
+        try:
+            client_context(config.tls_options)
+        except ConfigError as error:
+            raise ConfigError(f"tls_options: {error}") from error
 
 
 def _load_files(context: StandardContext, options: Mapping[str, Any]) -> None:

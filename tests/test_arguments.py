@@ -1,0 +1,281 @@
+"""Every public entry point refuses a wrong argument at once, with an error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from nsq_fast import Consumer, LookupdHTTPClient, NsqdHTTPClient, Producer
+from nsq_fast.broker import Broker, LookupdOptions, NsqdOptions
+from nsq_fast.errors import PublishFailed
+from nsq_fast.runtime.failures import PublishTo, WriteToFolder
+from nsq_fast.runtime.lookup import LookupPoller
+
+NAN = float("nan")
+Use = Callable[[], object]
+
+
+def ignore(*_: object) -> None: ...
+
+
+def consumer(**arguments: Any) -> Consumer:
+    return Consumer(**{"topic": "t", "channel": "c", "nsqd_tcp_addresses": "127.0.0.1", **arguments})
+
+
+def producer(**arguments: Any) -> Producer:
+    return Producer(**{"nsqd_tcp_addresses": "127.0.0.1", **arguments})
+
+
+# name of the argument -> wrong values
+ADDRESSES = [None, 5, b"h:1", [None], [5], ["h:x"], "h:0", "h:70000", ":1", [("h", "x")], [("h", 1, 2)]]
+CONNECTION: dict[str, list[Any]] = {
+    "client_id": [5, b"x"],
+    "hostname": [5],
+    "user_agent": [5],
+    "heartbeat_interval": [0, 0.5, 61, "often", None, NAN, True],
+    "output_buffer_size": [63, 65537, 1.5, "x", -2],
+    "output_buffer_timeout": [24, 1001, 0.25, -2],
+    "sample_rate": [-1, 100, 1.5, "x"],
+    "msg_timeout": [0, 901, "x", NAN],
+    "tls_v1": [1, "maybe", None],
+    "tls_options": [5, "cert.pem", {"ca": "x"}, {"cafile": "/does/not/exist"}, {"certfile": "/does/not/exist"}],
+    "snappy": [1, "x"],
+    "deflate": [1, "x"],
+    "deflate_level": [0, 10, "x"],
+    "auth_secret": [5, ["x"]],
+    "topology_region": [5],
+    "topology_zone": [5],
+    "connect_timeout": [0, -1, "x", NAN, None],
+    "write_timeout": [0, "x"],
+    "max_frame_size": [0, 2**31, "x"],
+    "local_address": [5],
+}
+LOOKUP: dict[str, list[Any]] = {
+    "lookupd_poll_interval": [0, -1, "x", None, NAN],
+    "lookupd_poll_jitter": [-0.1, 1.1, "x", NAN],
+    "lookupd_timeout": [0, "x"],
+    "lookupd_refresh_interval": [-1, "x"],
+}
+CONSUMER: dict[str, list[Any]] = {
+    "topic": [None, 5, b"t", "", "a b", "t" * 65, "t#", "t#ephemeral#ephemeral", "ü"],
+    "channel": [None, 5, b"c", "", "a/b", "c" * 65],
+    "nsqd_tcp_addresses": [None, 5, b"h:1"],
+    "lookupd_http_addresses": [None, 5, b"h:1"],
+    "name": [5, b"x"],
+    "message_handler": ["handler", 5],
+    "batch_handler": ["handler", 5],
+    "give_up": ["log", 5],
+    "max_tries": [-1, 65536, "x", None, 1.5, True],
+    "max_in_flight": [-1, "x", None, 1.5, True, 1_000_001],
+    "requeue_delay": [-1, 0.5, "x", True],
+    "requeue_base_delay": [-1, "x", NAN],
+    "requeue_factor": [0.5, "x"],
+    "requeue_max_delay": [-1, NAN],
+    "requeue_jitter": [-1, 2],
+    "low_ready_idle_timeout": [0, "x", None],
+    "max_backoff_duration": [-1, "x", None, NAN],
+    "backoff_on_requeue": [1, "x", None],
+    "max_reconnect_delay": [0, "x"],
+    "concurrency": [0, -1, 1.5, "x", True],
+    "batch_size": [0, "x"],
+    "auto_touch": [1, "x"],
+    **CONNECTION,
+    **LOOKUP,
+}
+PRODUCER: dict[str, list[Any]] = {
+    "nsqd_tcp_addresses": [None, 5, b"h:1"],
+    "lookupd_http_addresses": [None, 5, b"h:1"],
+    "publish_timeout": [0, -1, "x", NAN],
+    "max_publish_attempts": [0, 1.5, "x"],
+    "retry_unknown_outcome": [1, "x"],
+    "retry_base_delay": [-1, "x"],
+    "retry_max_delay": [-1, "x"],
+    "coalesce": [1, "x"],
+    "linger": [-1, "x", NAN],
+    "linger_max_messages": [0, "x"],
+    "linger_max_bytes": [0, "x"],
+    "max_pending": [0, "x"],
+    "connections_per_nsqd": [0, 65, "x"],
+    "max_backoff_duration": [0, "x"],
+    "max_msg_size": [0, "x"],
+    "max_body_size": [0, "x"],
+    **CONNECTION,
+    **LOOKUP,
+}
+BROKER: dict[str, list[Any]] = {
+    "nsqds": [-1, 1.5, "2", None],
+    "data_path": [5, ["x"]],
+    "lookupd_options": [5, "x"],
+    "addresses": [5, "x"],
+    "tcp_address": [5, "host", "host:", "host:x", "h:65536", None],
+    "http_address": [5, "host", "h:-1"],
+    "https_address": [5, "host"],
+    "lookupd_tcp_addresses": ["h:1", 5, (5,), ("",), ["h:x"], ("h:0",)],
+    "auth_http_addresses": ["h:1", 5, ("",)],
+    "auth_http_request_method": ["put"],
+    "node_id": [-1, 1024, "x"],
+    "mem_queue_size": [-1, "x"],
+    "max_bytes_per_file": [1, "x"],
+    "sync_every": [0, "x"],
+    "sync_timeout": [0, "x"],
+    "msg_timeout": [0, "x", NAN],
+    "max_msg_timeout": [0, "x"],
+    "max_msg_size": [0, "x"],
+    "max_body_size": [0, "x"],
+    "max_req_timeout": [-1, "x"],
+    "max_heartbeat_interval": [0, "x"],
+    "max_rdy_count": [0, "x"],
+    "max_channel_consumers": [-1, "x"],
+    "statsd_address": ["h:x", 5],
+    "statsd_interval": [0, "x"],
+    "tls_cert": ["cert.pem", 5],
+    "tls_key": ["key.pem"],
+    "tls_client_auth_policy": ["maybe"],
+    "tls_required": ["yes"],
+    "max_deflate_level": [0, 10],
+    "snappy": [1, "x"],
+}
+
+
+def cases(make: Callable[..., object], table: dict[str, list[Any]]) -> Iterator[Any]:
+    for name, values in table.items():
+        for value in values:
+            yield pytest.param(make, name, value, id=f"{make.__name__}-{name}={value!r}")
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "value"), [*cases(consumer, CONSUMER), *cases(producer, PRODUCER), *cases(Broker, BROKER)]
+)
+def test_a_wrong_argument_of_a_constructor_is_named(make: Callable[..., object], name: str, value: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match=name):
+        make(**{name: value})
+
+
+@pytest.mark.parametrize("make", [consumer, producer, Broker, NsqdOptions, LookupdOptions])
+def test_an_unknown_option_is_named(make: Callable[..., object]) -> None:
+    with pytest.raises((ValueError, TypeError), match="no_such_option"):
+        make(no_such_option=1)
+
+
+@pytest.mark.parametrize("argument", ["nsqd_tcp_addresses", "lookupd_http_addresses"])
+@pytest.mark.parametrize("make", [consumer, producer], ids=["consumer", "producer"])
+@pytest.mark.parametrize("value", ADDRESSES, ids=repr)
+def test_a_wrong_address_is_refused_before_anything_starts(make: Any, argument: str, value: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        make(**{argument: value})
+
+
+@pytest.mark.parametrize("value", [-1, "x", NAN])
+def test_close_of_a_consumer(value: Any) -> None:
+    with pytest.raises(ValueError, match="timeout"):
+        consumer(message_handler=ignore).close(timeout=value)
+
+
+class Unstartable:
+    def __iter__(self) -> Iterator[bytes]:
+        raise AssertionError("asked for messages although another argument is wrong")
+
+
+PUBLISH: list[tuple[str, Callable[[Producer], object]]] = [
+    ("topic", lambda p: p.publish(None, b"x")),  # type: ignore[call-overload]
+    ("topic", lambda p: p.publish("a b", b"x")),
+    ("topic", lambda p: p.publish_nowait("", b"x")),
+    ("topic", lambda p: p.multipublish(b"t", Unstartable())),  # type: ignore[call-overload]
+    ("body", lambda p: p.publish("t", None)),  # type: ignore[call-overload]
+    ("body", lambda p: p.publish("t", "x")),  # type: ignore[call-overload]
+    ("body", lambda p: p.publish("t", b"")),
+    ("body", lambda p: p.publish_nowait("t", ["x"])),  # type: ignore[arg-type]
+    ("defer", lambda p: p.publish("t", b"x", defer=-1)),
+    ("defer", lambda p: p.publish("t", b"x", defer=1.5)),  # type: ignore[call-overload]
+    ("defer", lambda p: p.publish_nowait("t", b"x", defer="1")),  # type: ignore[arg-type]
+    ("timeout", lambda p: p.publish("t", b"x", timeout=0)),
+    ("timeout", lambda p: p.publish_nowait("t", b"x", timeout=NAN)),
+    ("timeout", lambda p: p.multipublish("t", [b"x"], timeout="1")),  # type: ignore[call-overload]
+    ("timeout", lambda p: p.close(timeout=-1)),
+    ("bodies", lambda p: p.multipublish("t", None)),  # type: ignore[call-overload]
+    ("bodies", lambda p: p.multipublish("t", b"bytes")),  # type: ignore[arg-type]
+    ("bodies", lambda p: p.multipublish("t", [])),
+    (r"bodies\[1\]", lambda p: p.multipublish("t", [b"x", None])),  # type: ignore[list-item]
+    (r"bodies\[0\]", lambda p: p.multipublish("t", iter([b""]))),
+]
+
+
+@pytest.mark.parametrize(("name", "use"), PUBLISH)
+def test_a_wrong_argument_of_a_publish_is_named(name: str, use: Callable[[Producer], object]) -> None:
+    sender = Producer("127.0.0.1:1")
+    sender.start()
+    try:
+        with pytest.raises((ValueError, TypeError), match=name):
+            use(sender)
+        assert sender.is_running
+        assert sender.stats()["held"] == 0
+    finally:
+        with suppress(PublishFailed):
+            sender.close(timeout=0.01)
+
+
+NSQD = NsqdHTTPClient("127.0.0.1", 1)
+LOOKUPD = LookupdHTTPClient("127.0.0.1", 1)
+TOPIC_METHODS: list[Callable[[Any], object]] = [
+    NSQD.create_topic,
+    NSQD.delete_topic,
+    NSQD.empty_topic,
+    NSQD.pause_topic,
+    NSQD.unpause_topic,
+    LOOKUPD.lookup,
+    LOOKUPD.channels,
+    LOOKUPD.create_topic,
+    LOOKUPD.delete_topic,
+]
+CHANNEL_METHODS: list[Callable[[Any, Any], object]] = [
+    NSQD.create_channel,
+    NSQD.delete_channel,
+    NSQD.empty_channel,
+    NSQD.pause_channel,
+    NSQD.unpause_channel,
+    LOOKUPD.create_channel,
+    LOOKUPD.delete_channel,
+]
+
+
+@pytest.mark.parametrize("method", TOPIC_METHODS, ids=lambda method: method.__qualname__)
+@pytest.mark.parametrize("value", [None, 5, b"t", "", "a b"])
+def test_a_wrong_topic_of_an_admin_client_is_named(method: Callable[[Any], object], value: Any) -> None:
+    with pytest.raises(ValueError, match="topic"):
+        method(value)
+
+
+@pytest.mark.parametrize("method", CHANNEL_METHODS, ids=lambda method: method.__qualname__)
+@pytest.mark.parametrize("value", [None, 5, b"c", "", "a b"])
+def test_a_wrong_channel_of_an_admin_client_is_named(method: Callable[[Any, Any], object], value: Any) -> None:
+    with pytest.raises(ValueError, match="channel"):
+        method("t", value)
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("messages", lambda: NSQD.multipublish("t", 5)),  # type: ignore[arg-type]
+        ("messages", lambda: NSQD.multipublish("t", b"x")),  # type: ignore[arg-type]
+        ("defer", lambda: NSQD.publish("t", b"x", -1)),
+        ("address", lambda: LOOKUPD.tombstone_topic("t", 5)),  # type: ignore[arg-type]
+        ("host", lambda: NsqdHTTPClient(5, 1)),  # type: ignore[arg-type]
+        ("port", lambda: LookupdHTTPClient("h", "x")),  # type: ignore[arg-type]
+        ("timeout", lambda: NsqdHTTPClient("h", 1, timeout=0)),
+        ("lookupd address", lambda: LookupPoller(None)),  # type: ignore[arg-type]
+        ("access", lambda: LookupPoller("h", access="x")),  # type: ignore[arg-type]
+        ("config", lambda: LookupPoller("h", {"lookupd_timeout": 1})),  # type: ignore[arg-type]
+        ("listener", lambda: LookupPoller("h", listener="x")),  # type: ignore[arg-type]
+        ("topic", lambda: LookupPoller("h").add_topic("a b")),
+        ("topic", lambda: PublishTo("a b")),
+        ("tcp_address", lambda: LookupdOptions(tcp_address="x")),
+        ("inactive_producer_timeout", lambda: LookupdOptions(inactive_producer_timeout=0)),
+        ("folder", lambda: WriteToFolder(5)),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_argument_elsewhere_is_named(name: str, use: Use) -> None:
+    with pytest.raises((ValueError, TypeError), match=name):
+        use()
