@@ -10,6 +10,7 @@ there. Any callable will do; these are the usual ones. A policy with a
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 from gevent import get_hub
 
 from nsq_fast._codec import Message
+from nsq_fast.config import Config, ConnectionConfig, LookupConfig
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address, check_topic
 
@@ -27,6 +29,8 @@ from .bodies import CODEC_HEADER, SIZE_HEADER
 
 logger = logging.getLogger(__name__)
 
+# What a connection says of its subscription, which a producer has none of.
+OF_SUBSCRIPTIONS = {"sample_rate", "msg_timeout", "desired_tag", "extend_support", "ext_filter"}
 RESERVED = "##"
 TAG_HEADER = "##client_dispatch_tag"
 
@@ -36,6 +40,8 @@ class GivingUp(Protocol):
 
     topic: str
     channel: str
+    connection_config: ConnectionConfig
+    lookup_config: LookupConfig
 
     @property
     def nsqd_addresses(self) -> Sequence[Address]:
@@ -103,6 +109,8 @@ class WriteToFolder:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        if not isinstance(folder, (str, os.PathLike)):
+            raise ConfigError(f"folder={folder!r}: must be a path")
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
 
@@ -136,7 +144,8 @@ class PublishTo:
 
     Args:
         topic: where to; None: the topic it came from.
-        producer: what to publish with; None: a Producer on the consumer's own addresses, made when first needed.
+        producer: what to publish with; None: a Producer with the consumer's own addresses, TLS, secret
+            and other options of connections, made when first needed.
         convert: ``convert(message) -> bytes`` makes the body; default: the body as it is.
     """
 
@@ -166,7 +175,8 @@ class PublishTo:
         if self._own is None:
             from .producer import Producer
 
-            self._own = Producer(list(consumer.nsqd_addresses), list(consumer.lookupd_addresses))
+            options = {**_values(consumer.connection_config), **_values(consumer.lookup_config)}
+            self._own = Producer(list(consumer.nsqd_addresses), list(consumer.lookupd_addresses), **options)
             self._own.start()
         producer: Publisher = self._own
         return producer
@@ -194,6 +204,11 @@ def place_of(message: Message) -> dict[str, Any]:
             headers = {name: value for name, value in headers.items() if name not in (CODEC_HEADER, SIZE_HEADER)}
         place["headers"] = {name: value for name, value in headers.items() if not name.startswith(RESERVED)}
     return place
+
+
+def _values(config: Config) -> dict[str, Any]:
+    names = (field.name for field in dataclasses.fields(config))
+    return {name: getattr(config, name) for name in names if name not in OF_SUBSCRIPTIONS}
 
 
 def message_name(message: Message) -> str:
