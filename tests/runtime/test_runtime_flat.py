@@ -1,0 +1,170 @@
+"""At full speed and at rest: memory stays flat, others keep running, and idling costs nothing."""
+
+from __future__ import annotations
+
+import gc
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import gevent
+import pytest
+from gevent.server import StreamServer
+from support.publishing import PublishNsqd
+from support.scripted_nsqd import frame, message_frame
+
+from nsq_fast import Consumer, Producer
+from nsq_fast.broker import BrokerProcess
+from nsq_fast.names import Address
+
+RDY = 2000
+FIN_SIZE = len(b"FIN 0123456789abcdef\n")
+
+
+class Flood:
+    """An nsqd that sends messages as fast as their FINs come back; ``finished`` counts them."""
+
+    def __init__(self) -> None:
+        self.finished = 0
+        self._batch = b"".join(message_frame(number, b"x" * 200) for number in range(RDY))
+        self._server = StreamServer(("127.0.0.1", 0), self._serve)
+        self._server.start()
+        self.address = Address(*self._server.address)
+
+    def _serve(self, sock: Any, _: object) -> None:
+        with suppress(OSError):
+            self._flood(sock)
+
+    def _flood(self, sock: Any) -> None:
+        stream = sock.makefile("rb")
+        stream.read(4)
+        while not (line := stream.readline()).startswith(b"RDY"):
+            if line.startswith(b"IDENTIFY"):
+                stream.read(struct.unpack(">i", stream.read(4))[0])
+                sock.sendall(frame(0, b'{"max_rdy_count": 2500, "version": "1.3.0"}'))
+            else:
+                sock.sendall(frame(0, b"OK"))
+        while True:
+            sock.sendall(self._batch)
+            answers = stream.read(RDY * FIN_SIZE)
+            if len(answers) < RDY * FIN_SIZE:
+                return
+            self.finished += RDY
+
+    def stop(self) -> None:
+        self._server.stop(timeout=0)
+
+
+@pytest.fixture
+def flood() -> Iterator[Flood]:
+    server = Flood()
+    yield server
+    server.stop()
+
+
+def resident_kib() -> int:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+
+def run_until(flood: Flood, count: int) -> None:
+    with gevent.Timeout(50):
+        while flood.finished < count:
+            gevent.sleep(0.002)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"concurrency": 10}, {"batch": True}, {"heard": True}], ids=str)
+def test_memory_is_flat_over_300_000_messages(flood: Flood, options: dict[str, Any]) -> None:
+    options = dict(options)
+    handler = "batch_handler" if options.pop("batch", False) else "message_handler"
+    is_heard = options.pop("heard", False)
+    consumer = Consumer("t", "c", [flood.address], max_in_flight=RDY, **{handler: lambda c, m: None}, **options)
+    if is_heard:
+        consumer.on_finish.connect(lambda c, message_id: None, weak=False)
+    consumer.start(block=False)
+    try:
+        run_until(flood, 50_000)
+        gc.collect()
+        objects, memory = len(gc.get_objects()), resident_kib()
+        run_until(flood, flood.finished + 300_000)
+        gc.collect()
+        assert len(gc.get_objects()) - objects < 3 * RDY, "beyond what may be in flight at that moment"
+        assert resident_kib() - memory < 4096
+    finally:
+        consumer.close(drain=False)
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_many_publishes() -> None:
+    server = PublishNsqd()
+    with Producer([server.address]) as producer:
+
+        def work(count: int) -> None:
+            for number in range(count):
+                producer.publish("t", b"x" * 200)
+                if number % 10 == 0:
+                    producer.multipublish("t", [b"x"] * 10)
+                if number % 50 == 0:
+                    server.commands.clear()
+
+        def all_work(count: int) -> tuple[int, int]:
+            gevent.joinall([gevent.spawn(work, count) for _ in range(20)], raise_error=True)
+            server.commands.clear()
+            gc.collect()
+            return len(gc.get_objects()), resident_kib()
+
+        objects, memory = all_work(100)
+        later_objects, later_memory = all_work(1000)
+        assert producer.stats()["pending"] == producer.stats()["held"] == 0
+    server.stop()
+    assert later_objects - objects < 200
+    assert later_memory - memory < 4096
+
+
+@pytest.mark.slow
+def test_others_keep_running_while_messages_come_at_full_speed(flood: Flood) -> None:
+    gaps: list[float] = []
+
+    def tick() -> None:
+        last = time.monotonic()
+        while True:
+            gevent.sleep(0.001)
+            now = time.monotonic()
+            gaps.append(now - last)
+            last = now
+
+    consumer = Consumer("t", "c", [flood.address], max_in_flight=RDY, message_handler=lambda c, m: sum(range(50)))
+    consumer.start(block=False)
+    try:
+        run_until(flood, RDY)
+        ticker = gevent.spawn(tick)
+        run_until(flood, flood.finished + 200_000)
+        ticker.kill()
+    finally:
+        consumer.close(drain=False)
+    gaps.sort()
+    assert len(gaps) > 20
+    # A machine that is busy with something else may stop us all for a while, now and then.
+    assert gaps[len(gaps) * 9 // 10] < 0.05
+
+
+@pytest.mark.slow
+def test_an_idle_client_uses_next_to_no_cpu() -> None:
+    with BrokerProcess(nsqds=4) as broker:
+        addresses = [nsqd.tcp for nsqd in broker.nsqds]
+        lookupd = str(broker.lookupd.http)
+        with (
+            Consumer("t", "c", addresses, lookupd, message_handler=lambda c, m: None, max_in_flight=8) as consumer,
+            Consumer("t", "d", addresses, message_handler=lambda c, m: None, max_in_flight=2),
+            Producer(addresses) as producer,
+        ):
+            producer.publish("t", b"x")
+            while consumer.total_ready_count < 8:
+                gevent.sleep(0.01)
+            gevent.sleep(0.2)
+            began = time.process_time()
+            gevent.sleep(1.0)
+            assert time.process_time() - began < 0.03
