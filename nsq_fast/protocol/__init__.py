@@ -1,1 +1,67 @@
-"""The protocol without I/O: no sockets, no clock, no gevent. What another client library embeds."""
+"""The protocol without I/O: no sockets, no clock, no gevent. What another client library embeds.
+
+Exactly what ``__all__`` names is public here and described in docs/embedding.md;
+the modules behind it are not.
+"""
+
+from __future__ import annotations
+
+from nsq_fast._codec import Message, TracedReply
+from nsq_fast.config import ConnectionConfig
+from nsq_fast.errors import LocalProtocolError, ProtocolError, RemoteProtocolError, ServerError
+
+from .backoff import Backoff, ReconnectDelay
+from .dialect import ORIGINAL, REDESIGNED, Dialect
+from .events import (
+    AnswerFailed,
+    Authenticating,
+    CommandFailed,
+    Disconnected,
+    Event,
+    Heartbeat,
+    Identified,
+    Ready,
+    Reply,
+    ServerFailed,
+    UpgradeNeeded,
+)
+from .identify import AuthInfo, ServerInfo
+from .session import Session, Stage
+from .topology import LookupAnswer, Nsqd, parse_lookup
+
+SESSION_API_VERSION = 1
+"""Goes up when a program written against the names below could break. Additions do not change it."""
+
+__all__ = [
+    "ORIGINAL",
+    "REDESIGNED",
+    "SESSION_API_VERSION",
+    "AnswerFailed",
+    "AuthInfo",
+    "Authenticating",
+    "Backoff",
+    "CommandFailed",
+    "ConnectionConfig",
+    "Dialect",
+    "Disconnected",
+    "Event",
+    "Heartbeat",
+    "Identified",
+    "LocalProtocolError",
+    "LookupAnswer",
+    "Message",
+    "Nsqd",
+    "ProtocolError",
+    "Ready",
+    "ReconnectDelay",
+    "RemoteProtocolError",
+    "Reply",
+    "ServerError",
+    "ServerFailed",
+    "ServerInfo",
+    "Session",
+    "Stage",
+    "TracedReply",
+    "UpgradeNeeded",
+    "parse_lookup",
+]
