@@ -12,6 +12,7 @@ from typing import Any
 from ._version import __version__
 
 _HOME = {
+    "install_as_gnsq": "gnsq.install",
     "Consumer": "runtime.consumer",
     "Producer": "runtime.producer",
     "Receipt": "runtime.addressed",
@@ -20,6 +21,12 @@ _HOME = {
     "TraceLog": "runtime.trace",
     "trace_log": "runtime.trace",
     "new_trace_id": "runtime.trace",
+    "BackoffTimer": "gnsq",
+    "Lookupd": "gnsq",
+    "LookupdClient": "gnsq",
+    "Nsqd": "gnsq",
+    "NsqdTCPClient": "gnsq",
+    "Reader": "gnsq",
     "Message": "_codec",
     "Address": "names",
     "NsqError": "errors",
@@ -31,10 +38,25 @@ _HOME = {
     "ProducerConfig": "config",
 }
 
+_MODULES = {
+    "config": "config",
+    "errors": "errors",
+    "names": "names",
+    "backofftimer": "gnsq.backofftimer",
+    "contrib": "gnsq.contrib",
+    "decorators": "gnsq.decorators",
+    "states": "gnsq.states",
+    "stream": "gnsq.stream",
+    "util": "gnsq.util",
+}
+"""What ``nsq_fast.name`` is when nothing has imported it yet: our modules, and gnsq's where ours has no such name."""
+
 __all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f".{_MODULES[name]}", __name__)
     try:
         home = _HOME[name]
     except KeyError:

@@ -219,7 +219,9 @@ cdef int raise_layout_error(int code, Py_ssize_t size) except -1:
     raise RemoteProtocolError(f"message frame cut short: {size} bytes end within {part}")
 
 
-cdef str _printable(bytes id):
+cdef str _printable(object id):
+    if type(id) is not bytes:
+        return repr(id)
     return id.decode() if id.isalnum() else id.hex()
 
 

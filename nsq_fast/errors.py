@@ -175,6 +175,13 @@ class RequeueMessage(NsqError):
         self.backoff = backoff
 
 
+class NSQRequeueMessage(RequeueMessage):
+    """RequeueMessage with gnsq's argument: ``NSQRequeueMessage(backoff=None)``. The consumer's delay is used."""
+
+    def __init__(self, backoff: bool | None = None) -> None:
+        super().__init__(None, backoff=backoff)
+
+
 class ServerError(NsqError):
     """An error frame. Unknown codes give a plain ServerError, which counts as fatal.
 
@@ -509,3 +516,12 @@ def _rebuilt(kind: type[ServerError], args: tuple[Any, ...], state: dict[str, An
     error = _refused_class(kind)(*args)
     vars(error).update(state)
     return error
+
+
+# What gnsq calls these classes.
+NSQException, NSQNoConnections, NSQHttpError = NsqError, NoNsqd, HttpError
+NSQSocketError, NSQFrameError, NSQErrorCode = ConnectionLost, RemoteProtocolError, ServerError
+NSQInvalid, NSQBadBody, NSQBadTopic, NSQBadChannel, NSQBadMessage = Invalid, BadBody, BadTopic, BadChannel, BadMessage
+NSQPutFailed, NSQPubFailed, NSQMPubFailed = PutFailed, PubFailed, MpubFailed
+NSQAuthDisabled, NSQAuthFailed, NSQUnauthorized = AuthDisabled, AuthFailed, Unauthorized
+NSQFinishFailed, NSQRequeueFailed, NSQTouchFailed = FinFailed, ReqFailed, TouchFailed

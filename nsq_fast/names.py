@@ -14,12 +14,12 @@ DEFAULT_NSQD_TCP_PORT = 4150
 DEFAULT_NSQD_HTTP_PORT = 4151
 DEFAULT_LOOKUPD_HTTP_PORT = 4161
 
-_NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?\Z")
+NAME_PATTERN = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?\Z")
 
 
 def is_valid_name(name: str) -> bool:
     """Whether ``name`` may be a topic or channel: 1..64 characters including an ``#ephemeral`` suffix."""
-    return 1 <= len(name) <= MAX_NAME_LENGTH and _NAME.match(name) is not None
+    return 1 <= len(name) <= MAX_NAME_LENGTH and NAME_PATTERN.match(name) is not None
 
 
 def is_ephemeral(name: str) -> bool:

@@ -17,7 +17,7 @@ import click
 from nsq_fast._version import __version__
 from nsq_fast.errors import ConfigError, NameInvalid, NsqError
 
-COMMANDS = ("demo", "broker", "pub", "tail", "lookup", "stat", "run-as-gnsq")
+COMMANDS = ("demo", "broker", "nsqd", "nsqlookupd", "pub", "tail", "lookup", "stat", "run-as-gnsq")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -30,7 +30,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f".{cmd_name}", __package__).command
+        command: click.Command = importlib.import_module(f".{cmd_name.replace('-', '_')}", __package__).command
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

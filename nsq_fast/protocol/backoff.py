@@ -55,8 +55,19 @@ class Backoff:
             self.level -= 1
         elif self.level == 0 or self._duration(self.level) < self._max_duration:
             self.level += 1  # bounded by the cap, so that recovery takes no more steps than the cap has levels
-        self.until = now + self._with_jitter(self._duration(self.level)) if self.level else 0.0
+        if self.level:
+            self.pause(now)
+        else:
+            self.until = 0.0
         return True
+
+    def pause(self, now: float) -> None:
+        """Begin a pause of the length that the present level asks for."""
+        self.until = now + self._with_jitter(self._duration(self.level))
+
+    def probe(self) -> None:
+        """End the pause, and let one message show whether things are better."""
+        self.until = 0.0
 
     def reset(self) -> None:
         """Forget all failures."""

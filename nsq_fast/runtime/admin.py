@@ -47,6 +47,7 @@ class AdminClient:
         authorization: value of an Authorization header.
         tls_options: for https: an ssl.SSLContext, or a mapping with cafile, certfile, keyfile, server_hostname,
             verify (default True).
+        user_agent: the User-Agent header; None: nsq_fast and its version.
     """
 
     default_port = 0
@@ -60,6 +61,7 @@ class AdminClient:
         timeout: float = DEFAULT_TIMEOUT,
         authorization: str | None = None,
         tls_options: Any = None,
+        user_agent: str | None = None,
     ) -> None:
         if scheme not in ("http", "https"):
             raise ConfigError(f"scheme={scheme!r}: must be http or https")
@@ -71,6 +73,8 @@ class AdminClient:
         headers = {"Accept": ACCEPT}
         if authorization is not None:
             headers["Authorization"] = authorization
+        if user_agent is not None:
+            headers["User-Agent"] = user_agent
         self._endpoint = Endpoint(scheme, address)
         self._http = HttpClient(self._endpoint, timeout=timeout, headers=headers, tls_options=tls_options)
 

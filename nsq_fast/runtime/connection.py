@@ -13,7 +13,6 @@ it begins to end, every command raises ConnectionLost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -39,6 +38,7 @@ from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Heartbeat, Rea
 from nsq_fast.protocol.identify import AuthInfo, ServerInfo
 from nsq_fast.protocol.session import Session
 
+from .answers import Answers, lost_error
 from .fork import Greenlet, tell_forks
 from .outbox import Outbox
 from .owner import ConnectionOwner
@@ -59,7 +59,7 @@ class _Waiter(AsyncResult):  # type: ignore[type-arg]  # not subscriptable when 
     """The token of a command whose caller waits; no owner ever sees it."""
 
 
-class Connection:
+class Connection(Answers):
     """A connection to one nsqd, made by ``connect()`` and used once.
 
     Attributes:
@@ -70,30 +70,21 @@ class Connection:
         closed_error: why the connection ended or is ending; None while it is open.
         auth, auth_data: the reply to AUTH, parsed and as it came; None when there was none.
         partition: the partition subscribed to, which its messages show too; None when none was named.
-        hold: called with the connection, a message and its delay in ms in place of a REQ that has a delay, where
-            the server would ignore it; to call ``requeue(message, 0)`` later.
     """
 
     def __init__(self, address: Address, config: ConnectionConfig, owner: ConnectionOwner) -> None:
-        self.address = address
         self.config = config if config.hostname is not None else config.replace(hostname=gethostname())
+        session = Session(self.config, responder=self)
+        super().__init__(address, session, Outbox(session.fin_many, config.write_timeout, self._write_failed), owner)
         self.local_address: Address | None = None
-        self.session = Session(self.config, responder=self)
         self.last_received_at = self.last_message_at = 0.0
-        self.closed_error: NsqError | None = ConnectionClosed(f"{address}: not connected yet")
         self.auth: AuthInfo | None = None
         self.auth_data: bytes | None = None
         self.partition: int | None = None
-        self.hold: Callable[[Connection, Message, int], None] | None = None
         self._owner = owner
-        self._on_finish: Callable[..., Any] | None = getattr(owner, "on_finish", None)
-        self._on_requeue: Callable[..., Any] | None = getattr(owner, "on_requeue", None)
-        self._on_touch: Callable[..., Any] | None = getattr(owner, "on_touch", None)
-        self._delay_of: Callable[..., int] | None = getattr(owner, "requeue_delay_ms", None)
         self._transport: Transport
         self._has_begun = False
         self._connecting: greenlet | None = None
-        self._outbox: Outbox = Outbox(self.session.fin_many, config.write_timeout, self._write_failed)
         self._reader: Greenlet[..., Any] | None = None
         limit = SILENT_INTERVALS * config.heartbeat_interval
         self._watch = SilenceWatch(limit, lambda: self.last_received_at, self._silent)
@@ -239,38 +230,6 @@ class Connection:
         self.session.expect(command, token)
         self._outbox.write(data)
 
-    def finish(self, message: Message) -> None:
-        """FIN, together with the others of this turn of the hub."""
-        if self.closed_error is not None:
-            self._check_open()
-        self._outbox.finish(message)
-        if self._on_finish is not None:
-            self._on_finish(self, message)
-
-    def finish_many(self, messages: Sequence[Message]) -> None:
-        """FIN for a batch, as one buffer. ``on_finish`` is not called: the caller knows."""
-        self._check_open()
-        self._outbox.write(self.session.fin_many(messages))
-
-    def requeue(self, message: Message, time_ms: int | None = None, backoff: bool = True) -> None:
-        """REQ. Without ``time_ms`` the owner's ``requeue_delay_ms`` decides. A delay may be left to ``hold``."""
-        self._check_open()
-        if time_ms is None:
-            time_ms = 0 if self._delay_of is None else self._delay_of(self, message)
-        if time_ms and self.hold is not None:
-            self.hold(self, message, time_ms)
-            return
-        self._outbox.write(self.session.req(message, time_ms))
-        if self._on_requeue is not None:
-            self._on_requeue(self, message, time_ms, backoff)
-
-    def touch(self, message: Message) -> None:
-        """TOUCH: more time for a message."""
-        self._check_open()
-        self._outbox.write(self.session.touch(message))
-        if self._on_touch is not None:
-            self._on_touch(self, message)
-
     def set_rdy(self, count: int) -> None:
         """RDY, unless it was the last one sent or the connection is closing."""
         self._check_open()
@@ -286,10 +245,6 @@ class Connection:
     def drain_writes(self, timeout: float | None = None) -> bool:
         """Wait until everything queued was handed to the system; False if it was not within ``timeout`` seconds."""
         return self._outbox.drain(timeout)
-
-    def _check_open(self) -> None:
-        if self.closed_error is not None:
-            raise _lost(f"{self.address}: the connection is closed: {self.closed_error}", outcome_unknown=False)
 
     # Reading, in the reader greenlet
 
@@ -496,15 +451,10 @@ class Connection:
             self._ended.set()
 
     def _report_pending(self, command: str, token: Any, reason: NsqError, *, outcome_unknown: bool) -> None:
-        error = _lost(f"{self.address}: the connection ended before the reply to {command}: {reason}", outcome_unknown)
+        text = f"{self.address}: the connection ended before the reply to {command}: {reason}"
+        error = lost_error(text, outcome_unknown)
         error.__cause__ = reason
         try:
             self._failed(token, error)
         except Exception:  # the others must still hear of theirs
             logger.exception("%s: on_failed", self.address)
-
-
-def _lost(text: str, outcome_unknown: bool) -> ConnectionLost:
-    error = ConnectionLost(text)
-    error.outcome_unknown = outcome_unknown
-    return error

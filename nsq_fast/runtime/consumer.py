@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from gevent import getcurrent
 from gevent.event import Event
@@ -32,6 +32,7 @@ from .flow import Flow
 from .fork import Greenlet, keep, tell_forks
 from .iteration import messages
 from .ordered import PAUSE, BlockedPolicy, Ordered, check_blocked_policy
+from .option_attributes import ConsumerOptions
 from .outcomes import BatchHandler, Handler, Outcomes
 from .signals import LazySignal, emit, is_emitting
 from .stats import ConsumerStats
@@ -46,7 +47,7 @@ CLOSE_TIMEOUT = 30.0
 AddressArgument = str | Iterable[str | tuple[str, int]]
 
 
-class Consumer:
+class Consumer(ConsumerOptions):
     """Consume a topic through a channel.
 
     A handler is called as ``message_handler(consumer, message)``. When it returns, the message is finished, unless
@@ -99,6 +100,8 @@ class Consumer:
     on_order_violation = LazySignal("on_order_violation(message, error): an ordered partition went backwards")
     on_blocked = LazySignal("on_blocked(message): an ordered message has more attempts than attempts_threshold")
     on_close = LazySignal("on_close(): the consumer is closed")
+
+    outcomes_class: ClassVar[type[Outcomes]] = Outcomes
 
     def __init__(
         self,
@@ -183,7 +186,7 @@ class Consumer:
             jitter=config.requeue_jitter,
             random=random.random,
         )
-        self.outcomes = Outcomes(self, message_handler, batch_handler, self._give_up, delay)
+        self.outcomes = self.outcomes_class(self, message_handler, batch_handler, self._give_up, delay)
         self.ordered = self.outcomes.ordered = Ordered(self, self._blocked_policy, self.logger)
         backoff = Backoff(config.max_backoff_duration, random=random.random)
         idle_timeout = config.low_ready_idle_timeout

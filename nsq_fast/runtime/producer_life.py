@@ -46,9 +46,9 @@ class ProducerLife:
         self.config, self.connection_config, self.lookup_config = split_options(
             options, ProducerConfig, ConnectionConfig, LookupConfig
         )
-        self.nsqd_tcp_addresses = parse_addresses(nsqd_tcp_addresses, DEFAULT_NSQD_TCP_PORT, "nsqd_tcp_addresses")
+        self.nsqd_addresses = parse_addresses(nsqd_tcp_addresses, DEFAULT_NSQD_TCP_PORT, "nsqd_tcp_addresses")
         self.lookupd_http_addresses: list[Any] = listed(lookupd_http_addresses, "lookupd_http_addresses")
-        if not self.nsqd_tcp_addresses and not self.lookupd_http_addresses:
+        if not self.nsqd_addresses and not self.lookupd_http_addresses:
             raise ConfigError("nsqd_tcp_addresses or lookupd_http_addresses is needed: there is nowhere to publish to")
         check_tls_options(self.connection_config)
         self._is_running = False
@@ -62,7 +62,7 @@ class ProducerLife:
     def _build(self) -> None:
         self._delivery = Delivery(
             self,
-            self.nsqd_tcp_addresses,
+            self.nsqd_addresses,
             self.lookupd_http_addresses,
             self.config,
             self.connection_config,
@@ -78,7 +78,7 @@ class ProducerLife:
         self._max_msg_size = self.config.max_msg_size
 
     def __repr__(self) -> str:
-        addresses = [*map(str, self.nsqd_tcp_addresses), *self.lookupd_http_addresses]
+        addresses = [*map(str, self.nsqd_addresses), *self.lookupd_http_addresses]
         return f"<Producer {', '.join(addresses)} {'running' if self._is_running else 'not running'}>"
 
     # Life
@@ -129,6 +129,11 @@ class ProducerLife:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def nsqd_tcp_addresses(self) -> set[str]:
+        """The configured nsqds as 'host:port'."""
+        return {str(address) for address in self.nsqd_addresses}
 
     @property
     def is_running(self) -> bool:

@@ -130,6 +130,10 @@ class Subscriptions:
                 if address not in leaders if partition is None else partition not in led:
                     yield Target(address, partition)
 
+    def configured_changed(self) -> None:
+        """The consumer's ``nsqd_addresses`` are others now."""
+        self._follow(targets(self._topology, self._consumer.config.partitions))
+
     def place(self, target: Target) -> None:
         """Set the start position of a target, the first time. Raises as ``Starter.place``."""
         if self._starter is not None:
@@ -167,9 +171,13 @@ class Subscriptions:
         if self.lookup is None or self._is_stopped.is_set():
             return False
         chosen = self._consumer.config.partitions
-        return not is_complete(self._topology, chosen) or any(
-            each.target.partition is not None and not each.is_connected and each.refusal is None for each in self
-        )
+        return not is_complete(self._topology, chosen) or any(self._wants_news(each) for each in self)
+
+    def _wants_news(self, subscriber: Subscriber) -> bool:
+        """Whether lookup may know what a subscriber needs: another leader, or another mode."""
+        if subscriber.refusal is not None:
+            return self._rounds < subscriber.refused_in + ROUNDS_OF_GRACE
+        return subscriber.target.partition is not None and not subscriber.is_connected
 
     def _refresh(self) -> None:
         if self.lookup is not None and not self._is_stopped.is_set():
@@ -195,14 +203,14 @@ class Subscriptions:
         """A subscription cannot work as it is meant; it is not tried again unless lookup says how."""
         subscriber.refused_in = self._rounds
         self._refresh()
+        self._seek()
         self._fail_if_hopeless()
 
     def _fail_if_hopeless(self) -> None:
         errors = [each.refusal for each in self]
         if not errors or None in errors:
             return
-        if self.lookup is not None and any(self._rounds < each.refused_in + ROUNDS_OF_GRACE for each in self):
-            self._refresh()
+        if self.lookup is not None and any(map(self._wants_news, self)):
             return
         error = errors[0]
         if error is not None:

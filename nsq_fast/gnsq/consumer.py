@@ -1,0 +1,166 @@
+"""Consumer: ours, with the arguments, attributes and methods that gnsq's has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle
+from typing import Any, ClassVar
+
+from nsq_fast._codec import Message
+from nsq_fast.errors import NSQException
+from nsq_fast.names import Address
+from nsq_fast.runtime.connection import Connection
+from nsq_fast.runtime.consumer import Consumer as _Consumer
+from nsq_fast.runtime.outcomes import NO_LIMIT, Outcomes
+from nsq_fast.runtime.signals import receivers
+
+from .backoff_states import BackoffStates
+from .lookupd import LookupdClient
+from .options import connection_options
+from .outcomes import GnsqOutcomes
+from .util import parse_lookupds, parse_nsqds
+
+CLOSE_TIMEOUT = 10.0
+
+
+class Consumer(BackoffStates, _Consumer):
+    """Consume a topic through a channel.
+
+    Args:
+        message_handler: connected to ``on_message``; called as ``message_handler(consumer, message=message)``.
+        requeue_delay: ms until a message that failed is delivered again; None: computed from its attempts.
+        options: of NsqdTCPClient, or of ``nsq_fast.Consumer``.
+
+    The others are those of ``nsq_fast.Consumer``. A subclass may override ``handle_message`` or ``_handle_message``.
+    """
+
+    outcomes_class: ClassVar[type[Outcomes]] = GnsqOutcomes
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        nsqd_tcp_addresses: Any = (),
+        lookupd_http_addresses: Any = (),
+        name: str | None = None,
+        message_handler: Any = None,
+        max_tries: int = 5,
+        max_in_flight: int = 1,
+        requeue_delay: int | None = 0,
+        lookupd_poll_interval: float = 60,
+        lookupd_poll_jitter: float = 0.3,
+        low_ready_idle_timeout: float = 10,
+        max_backoff_duration: float = 128,
+        backoff_on_requeue: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            topic,
+            channel,
+            sorted(parse_nsqds(nsqd_tcp_addresses)),
+            lookupd_http_addresses,
+            name or f"gnsq.consumer.{topic}.{channel}",
+            None,
+            max_tries,
+            max_in_flight,
+            requeue_delay,
+            lookupd_poll_interval,
+            lookupd_poll_jitter,
+            low_ready_idle_timeout,
+            max_backoff_duration,
+            backoff_on_requeue,
+            **connection_options(options),
+        )
+        self.conn_kwargs = options
+        self.lookupds: list[LookupdClient] = parse_lookupds(lookupd_http_addresses)
+        self.iterlookupds: Iterator[LookupdClient] = cycle(self.lookupds)
+        if message_handler is not None:
+            self.on_message.connect(message_handler, weak=False)
+
+    # Options that programs change while it runs
+
+    @property
+    def max_tries(self) -> int:
+        """Attempts before a message is given up; 0: no limit."""
+        return self.config.max_tries
+
+    @max_tries.setter
+    def max_tries(self, value: int) -> None:
+        self.config = self.config.replace(max_tries=value)
+        self.outcomes.max_tries = value or NO_LIMIT
+
+    @property
+    def requeue_delay(self) -> int | None:
+        """ms until a message that failed is delivered again; None: computed from its attempts."""
+        return self.config.requeue_delay
+
+    @requeue_delay.setter
+    def requeue_delay(self, value: int | None) -> None:
+        self.config = self.config.replace(requeue_delay=value)
+
+    @property
+    def backoff_on_requeue(self) -> bool:
+        """Whether NSQRequeueMessage counts as a failure."""
+        return self.config.backoff_on_requeue
+
+    @backoff_on_requeue.setter
+    def backoff_on_requeue(self, value: bool) -> None:
+        self.config = self.config.replace(backoff_on_requeue=value)
+
+    # Closing
+
+    def close(self, drain: bool = True, timeout: float | None = CLOSE_TIMEOUT) -> None:
+        """Take no more messages, let those being handled be answered, give back the others, and close."""
+        if self.is_running:
+            super().close(drain, timeout)
+
+    def join(self, timeout: float | None = None, raise_error: bool = False) -> bool:
+        """Wait until the consumer is closed. One that was never started has nothing to wait for."""
+        return super().join(timeout, raise_error) if self._is_started else True
+
+    # Handling messages, for subclasses
+
+    @property
+    def overrides_handling(self) -> bool:
+        """Whether a subclass has methods of its own to handle messages."""
+        kind = type(self)
+        return (
+            kind.handle_message is not Consumer.handle_message or kind._handle_message is not Consumer._handle_message
+        )
+
+    def handle_message(self, conn: Connection, message: Message) -> None:
+        """Handle a message and answer it; requeue it when that fails."""
+        try:
+            self._handle_message(message)
+        except (Exception, NSQException) as error:
+            self.outcomes.failed(message, error)
+
+    def _handle_message(self, message: Message) -> None:
+        for receiver in receivers(self.on_message, self):
+            receiver(self, message=message)
+        if not message.is_async() and not message.has_responded():
+            message.finish()
+
+    # Connections
+
+    def query_nsqd(self) -> None:
+        """Connect to the configured nsqds, unless that has been done. Returns at once."""
+        if self.is_running:
+            self._subscriptions.configured_changed()
+
+    def query_lookupd(self) -> None:
+        """Ask the nsqlookupds now."""
+        if self._subscriptions.lookup is not None:
+            self._subscriptions.lookup.refresh(self.topic)
+
+    def connect_to_nsqd(self, address: str, port: int) -> None:
+        """Consume from one more nsqd, and keep connected to it. Returns at once."""
+        if self.is_running:
+            added = Address(address, int(port))
+            if added not in self.nsqd_addresses:
+                self.nsqd_addresses.append(added)
+            self._subscriptions.configured_changed()
+
+    def redistribute_ready_state(self) -> None:
+        """Share RDY out anew, soon."""
+        self.flow.changed()

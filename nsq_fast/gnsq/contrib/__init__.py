@@ -1,0 +1,1 @@
+"""Handlers for common needs: batches, queues, giving up, reporting to Sentry."""

@@ -1,0 +1,171 @@
+"""BatchHandler: gather messages, handle them together, answer each.
+
+New programs pass ``batch_handler`` to ``nsq_fast.Consumer``, which takes what
+there is and waits for nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from gevent import spawn as gevent_spawn
+from gevent.pool import Pool
+from gevent.queue import Channel, Empty
+
+from nsq_fast._codec import Message
+from nsq_fast.errors import NSQException
+
+TIMEOUT_WARNING = "batching timed out. batch size may be too large"
+STARVED_WARNING = "consumer is starved. batch size may be too large"
+
+_END = object()
+
+
+class BatchHandler:
+    """Connect it to ``on_message`` of a consumer with a ``max_in_flight`` above the batch size.
+
+    A batch ends when it is full; earlier, with a RuntimeWarning, when the consumer gets no more messages without
+    answering some, or none came for ``timeout`` seconds.
+
+    Args:
+        batch_size: messages of a full batch.
+        handle_batch: called with the results of ``handle_message``. When it raises, all messages are requeued.
+        handle_message: called with each message; what it returns is its part of the batch. When it raises, the
+            message is requeued and left out.
+        handle_batch_error: called with (error, messages, batch) when ``handle_batch`` raised.
+        handle_message_error: called with (error, message) when ``handle_message`` raised.
+        spawn: runs a batch: a callable, or the number of batches that may run at once.
+
+    Each of the four may be overridden in a subclass instead.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        handle_batch: Callable[[list[Any]], object] | None = None,
+        handle_message: Callable[[Message], object] | None = None,
+        handle_batch_error: Callable[[Exception, list[Message], list[Any]], object] | None = None,
+        handle_message_error: Callable[[Exception, Message], object] | None = None,
+        timeout: float = 10,
+        spawn: Callable[..., object] | int = gevent_spawn,
+    ) -> None:
+        self.logger = logging.getLogger(__name__)
+        self.batch_size = batch_size
+        self.timeout = timeout
+        self.spawn: Callable[..., object] = Pool(spawn).spawn if isinstance(spawn, int) else spawn
+        self.message_channel: Any = Channel()
+        given = {
+            "handle_batch": handle_batch,
+            "handle_message": handle_message,
+            "handle_batch_error": handle_batch_error,
+            "handle_message_error": handle_message_error,
+        }
+        vars(self).update({name: handler for name, handler in given.items() if handler is not None})
+        self.worker = gevent_spawn(self._run)
+
+    def __call__(self, consumer: Any, message: Message) -> None:
+        message.enable_async()
+        self.message_channel.put(message)
+        if consumer.is_starved:
+            self.message_channel.put(_END)
+
+    def _run(self) -> None:
+        while True:
+            messages = self._gather()
+            if messages:
+                self.spawn(self.run_batch, messages)
+
+    def _gather(self) -> list[Message]:
+        messages: list[Message] = []
+        while len(messages) < self.batch_size:
+            try:
+                # No message, no batch that could be waited for too long.
+                message = self.message_channel.get(timeout=self.timeout if messages else None)
+            except Empty:
+                warnings.warn(TIMEOUT_WARNING, RuntimeWarning, stacklevel=2)
+                break
+            if message is _END:
+                if messages:
+                    warnings.warn(STARVED_WARNING, RuntimeWarning, stacklevel=2)
+                break
+            messages.append(message)
+        return messages
+
+    def run_batch(self, messages: list[Message]) -> None:
+        """Handle messages as one batch, and answer them."""
+        batch = self._parts(messages)
+        if batch:
+            try:
+                self.handle_batch(batch)
+            except Exception as error:
+                self.logger.exception("caught exception while handling batch")
+                self._tell(self.handle_batch_error, error, messages, batch)
+                self.requeue_messages(messages)
+                return
+        self.finish_messages(messages)
+
+    def _parts(self, messages: list[Message]) -> list[Any]:
+        batch = []
+        for message in messages:
+            try:
+                batch.append(self.handle_message(message))
+            except Exception as error:  # noqa: PERF203
+                self.logger.exception("caught exception while handling message")
+                self._tell(self.handle_message_error, error, message)
+                self.requeue_message(message)
+        return batch
+
+    def _tell(self, handler: Callable[..., object], *args: Any) -> None:
+        try:
+            handler(*args)
+        except Exception:  # the messages must be answered all the same
+            self.logger.exception("caught exception while handling an error")
+
+    # Answers
+
+    def finish_message(self, message: Message) -> None:
+        """Finish a message unless it is answered."""
+        self._answer(message, message.finish, "finishing")
+
+    def finish_messages(self, messages: Iterable[Message]) -> None:
+        """Finish those that are not answered."""
+        for message in messages:
+            self.finish_message(message)
+
+    def requeue_message(self, message: Message) -> None:
+        """Requeue a message unless it is answered."""
+        self._answer(message, message.requeue, "requeueing")
+
+    def requeue_messages(self, messages: Iterable[Message]) -> None:
+        """Requeue those that are not answered."""
+        for message in messages:
+            self.requeue_message(message)
+
+    def _answer(self, message: Message, answer: Callable[[], object], doing: str) -> None:
+        if message.has_responded():
+            return
+        try:
+            answer()
+        except NSQException as error:
+            self.logger.warning("error %s message (%r)", doing, error)
+
+    # To be given, or overridden
+
+    def handle_message(self, message: Message) -> Any:
+        """Turn a message into its part of the batch."""
+        return message
+
+    def handle_batch(self, messages: list[Any]) -> object:
+        """Handle a batch."""
+        raise RuntimeError("handle_batch must be given, or overridden")
+
+    def handle_message_error(self, error: Exception, message: Message) -> object:
+        """Hear of a message that could not be handled."""
+        return None
+
+    def handle_batch_error(self, error: Exception, messages: list[Message], batch: list[Any]) -> object:
+        """Hear of a batch that could not be handled."""
+        return None

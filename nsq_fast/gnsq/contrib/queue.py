@@ -1,0 +1,29 @@
+"""Handlers that hand messages to whoever iterates over them, who then answers each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gevent.queue import Channel, Queue
+
+from nsq_fast._codec import Message
+
+
+class QueueHandler(Queue):  # type: ignore[type-arg]  # not subscriptable when it runs
+    """A gevent queue of messages: connect it to ``on_message``, iterate over it, answer each message.
+
+    Args:
+        maxsize: messages that it holds; None: no limit but ``max_in_flight``.
+    """
+
+    def __call__(self, consumer: Any, message: Message) -> None:
+        message.enable_async()
+        self.put(message)
+
+
+class ChannelHandler(Channel):  # type: ignore[type-arg]  # not subscriptable when it runs
+    """As QueueHandler, and holds nothing: a message is taken from it when it is put."""
+
+    def __call__(self, consumer: Any, message: Message) -> None:
+        message.enable_async()
+        self.put(message)

@@ -1,0 +1,43 @@
+"""Where gnsq's rules about messages differ from ours: delays of requeues, and subclasses that handle messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nsq_fast._codec import Message
+from nsq_fast.protocol.backoff import RequeueDelay
+from nsq_fast.runtime.outcomes import Handler, Outcomes
+
+if TYPE_CHECKING:
+    from .consumer import Consumer
+
+_NO_DELAY = RequeueDelay(0, base=0.0, factor=1.0, cap=0.0, jitter=0.0, random=lambda: 0.0)
+
+
+class GnsqOutcomes(Outcomes):
+    """What follows a handler, by gnsq's rules.
+
+    ``message.requeue()`` has no delay; the consumer's ``requeue_delay`` is for failures.
+    """
+
+    consumer: Consumer
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._failure_delay, self.requeue_delay = self.requeue_delay, _NO_DELAY
+
+    def requeue(self, message: Message, delay_ms: int | None, backoff: bool) -> None:
+        fixed = self.consumer.requeue_delay
+        if delay_ms is None:
+            delay_ms = fixed if fixed is not None else self._failure_delay(message.attempts)
+        super().requeue(message, delay_ms, backoff)
+
+    def present_handler(self) -> Handler:
+        return _routed if self.consumer.overrides_handling else super().present_handler()
+
+
+def _routed(consumer: Any, message: Message) -> None:
+    """Leave a message to a subclass, which may not be done with it when it returns."""
+    consumer.handle_message(message.responder, message)
+    if not message.has_responded():
+        message.enable_async()

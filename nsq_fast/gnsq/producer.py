@@ -1,0 +1,79 @@
+"""Producer: ours, with the arguments that gnsq's has.
+
+Errors need no translation: a publish that a server refused raises a
+PublishRefused, which is an instance of the server error's class too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from nsq_fast.errors import NSQInvalid
+from nsq_fast.names import Address
+from nsq_fast.runtime.producer import Producer as _Producer
+
+from .options import connection_options
+from .util import parse_nsqds
+
+PUBLISH_TIMEOUT = 60.0
+"""Seconds that a publish may take with all its attempts; gnsq has no limit."""
+
+
+class Producer(_Producer):
+    """Publish to any of several nsqds.
+
+    Args:
+        options: of NsqdTCPClient, or of ``nsq_fast.Producer``.
+    """
+
+    def __init__(self, nsqd_tcp_addresses: Any = (), max_backoff_duration: float = 128, **options: Any) -> None:
+        ours = {"publish_timeout": PUBLISH_TIMEOUT, **connection_options(options)}
+        if max_backoff_duration > 0:
+            ours["max_backoff_duration"] = max_backoff_duration
+        super().__init__(sorted(parse_nsqds(nsqd_tcp_addresses)), **ours)
+        self.max_backoff_duration = max_backoff_duration
+        self.conn_kwargs = options
+
+    def publish(  # type: ignore[override]
+        self,
+        topic: str,
+        data: bytes,
+        defer: int | None = None,
+        block: bool = True,
+        timeout: float | None = None,
+        raise_error: bool = True,
+    ) -> Any:
+        """Publish one message; returns ``b"OK"``, or with ``raise_error=False`` an AsyncResult at once.
+
+        Args:
+            defer: milliseconds until it is delivered.
+            block: False raises NSQNoConnections when there is no connection now.
+            timeout: seconds for all of it; NSQNoConnections when there was no connection within it.
+        """
+        if defer is not None and defer < 0:
+            raise NSQInvalid(f"DPUB invalid timeout {defer}")
+        publish: Any = super().publish
+        return publish(topic, data, defer, *_waiting(block, timeout), raise_error)
+
+    def multipublish(  # type: ignore[override]
+        self,
+        topic: str,
+        messages: Iterable[bytes],
+        block: bool = True,
+        timeout: float | None = None,
+        raise_error: bool = True,
+    ) -> Any:
+        """Publish several messages, all or none; the arguments are those of ``publish``."""
+        multipublish: Any = super().multipublish
+        return multipublish(topic, messages, *_waiting(block, timeout), raise_error)
+
+    def connect_to_nsqd(self, address: str, port: int) -> None:
+        """Publish to one more nsqd as well. Returns at once."""
+        if self.is_running:
+            self._delivery.pool.add([Address(address, int(port))])
+
+
+def _waiting(block: bool, timeout: float | None) -> tuple[bool, float | None]:
+    # as for gnsq, a timeout of 0 is not to wait
+    return block and timeout != 0, timeout or None

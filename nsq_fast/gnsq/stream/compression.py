@@ -1,0 +1,52 @@
+"""A socket whose bytes are compressed on their way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nsq_fast.runtime.layers import Layer
+
+READ_SIZE = 64 * 1024
+
+
+class CompressionSocket:
+    """Wraps a socket; the compression itself is a layer of ours. What is not of the stream is the socket's."""
+
+    def __init__(self, socket: Any, layer: Layer) -> None:
+        self._socket = socket
+        self._layer = layer
+        self._ready = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def bootstrap(self, data: bytes) -> None:
+        """Take compressed bytes that were received before."""
+        if data:
+            self._layer.feed(data)
+
+    def recv(self, size: int) -> bytes:
+        """Read at most ``size`` bytes; blocks until there are some, ``b""`` at the end of the stream."""
+        while not self._ready:
+            self._ready = self._layer.read()
+            if self._ready:
+                break
+            received = self._socket.recv(READ_SIZE)
+            if not received:
+                return b""
+            self._layer.feed(received)
+        data, self._ready = self._ready[:size], self._ready[size:]
+        return data
+
+    def sendall(self, data: bytes) -> None:
+        """Compress and send."""
+        self._socket.sendall(self.compress(data))
+
+    def compress(self, data: bytes) -> bytes:
+        """The bytes that carry ``data``, complete."""
+        return self._layer.encode(data)
+
+    def decompress(self, data: bytes) -> bytes:
+        """What compressed bytes amount to, as far as they go."""
+        self._layer.feed(data)
+        return b"".join(iter(self._layer.read, b""))

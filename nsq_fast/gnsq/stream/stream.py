@@ -1,0 +1,133 @@
+"""Stream: blocking reads of an exact size, whole writes, and upgrades to TLS and compression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from errno import ECONNRESET, ENOTCONN
+from typing import Any
+
+from gevent import socket as gsocket
+from gevent.lock import Semaphore
+from gevent.ssl import SSLSocket
+
+from nsq_fast.errors import NSQSocketError
+from nsq_fast.gnsq.options import tls_options
+from nsq_fast.runtime.tls import client_context, server_hostname, wrap_socket
+
+from .defalte import DefalteSocket
+from .snappy import SnappySocket
+
+__all__ = ["DefalteSocket", "SSLSocket", "SnappySocket", "Stream"]
+
+READ_SIZE = 64 * 1024
+
+
+class Stream:
+    """A connection. Every method raises NSQSocketError when there is none, or when it breaks.
+
+    Args:
+        timeout: seconds for connecting, and for each read and write.
+        buffer_size: most bytes of one read of the socket.
+        lock_class: makes the lock that keeps two writers apart.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        timeout: float | None,
+        buffer_size: int = READ_SIZE,
+        lock_class: Callable[[], Any] = Semaphore,
+    ) -> None:
+        self.address = address
+        self.port = port
+        self.timeout = timeout
+        self.buffer_size = buffer_size
+        self.socket: Any = None
+        self.lock = lock_class()
+        self._received = bytearray()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection."""
+        return self.socket is not None
+
+    def ensure_connection(self) -> None:
+        """Raise NSQSocketError unless there is a connection."""
+        if not self.is_connected:
+            raise NSQSocketError(ENOTCONN, "Socket is not connected")
+
+    def connect(self) -> None:
+        """Connect, unless it is connected."""
+        if self.is_connected:
+            return
+        with _socket_errors():
+            self.socket = gsocket.create_connection((self.address, self.port), self.timeout)
+            self.socket.setsockopt(gsocket.IPPROTO_TCP, gsocket.TCP_NODELAY, 1)
+
+    def read(self, size: int) -> bytes:
+        """Read exactly ``size`` bytes."""
+        received = self._received
+        while len(received) < size:
+            self.ensure_connection()
+            with _socket_errors():
+                data = self.socket.recv(self.buffer_size)
+            if not data:
+                self.close()
+                raise NSQSocketError(ECONNRESET, "the server closed the connection")
+            received += data
+        data = bytes(received[:size])
+        del received[:size]
+        return data
+
+    def send(self, data: bytes) -> None:
+        """Send all of ``data``."""
+        with self.lock:
+            self.ensure_connection()
+            with _socket_errors():
+                self.socket.sendall(data)
+
+    def consume_buffer(self) -> bytes:
+        """Take what was received and not read."""
+        data = bytes(self._received)
+        self._received.clear()
+        return data
+
+    def close(self) -> None:
+        """Close. Idempotent."""
+        sock, self.socket = self.socket, None
+        self._received.clear()
+        if sock is not None:
+            sock.close()
+
+    def upgrade_to_tls(self, **options: Any) -> None:
+        """Handshake. Options as for ``tls.client_context``: ``keyfile``, ``certfile``, ``ca_certs``, ``cert_reqs``."""
+        self.ensure_connection()
+        chosen = tls_options(options) if options else None
+        with _socket_errors():
+            hostname = server_hostname(chosen, self.address)
+            self.socket = wrap_socket(self.socket, client_context(chosen), hostname)
+
+    def upgrade_to_snappy(self) -> None:
+        """Compress with snappy from now on."""
+        self._compress(SnappySocket(self.socket))
+
+    def upgrade_to_defalte(self, level: int) -> None:
+        """Compress with deflate from now on."""
+        self._compress(DefalteSocket(self.socket, level))
+
+    def _compress(self, compressed: Any) -> None:
+        self.ensure_connection()
+        self.socket = compressed
+        self.socket.bootstrap(self.consume_buffer())
+
+
+@contextmanager
+def _socket_errors() -> Iterator[None]:
+    try:
+        yield
+    except NSQSocketError:
+        raise
+    except OSError as error:
+        raise NSQSocketError(*error.args) from error
