@@ -64,7 +64,7 @@ def lookup_producer(monkeypatch: pytest.MonkeyPatch, new_producer: Producers) ->
                 known(topic)
                 gevent.spawn(lambda: lookup.is_stopped or lookup.listener(topic, lookup.answer))
 
-            lookup.add_topic = add_topic  # type: ignore[method-assign]
+            monkeypatch.setattr(lookup, "add_topic", add_topic)
         return sender, lookup
 
     monkeypatch.setattr("nsq_fast.runtime.routes.LookupPoller", scripted)
