@@ -1,0 +1,37 @@
+"""examples/embedding/tornado_reader.py, a reader in pynsq's style, as a measured client: consume.
+
+The folder of the example comes as ``example`` in the settings.
+"""
+
+import sys
+
+from meter import Meter, settings, stamp_of
+from tornado.ioloop import IOLoop
+
+told = settings()
+sys.path.insert(0, told["example"])
+
+from tornado_reader import Reader  # noqa: E402
+
+meter = Meter(told)
+
+
+def plain(message, take=meter.take, marks=meter.marks):
+    if take() in marks and meter.mark():
+        raise SystemExit
+    return True
+
+
+def timed(message):
+    meter.seen(stamp_of(message.body))
+    return plain(message)
+
+
+Reader(
+    told["topic"],
+    told["channel"],
+    timed if told["rate"] else plain,
+    ["{}:{}".format(*address) for address in told["nsqds"]],
+    max_in_flight=told["max_in_flight"],
+)
+IOLoop.current().start()
