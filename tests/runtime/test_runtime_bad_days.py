@@ -235,8 +235,8 @@ def test_a_damaged_stream_is_left_and_nothing_is_lost(layers: str, tls: dict[str
             until(lambda: seen == {b"before" * 20})
             link.damages = 1
             producer.publish("t", b"after" * 20)
-            if layers == "plain":  # nothing there could tell that a byte of a body is not what it was
-                until(lambda: len(seen) == 2)
+            if layers in ("plain", "deflate"):  # without a checksum nothing tells that a body is not what it was
+                until(lambda: len(seen) >= 2)
             else:
                 until(lambda: b"after" * 20 in seen)
                 assert isinstance(errors[0], (RemoteProtocolError, ConnectionLost))
