@@ -87,6 +87,10 @@ class Answers:
         if self._signals:
             self._signals.touched(message)
 
+    def answer_promptly(self) -> None:
+        """Send answers at once from now on, not gathered at the end of the hub's turn."""
+        self._outbox.is_prompt = True
+
     def signals_of(self, message: Message) -> MessageSignals:
         """``on_finish``, ``on_requeue`` and ``on_touch`` of one message, kept until it is answered."""
         return self._signals.of(message)

@@ -197,9 +197,10 @@ class Worker:
         """Handle what an ordered partition has sent: one message, hardly ever more. Its FIN leaves at once."""
         outcomes = self._outcomes
         handle, finish = outcomes.single_handler(), outcomes.finish_in(lane)
+        threshold = outcomes.ordered.threshold
         while lane.waiting:
             message = self.current = lane.waiting.popleft()
-            if not outcomes.ordered.begins(lane, message):
+            if message.attempts > threshold and not outcomes.ordered.begins(lane, message):
                 continue
             try:
                 handle(outcomes.consumer, message)

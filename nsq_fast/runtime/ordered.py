@@ -73,6 +73,7 @@ class Ordered:
 
     Attributes:
         ledger: the last position of each partition, for as long as the consumer lives.
+        threshold: attempts from which on a message counts as blocked.
         blocked: deliveries of messages with more attempts than the threshold.
     """
 
@@ -80,7 +81,7 @@ class Ordered:
         self.ledger = OrderLedger()
         self.blocked = 0
         self._consumer = consumer
-        self._threshold = consumer.config.attempts_threshold
+        self.threshold = consumer.config.attempts_threshold
         self._order_policy = consumer.config.order_policy
         self._blocked_policy = blocked_policy
         self._turns: dict[Hashable, Turn] = {}
@@ -93,17 +94,24 @@ class Ordered:
 
     # Order, in the reader greenlet
 
-    def in_order(self, target: Target, message: Message) -> bool:
-        """Verify the order; say whether the message shall be handled."""
-        key, seen = _key(target), Position(message.internal_id, message.offset or 0)
-        last = self.ledger.last(key)
-        if self.ledger.check(key, seen) is not Verdict.BACKWARDS or last is None:
-            return True
+    def in_order(self, target: Target, messages: list[Message]) -> list[Message]:
+        """Verify the order; return what shall be handled."""
+        key, check = _key(target), self.ledger.check
+        good = []
+        for message in messages:
+            last = self.ledger.last(key)
+            seen = Position(message.internal_id, message.offset or 0)
+            if check(key, seen) is not Verdict.BACKWARDS or last is None or self._violates(target, last, message, seen):
+                good.append(message)
+        return good
+
+    def _violates(self, target: Target, last: Position, message: Message, seen: Position) -> bool:
+        """Tell of a message that lies behind, and do what the policy says; whether it shall be handled."""
         error = OrderViolated(target.partition, last, seen)
         self._log.error("%s: %s: %s", target, error, self._order_policy)
         emit(self._consumer, "on_order_violation", message=message, error=error)
         if self._order_policy == "deliver":
-            self.ledger.rewind(key, seen)
+            self.ledger.rewind(_key(target), seen)
             return True
         if self._order_policy == "stop":
             self._stop(message, error)
@@ -121,7 +129,7 @@ class Ordered:
 
     def begins(self, lane: Lane, message: Message) -> bool:
         """Look at the attempts of a message; say whether its handler shall be called."""
-        if message.attempts <= self._threshold:
+        if message.attempts <= self.threshold:
             return True
         self._tell_blocked(message)
         policy = self._blocked_policy
@@ -135,18 +143,18 @@ class Ordered:
 
     def gives_up(self, message: Message) -> bool:
         """Whether a policy, and not the handler, gets this message."""
-        return message.attempts > self._threshold and callable(self._blocked_policy)
+        return message.attempts > self.threshold and callable(self._blocked_policy)
 
     def _tell_blocked(self, message: Message) -> None:
         self.blocked += 1
-        over = message.attempts - self._threshold
+        over = message.attempts - self.threshold
         if over & (over - 1) == 0:  # the first, second, fourth...: a message that fails all night fills no disk
             self._log.error("%s", _blocked_text(message))
         emit(self._consumer, "on_blocked", message=message)
 
     def requeue_delay_ms(self, message: Message) -> int:
         """How long a failed message is held when nobody says otherwise."""
-        if self._blocked_policy == RETRY and message.attempts > self._threshold:
+        if self._blocked_policy == RETRY and message.attempts > self.threshold:
             return 0
         return self._consumer.outcomes.requeue_delay(message.attempts)
 

@@ -41,6 +41,8 @@ class Outbox:
     Attributes:
         finished: messages whose FIN has not been built yet.
         error: what broke writing; None while it works.
+        is_prompt: send at once what is appended, not at the end of the hub's turn: for a peer that sends its next
+            message only when it has our answer.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Outbox:
     ) -> None:
         self.finished: list[Message] = []
         self.error: ConnectionLost | None = None
+        self.is_prompt = False
         self._transport: Transport
         self._run_callback: Callable[..., Any]
         self._build_fins = build_fins
@@ -100,6 +103,9 @@ class Outbox:
             self._writer.kill(block=False)
 
     def _schedule(self) -> None:
+        if self.is_prompt:
+            self._flush()
+            return
         self._is_scheduled = True
         self._run_callback(self._end_of_turn)
 

@@ -87,6 +87,7 @@ class Subscriber:
         self._pool = pool if pool is not None else consumer.new_pool(1, f"worker {target}")
         self._owns_pool = pool is None
         self._reconnect = ReconnectDelay(consumer.config.max_reconnect_delay, random=random.random)
+        self._may_be_compressed = False
         self._is_closing = False
         self._is_retired = False
         self._is_draining = False
@@ -106,6 +107,11 @@ class Subscriber:
     def pool(self) -> Pool:
         """The workers that handle this target's messages."""
         return self._pool
+
+    @property
+    def held(self) -> int:
+        """Messages that handlers have got and not answered."""
+        return self.connection.in_flight - len(self.lane.waiting) - len(self.lane.fins)
 
     # Connecting and reconnecting
 
@@ -222,8 +228,9 @@ class Subscriber:
         if self.is_ordered:
             self.lane.turn = consumer.ordered.turn(self.target)
             self.connection.hold = consumer.ordered.hold
-        may_be_compressed = consumer.config.decompress and self._mode.extend_support
-        if self.is_ordered or may_be_compressed:
+            self.connection.answer_promptly()
+        self._may_be_compressed = consumer.config.decompress and self._mode.extend_support
+        if self.is_ordered or self._may_be_compressed:
             self._select = self._readable_in_order
         self.is_connected = True
         consumer.logger.info("%s: subscribed to %s/%s", self.target, consumer.topic, consumer.channel)
@@ -280,13 +287,14 @@ class Subscriber:
 
     def _readable_in_order(self, messages: list[Message]) -> list[Message]:
         """Those that a handler may get: bodies decompressed, the order of ordered partitions verified."""
-        ordered = self._consumer.ordered
         if self.is_ordered:
-            messages = [message for message in messages if ordered.in_order(self.target, message)]
+            messages = self._consumer.ordered.in_order(self.target, messages)
+        if not self._may_be_compressed:
+            return messages
         return [each for each in map(self._readable, messages) if each is not None]
 
     def _readable(self, message: Message) -> Message | None:
-        if not is_compressed(message) or not self._consumer.config.decompress:
+        if not is_compressed(message):
             return message
         outcomes = self._consumer.outcomes
         try:

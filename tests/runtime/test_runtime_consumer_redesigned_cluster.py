@@ -1,0 +1,166 @@
+"""A consumer on the embedded redesigned cluster: moves, deaths, start positions, headers, old nsqds."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from time import monotonic
+
+import gevent
+import pytest
+from support.waiting import until
+
+from nsq_fast import Consumer
+from nsq_fast._codec import encode_frame, mpub, pub_ext
+from nsq_fast.broker import RedesignedCluster
+from nsq_fast.errors import OrderedSubRequired
+from nsq_fast.names import Address
+
+
+@pytest.fixture
+def cluster():
+    with RedesignedCluster(nodes=3) as running:
+        yield running
+
+
+@pytest.fixture
+def consume(cluster):
+    consumers = []
+
+    def start(topic, handler, **options):
+        lookupds = [str(each.http_address) for each in cluster.lookupds]
+        options = {"max_in_flight": 20, "max_backoff_duration": 0} | options
+        consumer = Consumer(topic, "ch", (), lookupds, message_handler=handler, **options)
+        consumers.append(consumer)
+        consumer.start(block=False)
+        return consumer
+
+    yield start
+    for consumer in consumers:
+        consumer.close(drain=False)
+
+
+def send(cluster, topic, partition, *commands):
+    """Publish on a connection of its own to the leader; wait for every OK."""
+    with gevent.Timeout(5), gevent.socket.create_connection(cluster.leader_of(topic, partition).tcp_address) as sock:
+        sock.sendall(b"  V2" + b"".join(commands))
+        stream = sock.makefile("rb")
+        for _ in commands:
+            size = struct.unpack(">I", stream.read(4))[0]
+            assert stream.read(size)[:6] == encode_frame(0, b"OK")[4:10]
+
+
+def publish(cluster, topic, partition, *bodies):
+    until(lambda: cluster.leader_of(topic, partition).is_running)
+    send(cluster, topic, partition, mpub(topic, list(bodies), partition))
+
+
+def connected(consumer, count):
+    until(lambda: sum(each.is_connected for each in consumer.stats().connections) == count)
+
+
+def leader(consumer, partition):
+    """Where the consumer takes a partition from now."""
+    return next(
+        (each.address for each in consumer.stats().connections if each.partition == partition and each.is_connected),
+        None,
+    )
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_partitions_are_followed_through_moves_and_deaths(cluster, consume, ordered):
+    cluster.create_topic("t", partitions=3 if ordered else 1, replicas=2, ordered=ordered, channels=["ch"])
+    partitions = range(3 if ordered else 1)
+    seen = {partition: [] for partition in partitions}
+    consumer = consume("t", lambda _, message: seen[message.partition].append(int(message.body)))
+    connected(consumer, len(partitions))
+    for turn in range(3):
+        for partition in partitions:
+            publish(cluster, "t", partition, *(b"%d" % (turn * 50 + number) for number in range(50)))
+        if turn == 0:
+            cluster.move_leader("t", 0)
+        elif turn == 1:
+            cluster.kill_node(cluster.leader_of("t", 0))
+        moved = monotonic()
+        until(lambda: leader(consumer, 0) == Address(*cluster.leader_of("t", 0).tcp_address))
+        assert monotonic() - moved < 2
+    for partition in partitions:
+        until(lambda partition=partition: len(set(seen[partition])) == 150)
+        if ordered:
+            once = list(dict.fromkeys(seen[partition]))
+            assert once == sorted(once)
+    assert consumer.stats().order_violations == 0
+    assert len(consumer.stats().connections) == len(partitions)
+
+
+def test_an_ordered_topic_says_what_to_set(cluster, consume):
+    cluster.create_topic("t", partitions=2, replicas=1, ordered=True, channels=["ch"])
+    consumer = consume("t", lambda _, message: None, ordered=False)
+    with pytest.raises(OrderedSubRequired, match="ordered=True"):
+        consumer.join(5)
+
+
+def test_a_blocked_partition_blocks_no_other(cluster, consume):
+    cluster.create_topic("t", partitions=2, replicas=1, ordered=True, channels=["ch"])
+    seen = []
+
+    def handler(_, message):
+        if message.body == b"bad":
+            raise ValueError("no")
+        seen.append(message.body)
+
+    consumer = consume("t", handler, requeue_delay=5, attempts_threshold=2)
+    connected(consumer, 2)
+    publish(cluster, "t", 0, b"bad", b"behind")
+    publish(cluster, "t", 1, b"a", b"b", b"c")
+    until(lambda: consumer.stats().blocked >= 3)
+    assert seen == [b"a", b"b", b"c"]
+
+
+def test_a_blocked_message_goes_to_the_dead_letters(cluster, consume):
+    cluster.create_topic("t", partitions=1, replicas=1, ordered=True, channels=["ch"])
+    seen, dead = [], []
+
+    def handler(_, message):
+        if message.body == b"bad":
+            raise ValueError("no")
+        seen.append(message.body)
+
+    consumer = consume(
+        "t", handler, requeue_delay=5, attempts_threshold=2, blocked_policy=lambda _, message: dead.append(message.body)
+    )
+    connected(consumer, 1)
+    publish(cluster, "t", 0, b"bad", b"behind")
+    until(lambda: seen == [b"behind"])
+    assert dead == [b"bad"]
+
+
+def test_headers_and_compressed_bodies(cluster, consume):
+    cluster.create_topic("t", partitions=1, replicas=1, ext=True, channels=["ch"])
+    seen = []
+    consumer = consume("t", lambda _, message: seen.append((message.body, message.headers.get("k"))))
+    connected(consumer, 1)
+    compressed = pub_ext("t", b'{"nsq.client.compress":"1","nsq.msg.size":"5"}', gzip.compress(b"hello"), 0)
+    send(cluster, "t", 0, compressed, pub_ext("t", b'{"k":"v"}', b"plain", 0))
+    until(lambda: seen == [(b"hello", None), (b"plain", "v")])
+
+
+def test_a_start_position_on_the_leader_of_each_partition(cluster, consume):
+    cluster.create_topic("t", partitions=2, replicas=1, ordered=True, channels=["ch"])
+    seen = {0: [], 1: []}
+    first = consume("t", lambda _, message: seen[message.partition].append(message.offset))
+    connected(first, 2)
+    for partition in (0, 1):
+        publish(cluster, "t", partition, b"a", b"b", b"c")
+    until(lambda: len(seen[0]) == len(seen[1]) == 3)
+    first.close()
+    offsets = {partition: list(each) for partition, each in seen.items()}
+    seen[0].clear()
+    seen[1].clear()
+    consume(
+        "t",
+        lambda _, message: seen[message.partition].append(message.offset),
+        start_position={0: f"offset:{offsets[0][1]}", 1: f"offset:{offsets[1][0]}"},
+    )
+    until(lambda: list(dict.fromkeys(seen[1])) == offsets[1])
+    assert list(dict.fromkeys(seen[0])) == offsets[0][1:]
