@@ -5,12 +5,16 @@ parser is put in: here it reads chunks instead of a size and a body for each fra
 and sends the FINs of one turn of the loop together.
 """
 
+import sys
 import time
+from pathlib import Path
 
 import nsq
 import nsq.reader
 from nsq import event, protocol
 from tornado.ioloop import IOLoop
+
+sys.path.append(str(Path(__file__).parents[3]))  # an interpreter that has pynsq need not have nsq_fast
 
 from nsq_fast import _codec
 from nsq_fast._codec import Message

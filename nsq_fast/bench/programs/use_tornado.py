@@ -1,18 +1,20 @@
 """examples/embedding/tornado_reader.py, a reader in pynsq's style, as a measured client: consume.
 
-The folder of the example comes as ``example`` in the settings.
+It runs in a checkout only, in an interpreter that need not have nsq_fast.
 """
 
 import sys
+from pathlib import Path
 
 from meter import Meter, settings, stamp_of
 from tornado.ioloop import IOLoop
 
-told = settings()
-sys.path.insert(0, told["example"])
+ROOT = Path(__file__).parents[3]
+sys.path += [str(ROOT), str(ROOT / "examples" / "embedding")]
 
 from tornado_reader import Reader  # noqa: E402
 
+told = settings()
 meter = Meter(told)
 
 
