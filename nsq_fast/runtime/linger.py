@@ -34,10 +34,9 @@ _LENGTH = 4
 class _Gathering:
     """What waits of one topic."""
 
-    __slots__ = ("bodies", "children", "has_addressed", "size")
+    __slots__ = ("bodies", "children", "size")
 
     def __init__(self) -> None:
-        self.has_addressed = False
         self.children: list[Publish] = []
         self.bodies: list[bytes] = []
         self.size = _MPUB_HEADER
@@ -54,18 +53,16 @@ class Linger:
         self._max_body_size = config.max_body_size
         self._gatherings: dict[str, _Gathering] = {}
         self._lanes: dict[Lane, None] = {}
+        self._submit = delivery.submit_batch
         self._alarm = Alarm(self.flush)
         self._hub = get_hub()
 
-    def add(self, publish: Publish, body: bytes) -> None:
-        """Let a publish wait; ``body`` is what it will send."""
+    def add(self, publish: Publish, body: bytes, overhead: int = 0) -> None:
+        """Let a publish wait; ``body`` is what it will send, with ``overhead`` bytes more."""
         self._delivery.track(publish)
         topic = publish.topic
-        size = _LENGTH + len(body)
+        size = _LENGTH + len(body) + overhead
         gathering = self._gatherings.get(topic)
-        if publish.__class__ is not Publish:
-            assert isinstance(publish, Addressed)
-            size = _LENGTH + publish.size
         if gathering is not None and gathering.size + size > self._max_body_size:
             self._send(topic)
             gathering = None
@@ -73,13 +70,16 @@ class Linger:
             gathering = self._gatherings[topic] = _Gathering()
             if len(self._gatherings) == 1 and not self._lanes:
                 self._schedule()
-        if publish.__class__ is not Publish:
-            gathering.has_addressed = True
         gathering.children.append(publish)
         gathering.bodies.append(body)
         gathering.size += size
         if len(gathering.children) >= self._max_messages or gathering.size >= self._max_bytes:
             self._send(topic)
+
+    def add_addressed(self, publish: Addressed) -> None:
+        """Let a publish wait that says more than its body. From now on nobody relies on all saying the same."""
+        self._submit = self._delivery.submit_run
+        self.add(publish, publish.body, publish.saying.overhead)
 
     def hold(self, lane: Lane) -> None:
         """Let what is in a lane wait."""
@@ -121,7 +121,4 @@ class Linger:
         gathering = self._gatherings.pop(topic)
         if not self._gatherings and not self._lanes:
             self._alarm.stop()
-        if gathering.has_addressed:
-            self._delivery.submit_run(gathering.children, gathering.bodies)
-        else:
-            self._delivery.submit_batch(gathering.children, gathering.bodies)
+        self._submit(gathering.children, gathering.bodies)

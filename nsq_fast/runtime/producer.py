@@ -153,21 +153,21 @@ class Producer(ProducerLife):
             route.is_used = True
             publish: Publish
             deadline = monotonic() + self._timeout
-            gathers = self._linger is not None and (self._lingers_always or self._delivery.pending)
             if key is not None or partition is not None:
                 publish = self._composer.pinned(route, topic, body, deadline, key, partition)
                 room.used += 1
                 self._send_pinned(publish)
-            elif gathers and self._linger is not None:
-                room.used += 1
-                self._linger.add(publish := Publish(route, topic, "PUB", b"", deadline), body)
             else:
                 room.used += 1
-                if route.is_plain:
-                    publish = Publish(route, topic, "PUB", _codec.pub(topic, body), deadline)
+                if self._linger is not None and (self._lingers_always or self._delivery.pending):
+                    publish = Publish(route, topic, "PUB", b"", deadline)
+                    self._linger.add(publish, body)
                 else:
-                    publish = Addressed(route, topic, body, deadline)
-                self._delivery.submit(publish)
+                    if route.is_plain:
+                        publish = Publish(route, topic, "PUB", _codec.pub(topic, body), deadline)
+                    else:
+                        publish = Addressed(route, topic, body, deadline)
+                    self._delivery.submit(publish)
         else:
             is_simple = key is tag is None and partition is trace_id is None and headers is None
             extras = NO_EXTRAS if is_simple else Extras(key, partition, trace_id, headers, tag)
@@ -363,7 +363,7 @@ class Producer(ProducerLife):
         elif self._linger is None or publish.is_alone or not (self._lingers_always or self._delivery.pending):
             self._delivery.submit(publish)
         else:
-            self._linger.add(publish, publish.body)
+            self._linger.add_addressed(publish)
 
     def _send_pinned(self, publish: Addressed) -> None:
         linger = self._linger

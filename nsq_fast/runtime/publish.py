@@ -79,7 +79,7 @@ class Outcome:
                 self.waiter = None
         if self.error is not None:
             raise self.error
-        return self.value()
+        return OK if self.__class__ is Publish else self.value()
 
     def value(self) -> Any:
         """What it ended with when it went well."""

@@ -1,7 +1,8 @@
 """Back-pressure: how many messages a producer may hold at once, and who waits for room.
 
-Callers wait in the order they came. One that is larger than the limit goes
-in alone, when nothing else is there.
+Callers wait in the order they came, and nobody passes one that was let in and
+has not gone on yet: the order of publishes is the order of the calls. One that
+is larger than the limit goes in alone, when nothing else is there.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ class Room:
     Attributes:
         limit: the most that may be held.
         used: those held now.
-        queue: who waits for room. The fast path looks at ``used`` and ``queue`` itself.
+        queue: who waits for room, or was let in and is about to go on. The fast path looks at ``used`` and ``queue``
+            itself.
     """
 
-    __slots__ = ("limit", "queue", "used")
+    __slots__ = ("_admitted", "limit", "queue", "used")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
         self.queue: deque[tuple[int, Event]] = deque()
+        self._admitted = 0  # how many at the head of the queue were let in
 
     def fits(self, weight: int) -> bool:
         """Whether ``weight`` messages may come in now."""
@@ -45,10 +48,13 @@ class Room:
         except BaseException:
             self._leave(entry)
             raise
-        if admitted.is_set():
-            return True
-        self._leave(entry)
-        return False
+        if not admitted.is_set():
+            self._leave(entry)
+            return False
+        self.queue.remove(entry)
+        self._admitted -= 1
+        self._admit()
+        return True
 
     def give(self, weight: int) -> None:
         """Go out with ``weight`` messages."""
@@ -57,8 +63,9 @@ class Room:
             self._admit()
 
     def _admit(self) -> None:
-        while self.queue and self._fits(self.queue[0][0]):
-            weight, admitted = self.queue.popleft()
+        while self._admitted < len(self.queue) and self._fits(self.queue[self._admitted][0]):
+            weight, admitted = self.queue[self._admitted]
+            self._admitted += 1
             self.used += weight
             admitted.set()
 
@@ -66,8 +73,8 @@ class Room:
         return self.used + weight <= self.limit or not self.used
 
     def _leave(self, entry: tuple[int, Event]) -> None:
+        self.queue.remove(entry)
         if entry[1].is_set():  # admitted, but interrupted before it could run
-            self.give(entry[0])
-        else:
-            self.queue.remove(entry)
-            self._admit()
+            self._admitted -= 1
+            self.used -= entry[0]
+        self._admit()

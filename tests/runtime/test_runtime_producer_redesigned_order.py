@@ -357,3 +357,18 @@ def test_an_interrupted_caller_takes_back_what_was_not_sent(
     gevent.joinall([sent, last], timeout=5)
     assert nsqd.bodies == [b"0", b"1"]
     assert sender.stats()["held"] == 0
+
+
+def test_callers_that_waited_for_room_are_not_passed(lookup_producer: LookupProducers, publish_nsqd: Nsqds) -> None:
+    log = Log()
+    sender, _ = lookup_producer(one(publish_nsqd(log.answer, version=REDESIGNED)), max_pending=3)
+    called: list[bytes] = []
+
+    def work(name: int) -> None:
+        for number in range(20):
+            called.append(b"%d-%d" % (name, number))
+            sender.publish("t", called[-1], key="k")
+
+    gevent.joinall([gevent.spawn(work, name) for name in range(10)], timeout=10, raise_error=True)
+    assert log.stored == called
+    assert sender.stats()["held"] == 0
