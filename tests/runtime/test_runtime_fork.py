@@ -179,6 +179,38 @@ with Consumer("t", "c", TCP, max_in_flight=10) as consumer:
 producer.close()
 """
 
+IN_A_HANDLER = """
+import multiprocessing
+handled = []
+
+def work():
+    assert not consumer.is_running
+    gevent.sleep(0.1)
+    producer.publish("seen", b"child")
+    producer.close()
+
+def handle(consumer, message):
+    handled.append(message.body)
+    producer.publish("seen", message.body)
+    if message.body == b"fork":
+        assert in_child(work)() == 0
+        process = multiprocessing.get_context("fork").Process(target=work)
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+
+consumer = Consumer("t", "c", TCP, message_handler=handle, max_in_flight=10)
+producer = Producer(TCP)
+producer.start()
+producer.multipublish("t", [b"first", b"fork", *[b"rest"] * 8])
+consumer.start(block=False)
+while len(handled) < 10:
+    gevent.sleep(0.01)
+consumer.close()
+assert consumer.stats().totals.requeued == 0 and consumer.stats().totals.answers_failed == 0
+producer.close()
+"""
+
 OTHER_THREAD = """
 import threading
 published, go_on = threading.Event(), threading.Event()
@@ -272,6 +304,12 @@ def test_lookup_and_http_clients_do_not_share_their_connections(broker: BrokerPr
 @pytest.mark.parametrize("way", WAYS)
 def test_a_loop_over_messages_ends_in_the_child(broker: BrokerProcess, way: str) -> None:
     run(broker, way, ITERATED)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_handler_may_fork(broker: BrokerProcess, way: str) -> None:
+    run(broker, way, IN_A_HANDLER)
+    assert stored(broker, "seen") == {b"first": 1, b"fork": 1, b"rest": 8, b"child": 2}
 
 
 def test_a_producer_of_another_thread_publishes_in_the_child(broker: BrokerProcess) -> None:
