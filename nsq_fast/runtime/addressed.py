@@ -183,9 +183,12 @@ class AddressedMany(Addressed):
     def encode_for(self, partition: int | None, dialect: Dialect) -> None:
         check_partition(partition, dialect)
         self.partition = partition
-        self.command, self.data = encode_many(
-            self.topic, kind_for(self.saying, dialect), zip(self.bodies, self.sayings, strict=True), partition
-        )
+        kind = kind_for(self.saying, dialect)
+        if kind == "PUB":
+            self.command, self.data = "MPUB", _codec.mpub(self.topic, self.bodies, partition)
+        else:
+            pairs = zip(self.bodies, self.sayings, strict=True)
+            self.command, self.data = encode_many(self.topic, kind, pairs, partition)
 
     def take_receipt(self, reply: TracedReply, nsqd: Address, trace: TraceLog) -> None:
         pairs = [(saying.trace_id, len(body)) for body, saying in zip(self.bodies, self.sayings, strict=True)]

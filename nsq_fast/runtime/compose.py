@@ -175,9 +175,12 @@ class Composer:
         """The commands of a batch that depend on where it goes."""
         pin = self._pin(route, extras.key, extras.partition)
         messages = _as_list(bodies)
-        self._check_bodies(messages)
-        messages = [bytes(message) for message in messages]
+        total = self._check_bodies(messages)
+        messages = list(map(bytes, messages))
         sayings = self._sayings(route, topic, messages, extras)
+        if sayings is None:
+            groups = [messages] if total <= self._max_body_size else self._cut(messages, lambda _: 0)
+            return [self._many(route, topic, group, PLAIN, deadline, extras, pin) for group in groups]
         for number, (message, saying) in enumerate(zip(messages, sayings, strict=True)):
             if len(message) + saying.overhead > self._max_msg_size:
                 raise BodyInvalid(
@@ -188,18 +191,31 @@ class Composer:
         start = 0
         for part in self._cut(messages, lambda at: sayings[at].overhead):
             said = sayings[start : start + len(part)]
-            publish = AddressedMany(route, topic, part, said, deadline)
-            publish.key, publish.pin = extras.key, pin
-            parts.append(publish)
+            parts.append(self._many(route, topic, part, said, deadline, extras, pin))
             start += len(part)
         return parts
 
-    def _sayings(self, route: Route, topic: str, messages: list[bytes], extras: Extras) -> list[Saying]:
+    def _many(
+        self,
+        route: Route,
+        topic: str,
+        bodies: list[bytes],
+        sayings: list[Saying] | Saying,
+        deadline: float,
+        extras: Extras,
+        pin: int | None,
+    ) -> AddressedMany:
+        publish = AddressedMany(route, topic, bodies, sayings, deadline)
+        publish.key, publish.pin = extras.key, pin
+        return publish
+
+    def _sayings(self, route: Route, topic: str, messages: list[bytes], extras: Extras) -> list[Saying] | None:
+        """What goes with each message; None: nothing."""
         count = len(messages)
         if extras[2:] == NO_EXTRAS[2:] and (
             not self._trace.is_on(topic) or max(map(len, messages)) + PLAIN_TRACE > self._max_msg_size
         ):
-            return [PLAIN] * count
+            return None
         is_same = not isinstance(extras.headers, Sequence) and not isinstance(extras.trace_id, Sequence)
         if is_same and extras[2:] != NO_EXTRAS[2:]:
             return [self.saying(route, topic, extras.trace_id, extras.headers, extras.tag, is_batch=True)] * count

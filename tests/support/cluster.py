@@ -203,6 +203,35 @@ class RedesignedCluster:
         daemon.start()
 
 
+class Standalone:
+    """A real redesigned nsqd registered at an nsqlookupd, without a cluster: INTERNAL_CREATE_TOPIC makes topics."""
+
+    def __init__(self, path: Path) -> None:
+        lookupd_tcp, lookupd_http, lookupd_metric, tcp, http, metric = (
+            Address(LOOPBACK, port) for port in _free_ports(6)
+        )
+        self.tcp_address, self.http_address, self.lookupd_address = tcp, http, lookupd_http
+        common = ["-broadcast-interface=lo", f"-broadcast-address={LOOPBACK}", f"-log-dir={path}"]
+        lookupd = [f"-tcp-address={lookupd_tcp}", f"-http-address={lookupd_http}", f"-metric-address={lookupd_metric}"]
+        nsqd = [f"-tcp-address={tcp}", f"-http-address={http}", f"-metric-address={metric}", f"-data-path={path}"]
+        nsqd += [f"-lookupd-tcp-address={lookupd_tcp}", "-worker-id=1", "-https-address="]
+        self._daemons: list[Daemon] = []
+        try:
+            for name, flags, face in (("nsqlookupd", lookupd, lookupd_http), ("nsqd", nsqd, http)):
+                command = [str(find_server(name, "redesigned")), *common, *flags]
+                self._daemons.append(Daemon(command, path / f"{name}.out"))
+                self._daemons[-1].start()
+                _wait_for(partial(_get, f"http://{face}/info"), name)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Kill both."""
+        for daemon in self._daemons:
+            daemon.kill()
+
+
 def _etcd_command(data: Path, port: int, peer_port: int) -> list[str]:
     client, peer = f"http://{LOOPBACK}:{port}", f"http://{LOOPBACK}:{peer_port}"
     return [
