@@ -28,6 +28,7 @@ from nsq_fast.protocol.topology import Topology
 
 from .addressed import Addressed
 from .fork import Greenlet
+from .fork import Greenlet
 from .lane import Lane, LaneSender
 from .lookup import LookupPoller
 from .pool import Link, Pool
@@ -169,6 +170,7 @@ class Routes:
         self._shared = Route(pool.open)
         self._shared_lanes: dict[tuple[str, int], Lane] = {}
         self._asking = Group()
+        self._asking.greenlet_class = Greenlet
         self.by_topic: dict[str, Route] = {}
 
     @property
