@@ -28,7 +28,6 @@ from nsq_fast.protocol.topology import Topology
 
 from .addressed import Addressed
 from .fork import Greenlet
-from .fork import Greenlet
 from .lane import Lane, LaneSender
 from .lookup import LookupPoller
 from .pool import Link, Pool
