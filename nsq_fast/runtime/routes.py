@@ -169,7 +169,6 @@ class Routes:
         self._shared = Route(pool.open)
         self._shared_lanes: dict[tuple[str, int], Lane] = {}
         self._asking = Group()
-        self._asking.greenlet_class = Greenlet
         self.by_topic: dict[str, Route] = {}
 
     @property
