@@ -209,7 +209,7 @@ class Worker:
                 continue
             if not message.is_async() and message.mark_responded():
                 finish(message)
-                lane.flush()
+                lane.flush()  # the server sends the next one only then
 
     def _handle_some(self, lane: Lane) -> None:
         """Handle messages until the lane is empty or the time slice is used up: the hot loop."""

@@ -63,9 +63,10 @@ class Turn:
     def give_back(self) -> None:
         """Let another worker have it."""
         self._is_taken = False
-        waiting, self._waiting = self._waiting, []
-        for pool in waiting:
-            pool.wake()
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for pool in waiting:
+                pool.wake()
 
 
 class Ordered:
