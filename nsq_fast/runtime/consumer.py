@@ -31,8 +31,8 @@ from .failures import Discard, GiveUpPolicy
 from .flow import Flow
 from .fork import Greenlet, keep, tell_forks
 from .iteration import messages
-from .ordered import PAUSE, BlockedPolicy, Ordered, check_blocked_policy
 from .option_attributes import ConsumerOptions
+from .ordered import PAUSE, BlockedPolicy, Ordered, check_blocked_policy
 from .outcomes import BatchHandler, Handler, Outcomes
 from .signals import LazySignal, emit, is_emitting
 from .stats import ConsumerStats
@@ -146,10 +146,7 @@ class Consumer(ConsumerOptions):
         self.lookup_config: LookupConfig
         self.config, self.connection_config, self.lookup_config = configs
         self.lookupd_addresses = listed(lookupd_http_addresses, "lookupd_http_addresses")
-        if not self.nsqd_addresses and not self.lookupd_addresses:
-            raise ConfigError(
-                "must specify at least one nsqd or lookupd: nsqd_tcp_addresses and lookupd_http_addresses are empty"
-            )
+        self._check_addresses(needs_lookup=start_position is not None)
         _check_callables(message_handler=message_handler, batch_handler=batch_handler, give_up=give_up)
         if message_handler is not None and batch_handler is not None:
             raise ConfigError("message_handler and batch_handler are both given: choose one")
@@ -161,14 +158,20 @@ class Consumer(ConsumerOptions):
         self.given_up = 0
         self._give_up = give_up if give_up is not None else Discard()
         self._blocked_policy = check_blocked_policy(blocked_policy)
-        if start_position is not None and not self.lookupd_addresses:
-            raise ConfigError("start_position needs lookupd_http_addresses: it is set over HTTP")
         if not isinstance(trace, TraceLog | None):
             raise ConfigError(f"trace={trace!r}: must be a TraceLog, or None")
         self._failure: NsqError | None = None
         self._made_of = message_handler, batch_handler, trace or trace_log
         self._build(*self._made_of, parse_start(start_position))
         tell_forks(self)
+
+    def _check_addresses(self, needs_lookup: bool) -> None:
+        if not self.nsqd_addresses and not self.lookupd_addresses:
+            raise ConfigError(
+                "must specify at least one nsqd or lookupd: nsqd_tcp_addresses and lookupd_http_addresses are empty"
+            )
+        if needs_lookup and not self.lookupd_addresses:
+            raise ConfigError("start_position needs lookupd_http_addresses: it is set over HTTP")
 
     def _build(
         self,
