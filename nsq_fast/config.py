@@ -22,6 +22,7 @@ from .errors import ConfigError
 ConfigT = TypeVar("ConfigT", bound="Config")
 
 MAX_PARTITION = 1023
+MAX_TAG_SIZE = 100
 ORDER_POLICIES = ("deliver", "drop", "stop")
 
 PARTITION_STRATEGIES = ("round_robin", "least_loaded")
@@ -170,6 +171,31 @@ def _partitions(value: Any) -> tuple[int, ...] | None:
     return tuple(numbers)
 
 
+def _check_ext_filter(value: Any) -> None:
+    """Raise ConfigError for a filter that a server would ignore in silence, and so deliver everything."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"ext_filter={value!r}: must be a mapping, or None")
+    refuse_unknown(value, frozenset({"type", "inverse", "filter_ext_key", "filter_data", "filter_data_list"}))
+    rules = [value]
+    if value.get("type") == 4:
+        rules = value.get("filter_data_list") or []
+        if value.get("filter_ext_key") not in ("all", "any") or not isinstance(rules, (list, tuple)) or not rules:
+            raise ConfigError(
+                f"ext_filter={value!r}: type 4 needs filter_ext_key 'all' or 'any', and rules in filter_data_list"
+            )
+    elif value.get("type") not in (1, 2, 3):
+        raise ConfigError(f"ext_filter={value!r}: type must be 1 (equal), 2 (regexp), 3 (glob) or 4 (list)")
+    if not all(isinstance(rule, Mapping) and _is_rule(rule) for rule in rules):
+        raise ConfigError(f"ext_filter={value!r}: each rule needs filter_ext_key and filter_data, both strings")
+    if not isinstance(value.get("inverse", False), bool):
+        raise ConfigError(f"ext_filter={value!r}: inverse must be true or false")
+
+
+def _is_rule(rule: Mapping[str, Any]) -> bool:
+    key, data = rule.get("filter_ext_key"), rule.get("filter_data")
+    return isinstance(key, str) and key != "" and isinstance(data, str)
+
+
 @dataclasses.dataclass(frozen=True)
 class ConnectionConfig(Config):
     """One connection to an nsqd: what IDENTIFY says, and how the transport behaves.
@@ -231,8 +257,10 @@ class ConnectionConfig(Config):
             raise ConfigError("snappy=True with deflate=True: a connection is compressed one way at most")
         if self.auth_secret is not None and not isinstance(self.auth_secret, (str, bytes)):
             raise ConfigError("auth_secret='***': must be str or bytes, or None")
-        if self.ext_filter is not None and not isinstance(self.ext_filter, Mapping):
-            raise ConfigError(f"ext_filter={self.ext_filter!r}: must be a mapping, or None")
+        if self.ext_filter is not None:
+            _check_ext_filter(self.ext_filter)
+        if self.desired_tag is not None and len(self.desired_tag) > MAX_TAG_SIZE:
+            raise ConfigError(f"desired_tag={self.desired_tag!r}: must have {MAX_TAG_SIZE} characters at most")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,3 +77,44 @@ def test_every_option_says_what_it_is():
 def test_secret_and_filter_have_their_types(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         ConnectionConfig(**options)
+
+
+RULE = {"filter_ext_key": "k", "filter_data": "v"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"type": 1, **RULE},
+        {"type": 2, "inverse": True, **RULE},
+        {"type": 3, **RULE},
+        {"type": 4, "filter_ext_key": "any", "filter_data_list": [RULE, RULE]},
+    ],
+)
+def test_the_four_kinds_of_ext_filters(value):
+    assert ConnectionConfig(ext_filter=value).ext_filter == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"type": 5, **RULE},
+        {"type": 1, "filter_ext_key": "k"},
+        {"type": 1, "filter_ext_key": "", "filter_data": "v"},
+        {"type": 1, "filter_ext_key": "k", "filter_data": 7},
+        {"type": 1, "inverse": "yes", **RULE},
+        {"type": 1, "filter": "x", **RULE},
+        {"type": 4, "filter_ext_key": "some", "filter_data_list": [RULE]},
+        {"type": 4, "filter_ext_key": "all", "filter_data_list": []},
+        {"type": 4, "filter_ext_key": "all", "filter_data_list": ["k"]},
+    ],
+)
+def test_an_ext_filter_that_servers_would_ignore_is_refused(value):
+    with pytest.raises(ConfigError):
+        ConnectionConfig(ext_filter=value)
+
+
+def test_a_tag_has_a_limit():
+    with pytest.raises(ConfigError, match="desired_tag"):
+        ConnectionConfig(desired_tag="x" * 101)

@@ -85,17 +85,20 @@ def identify_fields(**options: Any) -> dict[str, Any]:
     return fields
 
 
+FILTER = {"type": 1, "filter_ext_key": "k", "filter_data": "v"}
+
+
 def test_identify_carries_every_field() -> None:
     assert identify_fields(
         client_id="me", hostname="me.example", user_agent="agent/1", heartbeat_interval=2.5, output_buffer_size=1024,
         output_buffer_timeout=50, sample_rate=10, msg_timeout=1.5, tls_v1=True, deflate=True, deflate_level=3,
-        topology_region="r", topology_zone="z", desired_tag="tag", extend_support=True, ext_filter={"type": 1},
+        topology_region="r", topology_zone="z", desired_tag="tag", extend_support=True, ext_filter=FILTER,
     ) == {
         "client_id": "me", "hostname": "me.example", "user_agent": "agent/1", "feature_negotiation": True,
         "heartbeat_interval": 2500, "output_buffer_size": 1024, "output_buffer_timeout": 50, "sample_rate": 10,
         "msg_timeout": 1500, "tls_v1": True, "snappy": False, "deflate": True, "deflate_level": 3,
         "topology_region": "r", "topology_zone": "z", "desired_tag": "tag", "extend_support": True,
-        "ext_filter": {"type": 1},
+        "ext_filter": FILTER,
     }  # fmt: skip
 
 
