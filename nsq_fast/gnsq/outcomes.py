@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 _NO_DELAY = RequeueDelay(0, base=0.0, factor=1.0, cap=0.0, jitter=0.0, random=lambda: 0.0)
 
 
+class _Kept(Exception):
+    """A subclass has kept a message for later."""
+
+
 class GnsqOutcomes(Outcomes):
     """What follows a handler, by gnsq's rules.
 
@@ -25,6 +29,10 @@ class GnsqOutcomes(Outcomes):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._failure_delay, self.requeue_delay = self.requeue_delay, _NO_DELAY
+
+    def failed(self, message: Message, error: BaseException) -> None:
+        if not isinstance(error, _Kept):
+            super().failed(message, error)
 
     def requeue(self, message: Message, delay_ms: int | None, backoff: bool) -> None:
         fixed = self.consumer.requeue_delay
@@ -39,5 +47,5 @@ class GnsqOutcomes(Outcomes):
 def _routed(consumer: Any, message: Message) -> None:
     """Leave a message to a subclass, which may not be done with it when it returns."""
     consumer.handle_message(message.responder, message)
-    if not message.has_responded():
-        message.enable_async()
+    if not message.has_responded() and not message.is_async():
+        raise _Kept

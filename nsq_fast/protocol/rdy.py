@@ -65,10 +65,10 @@ class Share:
             self.active_at = max(self.active_at, now)
         self.rdy = rdy
 
-    @property
-    def is_starved(self) -> bool:
-        """Whether (almost) as many messages are in flight as the server may send."""
-        return self.in_flight > 0 and self.in_flight >= self.rdy * STARVED_RATIO
+
+def is_starved(held: int, rdy: int) -> bool:
+    """Whether (almost) as many messages are held as the server may send."""
+    return held > 0 and held >= rdy * STARVED_RATIO
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -36,6 +36,10 @@ class Member(Protocol):
     connection: Connection
     share: rdy.Share
 
+    @property
+    def held(self) -> int:
+        """Messages that handlers have got and not answered."""
+
 
 class Flow:
     """Keeps the sum of max(RDY, in flight) over its members at or below ``max_in_flight``.
@@ -44,6 +48,7 @@ class Flow:
         max_in_flight: messages held at once; ``set_max_in_flight`` changes it.
         is_paused: whether RDY 0 was asked for.
         is_waiting: whether some connection waits for a share that others still hold.
+        has_members: an Event, set while there is a subscribed connection.
 
     Args:
         count_orphans: gives the number of messages that handlers still hold although their connection is gone.
@@ -63,6 +68,7 @@ class Flow:
         self.is_waiting = False
         self._count_orphans = count_orphans
         self._idle_timeout = idle_timeout
+        self.has_members = Event()
         self._members: list[Member] = []
         self._expected = 0
         self._wake = Event()
@@ -93,12 +99,15 @@ class Flow:
         """Give a connection that has just subscribed its share."""
         member.share.turn_at = member.share.active_at = monotonic()
         self._members.append(member)
+        self.has_members.set()
         self._wake.set()
 
     def remove(self, member: Member) -> None:
         """Share out what a connection had."""
         if member in self._members:
             self._members.remove(member)
+            if not self._members:
+                self.has_members.clear()
             self._wake.set()
 
     def changed(self) -> None:
@@ -118,10 +127,11 @@ class Flow:
 
     @property
     def is_starved(self) -> bool:
-        """Whether any connection holds (almost) as many messages as it may get."""
-        for member in self._members:
-            member.share.in_flight = member.connection.in_flight
-        return any(member.share.is_starved for member in self._members)
+        """Whether handlers hold (almost) as many messages of any connection as it may get.
+
+        Messages that are here and wait for a handler do not count: there is more to be had without answering any.
+        """
+        return any(rdy.is_starved(member.held, member.share.rdy) for member in self._members)
 
     # In the greenlet
 

@@ -137,7 +137,7 @@ def test_no_connection_sticks_at_zero(connections, limit, luck):
     ("in_flight", "count", "starved"), [(0, 0, False), (84, 100, False), (85, 100, True), (1, 1, True)]
 )
 def test_is_starved_foresees_starvation(in_flight, count, starved):
-    assert Share(rdy=count, in_flight=in_flight).is_starved is starved
+    assert rdy.is_starved(in_flight, count) is starved
 
 
 class Server:

@@ -1,0 +1,126 @@
+"""One package under two names: whatever is imported as gnsq is what nsq_fast.gnsq has, and the same class."""
+
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nsq_fast import gnsq
+
+ROOT = Path(__file__).parents[2]
+SUBMODULES = [info.name.removeprefix("nsq_fast.") for info in pkgutil.walk_packages(gnsq.__path__, "nsq_fast.gnsq.")]
+
+
+def run(*arguments: str, cwd: Path = ROOT, path: tuple[Path, ...] = ()) -> str:
+    environment = {"PYTHONPATH": ":".join(map(str, (*path, ROOT))), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False, cwd=cwd, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_every_module_has_both_names():
+    code = f"""
+import importlib, sys
+from nsq_fast import install_as_gnsq
+install_as_gnsq()
+for name in {SUBMODULES!r}:
+    assert importlib.import_module(name) is importlib.import_module("nsq_fast." + name), name
+import gnsq, gnsq.contrib.batch
+import nsq_fast.gnsq
+assert gnsq is nsq_fast.gnsq
+print(gnsq.__version__, gnsq.contrib.batch.BatchHandler.__module__)
+"""
+    assert run("-c", code) == "1.0.2 nsq_fast.gnsq.contrib.batch"
+
+
+def test_an_error_is_caught_by_either_name():
+    code = """
+import nsq_fast
+nsq_fast.install_as_gnsq()
+from gnsq.errors import NSQException, NSQInvalid, NSQNoConnections, NSQSocketError
+from nsq_fast import errors
+assert NSQException is errors.NsqError and NSQInvalid is errors.Invalid
+assert NSQNoConnections is errors.NoNsqd and NSQSocketError is errors.ConnectionLost
+import gnsq
+try:
+    gnsq.Producer("127.0.0.1:1").publish("topic", b"x")
+except NSQException as error:
+    print(type(error).__name__)
+"""
+    assert run("-c", code) == "NotRunning"
+
+
+def test_another_gnsq_that_was_imported_before_is_not_half_replaced(tmp_path):
+    (tmp_path / "gnsq.py").write_text("")
+    code = """
+import gnsq, nsq_fast
+try:
+    nsq_fast.install_as_gnsq()
+except ValueError as error:
+    print(error)
+"""
+    assert "imported already" in run("-c", code, cwd=tmp_path)
+
+
+def test_installing_twice_changes_nothing():
+    code = "import nsq_fast; nsq_fast.install_as_gnsq(); import gnsq; nsq_fast.install_as_gnsq(); import gnsq as again"
+    assert run("-c", f"{code}; print(gnsq is again)") == "True"
+
+
+def test_the_package_itself_serves_as_gnsq_for_who_only_uses_attributes():
+    code = """
+import nsq_fast as gnsq
+for name in ("Consumer", "Reader", "Producer", "Nsqd", "NsqdTCPClient", "NsqdHTTPClient", "Lookupd", "LookupdClient",
+             "Message", "BackoffTimer"):
+    getattr(gnsq, name)
+print(gnsq.errors.NSQRequeueMessage(False).backoff, gnsq.states.BACKOFF, gnsq.errors.NSQInvalid.__name__)
+"""
+    assert run("-c", code) == "False 4 Invalid"
+
+
+PROGRAM = """
+import sys
+import gnsq
+from gnsq.contrib.queue import QueueHandler
+print(gnsq.__name__, QueueHandler.__module__, __name__, *sys.argv[1:])
+"""
+
+
+def test_run_as_gnsq_runs_a_program_and_a_module_with_their_arguments(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    expected = "nsq_fast.gnsq nsq_fast.gnsq.contrib.queue __main__ -x --help y"
+    command = ("-m", "nsq_fast", "run-as-gnsq")
+    assert run(*command, str(tmp_path / "program.py"), "-x", "--help", "y") == expected
+    assert run(*command, "-m", "program", "-x", "--help", "y", cwd=tmp_path) == expected
+
+
+def test_run_as_gnsq_shows_the_programs_own_failure(tmp_path):
+    (tmp_path / "program.py").write_text("import gnsq\nraise gnsq.errors.NSQNoConnections('of the program')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "nsq_fast", "run-as-gnsq", str(tmp_path / "program.py")],
+        capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "program.py" in done.stderr
+    assert done.stderr.rstrip().endswith("of the program")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_shim_distribution_makes_gnsq_importable(tmp_path):
+    source = tmp_path / "shim"
+    code = "import setuptools.build_meta as b, sys; b.build_wheel(sys.argv[1])"
+    run("-c", f"import shutil; shutil.copytree({str(ROOT / 'shim')!r}, {str(source)!r})")
+    built = tmp_path / "built"
+    subprocess.run([sys.executable, "-c", code, str(built)], cwd=source, check=True, capture_output=True, timeout=250)
+    (wheel,) = built.glob("gnsq-1.0.2*.whl")
+    code = (
+        "from gnsq.errors import NSQInvalid; import gnsq, gnsq.contrib.batch; print(gnsq.__name__, NSQInvalid.__name__)"
+    )
+    assert run("-c", code, path=(wheel,)) == "nsq_fast.gnsq Invalid"
