@@ -36,7 +36,8 @@ ALLOWED = {
     "gnsq": DATA | CORE | {"protocol", "runtime", "__init__"},
     "spark": DATA | CORE | {"protocol", "runtime", "broker", "__init__"},
     "testing": DATA | CORE | {"protocol", "runtime", "broker", "__init__"},
-    "cli": DATA | CORE | {"protocol", "runtime", "broker", "__init__"},
+    "bench": DATA | CORE | {"protocol", "runtime", "broker", "__init__"},
+    "cli": DATA | CORE | {"protocol", "runtime", "broker", "bench", "__init__"},
 }
 IMPURE = {
     "asyncio", "blinker", "click", "concurrent", "gevent", "geventhttpclient", "greenlet", "http", "multiprocessing",

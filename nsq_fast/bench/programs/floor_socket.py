@@ -1,4 +1,4 @@
-"""The floor: a bare socket loop that finds messages by struct and answers each read with its FINs."""
+"""The floor in Python: a bare socket loop that finds messages by struct and answers each read with its FINs."""
 
 import socket
 import struct
@@ -6,11 +6,11 @@ import struct
 from meter import Meter, settings
 
 told = settings()
-meter = Meter(told["count"], told["warmup"])
-sock = socket.create_connection(tuple(told["nsqd"]))
-subscribe = f"SUB {told['topic']} {told['channel']}\nRDY {told['max_in_flight']}\n".encode()
-sock.sendall(b"  V2" + subscribe)
+meter = Meter(told)
+sock = socket.create_connection(tuple(told["nsqds"][0]))
+sock.sendall(f"  V2SUB {told['topic']} {told['channel']}\nRDY {told['max_in_flight']}\n".encode())
 header = struct.Struct(">ii")
+take, marks = meter.take, meter.marks
 buffer = b""
 done = False
 while not done:
@@ -22,8 +22,8 @@ while not done:
             break
         if kind == 2:
             fins.append(b"FIN " + buffer[at + 18 : at + 34] + b"\n")
-            done = meter.tick() or done
+            if take() in marks:
+                done = meter.mark() or done
         at += 4 + size
     buffer = buffer[at:]
     sock.sendall(b"".join(fins))
-meter.report()

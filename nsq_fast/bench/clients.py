@@ -1,0 +1,212 @@
+"""The programs that are measured, and which of them can run here.
+
+``nsq_fast`` and the floors run in this interpreter; gnsq, pynsq, ansq and asyncnsq in one that has them
+(NSQ_FAST_PEER_PYTHON, by default this one); go-nsq is built by Go from the published module.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from nsq_fast._version import __version__
+
+from .settings import Settings
+
+PROGRAMS = Path(__file__).parent / "programs"
+DROP_IN = "nsq_fast as gnsq"
+EMBEDDED = "pynsq on nsq_fast"
+TORNADO = "tornado example"
+_MODULES = {"gnsq": "gnsq", "pynsq": "nsq", "ansq": "ansq", "asyncnsq": "asyncnsq"}
+_BUILD_TIMEOUT = 300
+_EVERYTHING = frozenset({"consume", "publish", "roundtrip", "ordered", "idle"})
+
+
+class Client(msgspec.Struct, frozen=True, kw_only=True):
+    """A client: its name, the command line that runs its program, and what it takes part in."""
+
+    name: str
+    command: tuple[str, ...]
+    version: str = ""
+    variant: str = ""
+    kinds: frozenset[str] = frozenset({"consume", "publish"})
+    modes: frozenset[str] = frozenset({"single", "concurrent", "batch"})
+    can_compress: bool = False
+    can_open_loop: bool = True
+    can_spread: bool = False
+
+    def takes_part(self, settings: Settings) -> bool:
+        """Whether it can do what a scenario asks."""
+        if settings.kind not in self.kinds or (settings.mode and settings.mode not in self.modes):
+            return False
+        if (settings.compression or settings.tls) and not self.can_compress:
+            return False
+        if settings.rate and not self.can_open_loop:
+            return False
+        return self.can_spread or (settings.connections == 1 and not settings.handler_sleep)
+
+
+def available(peer_python: str | None = None) -> list[Client]:
+    """Every client that can run here, ours first."""
+    python = peer_python or os.environ.get("NSQ_FAST_PEER_PYTHON", sys.executable)
+    return [*_ours(), *_go(), *_peers(python), *_floors()]
+
+
+def names() -> tuple[str, ...]:
+    """The names that clients can have."""
+    ours = ("nsq_fast", "nsq_fast batches", "nsq_fast linger", DROP_IN, "go-nsq", "go-nsq async")
+    return (*ours, *_MODULES, EMBEDDED, TORNADO, "floor: core", "floor: Python")
+
+
+def _program(name: str, python: str = sys.executable) -> tuple[str, ...]:
+    return python, str(PROGRAMS / f"{name}.py")
+
+
+def _ours() -> Iterator[Client]:
+    program = _program("use_nsq_fast")
+    able = {"can_compress": True, "can_spread": True}
+    yield Client(name="nsq_fast", command=program, version=__version__, kinds=_EVERYTHING, **able)
+    yield Client(
+        name="nsq_fast batches",
+        command=program,
+        version=__version__,
+        variant="batch",
+        kinds=frozenset({"consume"}),
+        can_compress=True,
+        can_open_loop=False,
+    )
+    yield Client(
+        name="nsq_fast linger",
+        command=program,
+        version=__version__,
+        variant="linger",
+        kinds=frozenset({"publish"}),
+        modes=frozenset({"concurrent"}),
+        can_compress=True,
+    )
+    if _has_drop_in():
+        command = (sys.executable, "-m", "nsq_fast", "run-as-gnsq", str(PROGRAMS / "use_gnsq.py"))
+        kinds = frozenset({"consume", "publish", "roundtrip"})
+        yield Client(name=DROP_IN, command=command, version=__version__, kinds=kinds, can_compress=True)
+
+
+def _has_drop_in() -> bool:
+    return (Path(__file__).parents[1] / "gnsq" / "__init__.py").exists()
+
+
+def _go() -> Iterator[Client]:
+    program = build_go_client()
+    if program is None:
+        return
+    version = _go_module_version()
+    yield Client(
+        name="go-nsq",
+        command=(str(program),),
+        version=version,
+        kinds=_EVERYTHING - {"ordered"},
+        can_compress=True,
+        can_spread=True,
+    )
+    yield Client(
+        name="go-nsq async",
+        command=(str(program),),
+        version=version,
+        variant="async",
+        kinds=frozenset({"publish"}),
+        modes=frozenset({"concurrent"}),
+        can_compress=True,
+    )
+
+
+@cache
+def build_go_client() -> Path | None:
+    """Build the Go program into the user's cache; None where there is no Go, or it cannot get the module."""
+    go = shutil.which("go")
+    if go is None:
+        return None
+    cache_home = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    target = Path(cache_home).expanduser() / "nsq-fast" / "bench" / f"go_nsq-{__version__}"
+    command = [go, "build", "-o", str(target), "."]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        done = subprocess.run(
+            command, cwd=PROGRAMS / "go_nsq", capture_output=True, timeout=_BUILD_TIMEOUT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return target if done.returncode == 0 else None
+
+
+def _go_module_version() -> str:
+    lines = (PROGRAMS / "go_nsq" / "go.mod").read_text().split()
+    return lines[lines.index("github.com/nsqio/go-nsq") + 1]
+
+
+def _peers(python: str) -> Iterator[Client]:
+    versions = _peer_versions(python)
+    for name in versions:
+        kinds = frozenset({"consume"}) if name == "pynsq" else frozenset({"consume", "publish"})
+        if name == "gnsq":
+            kinds |= {"roundtrip"}
+        yield Client(
+            name=name,
+            command=_program(f"use_{name}", python),
+            version=versions[name],
+            kinds=kinds,
+            can_compress=name == "gnsq",
+            can_open_loop=name in ("gnsq", "pynsq"),
+        )
+    if "pynsq" in versions:  # and with it tornado
+        yield from _embedders(python, versions["pynsq"])
+
+
+def _embedders(python: str, version: str) -> Iterator[Client]:
+    """Clients of others with our parser in them."""
+    kinds = frozenset({"consume"})
+    yield Client(name=EMBEDDED, command=_program("use_pynsq_embedded", python), version=version, kinds=kinds)
+    if (Path(__file__).parents[2] / "examples" / "embedding" / "tornado_reader.py").exists():
+        yield Client(name=TORNADO, command=_program("use_tornado", python), version=__version__, kinds=kinds)
+
+
+@cache
+def _peer_versions(python: str) -> dict[str, str]:
+    """The versions of those peers that an interpreter can import."""
+    code = f"""
+import importlib, importlib.metadata, json
+found = {{}}
+for name, module in {_MODULES!r}.items():
+    try:
+        importlib.import_module(module)
+        found[name] = importlib.metadata.version(name)
+    except Exception:
+        pass
+print(json.dumps(found))
+"""
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, timeout=60, check=False)
+        return msgspec.json.decode(done.stdout.strip().splitlines()[-1], type=dict[str, str])
+    except (OSError, subprocess.TimeoutExpired, IndexError, msgspec.DecodeError):
+        return {}
+
+
+def _floors() -> Iterator[Client]:
+    for name, program in (("floor: core", "floor_core"), ("floor: Python", "floor_socket")):
+        yield Client(
+            name=name,
+            command=_program(program),
+            version=__version__ if program == "floor_core" else "",
+            kinds=frozenset({"consume"}),
+            can_open_loop=False,
+        )
+
+
+def chosen(clients: Sequence[Client], wanted: Sequence[str]) -> list[Client]:
+    """The wanted ones of the clients, in their order; all when nothing is wanted."""
+    return [client for client in clients if not wanted or client.name in wanted]

@@ -1,0 +1,62 @@
+"""What a run is made on: the machine, the versions, the commit."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from nsq_fast._version import __version__
+
+from .results import About
+
+
+def about(clients: dict[str, str]) -> About:
+    """Describe this machine; ``clients`` are the versions of the others."""
+    return About(
+        date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        nsq_fast=__version__,
+        git_commit=git_commit(),
+        python=platform.python_version(),
+        gevent=_version("gevent"),
+        system=f"{platform.system()} {platform.release()}",
+        cpu=_field("/proc/cpuinfo", "model name") or platform.machine(),
+        cores=os.cpu_count() or 1,
+        memory_mib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+        clients=clients,
+    )
+
+
+def git_commit() -> str:
+    """The commit of the checkout that this package is in, ``+`` behind it when files differ; empty elsewhere."""
+    here = Path(__file__).parent
+    commit = _git(here, "rev-parse", "--short=12", "HEAD")
+    if not commit or not _git(here, "ls-files", "--", str(here / "machine.py")):
+        return ""
+    return commit + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no", "--", str(here.parent)) else "")
+
+
+def _git(where: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _field(path: str, name: str) -> str:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")

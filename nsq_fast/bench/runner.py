@@ -1,0 +1,206 @@
+"""Let clients take turns on one server, each in a process of its own, and gather what they report."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import msgspec
+
+from nsq_fast.errors import NsqError
+
+from . import fill
+from .clients import PROGRAMS, Client
+from .results import ClientResult, Round, Scenario
+from .servers import Server, Source
+from .settings import SMALLEST_COUNT, Settings
+from .syscalls import count_syscalls
+
+CLIENT_TIMEOUT = 60.0
+PROBE_COUNT = 2000
+PROBE_SHARE = 0.15
+LARGEST_BACKLOG = 1 << 30
+
+Progress = Callable[[str], None]
+
+
+class ClientFailed(NsqError):
+    """A client's program gave no result; the message has the end of its stderr."""
+
+
+def run_scenario(
+    name: str,
+    settings: Settings,
+    clients: Sequence[Client],
+    source: Source,
+    progress: Progress = lambda line: None,
+    with_syscalls: bool = False,
+) -> Scenario:
+    """Measure the clients that can take part. One that fails is left out of later rounds, and its failure kept."""
+    taking_part = [client for client in clients if client.takes_part(settings)]
+    results = {client.name: ClientResult(client=client.name, rounds=[]) for client in taking_part}
+    with source(settings) as server:
+        turns = Turns(settings, server)
+        counts = {client.name: settings.count for client in taking_part}
+        for number in range(settings.rounds):
+            for client in taking_part:
+                result = results[client.name]
+                if result.failure:
+                    continue
+                progress(f"{name}: round {number + 1} of {settings.rounds}, {client.name}")
+                try:
+                    counts[client.name] = counts[client.name] or turns.calibrate(client)
+                    result.rounds.append(turns.take(client, counts[client.name]))
+                except ClientFailed as error:
+                    result.failure = str(error)
+        if with_syscalls:
+            for client in taking_part:
+                progress(f"{name}: system calls, {client.name}")
+                results[client.name].syscalls_per_message = turns.syscalls(client, counts[client.name])
+        return Scenario(name=name, settings=settings, server=server.name, clients=list(results.values()))
+
+
+class Turns:
+    """One client after the other on a server, each with a topic of its own."""
+
+    def __init__(self, settings: Settings, server: Server) -> None:
+        self._settings = settings
+        self._server = server
+        self._number = 0
+
+    def calibrate(self, client: Client) -> int:
+        """How many messages keep a client busy for the duration, found by a short round."""
+        settings = self._settings
+        if settings.kind == "idle":
+            return 1
+        if settings.rate:
+            warmup = 0 if settings.kind == "publish" else settings.rate
+            return settings.rounded(settings.rate * settings.duration + warmup)
+        count = settings.rounded(SMALLEST_COUNT if settings.kind == "roundtrip" else PROBE_COUNT)
+        for share in (PROBE_SHARE, 1.0):
+            probe = self.take(client, count)
+            count = self._affordable(share * settings.count_at(probe.messages / probe.seconds))
+        return count
+
+    def _affordable(self, count: float) -> int:
+        return self._settings.rounded(min(count, LARGEST_BACKLOG // self._settings.size))
+
+    def take(self, client: Client, count: int) -> Round:
+        """One round of one client. Raises ClientFailed."""
+        with self._topic(count) as told:
+            return self._run(list(client.command), {**told, "variant": client.variant})
+
+    def syscalls(self, client: Client, count: int) -> float | None:
+        """System calls a message: the difference between two runs of different length."""
+
+        def counted(many: int, wrap: list[str]) -> int:
+            with self._topic(many) as told:
+                return self._run([*wrap, *client.command], {**told, "variant": client.variant}).messages
+
+        with suppress(ClientFailed):
+            return count_syscalls(counted, self._settings.rounded(count / 4), self._settings.rounded(count / 2))
+        return None
+
+    @contextmanager
+    def _topic(self, count: int) -> Iterator[dict[str, Any]]:
+        self._number += 1
+        topic = f"bench_{os.getpid()}_{self._number}"
+        settings, server = self._settings, self._server
+        self._prepare(topic, count)
+        told = {
+            **msgspec.to_builtins(settings),
+            "topic": topic,
+            "channel": fill.CHANNEL,
+            "count": count,
+            "warmup": settings.warmup(count),
+            "beyond": settings.beyond(),
+            "nsqds": [list(address) for address in server.nsqds],
+            "lookupds": list(server.lookupds),
+            "cafile": server.cafile,
+        }
+        load = self._start_load(told)
+        try:
+            yield told
+        finally:
+            if load is not None:
+                load.kill()
+                load.wait()
+            server.delete(topic)
+
+    def _prepare(self, topic: str, count: int) -> None:
+        settings, server = self._settings, self._server
+        count += settings.beyond()
+        if server.create_topic is not None:
+            server.create_topic(topic)
+            fill.fill_partitions(server.lookupds, topic, settings.partitions, count, settings.size)
+        elif settings.kind == "consume" and not settings.rate:
+            distinct = {address.port: address for address in server.nsqds}
+            fill.fill(list(distinct.values()), topic, count, settings.size)
+        elif settings.kind != "publish":
+            fill.create_channel(server.nsqds[0], topic)
+
+    def _start_load(self, told: dict[str, Any]) -> subprocess.Popen[bytes] | None:
+        if told["kind"] != "consume" or not told["rate"]:
+            return None
+        return subprocess.Popen([sys.executable, str(PROGRAMS / "load.py"), msgspec.json.encode(told).decode()])
+
+    def _run(self, command: list[str], told: dict[str, Any]) -> Round:
+        with tempfile.TemporaryFile() as errors:
+            process = subprocess.Popen(
+                [*command, msgspec.json.encode(told).decode()], stdout=subprocess.PIPE, stderr=errors
+            )
+            try:
+                return self._follow(process)
+            except ClientFailed as error:
+                process.kill()
+                process.wait()
+                errors.seek(0)
+                raise ClientFailed(f"{error}: {errors.read()[-1500:].decode(errors='replace').strip()}") from None
+            finally:
+                process.kill()
+                process.wait()
+                assert process.stdout is not None
+                process.stdout.close()
+
+    def _follow(self, process: subprocess.Popen[bytes]) -> Round:
+        before: float | None = None
+        for line in _lines(process):
+            if not line.startswith(b"{"):
+                continue
+            event = msgspec.json.decode(line)
+            if event.pop("event") == "started":
+                before = self._server.cpu_seconds()
+                continue
+            after = self._server.cpu_seconds()
+            used = after - before if after is not None and before is not None else None
+            _wait(process)
+            return msgspec.convert({**event, "server_cpu_seconds": used}, Round)
+        raise ClientFailed(f"it ended with status {process.wait()} and no result")
+
+
+def _lines(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """Lines as they come, until the client ends or the time is up."""
+    assert process.stdout is not None
+    descriptor, rest, deadline = process.stdout.fileno(), b"", time.monotonic() + CLIENT_TIMEOUT
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+            raise ClientFailed(f"it was not done after {CLIENT_TIMEOUT:.0f} s")
+        chunk = os.read(descriptor, 65536)
+        if not chunk:
+            return
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    """Let a client that has reported end by itself, so that wrappers such as perf can write what they counted."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(5.0)
