@@ -5,12 +5,36 @@ from __future__ import annotations
 import runpy
 import sys
 import traceback
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import click
 
-from nsq_fast import install_as_gnsq
 from nsq_fast.errors import NsqError
+
+
+class _OnImport(MetaPathFinder, Loader):
+    """Installs nsq_fast as gnsq when the program first imports gnsq.
+
+    Not before: a program that monkey-patches does so first, and expects no socket or ssl module to be there yet.
+    """
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self, is_package=True) if name == "gnsq" else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        from nsq_fast import install_as_gnsq
+
+        install_as_gnsq()
+        module = sys.modules["gnsq"]
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # the import system has just replaced it
 
 
 @click.command(
@@ -23,7 +47,7 @@ from nsq_fast.errors import NsqError
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(is_module: bool, program: str, args: tuple[str, ...]) -> None:
     """Run PROGRAM, a Python file, with ARGS as python would, except that what it imports as gnsq is nsq_fast."""
-    install_as_gnsq()
+    sys.meta_path.insert(0, _OnImport())
     sys.argv = [program, *args]
     try:
         if is_module:

@@ -124,3 +124,32 @@ def test_the_shim_distribution_makes_gnsq_importable(tmp_path):
         "from gnsq.errors import NSQInvalid; import gnsq, gnsq.contrib.batch; print(gnsq.__name__, NSQInvalid.__name__)"
     )
     assert run("-c", code, path=(wheel,)) == "nsq_fast.gnsq Invalid"
+
+
+PATCHED = """
+import warnings
+warnings.simplefilter("error")
+from gevent import monkey
+monkey.patch_all()
+import gnsq
+from nsq_fast.broker import Broker
+
+with Broker() as broker:
+    producer = gnsq.Producer(str(broker.nsqd.tcp_address))
+    producer.start()
+    producer.publish("topic", b"hello")
+    producer.close()
+    consumer = gnsq.Consumer("topic", "channel", lookupd_http_addresses=str(broker.lookupd.http_address))
+
+    @consumer.on_message.connect
+    def handle(consumer, message):
+        print(message.body.decode())
+        consumer.close()
+
+    consumer.start()
+"""
+
+
+def test_a_program_that_monkey_patches_first_runs_unchanged(tmp_path):
+    (tmp_path / "program.py").write_text(PATCHED)
+    assert run("-m", "nsq_fast", "run-as-gnsq", str(tmp_path / "program.py")) == "hello"
