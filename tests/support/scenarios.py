@@ -108,7 +108,7 @@ def kill_and_restart(partition: int) -> Step:
                 lambda: fleet.leaders(topic).get(partition, before) != before, min(TAKEOVER, scale.patience), every=0.1
             )
         except AssertionError:
-            taken_over = "no other leader"
+            taken_over = f"none took publishes instead for {TAKEOVER:.0f} s"
         else:
             taken_over = f"another leader after {time.monotonic() - began:.1f} s"
         fleet.restart(node)
