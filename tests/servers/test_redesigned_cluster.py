@@ -11,7 +11,7 @@ from pathlib import Path
 
 from support.fleet import Fleet
 from support.proofs import expected, ext, identity, is_tagged, mixed, traced
-from support.scenarios import Scale, keyed
+from support.scenarios import Scale, following, keyed
 
 from nsq_fast.runtime.trace import ConsumeRecord, PublishRecord
 
@@ -51,6 +51,12 @@ def test_an_original_nsqd_beside_the_partitions_is_consumed_too(
     assert verdict.lost == 0
     assert sources[None] >= small.messages // 2
     assert min(sources[0], sources[1]) > 0
+
+
+def test_a_consumer_follows_a_leader_within_two_seconds(fleet: Fleet, small: Scale, report: list[str]) -> None:
+    seconds = following(fleet, small)
+    report.append(f"{seconds:.2f} s after lookup knows the new leader")
+    assert seconds < 2.0
 
 
 def test_an_ordered_topic_in_trouble_loses_nothing_and_keeps_its_order(

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from gevent import Greenlet, joinall, sleep, spawn
 
-from nsq_fast import Consumer, Producer
+from nsq_fast import Address, Consumer, Producer
 
 from .fleet import Fleet, until_moved
 from .judge import Judge, Verdict, body
@@ -221,3 +221,22 @@ def new_producer(fleet: Fleet, scale: Scale, **options: Any) -> Producer:
         lookupd_poll_interval=2.0,
         **options,
     )
+
+
+def following(fleet: Fleet, scale: Scale) -> float:
+    """Seconds from when lookup knows a new leader until a consumer is subscribed there."""
+    topic = new_topic("followed")
+    fleet.create_topic(topic, 1, 2, channels=(CHANNEL,), ordered=True)
+    fleet.wait_stable()
+    before = fleet.leaders(topic)[0]
+    with consuming(fleet, topic, Judge().handle, lookupd_poll_interval=60.0) as consumer:
+        until(lambda: _is_at(consumer, before), scale.patience)
+        until_moved(fleet, topic, 0, scale.patience)
+        until(lambda: fleet.leaders(topic).get(0, before) != before, scale.patience)
+        began, leader = time.monotonic(), fleet.leaders(topic)[0]
+        until(lambda: _is_at(consumer, leader), scale.patience)
+        return time.monotonic() - began
+
+
+def _is_at(consumer: Consumer, leader: Address) -> bool:
+    return any(each.is_connected and each.address == leader for each in consumer.subscribers)
