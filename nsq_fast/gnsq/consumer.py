@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import cycle
 from typing import Any, ClassVar
 
@@ -21,6 +21,14 @@ from .outcomes import GnsqOutcomes
 from .util import parse_lookupds, parse_nsqds
 
 CLOSE_TIMEOUT = 10.0
+
+_SIGNAL_OF = {
+    "handle_auth": "on_auth",
+    "handle_response": "on_response",
+    "handle_error": "on_error",
+    "handle_finish": "on_finish",
+    "handle_requeue": "on_requeue",
+}
 
 
 class Consumer(BackoffStates, _Consumer):
@@ -76,6 +84,9 @@ class Consumer(BackoffStates, _Consumer):
         self.iterlookupds: Iterator[LookupdClient] = cycle(self.lookupds)
         if message_handler is not None:
             self.on_message.connect(message_handler, weak=False)
+        for method, signal in _SIGNAL_OF.items():
+            if getattr(type(self), method) is not getattr(Consumer, method):
+                getattr(self, signal).connect(_receiver(getattr(self, method)), weak=False)
 
     # Options that programs change while it runs
 
@@ -141,6 +152,23 @@ class Consumer(BackoffStates, _Consumer):
         if not message.is_async() and not message.has_responded():
             message.finish()
 
+    # Events, for subclasses: what these do in gnsq has been done already
+
+    def handle_auth(self, conn: Connection, response: dict[str, Any]) -> None:
+        """An nsqd accepted the AUTH secret."""
+
+    def handle_response(self, conn: None, response: bytes) -> None:
+        """An nsqd answered, or sent a heartbeat."""
+
+    def handle_error(self, conn: None, error: Exception) -> None:
+        """An nsqd sent an error, or a connection was lost."""
+
+    def handle_finish(self, conn: None, message_id: bytes) -> None:
+        """A FIN was queued."""
+
+    def handle_requeue(self, conn: None, message_id: bytes, timeout: int, backoff: bool) -> None:
+        """A REQ was queued."""
+
     # Connections
 
     def query_nsqd(self) -> None:
@@ -164,3 +192,13 @@ class Consumer(BackoffStates, _Consumer):
     def redistribute_ready_state(self) -> None:
         """Share RDY out anew, soon."""
         self.flow.changed()
+
+
+def _receiver(method: Callable[..., object]) -> Callable[..., object]:
+    """A receiver that calls a method of gnsq's, which has the connection as its first argument."""
+    takes_backoff = method.__name__ == "handle_requeue"
+
+    def receive(consumer: object, conn: object = None, **values: Any) -> None:
+        method(conn, **values, **({"backoff": True} if takes_backoff else {}))
+
+    return receive

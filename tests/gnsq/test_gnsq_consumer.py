@@ -5,7 +5,7 @@ from __future__ import annotations
 import gevent
 import pytest
 from gevent.event import Event
-from support.scripted_nsqd import ScriptedNsqd
+from support.scripted_nsqd import ScriptedNsqd, frame
 from support.waiting import until
 
 from nsq_fast import gnsq
@@ -216,6 +216,36 @@ def test_a_subclass_may_wrap_the_handling(scripted, make_consumer):
     conn.push(2, body=b"bad")
     conn.wait_for(lambda: conn.answered(b"FIN") == [1] and conn.answered(b"REQ") == [2])
     assert seen == ["before", "handler", "after", "before", "handler"]
+
+
+def test_a_subclass_may_override_what_hears_of_events(scripted, make_consumer):
+    class Listening(gnsq.Consumer):
+        def handle_error(self, conn, error):
+            heard.append(type(error).__name__)
+            super().handle_error(conn, error)
+
+        def handle_response(self, conn, response):
+            heard.append(response)
+
+        def handle_finish(self, conn, message_id):
+            heard.append(("finish", message_id))
+
+        def handle_requeue(self, conn, message_id, timeout, backoff):
+            heard.append(("requeue", message_id, timeout))
+
+    heard = []
+    start(
+        make_consumer(Listening, message_handler=lambda consumer, message: message.attempts > 1 and message.requeue(4))
+    )
+    conn = scripted.connection()
+    conn.send(frame(0, b"_heartbeat_") + frame(1, b"E_FIN_FAILED no"))
+    conn.push(1)
+    conn.push(2, attempts=2)
+    conn.wait_for(lambda: len(heard) == 4)
+    ids = [b"%016x" % 1, b"%016x" % 2]
+    assert sorted(map(str, heard)) == sorted(
+        map(str, [b"_heartbeat_", "FinFailed", ("finish", ids[0]), ("requeue", ids[1], 4)])
+    )
 
 
 def make_reader(make_consumer, **options):
