@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -71,7 +72,7 @@ def _program(name: str, python: str = sys.executable) -> tuple[str, ...]:
 
 def _ours() -> Iterator[Client]:
     program = _program("use_nsq_fast")
-    able = {"can_compress": True, "can_spread": True}
+    able: dict[str, Any] = {"can_compress": True, "can_spread": True}
     yield Client(name="nsq_fast", command=program, version=__version__, kinds=_EVERYTHING, **able)
     yield Client(
         name="nsq_fast batches",

@@ -83,7 +83,9 @@ METRICS = {
         Metric("p99", "latency p99", "us", False, quantile(99)),
         Metric("max", "latency max", "us", False, quantile(100)),
         Metric("peak", "peak memory", "MiB", False, lambda each, _: each.peak_kib / 1024, 1),
-        Metric("busy", "client's share of a core", "%", False, lambda each, _: each.cpu_seconds / each.seconds * 100, 2),
+        Metric(
+            "busy", "client's share of a core", "%", False, lambda each, _: each.cpu_seconds / each.seconds * 100, 2
+        ),
     )
 }
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.config import LookupConfig
@@ -87,9 +87,9 @@ def embedded(settings: Settings) -> Iterator[Server]:
         yield from _cluster(settings)
         return
     with _tls(settings) as files:
-        flags = {"tls_cert": str(files[0]), "tls_key": str(files[1])} if files else {}
+        flags: dict[str, Any] = {"tls_cert": str(files[0]), "tls_key": str(files[1])} if files else {}
         host = _listen_host(settings)
-        options = {"max_rdy_count": _MAX_RDY, "mem_queue_size": 10_000_000, "tcp_address": f"{host}:0"}
+        options: dict[str, Any] = {"max_rdy_count": _MAX_RDY, "mem_queue_size": 10_000_000, "tcp_address": f"{host}:0"}
         with BrokerProcess(lookupd=False, **options, **flags) as broker:
             nsqd = broker.nsqd
             yield Server(
@@ -105,7 +105,7 @@ def _cluster(settings: Settings) -> Iterator[Server]:
     with ClusterProcess(_CLUSTER_NODES, 1, max_rdy_count=_MAX_RDY) as cluster:
 
         def create(topic: str) -> None:
-            cluster.create_topic(topic, settings.partitions, channels=[CHANNEL], ordered_multi=True)
+            cluster.create_topic(topic, settings.partitions, channels=[CHANNEL], ordered=True)
 
         yield Server(
             "embedded cluster",

@@ -1,0 +1,130 @@
+"""What is aimed at, each as a bound on one figure or on a quotient of two of the same run, and how a run meets it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from .figures import shown, value_of
+from .results import Run
+
+OURS = "nsq_fast"
+CORE_FLOOR = "floor: core"
+
+
+class Goal(msgspec.Struct, frozen=True, kw_only=True):
+    """One aim. ``actual`` reads it from a run: its value, and how it is shown; None where it was not measured."""
+
+    what: str
+    target: str
+    is_met: Callable[[float], bool]
+    actual: Callable[[Run], tuple[float, str] | None]
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """A goal held against a run. ``verdict`` is ``met``, ``missed`` or ``not measured``."""
+
+    what: str
+    target: str
+    actual: str
+    verdict: str
+
+
+def judge(run: Run) -> Iterator[Judged]:
+    """Hold every goal against a run."""
+    for goal in goals():
+        found = goal.actual(run)
+        if found is None:
+            yield Judged(goal.what, goal.target, "-", "not measured")
+        else:
+            yield Judged(goal.what, goal.target, found[1], "met" if goal.is_met(found[0]) else "missed")
+
+
+def figure_in(run: Run, scenario: str, client: str, metric: str) -> float | None:
+    """The median of a metric of a client in a scenario."""
+    found = run.scenario(scenario)
+    result = found.client(client) if found else None
+    value = value_of(result, metric, found.settings.size) if found and result else None
+    return value.median if value else None
+
+
+def _at_most(what: str, scenario: str, metric: str, bound: float, unit: str) -> Goal:
+    return _bound(what, scenario, metric, bound, unit, False)
+
+
+def _bound(what: str, scenario: str, metric: str, bound: float, unit: str, is_least: bool) -> Goal:
+    def actual(run: Run) -> tuple[float, str] | None:
+        value = figure_in(run, scenario, OURS, metric)
+        return None if value is None else (value, f"{shown(value, metric)}{unit}")
+
+    sign = "at least" if is_least else "at most"
+    is_met: Callable[[float], bool] = (lambda v: v >= bound) if is_least else (lambda v: v <= bound)
+    return Goal(what=what, target=f"{sign} {bound:,g}{unit}", is_met=is_met, actual=actual)
+
+
+def _times(what: str, scenario: str, metric: str, bound: float, other: str, client: str = OURS) -> Goal:
+    """Ours is at least ``bound`` times the other's (of a rate), or at most (of what costs)."""
+    is_rate = metric == "rate"
+
+    def actual(run: Run) -> tuple[float, str] | None:
+        ours, theirs = figure_in(run, scenario, client, metric), figure_in(run, scenario, other, metric)
+        if ours is None or theirs is None or 0 in (ours, theirs):
+            return None
+        return (ours / theirs, f"{ours / theirs:.2f}x" if is_rate or ours > theirs else f"1/{theirs / ours:.1f}")
+
+    fraction = f"{bound:g}x" if is_rate or bound >= 1 else f"1/{1 / bound:g}"
+    target = f"{'at least' if is_rate else 'at most'} {fraction} {other}"
+    is_met: Callable[[float], bool] = (lambda v: v >= bound) if is_rate else (lambda v: v <= bound)
+    return Goal(what=what, target=target, is_met=is_met, actual=actual)
+
+
+def _growth(what: str, scenarios: tuple[str, ...]) -> Goal:
+    def actual(run: Run) -> tuple[float, str] | None:
+        values = [figure_in(run, name, OURS, "cpu") for name in scenarios]
+        known = [value for value in values if value]
+        if len(known) < len(scenarios):
+            return None
+        grown = max(known) / min(known)
+        return grown, f"{grown:.2f}x ({', '.join(f'{value:.3f}' for value in known)} us)"
+
+    return Goal(what=what, target="less than 1.3x", is_met=lambda v: v < 1.3, actual=actual)
+
+
+def goals() -> list[Goal]:
+    """All of them, in the order they are shown."""
+    found = [
+        _at_most("consume: client CPU per message", "consume", "cpu", 0.5, " us"),
+        _times("consume: client CPU per message", "consume", "cpu", 1 / 8, "go-nsq"),
+        _times("consume: client CPU per message", "consume", "cpu", 1 / 40, "gnsq"),
+        _times("consume: messages/s", "consume", "rate", 0.85, CORE_FLOOR),
+        _times("consume: messages/s", "consume", "rate", 3, "go-nsq"),
+        _times("consume: messages/s", "consume", "rate", 14, "gnsq"),
+        _times("consume: messages/s", "consume", "rate", 7, "asyncnsq"),
+    ]
+    for name, title in (
+        ("1k", "1 KiB"),
+        ("16k", "16 KiB"),
+        ("snappy", "snappy"),
+        ("deflate", "deflate"),
+        ("tls", "TLS"),
+    ):
+        found.append(_times(f"consume, {title}: messages/s", f"consume-{name}", "rate", 1, "go-nsq"))
+        found.append(_times(f"consume, {title}: client CPU", f"consume-{name}", "cpu", 1, "go-nsq"))
+    concurrent = "publish-concurrent"
+    return [
+        *found,
+        _bound("handlers that sleep 5 ms, 100 at once", "sleep", "rate", 18_000, "/s", True),
+        _times("publish one at a time", "publish-single", "rate", 1.2, "go-nsq"),
+        _times("publish one at a time", "publish-single", "rate", 2, "gnsq"),
+        _times("publish, 100 callers", concurrent, "rate", 1, "go-nsq async"),
+        _times("publish, 100 callers", concurrent, "rate", 3.5, "gnsq"),
+        _times("publish, 100 callers, linger", concurrent, "rate", 6, "gnsq", "nsq_fast linger"),
+        _at_most("MPUB x 200: client CPU per message", "publish-batch", "cpu", 0.15, " us"),
+        _times("publish to handler at 10,000/s: p99", "latency", "p99", 1, "go-nsq"),
+        _times("the same, nsqd's output buffer on: p99", "latency-buffered", "p99", 1, "go-nsq"),
+        _at_most("idle on 100 connections: share of a core", "idle", "busy", 1, " %"),
+        _at_most("idle on 100 connections: memory", "idle", "peak", 60, " MiB"),
+        _growth("CPU per message, 1 to 100 connections", ("connections-1", "connections-10", "connections-100")),
+        _growth("CPU per message, 10 to 10,000 in flight", tuple(f"in-flight-{10**n}" for n in (1, 2, 3, 4))),
+    ]

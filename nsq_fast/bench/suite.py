@@ -1,0 +1,62 @@
+"""The scenarios of a whole comparison: what `nsq-fast bench suite` runs, and the names that the goals refer to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from .settings import Settings
+
+_OURS = ("nsq_fast", "nsq_fast as gnsq", "go-nsq")
+_PUBLISH: dict[str, Any] = {"kind": "publish"}
+_CONSUME: dict[str, Any] = {"kind": "consume"}
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A scenario of the suite: its name, what it measures, with which clients (all when empty)."""
+
+    name: str
+    title: str
+    settings: Settings
+    clients: tuple[str, ...] = ()
+    is_short: bool = False
+    is_embedded: bool = False
+
+
+def plans(duration: float, rounds: int) -> list[Plan]:
+    """The suite, each client busy for ``duration`` seconds a round."""
+
+    def plan(name: str, title: str, clients: tuple[str, ...] = (), short: bool = False, **settings: object) -> Plan:
+        made = msgspec.convert({"duration": duration, "rounds": rounds, **settings}, Settings)
+        return Plan(name, title, made, clients, short, made.kind == "ordered")
+
+    rate: dict[str, Any] = {"rate": 10_000.0, "duration": max(1.0, duration)}
+    return [
+        plan("consume", "Consume, 200 bytes", short=True, **_CONSUME),
+        plan("consume-1k", "Consume, 1 KiB", _OURS, size=1024, **_CONSUME),
+        plan("consume-16k", "Consume, 16 KiB", _OURS, size=16384, **_CONSUME),
+        plan("consume-snappy", "Consume, snappy", _OURS, compression="snappy", **_CONSUME),
+        plan("consume-deflate", "Consume, deflate", _OURS, compression="deflate", **_CONSUME),
+        plan("consume-tls", "Consume, TLS", _OURS, tls=True, **_CONSUME),
+        plan("sleep", "Handlers that sleep 5 ms, 100 at once", _OURS, handler_sleep=0.005, concurrency=100, **_CONSUME),
+        plan("publish-single", "Publish one at a time", short=True, mode="single", **_PUBLISH),
+        plan("publish-concurrent", "Publish, 100 callers", short=True, mode="concurrent", concurrency=100, **_PUBLISH),
+        plan("publish-batch", "MPUB x 200", short=True, mode="batch", **_PUBLISH),
+        plan("latency", "Publish to handler, 10,000/s", short=True, kind="roundtrip", unbuffered=True, **rate),
+        plan("latency-buffered", "The same, nsqd's output buffer on", _OURS, kind="roundtrip", **rate),
+        plan("idle", "100 idle connections", _OURS, kind="idle", connections=100, settle=2.0),
+        plan("connections-1", "1 connection", _OURS[:1], max_in_flight=10_000, **_CONSUME),
+        plan("connections-10", "10 connections", _OURS[:1], connections=10, max_in_flight=10_000, **_CONSUME),
+        plan("connections-100", "100 connections", _OURS[:1], connections=100, max_in_flight=10_000, **_CONSUME),
+        plan("in-flight-10", "10 in flight", _OURS[:1], max_in_flight=10, **_CONSUME),
+        plan("in-flight-100", "100 in flight", _OURS[:1], max_in_flight=100, **_CONSUME),
+        plan("in-flight-1000", "1,000 in flight", _OURS[:1], max_in_flight=1000, **_CONSUME),
+        plan("in-flight-10000", "10,000 in flight", _OURS[:1], max_in_flight=10_000, **_CONSUME),
+        plan("ordered", "Ordered, 4 partitions (embedded cluster)", _OURS[:1], kind="ordered", partitions=4),
+    ]
+
+
+def titles() -> dict[str, str]:
+    """The title of each scenario by its name."""
+    return {plan.name: plan.title for plan in plans(1.0, 1)}

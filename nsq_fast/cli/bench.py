@@ -1,0 +1,264 @@
+"""`nsq-fast bench`: compare clients on one server in one run, and show it. The harness itself is `nsq_fast.bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.table import Table
+
+from nsq_fast.bench import core, results, tables
+from nsq_fast.bench.clients import Client, available, chosen, names
+from nsq_fast.bench.goals import judge
+from nsq_fast.bench.machine import about
+from nsq_fast.bench.results import Run, Scenario
+from nsq_fast.bench.runner import run_scenario
+from nsq_fast.bench.servers import Source, embedded, from_folder, given_lookupds, given_nsqds
+from nsq_fast.bench.settings import COMPRESSIONS, MODES, Settings
+from nsq_fast.bench.suite import Plan, plans
+from nsq_fast.names import Address
+from nsq_fast.runtime.http import Endpoint
+
+from . import console, options
+from .bench_show import compare_command, report_command
+
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_INTEGERS = {
+    "size": (200, "Bytes in a message."),
+    "count": (0, "Messages a round; 0: as many as a client handles in --duration."),
+    "rounds": (3, "How many rounds."),
+    "max_in_flight": (2500, "Messages a consumer holds."),
+    "connections": (1, "Connections of a consumer, to several loopback addresses of the nsqd."),
+    "partitions": (4, "Partitions of the topic."),
+    "concurrency": (1, "Callers of a publish, handlers of a consumer, messages on their way in a roundtrip."),
+    "batch": (200, "Messages in an MPUB."),
+}
+_DURATIONS = {
+    "duration": (2.0, "How long a client works in a round."),
+    "handler_sleep": (0.0, "How long each handler sleeps."),
+    "linger": (0.001, "What the client with linger waits for more to publish."),
+    "settle": (0.5, "Time before an open loop, or before an idle client is measured."),
+}
+_TAKEN = {
+    "consume": (
+        "size", "count", "duration", "rounds", "max_in_flight", "connections", "concurrency", "handler_sleep", "settle"
+    ),
+    "publish": ("size", "count", "duration", "rounds", "concurrency", "batch", "linger"),
+    "roundtrip": ("size", "count", "duration", "rounds", "max_in_flight", "concurrency"),
+    "ordered": ("size", "count", "duration", "rounds", "max_in_flight", "partitions"),
+    "idle": ("duration", "rounds", "max_in_flight", "connections", "settle"),
+}  # fmt: skip
+_ABOUT = {
+    "consume": "Consume a backlog, one FIN a message; with --rate, what is published meanwhile.",
+    "publish": "Publish one at a time, from many callers, or in batches.",
+    "roundtrip": "Publish and consume in one process: latency from publish to handler.",
+    "ordered": "Consume a topic with partitions in order; on the embedded cluster, or with --lookupd.",
+    "idle": "Hold connections on which nothing happens: CPU and memory.",
+}
+
+
+@click.group("bench", short_help="Compare clients on one server; reports.")
+def command() -> None:
+    """Measure clients and servers of NSQ: each client in a process of its own, in turns, several rounds.
+
+    Only ratios within one run mean anything: machines differ, and are noisy.
+    """
+
+
+def _where(function: Callable[..., None]) -> Callable[..., None]:
+    """The options that say against what, with which clients, and where the result goes."""
+    decorators = (
+        click.option("--embedded", is_flag=True, help="Against the embedded broker (the default)."),
+        options.nsqd_tcp_option(),
+        options.lookupd_http_option(),
+        click.option("--servers", type=_FOLDER, metavar="DIR", help="Start the nsqd binary of this folder."),
+        click.option(
+            "--client", "wanted", multiple=True, type=click.Choice(names()), help="A client (repeatable); default: all."
+        ),
+        click.option("--peer-python", metavar="PATH", help="An interpreter with gnsq, pynsq, ansq or asyncnsq."),
+        click.option("--syscalls", is_flag=True, help="Count system calls too, with perf or strace."),
+        click.option("--json", "target", type=_FILE, metavar="FILE", help="Write the run to this file."),
+    )
+    for decorate in reversed(decorators):
+        function = decorate(function)
+    return function
+
+
+def _settings_options(kind: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        for name in reversed(_TAKEN[kind]):
+            flag = f"--{name.replace('_', '-')}"
+            if name in _INTEGERS:
+                default, text = _INTEGERS[name]
+                kind_of: Any = click.IntRange(0 if name == "count" else 1)
+                function = click.option(flag, type=kind_of, default=default, show_default=True, help=text)(function)
+            else:
+                seconds, text = _DURATIONS[name]
+                function = click.option(
+                    flag, type=options.duration, metavar="DURATION", default=seconds, show_default=True, help=text
+                )(function)
+        return _special_options(kind, function)
+
+    return decorate
+
+
+def _special_options(kind: str, function: Callable[..., None]) -> Callable[..., None]:
+    if kind == "publish":
+        mode = click.option("--mode", type=click.Choice(MODES), default="single", show_default=True, help="How.")
+        function = mode(function)
+    if kind in ("consume", "publish", "roundtrip"):
+        function = click.option(
+            "--rate", type=click.FloatRange(0), default=0.0, help="Open loop: messages/s, whatever becomes of them."
+        )(function)
+        function = click.option("--tls", is_flag=True, help="Over TLS (servers started here).")(function)
+        function = click.option(
+            "--compression", type=click.Choice(COMPRESSIONS[1:]), default=None, help="Compressed connections."
+        )(function)
+    if kind in ("consume", "roundtrip"):
+        function = click.option(
+            "--unbuffered/--buffered",
+            default=kind == "roundtrip",
+            show_default=True,
+            help="Whether nsqd sends each message at once, or gathers them in its output buffer.",
+        )(function)
+    return function
+
+
+def _measuring(kind: str) -> click.Command:
+    def callback(**arguments: Any) -> None:
+        where = {name: arguments.pop(name) for name in ("embedded", "nsqds", "lookupds", "servers")}
+        others = {name: arguments.pop(name) for name in ("wanted", "peer_python", "syscalls", "target")}
+        given = {name: value for name, value in arguments.items() if value is not None}
+        if given.get("mode") == "concurrent" and given["concurrency"] == 1:
+            given["concurrency"] = 100
+        plan = Plan(kind, kind, msgspec.convert({"kind": kind, **given}, Settings))
+        _run([plan], _source(**where), **others)
+
+    callback.__doc__ = _ABOUT[kind]
+    return click.command(kind, short_help=_ABOUT[kind])(_where(_settings_options(kind)(callback)))
+
+
+def _source(embedded: bool, nsqds: Sequence[Address], lookupds: Sequence[Endpoint], servers: Path | None) -> Source:
+    if sum(map(bool, (embedded, nsqds, lookupds, servers))) > 1:
+        raise click.UsageError("give one of --embedded, --nsqd, --lookupd and --servers")
+    if servers:
+        return from_folder(servers)
+    if nsqds or lookupds:
+        options.require_running(nsqds, lookupds)
+    if lookupds:
+        return given_lookupds([str(lookupd) for lookupd in lookupds])
+    return given_nsqds(nsqds) if nsqds else _embedded()
+
+
+def _embedded() -> Source:
+    return embedded
+
+
+def _run(
+    todo: Sequence[Plan],
+    source: Source,
+    wanted: Sequence[str],
+    peer_python: str | None,
+    syscalls: bool,
+    target: Path | None,
+) -> Run:
+    clients = chosen(available(peer_python), wanted)
+    run = Run(about=about(_versions(clients)))
+    for plan in todo:
+        taking_part = chosen(clients, plan.clients)
+        where = embedded if plan.is_embedded else source
+        scenario = run_scenario(plan.name, plan.settings, taking_part, where, _progress, syscalls)
+        run.scenarios.append(scenario)
+        _show(scenario, plan.title, run.about.cores)
+        if target:
+            results.save(run, target)
+    return run
+
+
+def _versions(clients: Sequence[Client]) -> dict[str, str]:
+    return {client.name: client.version for client in clients if client.version and not client.variant}
+
+
+def _progress(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _show(scenario: Scenario, title: str, cores: int) -> None:
+    head = tables.header(scenario)
+    table = _table(f"{title}: {scenario.server}, {scenario.settings.rounds} rounds", head)
+    for row in tables.rows(scenario, cores):
+        table.add_row(*row)
+    console.output().print(table)
+    for result in scenario.clients:
+        if result.failure:
+            click.echo(f"{result.client} failed: {result.failure}", err=True)
+
+
+def _table(title: str, head: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(head):
+        table.add_column(column, justify="right" if number else "left")
+    return table
+
+
+@click.command("codec", short_help="Time the compiled core.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="How many rounds.")
+@click.option("--json", "target", type=_FILE, metavar="FILE", help="Write the run to this file.")
+def _codec(rounds: int, target: Path | None) -> None:
+    """Time the compiled core: decode, columns, commands, MPUB, answers; nanoseconds a message."""
+    run = Run(about=about({}), core=core.measure(rounds))
+    _show_core(run)
+    if target:
+        results.save(run, target)
+
+
+def _show_core(run: Run) -> None:
+    table = _table("The compiled core", tables.CORE_HEADER)
+    for row in tables.core_rows(run):
+        table.add_row(*row)
+    console.output().print(table)
+
+
+@click.command("suite", short_help="Run the whole comparison.")
+@_where
+@click.option("--duration", type=options.duration, default=1.5, show_default=True, help="Of a client's round.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="How many rounds.")
+@click.option("--short", is_flag=True, help="Only the scenarios that tell most.")
+@click.option("--only", multiple=True, metavar="NAME", help="Only this scenario (repeatable).")
+def _suite(
+    embedded: bool,
+    nsqds: Sequence[Address],
+    lookupds: Sequence[Endpoint],
+    servers: Path | None,
+    duration: float,
+    rounds: int,
+    short: bool,
+    only: Sequence[str],
+    target: Path | None,
+    **others: Any,
+) -> None:
+    """Run all scenarios, and hold the result against the goals of the project."""
+    todo = [plan for plan in plans(duration, rounds) if (plan.name in only if only else plan.is_short or not short)]
+    if not todo:
+        raise click.UsageError(f"--only: there are {', '.join(plan.name for plan in plans(1, 1))}")
+    run = _run(todo, _source(embedded, nsqds, lookupds, servers), target=target, **others)
+    if not short:
+        run.core = core.measure(rounds)
+        _show_core(run)
+    table = _table("Goals", ["what", "target", "actual", "verdict"])
+    for each in judge(run):
+        if each.verdict != "not measured":
+            table.add_row(each.what, each.target, each.actual, each.verdict)
+    console.output().print(table)
+    if target:
+        results.save(run, target)
+
+
+for _kind in _TAKEN:
+    command.add_command(_measuring(_kind))
+for _other in (_codec, _suite, compare_command, report_command):
+    command.add_command(_other)
