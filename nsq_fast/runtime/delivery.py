@@ -24,15 +24,7 @@ from gevent.event import Event
 from nsq_fast import _codec
 from nsq_fast._codec import traced_reply
 from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig
-from nsq_fast.errors import (
-    BadBody,
-    BadMessage,
-    ConfigError,
-    ConnectionClosed,
-    ConnectionLost,
-    NsqError,
-    ServerError,
-)
+from nsq_fast.errors import BadBody, BadMessage, ConfigError, ConnectionClosed, ConnectionLost, NsqError, ServerError
 from nsq_fast.names import Address
 from nsq_fast.protocol.retry import RetryPolicy, Verdict, decide, publish_failed, retry_delay
 
@@ -226,6 +218,9 @@ class Delivery:
         if conn is not None and conn.auth_data is not None and is_heard(self._sender, "on_auth"):
             emit(self._sender, "on_auth", conn=conn, response=msgspec.json.decode(conn.auth_data))
         self.routes.changed()
+
+    def link_failed(self, link: Link) -> None:
+        self.routes.failed()
 
     def link_lost(self, link: Link, error: NsqError) -> None:
         if link in self.pool.open:

@@ -40,6 +40,9 @@ class LinkHandler(Protocol):
     def link_opened(self, link: Link) -> None:
         """It can take publishes from now on."""
 
+    def link_failed(self, link: Link) -> None:
+        """It could not connect; it goes on trying."""
+
     def link_lost(self, link: Link, error: NsqError) -> None:
         """It takes no more publishes; called once for each ``link_opened``."""
 
@@ -138,6 +141,7 @@ class Link:
         level = logging.DEBUG if self._has_failed else logging.WARNING
         self._has_failed = True
         logger.log(level, "[%s] cannot connect, will keep trying: %s", self.address, error)
+        self._handler.link_failed(self)
 
     def _pause(self) -> None:
         if self._is_blameless:
@@ -237,6 +241,11 @@ class Pool:
     def link_of(self, conn: Connection) -> Link | None:
         """The link whose connection this is now."""
         return next((link for link in self if link.conn is conn), None)
+
+    def are_down(self, addresses: Collection[Address]) -> bool:
+        """Whether none of these nsqds can be reached, as far as has been tried."""
+        links = [link for address in addresses for link in self._links.get(address, ())]
+        return all(link.conn is None and link.error is not None for link in links)
 
     def errors(self) -> list[tuple[Address, NsqError]]:
         """Why the nsqds without a connection have none: the last error of each."""

@@ -2,8 +2,9 @@
 
 Without lookup, every nsqd takes every topic, and one Route serves them all.
 With lookup each topic has its own: the configured nsqds and those that
-nsqlookupd names for the topic. A topic that lookup does not know may go to
-any nsqd, because original servers create topics when they are published to.
+nsqlookupd names for the topic. A topic that lookup does not know, or whose
+nsqds are all out of reach, may go to any nsqd, because original servers
+create topics when they are published to.
 
 A topic with partitions goes to their leaders, and nowhere else. Publishes
 that may go to any partition take turns; those that are bound to one queue in
@@ -169,6 +170,7 @@ class Routes:
         self._shared = Route(pool.open)
         self._shared_lanes: dict[tuple[str, int], Lane] = {}
         self._asking = Group()
+        self._asked_for: set[Route] = set()
         self.by_topic: dict[str, Route] = {}
 
     @property
@@ -217,6 +219,14 @@ class Routes:
             return
         for route in list(self.by_topic.values()):
             self._update_links(route)
+
+    def failed(self) -> None:
+        """A link could not connect. Where that leaves publishes without any nsqd, others are asked for."""
+        if self._poller is None:
+            return
+        for route in self.by_topic.values():
+            if route.is_plain and route.waiting and not route.links and self._pool.are_down(route.addresses or ()):
+                self._ask_others(route, route.addresses or frozenset())
 
     def waiting_count(self) -> int:
         """How many publishes wait for a link, or for their turn."""
@@ -351,7 +361,7 @@ class Routes:
         if found:
             self._set_addresses(route, found)
         else:
-            self._asking.start(Greenlet(self._ask_nodes, route))
+            self._ask_others(route, frozenset())
 
     def _forget_idle(self, topic: str, route: Route) -> bool:
         is_busy = route.is_used or any(route.all_waiting()) or any(lane.on_wire for lane in route.lanes.values())
@@ -362,16 +372,24 @@ class Routes:
             self._poller.remove_topic(topic)
         return is_idle
 
-    def _ask_nodes(self, route: Route) -> None:
-        """Nobody has the topic yet: any nsqd may take it."""
+    def _ask_others(self, route: Route, named: frozenset[Address]) -> None:
+        if route not in self._asked_for:
+            self._asked_for.add(route)
+            self._asking.start(Greenlet(self._ask_nodes, route, named))
+
+    def _ask_nodes(self, route: Route, named: frozenset[Address]) -> None:
+        """Nobody has the topic yet, or nobody who can be reached: any nsqd may take it."""
         assert self._poller is not None
         try:
             nodes = self._poller.nodes(self._config.lookupd_timeout)
         except LookupFailed as error:
             logger.warning("no nsqds from lookup: %s", error)
             return
+        finally:
+            self._asked_for.discard(route)
         if not route.is_partitioned:
-            self._set_addresses(route, frozenset(nsqd.tcp for nsqd in nodes if not nsqd.is_redesigned))
+            others = frozenset(nsqd.tcp for nsqd in nodes if not nsqd.is_redesigned)
+            self._set_addresses(route, named | others)
 
     def _set_addresses(self, route: Route, addresses: frozenset[Address]) -> None:
         route.addresses = addresses

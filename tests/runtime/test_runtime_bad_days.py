@@ -19,6 +19,7 @@ import trustme
 from gevent.event import Event
 from gevent.server import StreamServer
 from support.http import ask
+from support.publishing import free_address
 from support.servers import RealNsqd, find_server
 from support.waiting import until
 
@@ -358,6 +359,14 @@ def test_a_lying_lookupd_beside_an_honest_one_harms_nobody(lie: str, liar: Any, 
         until(lambda: seen == [b"first"], timeout=5)
         assert producer.publish("t", b"second", timeout=5) == b"OK"
         until(lambda: seen == [b"first", b"second"], timeout=5)
+
+
+def test_a_topic_whose_nsqds_are_all_out_of_reach_goes_to_another(liar: Any, nsq_broker: Broker) -> None:
+    assert nsq_broker.lookupd is not None
+    lookupds = [str(liar(reply(names(free_address())))), str(nsq_broker.lookupd.http_address)]
+    with Producer(lookupd_http_addresses=lookupds, retry_max_delay=0.05) as producer:
+        assert producer.publish("t", b"x", timeout=5) == b"OK"
+    assert nsq_broker.nsqd.nsqd.topics["t"].message_count == 1
 
 
 def test_a_lookupd_that_names_something_else_as_nsqd(liar: Any, nsq_broker: Broker) -> None:

@@ -306,7 +306,7 @@ def test_a_dead_nsqd_is_not_chosen(publish_nsqd: Nsqds, new_producer: Producers)
     for number in range(10):
         assert sender.publish("t", b"%d" % number) == b"OK"
     assert len(server.bodies) == 10
-    assert list(sender.stats()["disconnected"]) == [str(dead.address)]
+    until(lambda: list(sender.stats()["disconnected"]) == [str(dead.address)])
 
 
 def test_publishes_pending_at_an_nsqd_that_dies_go_to_another(publish_nsqd: Nsqds, new_producer: Producers) -> None:
