@@ -34,7 +34,16 @@ Body = bytes | bytearray | memoryview
 
 
 class Extras(NamedTuple):
-    """The arguments of a publish that only servers with partitions know."""
+    """The arguments of a publish that only servers with partitions know.
+
+    Attributes:
+        key: str or bytes (``hashcode``: str, or int as a Java Long); equal keys go to one partition, in order.
+            ConfigError where the topic has no partitions: original servers have no order to keep.
+        partition: its number, instead of a key.
+        trace_id: 0 to 2**64-1; stay below 2**63 where Java reads it.
+        headers: a mapping that is sent as JSON; the topic must be extended.
+        tag: consumers with the same ``desired_tag`` get the message; the topic must be extended.
+    """
 
     key: Key | None = None
     partition: int | None = None

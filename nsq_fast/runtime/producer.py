@@ -117,57 +117,33 @@ class Producer(ProducerLife):
         """Publish one message and wait until a server has it; returns ``b"OK"``, or a Receipt when it was traced.
 
         Args:
-            topic: its name.
             body: the message, not empty, at most ``max_msg_size`` bytes, its trace id and header included.
             defer: milliseconds until it is delivered to consumers (original servers only).
             block: wait for a connection, and for room below ``max_pending``; False raises NoNsqd, or PublishFailed.
             timeout: seconds for all of it, retries included; None: the option ``publish_timeout``.
             raise_error: False returns an AsyncResult at once, which gets the result or the error.
-
-        The others are for servers with partitions:
-            key: str or bytes (``hashcode``: str, or int as a Java Long); equal keys go to one partition, in order.
-                ConfigError where the topic has no partitions: original servers have no order to keep.
-            partition: its number, instead of a key.
-            trace_id: 0 to 2**64-1; stay below 2**63 where Java reads it.
-            headers: a mapping that is sent as JSON; the topic must be extended.
-            tag: consumers with the same ``desired_tag`` get the message; the topic must be extended.
+            key, partition, trace_id, headers, tag: for servers with partitions, see ``Extras``.
         """
         room = self._room
         route = self._routes.get(topic) if topic.__class__ is str else None
         if (
-            self._is_running
-            and route is not None
-            and body.__class__ is bytes
-            and 0 < len(body) <= self._max_msg_size
-            and room.used < room.limit
-            and not room.queue
-            and defer is timeout is trace_id is None
-            and headers is None
-            and tag is None
-            and block
-            and raise_error
+            (self._is_running and route is not None)
+            and (body.__class__ is bytes and 0 < len(body) <= self._max_msg_size)
+            and (room.used < room.limit and not room.queue and block and raise_error)
+            and (defer is timeout is trace_id is None and headers is None and tag is None)
             and not self._trace.is_active
             and (key is partition is None or route.partition_num)
         ):
             # The usual publish, without the calls of the general way below: they cost a tenth of it (bench/macro.py).
             route.is_used = True
-            publish: Publish
             deadline = monotonic() + self._timeout
-            if key is not None or partition is not None:
-                publish = self._composer.pinned(route, topic, body, deadline, key, partition)
+            linger = None if key is not None or partition is not None else self._linger
+            if linger is not None and (self._lingers_always or self._delivery.pending):
                 room.used += 1
-                self._send_pinned(publish)
+                publish = Publish(route, topic, "PUB", b"", deadline)
+                linger.add(publish, body)
             else:
-                room.used += 1
-                if self._linger is not None and (self._lingers_always or self._delivery.pending):
-                    publish = Publish(route, topic, "PUB", b"", deadline)
-                    self._linger.add(publish, body)
-                else:
-                    if route.is_plain:
-                        publish = Publish(route, topic, "PUB", _codec.pub(topic, body), deadline)
-                    else:
-                        publish = Addressed(route, topic, body, deadline)
-                    self._delivery.submit(publish)
+                publish = self._submit_usual(route, topic, body, deadline, key, partition)
         else:
             is_simple = key is tag is None and partition is trace_id is None and headers is None
             extras = NO_EXTRAS if is_simple else Extras(key, partition, trace_id, headers, tag)
@@ -284,6 +260,24 @@ class Producer(ProducerLife):
                     self._delivery.abandon(part)
 
     # What one publish goes through
+
+    def _submit_usual(
+        self, route: Route, topic: str, body: bytes, deadline: float, key: Key | None, partition: int | None
+    ) -> Publish:
+        """Send what needs no more checks, and for which there is room."""
+        publish: Publish
+        if key is not None or partition is not None:
+            publish = self._composer.pinned(route, topic, body, deadline, key, partition)
+            self._room.used += 1
+            self._send_pinned(publish)
+            return publish
+        self._room.used += 1
+        if route.is_plain:
+            publish = Publish(route, topic, "PUB", _codec.pub(topic, body), deadline)
+        else:
+            publish = Addressed(route, topic, body, deadline)
+        self._delivery.submit(publish)
+        return publish
 
     def _new(self, topic: str, body: Any, defer: int | None, timeout: float | None, extras: Extras) -> Publish:
         """Check the arguments of a publish and make its command."""
