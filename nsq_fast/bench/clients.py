@@ -31,7 +31,13 @@ _EVERYTHING = frozenset({"consume", "publish", "roundtrip", "ordered", "idle"})
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):
-    """A client: its name, the command line that runs its program, and what it takes part in."""
+    """A client: its name, the command line that runs its program, and what it takes part in.
+
+    Attributes:
+        can_negotiate: its program asks for compression, TLS, and an nsqd that does not buffer.
+        can_open_loop: it measures latency at a rate.
+        can_spread: it holds several connections, and its handlers may sleep.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -39,7 +45,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     variant: str = ""
     kinds: frozenset[str] = frozenset({"consume", "publish"})
     modes: frozenset[str] = frozenset({"single", "concurrent", "batch"})
-    can_compress: bool = False
+    can_negotiate: bool = False
     can_open_loop: bool = True
     can_spread: bool = False
 
@@ -47,7 +53,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it can do what a scenario asks."""
         if settings.kind not in self.kinds or (settings.mode and settings.mode not in self.modes):
             return False
-        if (settings.compression or settings.tls) and not self.can_compress:
+        if (settings.compression or settings.tls or settings.unbuffered) and not self.can_negotiate:
             return False
         if settings.rate and not self.can_open_loop:
             return False
@@ -72,7 +78,7 @@ def _program(name: str, python: str = sys.executable) -> tuple[str, ...]:
 
 def _ours() -> Iterator[Client]:
     program = _program("use_nsq_fast")
-    able: dict[str, Any] = {"can_compress": True, "can_spread": True}
+    able: dict[str, Any] = {"can_negotiate": True, "can_spread": True}
     yield Client(name="nsq_fast", command=program, version=__version__, kinds=_EVERYTHING, **able)
     yield Client(
         name="nsq_fast batches",
@@ -80,7 +86,7 @@ def _ours() -> Iterator[Client]:
         version=__version__,
         variant="batch",
         kinds=frozenset({"consume"}),
-        can_compress=True,
+        can_negotiate=True,
         can_open_loop=False,
     )
     yield Client(
@@ -90,12 +96,12 @@ def _ours() -> Iterator[Client]:
         variant="linger",
         kinds=frozenset({"publish"}),
         modes=frozenset({"concurrent"}),
-        can_compress=True,
+        can_negotiate=True,
     )
     if _has_drop_in():
         command = (sys.executable, "-m", "nsq_fast", "run-as-gnsq", str(PROGRAMS / "use_gnsq.py"))
         kinds = frozenset({"consume", "publish", "roundtrip"})
-        yield Client(name=DROP_IN, command=command, version=__version__, kinds=kinds, can_compress=True)
+        yield Client(name=DROP_IN, command=command, version=__version__, kinds=kinds, can_negotiate=True)
 
 
 def _has_drop_in() -> bool:
@@ -112,7 +118,7 @@ def _go() -> Iterator[Client]:
         command=(str(program),),
         version=version,
         kinds=_EVERYTHING - {"ordered"},
-        can_compress=True,
+        can_negotiate=True,
         can_spread=True,
     )
     yield Client(
@@ -122,7 +128,7 @@ def _go() -> Iterator[Client]:
         variant="async",
         kinds=frozenset({"publish"}),
         modes=frozenset({"concurrent"}),
-        can_compress=True,
+        can_negotiate=True,
     )
 
 
@@ -161,7 +167,7 @@ def _peers(python: str) -> Iterator[Client]:
             command=_program(f"use_{name}", python),
             version=versions[name],
             kinds=kinds,
-            can_compress=name == "gnsq",
+            can_negotiate=name == "gnsq",
             can_open_loop=name in ("gnsq", "pynsq"),
         )
     if "pynsq" in versions:  # and with it tornado

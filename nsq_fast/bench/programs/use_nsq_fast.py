@@ -40,7 +40,9 @@ def make_consumer(handle):
 
 
 def make_producer():
-    options = {"linger": told["linger"]} if told["variant"] == "linger" else {}
+    options = {}
+    if told["variant"] == "linger":  # a batch leaves when every caller has its message in it
+        options = {"linger": told["linger"], "linger_max_messages": told["concurrency"]}
     return Producer(nsqd_tcp_addresses=NSQDS[:1], **options, **connection_options())
 
 

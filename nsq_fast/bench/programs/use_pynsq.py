@@ -24,7 +24,6 @@ nsq.Reader(
     nsqd_tcp_addresses=["{}:{}".format(*address) for address in told["nsqds"]],
     max_in_flight=told["max_in_flight"],
     message_handler=timed if told["rate"] else plain,
-    output_buffer_size=-1 if told["unbuffered"] else 16384,
     **({told["compression"]: True} if told["compression"] else {}),
 )
 nsq.run()

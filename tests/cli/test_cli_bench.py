@@ -1,0 +1,195 @@
+"""`nsq-fast bench` on the embedded broker, in small runs: what it measures, writes, shows and compares."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from nsq_fast.bench import results
+from nsq_fast.cli import main
+
+SMALL = ["--count", "2000", "--rounds", "2"]
+OURS = ["--client", "nsq_fast"]
+
+
+def bench(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["bench", *arguments], catch_exceptions=False)
+
+
+def measured(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    target = tmp_path / "run.json"
+    done = bench(*arguments, "--json", str(target))
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(target.read_text())
+    return found
+
+
+def rounds_of(run: dict[str, Any], client: str = "nsq_fast") -> list[dict[str, Any]]:
+    scenario = run["scenarios"][0]
+    result = next(each for each in scenario["clients"] if each["client"] == client)
+    assert result["failure"] == ""
+    rounds: list[dict[str, Any]] = result["rounds"]
+    return rounds
+
+
+def test_consume_writes_every_round_with_versions_machine_and_settings(tmp_path: Path) -> None:
+    run = measured(tmp_path, "consume", *SMALL, *OURS, "--client", "floor: core")
+    assert {"nsq_fast", "git_commit", "python", "cpu", "cores", "date", "clients"} <= run["about"].keys()
+    scenario = run["scenarios"][0]
+    assert (scenario["settings"]["count"], scenario["settings"]["size"], scenario["server"]) == (
+        2000,
+        200,
+        "embedded nsqd",
+    )
+    for client in ("nsq_fast", "floor: core"):
+        rounds = rounds_of(run, client)
+        assert len(rounds) == 2
+        for each in rounds:
+            assert each["messages"] == 2000 - 1 - 200  # the first tenth is left out
+            assert each["seconds"] > 0
+            assert each["cpu_seconds"] > 0
+            assert each["peak_kib"] > 1000
+            assert each["server_cpu_seconds"] >= 0
+
+
+@pytest.mark.parametrize("mode", ["single", "concurrent", "batch"])
+def test_publish_has_three_modes(tmp_path: Path, mode: str) -> None:
+    run = measured(tmp_path, "publish", "--mode", mode, "--count", "1000", "--rounds", "1", *OURS)
+    (each,) = rounds_of(run)
+    assert each["messages"] == 1000
+    assert bool(each["latency_us"]) is (mode == "single")
+
+
+def test_roundtrip_gives_latency_in_a_closed_loop(tmp_path: Path) -> None:
+    run = measured(tmp_path, "roundtrip", "--count", "300", "--rounds", "1", *OURS)
+    latency = dict(map(tuple, rounds_of(run)[0]["latency_us"]))
+    assert 0 < latency[0] <= latency[50] <= latency[95] <= latency[99] <= latency[100]
+
+
+@pytest.mark.parametrize("kind", ["roundtrip", "consume"])
+def test_an_open_loop_keeps_its_rate_whatever_the_client_does(tmp_path: Path, kind: str) -> None:
+    run = measured(tmp_path, kind, "--rate", "1000", "--count", "1600", "--rounds", "1", "--unbuffered", *OURS)
+    (each,) = rounds_of(run)
+    assert 700 < each["messages"] / each["seconds"] < 1300
+    assert len(each["latency_us"]) > 5
+
+
+def test_ordered_runs_on_the_embedded_cluster(tmp_path: Path) -> None:
+    run = measured(tmp_path, "ordered", "--count", "400", "--rounds", "1", "--partitions", "2", *OURS)
+    assert rounds_of(run)[0]["messages"] > 300
+    assert run["scenarios"][0]["server"] == "embedded cluster"
+
+
+def test_idle_holds_many_connections_to_one_nsqd(tmp_path: Path) -> None:
+    arguments = ("idle", "--connections", "10", "--duration", "0.2", "--settle", "0.3", "--rounds", "1")
+    assert rounds_of(measured(tmp_path, *arguments, *OURS))[0]["messages"] == 0
+
+
+def test_without_a_count_a_client_is_kept_busy_for_the_duration(tmp_path: Path) -> None:
+    run = measured(tmp_path, "consume", "--duration", "0.2", "--rounds", "1", *OURS)
+    (each,) = rounds_of(run)
+    assert each["messages"] > 5000
+    assert 0.02 < each["seconds"] < 2.0
+
+
+def test_codec_times_every_workload(tmp_path: Path) -> None:
+    run = measured(tmp_path, "codec", "--rounds", "2")
+    groups = {each["group"] for each in run["core"]}
+    assert {"decode messages", "decode columns", "MPUB", "answers", "commands"} <= groups
+    assert all(len(each["ns_per_message"]) == 2 and min(each["ns_per_message"]) > 0 for each in run["core"])
+
+
+def test_one_kind_of_server_at_a_time() -> None:
+    done = bench("consume", "--embedded", "--nsqd", "127.0.0.1:1")
+    assert done.exit_code == 2
+    assert "one of" in done.output
+
+
+def test_a_folder_without_nsqd_is_refused(tmp_path: Path) -> None:
+    done = bench("consume", "--servers", str(tmp_path), *OURS)
+    assert done.exit_code == 2
+    assert "nsqd" in done.output
+
+
+@pytest.fixture(scope="module")
+def suite_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two scenarios with two clients."""
+    target = tmp_path_factory.mktemp("suite") / "run.json"
+    small = ("--only", "consume", "--only", "publish-single", "--duration", "0.05", "--rounds", "2")
+    clients = ("--client", "nsq_fast", "--client", "floor: core")
+    done = bench("suite", *small, *clients, "--json", str(target))
+    assert done.exit_code == 0, done.output
+    assert "consume: client CPU per message" in done.output
+    return target
+
+
+def test_compare_with_itself_finds_no_change(suite_run: Path) -> None:
+    done = bench("compare", str(suite_run), str(suite_run), "--json")
+    assert done.exit_code == 0
+    assert {each["verdict"] for each in json.loads(done.stdout)} == {"same"}
+
+
+def nine_times_slower(each: results.Round) -> results.Round:
+    return results.Round(
+        messages=each.messages, seconds=each.seconds * 9, cpu_seconds=each.cpu_seconds * 9, peak_kib=each.peak_kib
+    )
+
+
+def test_compare_fails_when_a_client_became_slower(suite_run: Path, tmp_path: Path) -> None:
+    run = results.load(suite_run)
+    for scenario in run.scenarios:
+        for client in scenario.clients:
+            if client.client == "nsq_fast":
+                client.rounds = [nine_times_slower(each) for each in client.rounds]
+    slower = tmp_path / "slower.json"
+    results.save(run, slower)
+    done = bench("compare", str(suite_run), str(slower))
+    assert done.exit_code == 1
+    assert "worse" in done.output
+    assert bench("compare", str(slower), str(suite_run)).exit_code == 0
+    assert bench("compare", str(suite_run), str(slower), "--client", "floor: core").exit_code == 0
+    assert bench("compare", str(suite_run), str(slower), "--relative-to", "floor: core").exit_code == 1
+
+
+def test_the_report_stands_alone_and_has_the_numbers_of_the_run(suite_run: Path, tmp_path: Path) -> None:
+    html, docs = tmp_path / "report.html", tmp_path / "performance.md"
+    assert bench("report", str(suite_run), "--html", str(html), "--docs", str(docs)).exit_code == 0
+    page, text = html.read_text(), docs.read_text()
+    assert not re.search(r"""(?:src|href)=|@import|url\(|<script""", page)
+    run = results.load(suite_run)
+    for scenario in run.scenarios:
+        for client in scenario.clients:
+            rates = sorted(each.messages / each.seconds for each in client.rounds)
+            shown = f"{(rates[0] + rates[1]) / 2:,.0f}"
+            assert f"<td>{shown}</td>" in page
+            assert f"| {shown} |" in text
+            assert f">{shown}</text>" in page  # the chart has it too
+    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        xml.etree.ElementTree.fromstring(svg)
+
+
+def test_the_readme_gets_ratios_between_its_marks_and_charts_beside(suite_run: Path, tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- figures:begin -->\nold\n<!-- figures:end -->\nafter\n")
+    assert bench("report", str(suite_run), "--readme", str(readme), "--svg", str(tmp_path)).exit_code == 0
+    text = readme.read_text()
+    assert text.startswith("before\n<!-- figures:begin -->\n|")
+    assert text.endswith("<!-- figures:end -->\nafter\n")
+    assert "old" not in text
+    for name in ("consume-rate.svg", "consume-cpu.svg"):
+        assert xml.etree.ElementTree.parse(tmp_path / name).getroot().tag.endswith("svg")
+
+
+def test_a_report_must_be_told_what_to_write(suite_run: Path, tmp_path: Path) -> None:
+    assert bench("report", str(suite_run)).exit_code == 2
+    plain = tmp_path / "README.md"
+    plain.write_text("no marks")
+    assert bench("report", str(suite_run), "--readme", str(plain)).exit_code == 2
+    (tmp_path / "no.json").write_text("{}")
+    assert bench("report", str(tmp_path / "no.json"), "--html", str(tmp_path / "x.html")).exit_code == 2

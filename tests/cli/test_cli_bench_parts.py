@@ -1,0 +1,197 @@
+"""The pieces of the benchmarking harness that need no server: figures, verdicts, limits, pacing, charts, goals."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import re
+import xml.etree.ElementTree
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_fast.bench.charts import Bar, Curve, bars, latency_curves
+from nsq_fast.bench.clients import PROGRAMS, Client, names
+from nsq_fast.bench.compare import verdict_on
+from nsq_fast.bench.figures import Figure, figure, limit_of, value_of
+from nsq_fast.bench.goals import judge
+from nsq_fast.bench.results import About, ClientResult, Round, Run, Scenario
+from nsq_fast.bench.settings import Settings
+from nsq_fast.bench.suite import plans
+from nsq_fast.bench.syscalls import read_report
+from nsq_fast.errors import ConfigError
+
+
+def meter() -> ModuleType:
+    """What the client programs share; they find it beside them, not in a package."""
+    spec = importlib.util.spec_from_file_location("bench_meter", PROGRAMS / "meter.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+METER = meter()
+
+
+def a_round(messages: int = 1000, seconds: float = 1.0, cpu: float = 0.5, server: float | None = None) -> Round:
+    return Round(messages=messages, seconds=seconds, cpu_seconds=cpu, peak_kib=2048, server_cpu_seconds=server)
+
+
+@given(st.lists(st.floats(0.001, 1e9), min_size=1, max_size=20))
+def test_a_figure_lies_within_its_range(values: list[float]) -> None:
+    found = figure(values)
+    assert found.low <= found.median <= found.high
+    assert found.spread >= 0
+
+
+def test_a_figure_is_a_median_with_its_spread() -> None:
+    assert figure([3, 1, 2]) == Figure(2, 1, 3)
+    assert figure([3, 1, 2]).spread == 1.0
+    assert figure([4.0]).over(figure([2.0])) == 2.0
+    with pytest.raises(ValueError, match="at least one"):
+        figure([])
+
+
+def test_metrics_of_rounds() -> None:
+    result = ClientResult(
+        client="x", rounds=[a_round(2000, 2.0, 1.0), a_round(2000, 1.0, 0.5), a_round(2000, 4.0, 2.0)]
+    )
+    assert value_of(result, "rate") == Figure(1000, 500, 2000)
+    assert value_of(result, "megabytes", 500) == Figure(0.5, 0.25, 1.0)
+    assert value_of(result, "cpu") == Figure(500, 250, 1000)
+    assert value_of(result, "peak") == Figure(2, 2, 2)
+    assert value_of(result, "server_cpu") is None
+    assert value_of(result, "p99") is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "more_is_better", "verdict"),
+    [
+        ((100, 95, 105), (104, 99, 109), True, "same"),
+        ((100, 95, 105), (150, 140, 160), True, "better"),
+        ((100, 95, 105), (150, 140, 160), False, "worse"),
+        ((100, 50, 160), (150, 140, 160), True, "same"),
+        ((100, 100, 100), (101, 101, 101), True, "same"),
+        ((100, 100, 100), (90, 90, 90), True, "worse"),
+    ],
+)
+def test_a_change_counts_when_it_is_more_than_the_spread(
+    before: tuple[float, float, float], after: tuple[float, float, float], more_is_better: bool, verdict: str
+) -> None:
+    assert verdict_on(Figure(*before), Figure(*after), more_is_better) == verdict
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "limit"),
+    [
+        (0.95, 0.2, "client"),
+        (0.95, 0.95, "machine"),
+        (0.3, 0.95, "server"),
+        (0.3, 0.4, "waiting"),
+        (0.3, None, "unknown"),
+        (0.95, None, "client"),
+    ],
+)
+def test_it_is_said_what_the_limit_was(client: float, server: float | None, limit: str) -> None:
+    assert limit_of(ClientResult(client="x", rounds=[a_round(cpu=client, server=server)]), cores=2) == limit
+
+
+def test_settings_are_checked() -> None:
+    for wrong in (
+        {"kind": "no"},
+        {"kind": "publish"},
+        {"kind": "consume", "size": 0},
+        {"kind": "consume", "mode": "batch"},
+    ):
+        with pytest.raises(ConfigError):
+            Settings(**wrong)  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 10**7), st.sampled_from(["single", "concurrent", "batch"]), st.integers(1, 300))
+def test_counts_are_shared_out_evenly(count: int, mode: str, share: int) -> None:
+    settings = Settings(kind="publish", mode=mode, concurrency=share, batch=share)
+    found = settings.rounded(count)
+    step = 1 if mode == "single" else share
+    assert found % step == 0
+    assert settings.warmup(found) % step == 0
+    assert settings.warmup(found) > 0
+
+
+def test_every_scenario_of_the_suite_has_its_own_name_and_known_clients() -> None:
+    found = plans(1.0, 3)
+    assert len({plan.name for plan in found}) == len(found)
+    assert {client for plan in found for client in plan.clients} <= set(names())
+
+
+def test_clients_take_part_in_what_they_can_do() -> None:
+    plain = Client(name="plain", command=("x",))
+    able = Client(name="able", command=("x",), can_negotiate=True, can_spread=True)
+    for settings in (
+        Settings(kind="consume", tls=True),
+        Settings(kind="consume", compression="snappy"),
+        Settings(kind="consume", connections=10),
+        Settings(kind="consume", handler_sleep=0.005),
+    ):
+        assert not plain.takes_part(settings)
+        assert able.takes_part(settings)
+    assert plain.takes_part(Settings(kind="consume"))
+    assert not able.takes_part(Settings(kind="ordered"))
+
+
+def test_an_open_loop_has_its_times_fixed_in_advance() -> None:
+    pairs = list(METER.ticks(10_000, 1234))
+    assert sum(many for _, many in pairs) == 1234
+    gaps = {later[0] - earlier[0] for earlier, later in itertools.pairwise(pairs)}
+    assert all(abs(gap - 1_000_000) < 1000 for gap in gaps)
+    slow = list(METER.ticks(100, 5))
+    assert [many for _, many in slow] == [1] * 5
+
+
+def test_quantiles_are_values_that_were_measured() -> None:
+    found = dict(map(tuple, METER.quantiles([n * 1000 for n in range(101)])))
+    assert (found[0], found[50], found[99], found[100]) == (0, 50, 99, 100)
+    assert METER.quantiles([]) == []
+
+
+def test_stamps_survive_the_way() -> None:
+    assert METER.stamp_of(METER.stamped(1_700_000_000_123_456_789, b"xx")) == 1_700_000_000_123_456_789
+
+
+def test_the_reports_of_perf_and_strace_are_read() -> None:
+    assert read_report("# started\n\n29;;raw_syscalls:sys_enter;123;100.00;;\n") == 29
+    assert read_report("<not counted>;;raw_syscalls:sys_enter;0;100.00;;\n") is None
+    strace = "% time seconds usecs/call calls errors syscall\n100.00 0.000123 4 29 1 total\n"
+    assert read_report(strace) == 29
+    assert read_report("nothing") is None
+
+
+def test_charts_are_well_formed_and_to_scale() -> None:
+    chart = bars("Rates & <more>", [Bar("a<b", 50, 40, 60, "50"), Bar("b", 100, 90, 120, "100", True)])
+    root = xml.etree.ElementTree.fromstring(chart)
+    assert [text for text in root.itertext() if text.strip()][0] == "Rates & <more>"
+    first, second = (float(width) for width in re.findall(r'<rect x="170"[^>]*width="([\d.]+)"', chart))
+    assert second == pytest.approx(2 * first, rel=0.01)
+    curve = latency_curves("Latency", [Curve("a", [(0, 10.0), (50, 100.0), (99, 5000.0), (100, 20000.0)])])
+    xml.etree.ElementTree.fromstring(curve)
+    xml.etree.ElementTree.fromstring(latency_curves("None", []))
+
+
+def test_goals_are_judged_by_the_figures_of_the_run() -> None:
+    clients = [
+        ClientResult(client="nsq_fast", rounds=[a_round(1_000_000, 1.0, 0.4)]),
+        ClientResult(client="go-nsq", rounds=[a_round(200_000, 1.0, 0.8)]),
+        ClientResult(client="gnsq", rounds=[a_round(100_000, 1.0, 1.0)]),
+    ]
+    scenario = Scenario(name="consume", settings=Settings(kind="consume"), server="x", clients=clients)
+    about = About(date="", nsq_fast="", git_commit="", python="", gevent="", system="", cpu="", cores=2, memory_mib=1)
+    found = [(each.target, each.actual, each.verdict) for each in judge(Run(about=about, scenarios=[scenario]))]
+    assert ("at most 0.5 us", "0.400 us", "met") in found
+    assert ("at most 1/8 go-nsq", "1/10.0", "met") in found
+    assert ("at most 1/40 gnsq", "1/25.0", "missed") in found
+    assert ("at least 3x go-nsq", "5.00x", "met") in found
+    assert ("at least 14x gnsq", "10.00x", "missed") in found
+    assert ("at least 7x asyncnsq", "-", "not measured") in found
