@@ -3,7 +3,7 @@
 #   make demo       the main job on an embedded broker: lookup, publish, consume, acknowledge   ARGS="--messages 1000000"
 #   make test       the tests                                                                   ARGS="-k frame -x"
 #   make proof      what is promised for the redesigned NSQ, on a real cluster: needs etcd and its servers, many minutes
-#   make bench      the benchmarks of the compiled core
+#   make bench      the compiled core, and a short comparison of clients                        SERVERS=DIR of an nsqd
 #   make check      ruff, mypy --strict, cython-lint, layering
 #   make setup      the virtual environment with everything, and the compiled extension
 #   make build      recompile the extension if its sources changed
@@ -16,6 +16,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+SERVERS ?= $(wildcard $(HOME)/.cache/nsq-fast/servers/original)
 
 BIN := $(VENV)/bin
 SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi) setup.py
@@ -75,6 +76,9 @@ proof: $(DEV_STAMP) $(BUILD_STAMP)
 
 bench: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest bench --benchmark-only --timeout 600 $(ARGS)
+	$(BIN)/python -m nsq_fast bench suite --short --duration 0.7 --json bench/results/latest.json \
+	  $(if $(SERVERS),--servers $(SERVERS))
+	$(BIN)/python -m nsq_fast bench report bench/results/latest.json --html bench/results/latest.html
 
 check: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/ruff check .

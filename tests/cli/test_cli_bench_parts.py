@@ -172,7 +172,7 @@ def test_the_reports_of_perf_and_strace_are_read() -> None:
 def test_charts_are_well_formed_and_to_scale() -> None:
     chart = bars("Rates & <more>", [Bar("a<b", 50, 40, 60, "50"), Bar("b", 100, 90, 120, "100", True)])
     root = xml.etree.ElementTree.fromstring(chart)
-    assert [text for text in root.itertext() if text.strip()][0] == "Rates & <more>"
+    assert next(text for text in root.itertext() if text.strip()) == "Rates & <more>"
     first, second = (float(width) for width in re.findall(r'<rect x="170"[^>]*width="([\d.]+)"', chart))
     assert second == pytest.approx(2 * first, rel=0.01)
     curve = latency_curves("Latency", [Curve("a", [(0, 10.0), (50, 100.0), (99, 5000.0), (100, 20000.0)])])
