@@ -93,7 +93,7 @@ def floor_ordered(told: dict[str, Any]) -> None:
     meter = Meter(told["count"])
     sock = socket.create_connection(told["nsqd"])
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.sendall(b"  V2" + _codec.sub_ordered("ordered", CHANNEL, 0) + b"RDY 1\n")
+    sock.sendall(b"  V2" + _codec.sub_ordered(told["topic"], CHANNEL, 0) + b"RDY 1\n")
     header = struct.Struct(">ii")
     buffer, done = b"", False
     while not done:

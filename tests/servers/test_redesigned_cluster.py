@@ -26,7 +26,7 @@ def test_records_of_publishing_and_consuming_join_one_to_one(fleet: Fleet, small
     )
     assert published.keys() == consumed.keys()
     assert len(published) == published.total() == verdict.stored == small.messages
-    # The real server delivers the first message of a new ordered channel twice now and then: a record of each.
+    # Real servers deliver a message twice that waited before the first ordered subscription: a record of each.
     assert consumed.total() == verdict.handled
     assert {record.outcome for record in records.of(ConsumeRecord)} == {"FIN"}
 
