@@ -204,14 +204,15 @@ print(json.dumps(found))
 
 
 def _floors() -> Iterator[Client]:
-    for name, program in (("floor: core", "floor_core"), ("floor: Python", "floor_socket")):
-        yield Client(
-            name=name,
-            command=_program(program),
-            version=__version__ if program == "floor_core" else "",
-            kinds=frozenset({"consume"}),
-            can_open_loop=False,
-        )
+    yield Client(
+        name="floor: core",
+        command=_program("floor_core"),
+        version=__version__,
+        modes=frozenset({"single", "batch"}),
+        can_open_loop=False,
+    )
+    only_consume = frozenset({"consume"})
+    yield Client(name="floor: Python", command=_program("floor_socket"), kinds=only_consume, can_open_loop=False)
 
 
 def chosen(clients: Sequence[Client], wanted: Sequence[str]) -> list[Client]:

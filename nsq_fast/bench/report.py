@@ -30,7 +30,8 @@ _README_CLIENTS = ("go-nsq", "asyncnsq", "ansq", "pynsq", "gnsq")
 _STYLE = """
 body{font:15px/1.5 sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;margin:1em 0;font-size:13px}td,th{border:1px solid #ccc;padding:3px 8px;text-align:right}
-td:first-child,th:first-child{text-align:left}.missed{color:#b00}.met{color:#070}svg{max-width:100%;height:auto}
+td:first-child,th:first-child,h1+table td{text-align:left}
+.missed{color:#b00}.met{color:#070}svg{max-width:100%;height:auto}
 """
 METHOD = """
 How to repeat it: `nsq-fast bench suite --servers DIR --json run.json`, where DIR has an nsqd binary, then

@@ -9,6 +9,7 @@ import msgspec
 from .settings import Settings
 
 _OURS = ("nsq_fast", "nsq_fast as gnsq", "go-nsq")
+_FLOOR = ("nsq_fast", "floor: core")
 _PUBLISH: dict[str, Any] = {"kind": "publish"}
 _CONSUME: dict[str, Any] = {"kind": "consume"}
 
@@ -49,10 +50,10 @@ def plans(duration: float, rounds: int) -> list[Plan]:
         plan("connections-1", "1 connection", _OURS[:1], max_in_flight=10_000, **_CONSUME),
         plan("connections-10", "10 connections", _OURS[:1], connections=10, max_in_flight=10_000, **_CONSUME),
         plan("connections-100", "100 connections", _OURS[:1], connections=100, max_in_flight=10_000, **_CONSUME),
-        plan("in-flight-10", "10 in flight", _OURS[:1], max_in_flight=10, **_CONSUME),
-        plan("in-flight-100", "100 in flight", _OURS[:1], max_in_flight=100, **_CONSUME),
-        plan("in-flight-1000", "1,000 in flight", _OURS[:1], max_in_flight=1000, **_CONSUME),
-        plan("in-flight-10000", "10,000 in flight", _OURS[:1], max_in_flight=10_000, **_CONSUME),
+        plan("in-flight-10", "10 in flight", _FLOOR, max_in_flight=10, **_CONSUME),
+        plan("in-flight-100", "100 in flight", _FLOOR, max_in_flight=100, **_CONSUME),
+        plan("in-flight-1000", "1,000 in flight", _FLOOR, max_in_flight=1000, **_CONSUME),
+        plan("in-flight-10000", "10,000 in flight", _FLOOR, max_in_flight=10_000, **_CONSUME),
         plan("ordered", "Ordered, 4 partitions (embedded cluster)", _OURS[:1], kind="ordered", partitions=4),
     ]
 
