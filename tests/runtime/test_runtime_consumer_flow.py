@@ -162,8 +162,7 @@ def test_is_starved_tells_a_batching_handler_to_go_on(servers, consume):
     conn.wait_for(lambda: consumer.total_in_flight == 8)
     assert not consumer.is_starved
     conn.push(8)
-    conn.wait_for(lambda: consumer.total_in_flight == 9)
-    assert consumer.is_starved
+    conn.wait_for(lambda: consumer.is_starved)  # true once the handler has it, a moment after it arrived
 
 
 def test_what_a_running_handler_holds_of_a_lost_connection_still_counts(servers, consume):
