@@ -4,7 +4,7 @@ With ``linger`` they wait for each other: one alarm serves all topics, it rings
 ``linger`` seconds after the first publish came, and everything that gathered
 leaves. Without, what was published in one turn of the hub leaves at its end:
 nothing waits, and a hundred greenlets that were woken together cost the server
-one command instead of a hundred (``bench/macro.py publish``). In both cases a
+one command instead of a hundred (``nsq-fast bench publish``). In both cases a
 topic's batch leaves earlier when it is full, by count or by bytes.
 
 Publishes that are bound to a partition gather in its lane; here only its turn
