@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from .figures import shown, value_of
+from .figures import Figure, shown, value_of
 from .results import Run
 
 OURS = "nsq_fast"
@@ -43,10 +43,14 @@ def judge(run: Run) -> Iterator[Judged]:
 
 def figure_in(run: Run, scenario: str, client: str, metric: str) -> float | None:
     """The median of a metric of a client in a scenario."""
+    value = _value_in(run, scenario, client, metric)
+    return value.median if value else None
+
+
+def _value_in(run: Run, scenario: str, client: str, metric: str) -> Figure | None:
     found = run.scenario(scenario)
     result = found.client(client) if found else None
-    value = value_of(result, metric, found.settings.size) if found and result else None
-    return value.median if value else None
+    return value_of(result, metric, found.settings.size) if found and result else None
 
 
 def _at_most(what: str, scenario: str, metric: str, bound: float, unit: str) -> Goal:
@@ -68,10 +72,13 @@ def _times(what: str, scenario: str, metric: str, bound: float, other: str, clie
     is_rate = metric == "rate"
 
     def actual(run: Run) -> tuple[float, str] | None:
-        ours, theirs = figure_in(run, scenario, client, metric), figure_in(run, scenario, other, metric)
-        if ours is None or theirs is None or 0 in (ours, theirs):
+        ours, theirs = _value_in(run, scenario, client, metric), _value_in(run, scenario, other, metric)
+        if ours is None or theirs is None or not ours.median or not theirs.median:
             return None
-        return (ours / theirs, f"{ours / theirs:.2f}x" if is_rate or ours > theirs else f"1/{theirs / ours:.1f}")
+        ratio = ours.over(theirs)
+        text = f"{ratio:.2f}x" if is_rate or ratio > 0.95 else f"1/{1 / ratio:.1f}"
+        is_close = ours.low <= bound * theirs.high and bound * theirs.low <= ours.high
+        return ratio, f"{text} (within the spread of the target)" if is_close else text
 
     fraction = f"{bound:g}x" if is_rate or bound >= 1 else f"1/{1 / bound:g}"
     target = f"{'at least' if is_rate else 'at most'} {fraction} {other}"

@@ -139,7 +139,7 @@ def docs(run: Run) -> str:
 
 def readme_block(run: Run) -> str:
     """The figures for the README: how many times better ours is than each other client, in one run."""
-    head = ["nsq_fast, times better than", *_README_CLIENTS]
+    head = ["nsq_fast, times better (below 1: worse) than", *_README_CLIENTS]
     body = [
         [title, *(_times(run, scenario, metric, other) for other in _README_CLIENTS)]
         for title, scenario, metric in _README_ROWS

@@ -1,0 +1,35 @@
+"""What README and docs/performance.md say is what the file of the run says: neither is edited by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nsq_fast.bench.report import README_BLOCK, docs, readme_block
+from nsq_fast.bench.results import Run, load
+
+ROOT = Path(__file__).parents[2]
+HOW = "nsq-fast bench report docs/performance.json --docs docs/performance.md --readme README.md --svg docs/charts"
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return load(ROOT / "docs" / "performance.json")
+
+
+def test_the_page_is_that_of_the_run(run: Run) -> None:
+    assert (ROOT / "docs" / "performance.md").read_text() == docs(run), f"write it again: {HOW}"
+
+
+def test_the_figures_of_the_readme_are_those_of_the_run(run: Run) -> None:
+    found = README_BLOCK.search((ROOT / "README.md").read_text())
+    assert found is not None
+    assert readme_block(run) in found[0], f"write them again: {HOW}"
+
+
+def test_the_run_was_made_with_other_clients_on_a_real_server(run: Run) -> None:
+    consume = run.scenario("consume")
+    assert consume is not None
+    assert consume.server.startswith("nsqd v")
+    assert {"nsq_fast", "go-nsq", "gnsq"} <= {each.client for each in consume.clients if each.rounds}
