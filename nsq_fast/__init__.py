@@ -15,7 +15,7 @@ _HOME = {
     "install_as_gnsq": "gnsq.install",
     "Consumer": "runtime.consumer",
     "Producer": "runtime.producer",
-    "Receipt": "runtime.addressed",
+    "Receipt": "runtime.publishing.addressed",
     "NsqdHTTPClient": "runtime.admin",
     "LookupdHTTPClient": "runtime.admin",
     "TraceLog": "runtime.trace",

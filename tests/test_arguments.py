@@ -11,7 +11,7 @@ import pytest
 from nsq_fast import Consumer, LookupdHTTPClient, NsqdHTTPClient, Producer
 from nsq_fast.broker import Broker, LookupdOptions, NsqdOptions
 from nsq_fast.errors import PublishFailed
-from nsq_fast.runtime.failures import PublishTo, WriteToFolder
+from nsq_fast.runtime.consuming.failures import PublishTo, WriteToFolder
 from nsq_fast.runtime.lookup import LookupPoller
 
 NAN = float("nan")

@@ -19,7 +19,7 @@ import msgspec
 
 from nsq_fast.errors import AuthFailed, HttpError
 from nsq_fast.names import parse_address
-from nsq_fast.runtime.http import Endpoint, HttpClient
+from nsq_fast.runtime.net.http import Endpoint, HttpClient
 
 from . import go_json
 from .http import ACCEPT_V1

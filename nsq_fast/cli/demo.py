@@ -26,7 +26,7 @@ from nsq_fast.broker import BrokerProcess
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
 from nsq_fast.runtime.admin import LookupdHTTPClient, NsqdHTTPClient
-from nsq_fast.runtime.http import Endpoint
+from nsq_fast.runtime.net.http import Endpoint
 
 from . import console, options, orderedcluster
 from .channel_stats import add_up

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from nsq_fast._codec import Message
 from nsq_fast.errors import NSQException
 from nsq_fast.names import Address
-from nsq_fast.runtime.connection import Connection
 from nsq_fast.runtime.consumer import Consumer as _Consumer
-from nsq_fast.runtime.outcomes import NO_LIMIT, Outcomes
+from nsq_fast.runtime.consuming.outcomes import NO_LIMIT, Outcomes
+from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.signals import receivers
 
 from .backoff_states import BackoffStates

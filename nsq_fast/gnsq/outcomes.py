@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsq_fast._codec import Message
 from nsq_fast.protocol.backoff import RequeueDelay
-from nsq_fast.runtime.outcomes import Handler, Outcomes
+from nsq_fast.runtime.consuming.outcomes import Handler, Outcomes
 
 if TYPE_CHECKING:
     from .consumer import Consumer

@@ -29,7 +29,7 @@ from nsq_fast.names import (
 )
 from nsq_fast.protocol.topology import ACCEPT, unwrap
 
-from .http import DEFAULT_TIMEOUT, Endpoint, HttpClient, parse_endpoint
+from .net.http import DEFAULT_TIMEOUT, Endpoint, HttpClient, parse_endpoint
 
 ClientT = TypeVar("ClientT", bound="AdminClient")
 _OPTION = re.compile(r"[a-z0-9_]{1,64}")

@@ -24,23 +24,23 @@ from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, check_channel, check_topic, li
 from nsq_fast.protocol.backoff import Backoff, RequeueDelay
 from nsq_fast.protocol.position import StartPositions, parse_start
 
-from .closing import begin_closing, close_subscribers
-from .deadlines import Deadlines
-from .dispatch import Pool
-from .failures import Discard, GiveUpPolicy
-from .flow import Flow
+from .consuming.closing import begin_closing, close_subscribers
+from .consuming.deadlines import Deadlines
+from .consuming.dispatch import Pool
+from .consuming.failures import Discard, GiveUpPolicy
+from .consuming.flow import Flow
+from .consuming.iteration import messages
+from .consuming.ordered import PAUSE, BlockedPolicy, Ordered, check_blocked_policy
+from .consuming.outcomes import BatchHandler, Handler, Outcomes
+from .consuming.stats import ConsumerStats
+from .consuming.subscriber import Subscriber
+from .consuming.subscriptions import Subscriptions
+from .consuming.tracing import Tracer
 from .fork import Greenlet, keep, tell_forks
-from .iteration import messages
+from .net.tls import check_tls_options
 from .option_attributes import ConsumerOptions
-from .ordered import PAUSE, BlockedPolicy, Ordered, check_blocked_policy
-from .outcomes import BatchHandler, Handler, Outcomes
 from .signals import LazySignal, emit, is_emitting
-from .stats import ConsumerStats
-from .subscriber import Subscriber
-from .subscriptions import Subscriptions
-from .tls import check_tls_options
 from .trace import TraceLog, trace_log
-from .tracing import Tracer
 
 CLOSE_TIMEOUT = 30.0
 

@@ -26,8 +26,8 @@ from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, check_topic
 from nsq_fast.protocol.topology import LookupAnswer, Nsqd, Topology, distinct, merge
 
 from .fork import Greenlet
-from .http import Endpoint, parse_endpoint
 from .lookupd import Lookupd
+from .net.http import Endpoint, parse_endpoint
 
 Access = Literal["r", "w"]
 Listener = Callable[[str, Topology], None]

@@ -22,7 +22,7 @@ from nsq_fast.protocol.topology import (
     parse_nodes,
 )
 
-from .http import Endpoint, HttpClient
+from .net.http import Endpoint, HttpClient
 
 MAX_REPLY_SIZE = 8 * 1024 * 1024
 _MAX_SKIPPED_POLLS = 8

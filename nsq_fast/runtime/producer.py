@@ -16,12 +16,12 @@ from nsq_fast import _codec
 from nsq_fast.errors import ConfigError, PublishFailed, PublishTimeout
 from nsq_fast.protocol.partitioner import Key
 
-from .addressed import Addressed, Receipt
-from .compose import NO_EXTRAS, Body, Extras
-from .producer_life import ProducerLife, check_timeout
-from .publish import Gather, Outcome, Publish
-from .reasons import why_nowhere
-from .routes import Route
+from .publishing.addressed import Addressed, Receipt
+from .publishing.compose import NO_EXTRAS, Body, Extras
+from .publishing.life import ProducerLife, check_timeout
+from .publishing.publish import Gather, Outcome, Publish
+from .publishing.reasons import why_nowhere
+from .publishing.routes import Route
 
 Headers: TypeAlias = Mapping[str, Any]
 Stored: TypeAlias = bytes | Receipt

@@ -67,7 +67,7 @@ def lookup_producer(monkeypatch: pytest.MonkeyPatch, new_producer: Producers) ->
             monkeypatch.setattr(lookup, "add_topic", add_topic)
         return sender, lookup
 
-    monkeypatch.setattr("nsq_fast.runtime.routes.LookupPoller", scripted)
+    monkeypatch.setattr("nsq_fast.runtime.publishing.routes.LookupPoller", scripted)
     return make
 
 

@@ -25,8 +25,8 @@ from support.waiting import until
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import BodyInvalid, ConfigError, HttpError, NameInvalid, RemoteProtocolError
 from nsq_fast.runtime.admin import AdminClient, LookupdHTTPClient, NsqdHTTPClient
-from nsq_fast.runtime.http import Endpoint, HttpClient, parse_endpoint
 from nsq_fast.runtime.lookup import LookupPoller
+from nsq_fast.runtime.net.http import Endpoint, HttpClient, parse_endpoint
 
 
 class Recorder:

@@ -27,7 +27,7 @@ from nsq_fast import Consumer, Message, Producer, RequeueMessage
 from nsq_fast.broker import Broker, BrokerProcess, NsqdOptions, NsqdServer
 from nsq_fast.errors import ConnectionLost, NoNsqd, RemoteProtocolError
 from nsq_fast.names import Address
-from nsq_fast.runtime.failures import PublishTo
+from nsq_fast.runtime.consuming.failures import PublishTo
 from nsq_fast.testing import FaultyLink
 
 Link = Callable[..., FaultyLink]

@@ -11,7 +11,7 @@ import pytest
 from support.scripted_nsqd import ScriptedNsqd
 
 from nsq_fast import Consumer, RequeueMessage
-from nsq_fast.runtime.failures import Discard, LogMessage, PublishTo, WriteToFolder
+from nsq_fast.runtime.consuming.failures import Discard, LogMessage, PublishTo, WriteToFolder
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from support.waiting import until
 from nsq_fast import Consumer
 from nsq_fast._codec import Message
 from nsq_fast.errors import BodyInvalid
-from nsq_fast.runtime.bodies import decompressed, is_compressed
+from nsq_fast.runtime.consuming.bodies import decompressed, is_compressed
 from nsq_fast.runtime.trace import ConsumeRecord, TraceLog
 
 BODY = b"hello, hello, hello"
@@ -93,7 +93,7 @@ def nsqd():
 
 @pytest.fixture
 def consume(monkeypatch):
-    monkeypatch.setattr("nsq_fast.runtime.subscriptions.LookupPoller", ScriptedLookup)
+    monkeypatch.setattr("nsq_fast.runtime.consuming.subscriptions.LookupPoller", ScriptedLookup)
     consumers = []
 
     def start(found, handler, **options):

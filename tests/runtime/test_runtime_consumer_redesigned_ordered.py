@@ -24,7 +24,7 @@ def nsqd():
 @pytest.fixture
 def consume(monkeypatch):
     """Start an ordered consumer with a scripted lookup that knows ``leaders``."""
-    monkeypatch.setattr("nsq_fast.runtime.subscriptions.LookupPoller", ScriptedLookup)
+    monkeypatch.setattr("nsq_fast.runtime.consuming.subscriptions.LookupPoller", ScriptedLookup)
     consumers = []
 
     def start(leaders, handler=None, **options):

@@ -14,7 +14,7 @@ from nsq_fast import Consumer, RequeueMessage
 from nsq_fast.broker import LookupdServer, NsqdServer
 from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.names import parse_address
-from nsq_fast.runtime.failures import PublishTo
+from nsq_fast.runtime.consuming.failures import PublishTo
 
 
 class Restartable:

@@ -10,7 +10,7 @@ import pytest
 import snappy
 
 from nsq_fast.errors import RemoteProtocolError
-from nsq_fast.runtime.layers import PIECE_SIZE, DeflateLayer, Layer, SnappyLayer
+from nsq_fast.runtime.net.layers import PIECE_SIZE, DeflateLayer, Layer, SnappyLayer
 
 DATA = random.Random(7).randbytes(5000) + b"nsq " * 50_000
 

@@ -17,7 +17,7 @@ from nsq_fast import _codec
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConnectionLost
 from nsq_fast.names import Address
-from nsq_fast.runtime.connection import Connection
+from nsq_fast.runtime.net.connection import Connection
 
 MIB = 1 << 20
 Open = Callable[..., tuple[Connection, RecordingOwner]]

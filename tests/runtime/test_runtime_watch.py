@@ -6,7 +6,7 @@ from time import monotonic
 
 from gevent.event import Event
 
-from nsq_fast.runtime.watch import GRACE, SilenceWatch
+from nsq_fast.runtime.net.watch import GRACE, SilenceWatch
 
 
 class Peer:

@@ -20,7 +20,8 @@ from nsq_fast import _codec
 from nsq_fast.errors import PublishFailed
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from nsq_fast.runtime.net.connection import Connection
+
     from .routes import Route
 
 OK = b"OK"

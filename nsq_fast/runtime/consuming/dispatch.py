@@ -21,11 +21,11 @@ from gevent.lock import Semaphore
 from greenlet import greenlet
 
 from nsq_fast._codec import Message
-
-from .fork import Greenlet, tell_forks
+from nsq_fast.runtime.fork import Greenlet, tell_forks
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from nsq_fast.runtime.net.connection import Connection
+
     from .ordered import Turn
     from .outcomes import Outcomes
 

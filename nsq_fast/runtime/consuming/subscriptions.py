@@ -18,16 +18,16 @@ from nsq_fast.errors import ConfigError
 from nsq_fast.protocol.position import StartPositions
 from nsq_fast.protocol.targets import Mode, Target, impossible, is_complete, targets
 from nsq_fast.protocol.topology import Nsqd, Topology
+from nsq_fast.runtime.fork import Greenlet
+from nsq_fast.runtime.lookup import LookupPoller
+from nsq_fast.runtime.signals import emit, is_heard
 
-from .fork import Greenlet
-from .lookup import LookupPoller
 from .positions import Starter
-from .signals import emit, is_heard
 from .stats import Counters
 from .subscriber import Subscriber
 
 if TYPE_CHECKING:
-    from .consumer import Consumer
+    from nsq_fast.runtime.consumer import Consumer
 
 SEEK_INTERVAL = 1.0
 """Seconds between questions to lookup while a partition has no connection."""

@@ -26,11 +26,11 @@ from nsq_fast.errors import ConfigError, LookupFailed
 from nsq_fast.names import Address, check_topic
 from nsq_fast.protocol.partitioner import key_partitioner
 from nsq_fast.protocol.topology import Topology
+from nsq_fast.runtime.fork import Greenlet
+from nsq_fast.runtime.lookup import LookupPoller
 
 from .addressed import Addressed
-from .fork import Greenlet
 from .lane import Lane, LaneSender
-from .lookup import LookupPoller
 from .pool import Link, Pool
 from .publish import Publish
 

@@ -16,10 +16,10 @@ from gevent.event import Event
 from nsq_fast._codec import Message
 from nsq_fast.errors import NsqError
 from nsq_fast.protocol.identify import ServerInfo
+from nsq_fast.runtime.fork import Greenlet
+from nsq_fast.runtime.net.connection import Connection
 
-from .connection import Connection
 from .failures import message_name
-from .fork import Greenlet
 
 WARN_AT = 0.8
 TOUCH_AT = 0.5

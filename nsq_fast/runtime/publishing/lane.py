@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from nsq_fast.errors import ConnectionLost
 from nsq_fast.names import Address
+from nsq_fast.runtime.fork import Greenlet
 
 from .addressed import Addressed, AddressedBatch
-from .fork import Greenlet
 from .pool import Link
 
 if TYPE_CHECKING:

@@ -27,10 +27,12 @@ from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig
 from nsq_fast.errors import BadBody, BadMessage, ConfigError, ConnectionClosed, ConnectionLost, NsqError, ServerError
 from nsq_fast.names import Address
 from nsq_fast.protocol.retry import RetryPolicy, Verdict, decide, publish_failed, retry_delay
+from nsq_fast.runtime.net.connection import Connection
+from nsq_fast.runtime.signals import emit, is_heard
+from nsq_fast.runtime.trace import TraceLog
 
 from .addressed import Addressed, AddressedBatch, kind_of
 from .alarm import Agenda, Alarm
-from .connection import Connection
 from .lane import Lane
 from .pinned import Pinned, waits_in
 from .pool import Link, Pool
@@ -38,8 +40,6 @@ from .publish import Batch, Publish, Wakeups
 from .reasons import final_error, timeout_error
 from .room import Room
 from .routes import Route, Routes
-from .signals import emit, is_heard
-from .trace import TraceLog
 
 # Looking for publishes that are too late costs about 0.1 us for each that is pending. It is done so rarely that
 # this stays below a tenth of the time, so 100,000 pending publishes may end 0.1 s late.

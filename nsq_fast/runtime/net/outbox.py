@@ -21,8 +21,8 @@ from gevent.event import Event
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import ConnectionLost
+from nsq_fast.runtime.fork import Greenlet
 
-from .fork import Greenlet
 from .transport import Transport
 
 # More than this is sent at once, without waiting for the end of the hub's turn.

@@ -26,8 +26,8 @@ from nsq_fast._version import __version__
 from nsq_fast.errors import ConfigError, HttpError
 from nsq_fast.names import Address, parse_address
 from nsq_fast.protocol.topology import error_text
+from nsq_fast.runtime.fork import drop_socket, tell_forks
 
-from .fork import drop_socket, tell_forks
 from .tls import client_context, server_hostname, wrap_socket
 
 DEFAULT_TIMEOUT = 10.0

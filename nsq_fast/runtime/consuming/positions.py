@@ -12,8 +12,7 @@ from nsq_fast.errors import ConfigError, HttpError
 from nsq_fast.protocol.position import StartPositions
 from nsq_fast.protocol.targets import Target
 from nsq_fast.protocol.topology import Nsqd
-
-from .admin import NsqdHTTPClient
+from nsq_fast.runtime.admin import NsqdHTTPClient
 
 STALE = "E_FAILED_ON_NOT_LEADER"
 

@@ -14,8 +14,8 @@ from nsq_fast._codec import Message
 from nsq_fast.errors import ConnectionClosed, ConnectionLost, NsqError
 from nsq_fast.names import Address
 from nsq_fast.protocol.session import Session
+from nsq_fast.runtime.message_signals import MessageSignals, SignalBook
 
-from .message_signals import MessageSignals, SignalBook
 from .outbox import Outbox
 from .owner import ConnectionOwner
 

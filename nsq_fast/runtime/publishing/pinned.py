@@ -14,7 +14,8 @@ from .publish import Publish
 from .routes import Route
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from nsq_fast.runtime.net.connection import Connection
+
     from .delivery import Delivery
 
 

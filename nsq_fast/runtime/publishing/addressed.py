@@ -20,9 +20,9 @@ from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import Dialect
 from nsq_fast.protocol.partitioner import Key
+from nsq_fast.runtime.trace import TraceLog, split_receipt
 
 from .publish import OK, Batch, Publish
-from .trace import TraceLog, split_receipt
 
 if TYPE_CHECKING:
     from .lane import Lane

@@ -15,7 +15,7 @@ from typing import Any
 
 from gevent import get_hub
 
-from .fork import tell_forks
+from nsq_fast.runtime.fork import tell_forks
 
 NEVER = float("inf")
 # A loop's notion of now may be stale, and then its timer rings early; this keeps a second try from spinning.

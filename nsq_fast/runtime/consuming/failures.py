@@ -173,7 +173,7 @@ class PublishTo:
 
     def _own_producer(self, consumer: GivingUp) -> Publisher:
         if self._own is None:
-            from .producer import Producer
+            from nsq_fast.runtime.producer import Producer
 
             options = {**_values(consumer.connection_config), **_values(consumer.lookup_config)}
             self._own = Producer(list(consumer.nsqd_addresses), list(consumer.lookupd_addresses), **options)

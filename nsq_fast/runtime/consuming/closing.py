@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .subscriber import Subscriber
 
 if TYPE_CHECKING:
-    from .consumer import Consumer
+    from nsq_fast.runtime.consumer import Consumer
 
 
 # 1. make no connection any more: pauses between attempts end, lookup is stopped;

@@ -24,9 +24,8 @@ from nsq_fast.config import ConnectionConfig, ProducerConfig
 from nsq_fast.errors import NsqError, ServerError
 from nsq_fast.names import Address
 from nsq_fast.protocol.backoff import ReconnectDelay
-
-from .connection import Connection
-from .fork import Greenlet
+from nsq_fast.runtime.fork import Greenlet
+from nsq_fast.runtime.net.connection import Connection
 
 logger = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ from gevent.event import Event
 from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig, split_options
 from nsq_fast.errors import ConfigError, NotRunning
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, listed, parse_addresses
+from nsq_fast.runtime.fork import keep, tell_forks
+from nsq_fast.runtime.net.tls import check_tls_options
+from nsq_fast.runtime.signals import LazySignal
+from nsq_fast.runtime.trace import TraceLog, trace_log
 
 from .compose import Composer
 from .delivery import Delivery
-from .fork import keep, tell_forks
 from .linger import Linger
-from .signals import LazySignal
-from .tls import check_tls_options
-from .trace import TraceLog, trace_log
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from gevent import socket as gsocket
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConnectFailed
 from nsq_fast.names import Address
+from nsq_fast.runtime.fork import drop_socket, tell_forks
 
-from .fork import drop_socket, tell_forks
 from .layers import Layer, TlsLayer, make_layer
 
 # 64 KiB decodes fastest: smaller reads cost syscalls, larger ones fall out of the cache.

@@ -31,17 +31,18 @@ from nsq_fast.errors import (
 from nsq_fast.protocol.backoff import ReconnectDelay
 from nsq_fast.protocol.rdy import Share
 from nsq_fast.protocol.targets import Target
+from nsq_fast.runtime.fork import Greenlet
+from nsq_fast.runtime.net.connection import Connection
+from nsq_fast.runtime.signals import emit
 
 from .bodies import decompressed, is_compressed
-from .connection import Connection
 from .dispatch import Lane, Pool
 from .failures import message_name
-from .fork import Greenlet
-from .signals import emit
 from .stats import ConnectionStats, Counters
 
 if TYPE_CHECKING:
-    from .consumer import Consumer
+    from nsq_fast.runtime.consumer import Consumer
+
     from .subscriptions import Subscriptions
 
 # What trying again in the same way does not cure.

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from time import monotonic
 
 from nsq_fast._codec import Message
+from nsq_fast.runtime.net.connection import Connection
+from nsq_fast.runtime.trace import Outcome, TraceLog
 
-from .connection import Connection
 from .deadlines import Deadlines
-from .trace import Outcome, TraceLog
 
 
 class Tracer:

@@ -37,9 +37,9 @@ from nsq_fast.names import Address
 from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Heartbeat, Ready, Reply, ServerFailed, UpgradeNeeded
 from nsq_fast.protocol.identify import AuthInfo, ServerInfo
 from nsq_fast.protocol.session import Session
+from nsq_fast.runtime.fork import Greenlet, tell_forks
 
 from .answers import Answers, lost_error
-from .fork import Greenlet, tell_forks
 from .outbox import Outbox
 from .owner import ConnectionOwner
 from .transport import Transport

@@ -20,9 +20,8 @@ from gevent.event import Event
 from nsq_fast.errors import NsqError
 from nsq_fast.protocol import rdy
 from nsq_fast.protocol.backoff import Backoff
-
-from .connection import Connection
-from .fork import Greenlet
+from nsq_fast.runtime.fork import Greenlet
+from nsq_fast.runtime.net.connection import Connection
 
 # A handler that goes on with a message of a lost connection is looked after so often, in seconds.
 ORPHAN_PAUSE = 0.5

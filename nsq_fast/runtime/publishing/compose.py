@@ -16,11 +16,11 @@ from nsq_fast.config import ProducerConfig
 from nsq_fast.errors import BodyInvalid, ConfigError
 from nsq_fast.protocol.partitioner import Key, key_partitioner
 from nsq_fast.protocol.topology import MAX_PARTITIONS
+from nsq_fast.runtime.trace import TraceLog, check_trace_id, new_trace_id
 
 from .addressed import PLAIN, Addressed, AddressedMany, Saying
 from .publish import Publish
 from .routes import Route
-from .trace import TraceLog, check_trace_id, new_trace_id
 
 # Bytes of an MPUB body before the messages, and before each message.
 _MPUB_HEADER = 4

@@ -16,14 +16,15 @@ from gevent import GreenletExit, Timeout, get_hub, getcurrent
 from nsq_fast._codec import Message
 from nsq_fast.errors import ConnectionLost, NsqError, RequeueMessage
 from nsq_fast.protocol.backoff import RequeueDelay
+from nsq_fast.runtime.fork import CopyEnded
+from nsq_fast.runtime.signals import emit, is_heard, receivers
 
 from .dispatch import Lane
 from .failures import GiveUpPolicy, message_name
-from .fork import CopyEnded
-from .signals import emit, is_heard, receivers
 
 if TYPE_CHECKING:
-    from .consumer import Consumer
+    from nsq_fast.runtime.consumer import Consumer
+
     from .ordered import Ordered
 
 MAX_DELAY = 30 * 24 * 3600.0  # seconds; beyond what any server accepts

@@ -18,14 +18,15 @@ from nsq_fast._codec import Message
 from nsq_fast.errors import ConfigError, NsqError, OrderViolated, PartitionBlocked
 from nsq_fast.protocol.order import OrderLedger, Position, Verdict
 from nsq_fast.protocol.targets import Target
+from nsq_fast.runtime.fork import Greenlet
+from nsq_fast.runtime.net.connection import Connection
+from nsq_fast.runtime.signals import emit
 
-from .connection import Connection
 from .failures import GiveUpPolicy, message_name
-from .fork import Greenlet
-from .signals import emit
 
 if TYPE_CHECKING:
-    from .consumer import Consumer
+    from nsq_fast.runtime.consumer import Consumer
+
     from .dispatch import Lane, Pool
 
 PAUSE, RETRY, STOP = "pause", "retry", "stop"

@@ -1,0 +1,1 @@
+"""What a Consumer is made of: subscriptions, flow, workers, and what follows a handler."""

@@ -1,0 +1,1 @@
+"""One connection: bytes, layers, frames, answers; and HTTP on the same sockets."""

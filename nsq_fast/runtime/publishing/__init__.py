@@ -1,0 +1,1 @@
+"""What a Producer is made of: routes to links, batches, retries, deadlines."""
