@@ -2,7 +2,7 @@
 
 A change counts when the ranges of the rounds do not overlap and the medians differ by more than a threshold. Runs of
 different machines, or of one machine at different hours, compare only relative to a client that was in both: then each
-round's median is divided by that client's in its own run.
+round's median is divided by that client's in its own run, and the spread is that of both.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def _figure_in(scenario: Scenario, result: ClientResult, metric: str, relative_t
         return value
     base = scenario.client(relative_to)
     unit = value_of(base, metric, scenario.settings.size) if base else None
-    if unit is None or not unit.median:
+    if unit is None or not unit.low:
         return None
-    return Figure(value.median / unit.median, value.low / unit.median, value.high / unit.median)
+    return Figure(value.median / unit.median, value.low / unit.high, value.high / unit.low)
 
 
 def _core_changes(before: Run, after: Run, threshold: float) -> Iterator[Change]:
