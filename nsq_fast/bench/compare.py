@@ -68,7 +68,7 @@ def _changes(
 
 def _figure_in(scenario: Scenario, result: ClientResult, metric: str, relative_to: str) -> Figure | None:
     value = value_of(result, metric, scenario.settings.size)
-    if value is None or not relative_to:
+    if value is None or not relative_to or metric == "peak":  # memory does not depend on how fast a machine is
         return value
     base = scenario.client(relative_to)
     unit = value_of(base, metric, scenario.settings.size) if base else None
