@@ -168,6 +168,8 @@ class Connection(Answers):
                     raise event.error
                 elif isinstance(event, Ready):
                     self.auth, self.auth_data = event.auth, event.auth_data
+                elif isinstance(event, Heartbeat):
+                    self._owner.on_heartbeat(self)
             if not data:
                 raise ConnectionLost("closed by the server during the handshake")
             if self.session.failure is not None:
