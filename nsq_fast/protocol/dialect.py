@@ -17,6 +17,11 @@ from nsq_fast.errors import ServerError
 
 REDESIGNED_MARK = "-HA."
 
+# Keys of the ext header that mean something to redesigned servers; all that begin so are theirs.
+RESERVED_PREFIX = "##"
+TRACE_ID_KEY = "##trace_id"
+TAG_KEY = "##client_dispatch_tag"
+
 _COMMON = frozenset(
     {"IDENTIFY", "AUTH", "SUB", "PUB", "MPUB", "RDY", "FIN", "REQ", "TOUCH", "CLS", "NOP"},
 )

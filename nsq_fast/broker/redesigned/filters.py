@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 
-from .log import Record
+from nsq_fast.protocol.dialect import TAG_KEY
 
-TAG_KEY = "##client_dispatch_tag"
-TRACE_ID_KEY = "##trace_id"
+from .log import Record
 
 EXACT, REGEXP, GLOB, LIST = 1, 2, 3, 4
 

@@ -20,6 +20,7 @@ from nsq_fast.broker.lookupd_http import required, topic_and_channel
 from nsq_fast.broker.nsqd_config import Settings
 from nsq_fast.errors import NotLeader, ServerError, TopicNotExist
 from nsq_fast.names import Address, is_valid_name
+from nsq_fast.protocol.dialect import TRACE_ID_KEY
 
 from .arguments import parse_integer
 from .channel import PartitionChannel
@@ -148,7 +149,7 @@ class NodeRoutes(HostRoutes):
         with _refusing(request):
             draft = checked_draft(msgspec.json.encode(header), body, partition)
         [record] = self._publish(request, partition, [draft])
-        return _receipt(record) if "##trace_id" in header else "OK"
+        return _receipt(record) if TRACE_ID_KEY in header else "OK"
 
     def _header(self, request: Request) -> dict[str, Any]:
         try:

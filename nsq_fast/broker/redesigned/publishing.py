@@ -25,10 +25,11 @@ from nsq_fast.errors import (
     ServerError,
     TraceIdInvalid,
 )
+from nsq_fast.protocol.dialect import TRACE_ID_KEY
 
 from .arguments import parse_partition
 from .connection import NodeConnection
-from .filters import TRACE_ID_KEY, decode_header
+from .filters import decode_header
 from .log import Draft, Record
 from .node import NO_PARTITION, Node
 from .state import Partition

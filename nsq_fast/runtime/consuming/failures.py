@@ -24,6 +24,7 @@ from nsq_fast._codec import Message
 from nsq_fast.config import Config, ConnectionConfig, LookupConfig
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address, check_topic
+from nsq_fast.protocol.dialect import RESERVED_PREFIX, TAG_KEY
 
 from .bodies import CODEC_HEADER, SIZE_HEADER
 
@@ -31,8 +32,6 @@ logger = logging.getLogger(__name__)
 
 # What a connection says of its subscription, which a producer has none of.
 OF_SUBSCRIPTIONS = {"sample_rate", "msg_timeout", "desired_tag", "extend_support", "ext_filter"}
-RESERVED = "##"
-TAG_HEADER = "##client_dispatch_tag"
 
 
 class GivingUp(Protocol):
@@ -197,12 +196,12 @@ def place_of(message: Message) -> dict[str, Any]:
         place["trace_id"] = message.trace_id
     if message.ext is not None:
         headers = dict(message.headers)
-        tag = headers.get(TAG_HEADER)
+        tag = headers.get(TAG_KEY)
         if tag is not None:
             place["tag"] = tag
         if str(headers.get(SIZE_HEADER)) == str(len(message.body)):  # it is decompressed
             headers = {name: value for name, value in headers.items() if name not in (CODEC_HEADER, SIZE_HEADER)}
-        place["headers"] = {name: value for name, value in headers.items() if not name.startswith(RESERVED)}
+        place["headers"] = {name: value for name, value in headers.items() if not name.startswith(RESERVED_PREFIX)}
     return place
 
 

@@ -14,6 +14,7 @@ import msgspec
 from nsq_fast import _codec
 from nsq_fast.config import ProducerConfig
 from nsq_fast.errors import BodyInvalid, ConfigError
+from nsq_fast.protocol.dialect import TAG_KEY, TRACE_ID_KEY
 from nsq_fast.protocol.partitioner import Key, key_partitioner
 from nsq_fast.protocol.topology import MAX_PARTITIONS
 from nsq_fast.runtime.trace import TraceLog, check_trace_id, new_trace_id
@@ -27,8 +28,6 @@ _MPUB_HEADER = 4
 _LENGTH = 4
 _MAX_HEADER = 65534
 _MAX_TAG = 100
-_TRACE_KEY = "##trace_id"
-_TAG_KEY = "##client_dispatch_tag"
 
 Body = bytes | bytearray | memoryview
 
@@ -295,18 +294,18 @@ def _merge(headers: Any, tag: Any, trace_id: Any) -> tuple[dict[str, Any], int |
     if tag is not None:
         if not isinstance(tag, str) or not 0 < len(tag) <= _MAX_TAG:
             raise ConfigError(f"tag={tag!r}: must be a str of 1 to {_MAX_TAG} characters, or None")
-        fields[_TAG_KEY] = tag
-    carried = fields.pop(_TRACE_KEY, None)
+        fields[TAG_KEY] = tag
+    carried = fields.pop(TRACE_ID_KEY, None)
     if trace_id is None and carried is not None:
         if not isinstance(carried, str) or not carried.isascii() or not carried.isdigit():
-            raise ConfigError(f"headers: {_TRACE_KEY} must be a str of decimal digits, not {carried!r}")
+            raise ConfigError(f"headers: {TRACE_ID_KEY} must be a str of decimal digits, not {carried!r}")
         trace_id = int(carried)
     return fields, None if trace_id is None else check_trace_id(trace_id)
 
 
 def _with_header(fields: dict[str, Any], trace_id: int | None) -> Saying:
     if trace_id is not None:
-        fields[_TRACE_KEY] = str(trace_id)
+        fields[TRACE_ID_KEY] = str(trace_id)
     try:
         header = msgspec.json.encode(fields)
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
