@@ -58,5 +58,6 @@ def _why_no_leader(publish: Addressed, pool: Pool) -> NoLeader | None:
 
 def _errors(pool: Pool) -> str:
     """What is known of each nsqd that is not connected."""
-    reasons = [f"{address}: {error}" for address, error in pool.errors()]
+    texts = [(str(address), str(error)) for address, error in pool.errors()]
+    reasons = [text if text.startswith(address) else f"{address}: {text}" for address, text in texts]
     return f" ({'; '.join(reasons)})" if reasons else ""
