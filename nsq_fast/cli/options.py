@@ -77,46 +77,27 @@ topic = _or_bad_parameter(check_topic)
 channel = _or_bad_parameter(check_channel)
 
 
+def _servers_option(flag: str, short: str, name: str, kind: Callable[[str], object], help: str) -> Decorator:
+    return click.option(flag, short, name, type=kind, multiple=True, metavar="HOST:PORT", help=help)
+
+
 def nsqd_tcp_option() -> Decorator:
     """``--nsqd-tcp-address``, repeatable; parameter ``nsqds``, of Address."""
     kind = address(DEFAULT_NSQD_TCP_PORT)
-    return click.option(
-        "--nsqd-tcp-address",
-        "--nsqd",
-        "nsqds",
-        type=kind,
-        multiple=True,
-        metavar="HOST:PORT",
-        help="An nsqd (repeatable; port 4150).",
-    )
+    return _servers_option("--nsqd-tcp-address", "--nsqd", "nsqds", kind, "An nsqd (repeatable; port 4150).")
 
 
 def nsqd_http_option() -> Decorator:
     """``--nsqd-http-address``, repeatable; parameter ``nsqds``, of Endpoint."""
     kind = endpoint(DEFAULT_NSQD_HTTP_PORT)
-    return click.option(
-        "--nsqd-http-address",
-        "--nsqd",
-        "nsqds",
-        type=kind,
-        multiple=True,
-        metavar="HOST:PORT",
-        help="HTTP of an nsqd (repeatable; port 4151).",
-    )
+    return _servers_option("--nsqd-http-address", "--nsqd", "nsqds", kind, "HTTP of an nsqd (repeatable; port 4151).")
 
 
 def lookupd_http_option() -> Decorator:
     """``--lookupd-http-address``, repeatable; parameter ``lookupds``, of Endpoint."""
+    help = "An nsqlookupd that knows the nsqds (repeatable; port 4161)."
     kind = endpoint(DEFAULT_LOOKUPD_HTTP_PORT)
-    return click.option(
-        "--lookupd-http-address",
-        "--lookupd",
-        "lookupds",
-        type=kind,
-        multiple=True,
-        metavar="HOST:PORT",
-        help="An nsqlookupd that knows the nsqds (repeatable; port 4161).",
-    )
+    return _servers_option("--lookupd-http-address", "--lookupd", "lookupds", kind, help)
 
 
 def require_servers(
