@@ -71,11 +71,6 @@ class Listener:
         self._connections = Pool(greenlet_class=Greenlet)
         self._server = StreamServer(sock, self._serve, spawn=self._connections)
 
-    @property
-    def connection_count(self) -> int:
-        """How many connections are open."""
-        return len(self._connections)
-
     def start(self) -> None:
         """Begin to accept."""
         self._server.start()

@@ -198,7 +198,6 @@ class Coordinator:
     def _lead(self, partition: Partition, node: str | None) -> None:
         partition.leader = node
         partition.registered = None
-        partition.epoch += 1
 
     def _register(self, partition: Partition) -> None:
         if partition.leader in self.state.alive:

@@ -55,7 +55,6 @@ class Partition:
         leader: id of the node that serves it, which may be dead; None when there is none.
         is_writable: whether the leader takes publishes.
         registered: the node that lookups show for publishers; None while the leader changes.
-        epoch: how often the leader has changed.
     """
 
     def __init__(self, topic: str, meta: TopicMeta, number: int, replicas: list[str]) -> None:
@@ -66,7 +65,6 @@ class Partition:
         self.leader: str | None = replicas[0]
         self.is_writable = True
         self.registered: str | None = replicas[0]
-        self.epoch = 1
         self.log = PartitionLog(number, meta.ext)
         self.channels: dict[str, PartitionChannel] = {}
         self.message_count = 0
