@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from gevent import signal_handler
 from gevent.event import Event
@@ -16,11 +15,10 @@ from nsq_fast.names import Address
 from .faults import Faults
 from .lookupd_server import LookupdServer
 from .nsqd_server import NsqdServer
+from .startable import Startable
 
-GroupT = TypeVar("GroupT", bound="ServerGroup")
 
-
-class ServerGroup(ABC):
+class ServerGroup(Startable):
     """Servers that are started and stopped together. Use it in a ``with``, or call ``start`` and ``stop``."""
 
     def __init__(self) -> None:
@@ -71,15 +69,6 @@ class ServerGroup(ABC):
 
     @abstractmethod
     def _start(self) -> None: ...
-
-    def __enter__(self: GroupT) -> GroupT:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 def serve(group: ServerGroup, ready: Callable[[], object]) -> None:

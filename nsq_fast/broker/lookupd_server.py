@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from types import TracebackType
 from typing import Any
 
 from nsq_fast.names import Address
@@ -15,9 +14,10 @@ from .lookupd import LookupDB
 from .lookupd_http import LookupdRoutes
 from .lookupd_tcp import LookupdProtocol
 from .options import LookupdOptions
+from .startable import Startable
 
 
-class LookupdServer:
+class LookupdServer(Startable):
     """An embedded nsqlookupd. Use it in a ``with``, or call ``start`` and ``stop``.
 
     Args:
@@ -77,15 +77,6 @@ class LookupdServer:
         self._http = self._tcp = None
 
     kill = stop
-
-    def __enter__(self) -> LookupdServer:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _make_router(self) -> Router:
         return LookupdRoutes(self.db, self.options.version).router()

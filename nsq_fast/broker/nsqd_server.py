@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any
 
 from nsq_fast.errors import ConfigError, NotRunning
@@ -19,12 +18,13 @@ from .nsqd_config import Settings
 from .nsqd_http import NsqdRoutes, require_tls
 from .options import NsqdOptions
 from .register import Registrar
+from .startable import Startable
 from .statsd import StatsdPusher, key_prefix
 from .tcp import NsqdTcp
 from .upgrade import server_context
 
 
-class NsqdServer:
+class NsqdServer(Startable):
     """An embedded nsqd. Use it in a ``with``, or call ``start`` and ``stop``.
 
     Args:
@@ -122,15 +122,6 @@ class NsqdServer:
     def wait_registered(self, timeout: float | None = None) -> bool:
         """Block until its nsqlookupds know all it has; False if ``timeout`` seconds passed first."""
         return self.registrar.wait_registered(timeout)
-
-    def __enter__(self) -> NsqdServer:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _known(self, face: str) -> Address:
         address = self._addresses[face]

@@ -16,8 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from gevent import Greenlet, Timeout
@@ -29,8 +28,7 @@ from nsq_fast.names import Address
 from .facade import Broker
 from .group import ServerGroup, serve
 from .nsqd_server import NsqdServer
-
-ProcessT = TypeVar("ProcessT", bound="BrokerProcess")
+from .startable import Startable
 
 START_TIMEOUT = 15.0
 STOP_TIMEOUT = 10.0
@@ -53,7 +51,7 @@ class _Addresses(msgspec.Struct):
         return self.lookupds[0] if self.lookupds else None
 
 
-class BrokerProcess:
+class BrokerProcess(Startable):
     """A broker as a child process. Use it in a ``with``, or call ``start`` and ``stop``.
 
     Args:
@@ -171,15 +169,6 @@ class BrokerProcess:
         answer = msgspec.json.decode(self._ask(question, STOP_TIMEOUT))
         if answer is not None:
             raise NsqError(answer)
-
-    def __enter__(self: ProcessT) -> ProcessT:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
