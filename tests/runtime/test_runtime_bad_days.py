@@ -385,3 +385,42 @@ def test_a_lookupd_that_names_something_else_as_nsqd(liar: Any, nsq_broker: Brok
         until(lambda: seen and errors)
     assert isinstance(errors[0], RemoteProtocolError)
     assert "HTTP" in str(errors[0])
+
+
+class StuckResolver:
+    """A DNS server that never answers for one name; the hub's own resolver knows all others."""
+
+    def __init__(self, stuck: str) -> None:
+        self.asked = Event()
+        self._stuck = stuck
+        self._others = gevent.get_hub().resolver
+
+    def getaddrinfo(self, host: str, *args: Any, **options: Any) -> Any:
+        if host == self._stuck:
+            self.asked.set()
+            Event().wait()
+        return self._others.getaddrinfo(host, *args, **options)
+
+
+def test_a_name_that_dns_never_resolves_holds_up_no_other_nsqd(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolver = StuckResolver("nowhere.test")
+    monkeypatch.setattr(gevent.get_hub(), "resolver", resolver)
+    seen: list[bytes] = []
+    done = Event()
+
+    def handle(consumer: Consumer, message: Message) -> None:
+        seen.append(message.body)
+        if len(seen) == 100:
+            done.set()
+
+    with Broker(lookupd=False) as broker:
+        servers = ["nowhere.test:4150", broker.nsqd.tcp_address]
+        with (
+            Consumer("t", "c", servers, max_in_flight=50, message_handler=handle),
+            Producer(servers, max_publish_attempts=10, connect_timeout=0.2) as producer,
+        ):
+            assert resolver.asked.wait(5)
+            for number in range(100):
+                producer.publish("t", b"%d" % number)
+            assert done.wait(10)
+    assert sorted(seen) == sorted(b"%d" % number for number in range(100))
