@@ -6,7 +6,8 @@
     DETAIL   u64 offset | u32 size
 
 All numbers are big endian. The one decoder of messages is ``read_layout`` in the .pxd; ``_frame`` finds the frames;
-``_commands.pxi`` is what goes the other way. Nothing here does I/O or knows of connections: a message has a responder.
+``_commands.pxi`` and ``_records.pxi`` are what goes the other way. Nothing here does I/O or knows of connections: a
+message has a responder.
 """
 
 import json
@@ -285,6 +286,7 @@ cdef bytes _id_bytes(object value):
 
 
 include "_commands.pxi"
+include "_records.pxi"
 
 
 # what servers send
