@@ -16,6 +16,7 @@ _HOME = {
     "Consumer": "runtime.consumer",
     "Producer": "runtime.producer",
     "Receipt": "runtime.publishing.addressed",
+    "ColumnSubscription": "runtime.columns",
     "NsqdHTTPClient": "runtime.admin",
     "LookupdHTTPClient": "runtime.admin",
     "TraceLog": "runtime.trace",

@@ -24,7 +24,7 @@ cdef class Columns:
     """
 
     def __init__(self):
-        raise TypeError("Columns are made by ColumnReader.feed")
+        raise TypeError("Columns are made by ColumnReader.feed and join_columns")
 
     def __len__(self):
         return self.count
@@ -175,6 +175,76 @@ cdef int _collect_others(const unsigned char* data, Py_ssize_t size, list frames
             frames.append(_error_frame(data + at + FRAME_DATA_AT, total - FRAME_DATA_AT))
         at += total
     return 0
+
+
+def join_columns(parts):
+    """Columns that came one after another as one: what gathers many small reads into a batch worth handing on.
+
+    Raises ValueError when a detail or ext header is in some of them only (an empty one may lack both), and when all
+    bodies together, or all ext headers, take 2 GiB.
+    """
+    cdef list given = _checked_parts(parts)
+    cdef list items = [part for part in given if part.count]
+    cdef Tally tally
+    cdef Cursor to
+    cdef Columns first, part, columns
+    if len(given) == 1:
+        return given[0]
+    memset(&tally, 0, sizeof(Tally))
+    for part in items:
+        first = items[0]
+        if (part.offsets is None) != (first.offsets is None) or (part.ext is None) != (first.ext is None):
+            raise ValueError("parts must have the same headers, all of them")
+        tally.messages += part.count
+        tally.body_size += PyBytes_GET_SIZE(part.body)
+        tally.ext_size += 0 if part.ext is None else PyBytes_GET_SIZE(part.ext)
+    if tally.body_size > MAX_COLUMN_SIZE or tally.ext_size > MAX_COLUMN_SIZE:
+        raise ValueError("parts must hold less than 2 GiB in one column")
+    columns = Columns.__new__(Columns)
+    has_ext = bool(items) and (<Columns> items[0]).ext is not None
+    has_detail = bool(items) and (<Columns> items[0]).offsets is not None
+    _allocate(columns, &tally, has_ext, has_detail, &to)
+    for part in items:
+        _append(part, &to)
+    for part in given:
+        columns.frames += part.frames
+    return columns
+
+
+cdef list _checked_parts(object parts):
+    items = list(parts)
+    for part in items:
+        if not isinstance(part, Columns):
+            raise TypeError(f"parts must hold Columns, not {type(part).__name__}")
+    return items
+
+
+cdef void _append(Columns part, Cursor* to) noexcept:
+    cdef Py_ssize_t n = part.count, row = to.row
+    memcpy(to.timestamps + row, _column(part.timestamps), n * 8)
+    memcpy(to.attempts + row, _column(part.attempts), n * 2)
+    memcpy(to.ids + ID_SIZE * row, _column(part.ids), n * ID_SIZE)
+    memcpy(to.internal_ids + row, _column(part.internal_ids), n * 8)
+    memcpy(to.trace_ids + row, _column(part.trace_ids), n * 8)
+    if part.offsets is not None:
+        memcpy(to.offsets + row, _column(part.offsets), n * 8)
+        memcpy(to.sizes + row, _column(part.sizes), n * 4)
+    if part.ext is not None:
+        memcpy(to.ext_versions + row, _column(part.ext_versions), n)
+        to.ext_at = _append_offsets(<int32_t*> _column(part.ext_offsets), n, to.ext_offsets + row, to.ext_at)
+        memcpy(to.ext + to.ext_offsets[row], _column(part.ext), to.ext_at - to.ext_offsets[row])
+    to.body_at = _append_offsets(<int32_t*> _column(part.body_offsets), n, to.body_offsets + row, to.body_at)
+    memcpy(to.body + to.body_offsets[row], _column(part.body), to.body_at - to.body_offsets[row])
+    to.row = row + n
+
+
+@cython.boundscheck(False)
+cdef int32_t _append_offsets(const int32_t* offsets, Py_ssize_t n, int32_t* to, int32_t base) noexcept nogil:
+    # to[0] stands already: it is where the part before ended
+    cdef Py_ssize_t i
+    for i in range(1, n + 1):
+        to[i] = base + offsets[i]
+    return base + offsets[n]
 
 
 cdef class ColumnReader(FrameBuffer):

@@ -255,6 +255,35 @@ def fin_many(messages):
     return out
 
 
+cdef bytes _for_each_id(object ids, bytes before, bytes after):
+    """``before``, an id, ``after``, for each of the 16 byte ids that lie side by side in ``ids``."""
+    cdef const unsigned char* id
+    held = bytes_like(ids, "ids")
+    cdef Py_ssize_t size = bytes_view(held, &id)
+    cdef Py_ssize_t head = PyBytes_GET_SIZE(before), tail = PyBytes_GET_SIZE(after)
+    cdef Py_ssize_t i, count = size // ID_SIZE
+    if size % ID_SIZE:
+        raise ValueError(f"ids must have a length that is a multiple of {ID_SIZE}, not {size}")
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, count * (head + ID_SIZE + tail))
+    cdef unsigned char* at = <unsigned char*> PyBytes_AS_STRING(out)
+    for i in range(count):
+        memcpy(at, PyBytes_AS_STRING(before), head)
+        memcpy(at + head, id + i * ID_SIZE, ID_SIZE)
+        memcpy(at + head + ID_SIZE, PyBytes_AS_STRING(after), tail)
+        at += head + ID_SIZE + tail
+    return out
+
+
+def fin_columns(ids):
+    """FIN of every id in a column of them, as ``Columns.ids`` or a slice of it, in one buffer."""
+    return _for_each_id(ids, b"FIN ", b"\n")
+
+
+def req_columns(ids, delay_ms):
+    """REQ of every id in a column of them, in one buffer."""
+    return _for_each_id(ids, b"REQ ", b" %b\n" % _number(delay_ms, "delay_ms", _MAX_I64))
+
+
 def req(id, delay_ms):
     """REQ of a Message or id: deliver again after ``delay_ms`` milliseconds."""
     return b"REQ %b %b\n" % (_id_bytes(id), _number(delay_ms, "delay_ms", _MAX_I64))

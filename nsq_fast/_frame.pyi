@@ -1,3 +1,4 @@
+from collections.abc import Iterable
 from typing import Any, Final
 
 from _typeshed import ReadableBuffer
@@ -83,3 +84,5 @@ class Columns:
 
 class ColumnReader(FrameBuffer):
     def feed(self, chunk: ReadableBuffer) -> Columns: ...
+
+def join_columns(parts: Iterable[Columns]) -> Columns: ...

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 
 from nsq_fast import _codec
 from nsq_fast._codec import Message
-from nsq_fast._frame import OK, ErrorFrame, FrameReader, Response
+from nsq_fast._frame import OK, ColumnReader, ErrorFrame, FrameReader, Response
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import LocalProtocolError, NsqError, RemoteProtocolError
 from nsq_fast.names import check_channel, check_topic
@@ -156,6 +156,23 @@ class Session:
             self.in_flight += count
             if count == len(frames):
                 return frames
+        return self._events(frames)
+
+    def column_reader(self) -> ColumnReader:
+        """From now on the embedder decodes, into columns: with this reader, which has what was received so far.
+
+        Hand the ``frames`` of its columns to ``interpret``, and to ``receive`` nothing but the end of the stream.
+        ``in_flight`` stays as it is. Raises LocalProtocolError before SUB, which says how messages are laid out.
+        """
+        self._check_subscribed("columns")
+        layout = self._reader
+        reader = ColumnReader(detail=layout.detail, ext=layout.ext, max_frame_size=layout.max_frame_size)
+        reader.feed(layout.take_buffered())
+        return reader
+
+    def interpret(self, frames: list[Response | ErrorFrame]) -> list[Any]:
+        """The events that frames of a column reader are; raises as ``receive`` does."""
+        self.message_count = 0
         return self._events(frames)
 
     def _events(self, frames: list[Any]) -> list[Any]:

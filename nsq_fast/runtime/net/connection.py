@@ -24,9 +24,6 @@ from greenlet import greenlet
 from nsq_fast._codec import Message
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
-    AuthFirst,
-    ConfigError,
-    ConnectFailed,
     ConnectionClosed,
     ConnectionLost,
     HeartbeatMissed,
@@ -34,12 +31,13 @@ from nsq_fast.errors import (
     NsqError,
 )
 from nsq_fast.names import Address
-from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Heartbeat, Ready, Reply, ServerFailed, UpgradeNeeded
+from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Heartbeat, Reply, ServerFailed
 from nsq_fast.protocol.identify import AuthInfo, ServerInfo
 from nsq_fast.protocol.session import Session
 from nsq_fast.runtime.fork import Greenlet, tell_forks
 
 from .answers import Answers, lost_error
+from .handshake import connecting, shake_hands
 from .outbox import Outbox
 from .owner import ConnectionOwner
 from .transport import Transport
@@ -127,55 +125,23 @@ class Connection(Answers):
         if self._has_begun:
             raise LocalProtocolError(f"{self.address}: connect() was called already")
         self._has_begun = True
-        limit = Timeout(self.config.connect_timeout)
-        limit.start()
         self._connecting = getcurrent()
         try:
-            self._transport = Transport.connect(self.address, self.config)
-            self._handshake_or_close(self._transport)
-        except Timeout as timeout:
-            if timeout is not limit:
-                raise
-            raise ConnectFailed(f"{self.address}: not connected within {self.config.connect_timeout} s") from timeout
-        except ConfigError:
-            raise  # trying again would not help
-        except (NsqError, OSError) as error:
-            raise ConnectFailed(f"{self.address}: cannot connect: {error}") from error
+            with connecting(self.address, self.config.connect_timeout):
+                self._transport = Transport.connect(self.address, self.config)
+                self._handshake_or_close(self._transport)
         finally:
             self._connecting = None
-            limit.close()
         self._start()
 
     def _handshake_or_close(self, transport: Transport) -> None:
+        self.local_address = transport.local_address
         try:
-            self._handshake(transport)
+            ready = shake_hands(transport, self.session, lambda: self._owner.on_heartbeat(self))
         except BaseException:
             transport.close()
             raise
-
-    def _handshake(self, transport: Transport) -> None:
-        self.local_address = transport.local_address
-        transport.send_all(self.session.connect())
-        while not self.session.is_ready:
-            data = transport.recv()
-            for event in self.session.receive(data, monotonic()):
-                if event.send:
-                    transport.send_all(event.send)
-                if isinstance(event, UpgradeNeeded):
-                    transport.upgrade(event.kind, event.leftover)
-                    self.session.upgraded()
-                elif isinstance(event, (CommandFailed, ServerFailed)):
-                    raise event.error
-                elif isinstance(event, Ready):
-                    self.auth, self.auth_data = event.auth, event.auth_data
-                elif isinstance(event, Heartbeat):
-                    self._owner.on_heartbeat(self)
-            if not data:
-                raise ConnectionLost("closed by the server during the handshake")
-            if self.session.failure is not None:
-                raise self.session.failure
-        if self.info.auth_required and self.auth is None:
-            raise AuthFirst("the server demands AUTH, and auth_secret is not set")
+        self.auth, self.auth_data = ready.auth, ready.auth_data
 
     def _start(self) -> None:
         self._outbox.start(self._transport)
