@@ -15,6 +15,7 @@ _HOME = {
     "install_as_gnsq": "gnsq.install",
     "Consumer": "runtime.consumer",
     "Producer": "runtime.producer",
+    "ColumnProducer": "runtime.column_producer",
     "Receipt": "runtime.publishing.addressed",
     "ColumnSubscription": "runtime.columns",
     "NsqdHTTPClient": "runtime.admin",

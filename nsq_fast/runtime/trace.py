@@ -93,6 +93,8 @@ class ConsumeRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"
 
 
 TraceRecord: TypeAlias = PublishRecord | ConsumeRecord
+Stored: TypeAlias = tuple[int, int, int | None, int | None]
+"""Internal id, trace id, offset, size."""
 
 _encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(TraceRecord)
@@ -140,7 +142,9 @@ class TraceLog:
             self._exceptions |= {check_topic(topic)}
         self.is_active = self._is_on_by_default or bool(self._exceptions)
 
-    def published(self, topic: str, receipt: TracedReply, *, partition: int | None, nsqd: Address | str) -> None:
+    def published(
+        self, topic: str, receipt: TracedReply | Stored, *, partition: int | None, nsqd: Address | str
+    ) -> None:
         """Record a PUB_TRACE, or a PUB_EXT with a trace id. Ask ``is_on`` before, as for the others below."""
         self._published(topic, partition, str(nsqd), *receipt)
 
@@ -222,9 +226,7 @@ class TraceLog:
 trace_log = TraceLog()
 
 
-def split_receipt(
-    receipt: TracedReply, pairs: Iterable[tuple[int, int]]
-) -> Iterator[tuple[int, int, int | None, int | None]]:
+def split_receipt(receipt: TracedReply, pairs: Iterable[tuple[int, int]]) -> Iterator[Stored]:
     """The (internal id, trace id, offset, size) of each message of an MPUB_TRACE.
 
     The receipt holds the first id, the first offset and the size of all. The records of a batch lie one behind the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -90,7 +90,7 @@ def test_cut_keeps_the_limits_and_leaves_nothing_out(bodies: list[bytes], most: 
         size = len(_codec.mpub_body(bodies[start:end]))
         assert end - start <= most
         assert size <= limit or end - start == 1
-    for start, end in zip(starts[:-1], starts[1:], strict=True):  # none could have had one more
+    for start, end in pairwise(starts):  # none could have had one more
         assert end - start == most or len(_codec.mpub_body(bodies[start : end + 1])) > limit
 
 

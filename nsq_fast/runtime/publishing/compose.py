@@ -91,7 +91,7 @@ class Composer:
     ) -> Addressed:
         """As ``addressed``, of what has been checked but for ``key`` and ``partition``."""
         publish = Addressed(route, topic, body, deadline, saying)
-        publish.pin = self._pin(route, key, partition)
+        publish.pin = self.pin(route, key, partition)
         publish.key = key
         return publish
 
@@ -141,7 +141,7 @@ class Composer:
                 f"headers, tag: topic {topic!r} carries no extended headers; leave them out, or create it with extend"
             )
 
-    def _pin(self, route: Route, key: Key | None, partition: int | None) -> int | None:
+    def pin(self, route: Route, key: Key | None, partition: int | None) -> int | None:
         """The partition, as far as it is known; checks both arguments."""
         if key is not None:
             if partition is not None:
@@ -181,7 +181,7 @@ class Composer:
         self, route: Route, topic: str, bodies: Any, deadline: float, extras: Extras
     ) -> list[AddressedMany]:
         """The commands of a batch that depend on where it goes."""
-        pin = self._pin(route, extras.key, extras.partition)
+        pin = self.pin(route, extras.key, extras.partition)
         messages = _as_list(bodies)
         total = self._check_bodies(messages)
         messages = list(map(bytes, messages))

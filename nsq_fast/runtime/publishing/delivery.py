@@ -55,6 +55,7 @@ class Delivery:
     Attributes:
         pending: publishes that somebody waits for.
         room: the share of ``max_pending`` that is taken.
+        news: set whenever a link opens, or lookup says where a topic lives.
         max_batch, max_batch_bytes: limits of a command that a lane makes of several publishes.
     """
 
@@ -71,6 +72,7 @@ class Delivery:
         self.pending: set[Publish] = set()
         self.room = Room(config.max_pending)
         self.wakeups = Wakeups()
+        self.news = Event()
         self.pool = Pool(connection, config, self)
         self.pinned = Pinned(self)
         self.routes = Routes(self.pool, nsqds, lookupds, lookup, config, self, self._drain, self.pinned.decided)
@@ -214,6 +216,7 @@ class Delivery:
 
     def link_opened(self, link: Link) -> None:
         self.pool.open.append(link)
+        self.news.set()
         conn = link.conn
         if conn is not None and conn.auth_data is not None and is_heard(self._sender, "on_auth"):
             emit(self._sender, "on_auth", conn=conn, response=msgspec.json.decode(conn.auth_data))

@@ -46,6 +46,7 @@ class Pinned:
 
     def decided(self, route: Route) -> None:
         """It is known now which partitions a topic has."""
+        self._delivery.news.set()
         lanes: dict[Lane, None] = {}
         while route.undecided:
             publish = route.undecided.popleft()

@@ -43,20 +43,20 @@ def why_nowhere(publish: Publish, pool: Pool) -> NoNsqd | None:
         return _why_no_leader(publish, pool)
     if publish.route.links:
         return None
-    return NoNsqd(f"no nsqd is connected for topic {publish.topic!r}{_errors(pool)}")
+    return NoNsqd(f"no nsqd is connected for topic {publish.topic!r}{unreached(pool)}")
 
 
 def _why_no_leader(publish: Addressed, pool: Pool) -> NoLeader | None:
     lane = publish.lane
     if lane is None:
-        return NoLeader(f"lookup did not say which partitions topic {publish.topic!r} has{_errors(pool)}")
+        return NoLeader(f"lookup did not say which partitions topic {publish.topic!r} has{unreached(pool)}")
     if lane.links:
         return None
     known = "lookup names no leader" if lane.leader is None else f"its leader {lane.leader} is not connected"
-    return NoLeader(f"partition {lane.partition} of topic {publish.topic!r}: {known}{_errors(pool)}")
+    return NoLeader(f"partition {lane.partition} of topic {publish.topic!r}: {known}{unreached(pool)}")
 
 
-def _errors(pool: Pool) -> str:
+def unreached(pool: Pool) -> str:
     """What is known of each nsqd that is not connected."""
     texts = [(str(address), str(error)) for address, error in pool.errors()]
     reasons = [text if text.startswith(address) else f"{address}: {text}" for address, text in texts]
