@@ -8,6 +8,7 @@ from typing import Any
 
 import gevent
 import pytest
+from support import spark_needs
 from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
 
 import nsq_fast
@@ -24,6 +25,7 @@ def pytest_report_header() -> list[str]:
     return [
         f"nsq_fast {nsq_fast.__version__} from {Path(nsq_fast.__file__).parent}",
         f"real servers: {', '.join(found) or 'none, their tests are skipped'} (below {SERVERS})",
+        *spark_needs.header(),
     ]
 
 

@@ -1,0 +1,119 @@
+"""What the tests of Spark share: a session, driver programs, clusters. Where Spark cannot run, all skip and say why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support import spark_needs
+from support.spark_settings import LOCAL, spark_environment, spark_settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from support.spark_daemons import ConnectServer, StandaloneCluster
+    from support.spark_driver import Driver
+
+TIMEOUT = 180  # a first JVM on a busy machine; a test that needs more says so
+
+
+class _CannotImport(pytest.Module):
+    def collect(self) -> Any:
+        pytest.skip(spark_needs.missing_modules() or "", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    return _CannotImport.from_parent(parent, path=module_path) if spark_needs.missing_modules() else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT))
+
+
+@pytest.fixture(scope="session")
+def java() -> None:
+    """Skips where Spark cannot run."""
+    if reason := spark_needs.missing_for_spark():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Path:
+    """The browser; skips where there is none."""
+    found = spark_needs.find_chromium()
+    if found is None:
+        pytest.skip(spark_needs.NO_CHROMIUM)
+    return found
+
+
+@pytest.fixture(scope="session")
+def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One session for all tests, ``local[2]``, with the source registered. Its calls block the hub of gevent."""
+    from pyspark.sql import SparkSession
+    from support.spark_program import register
+
+    before = dict(os.environ)
+    os.environ.update({name: value for name, value in spark_environment().items() if os.environ.get(name) != value})
+    builder = SparkSession.builder
+    for name, value in spark_settings(LOCAL, tmp_path_factory.mktemp("spark")).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    register(session)
+    yield session
+    session.stop()
+    _end_gateway()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def _end_gateway() -> None:
+    """The JVM ends when its stdin does; wait for that, so that a run leaves nothing behind."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(30)
+        SparkContext._gateway = SparkContext._jvm = None
+
+
+@pytest.fixture
+def spark_driver(java: None, tmp_path: Path) -> Iterator[Callable[..., Driver]]:
+    """A factory of driver programs, not yet started: ``spark_driver(program, master, settings, **arguments)``."""
+    from support.spark_driver import Driver
+
+    drivers: list[Driver] = []
+
+    def make(program: str, master: str = LOCAL, settings: dict[str, str] | None = None, **arguments: Any) -> Driver:
+        folder = tmp_path / f"spark{len(drivers)}"
+        drivers.append(Driver(program, folder, master, settings, **arguments))
+        return drivers[-1]
+
+    yield make
+    for driver in drivers:
+        driver.close()
+
+
+@pytest.fixture(scope="session")
+def standalone(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    """A standalone cluster of a master and two workers: give ``standalone.url`` to a driver program as its master."""
+    from support.spark_daemons import StandaloneCluster
+
+    cluster = StandaloneCluster(tmp_path_factory.mktemp("standalone"))
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def connect_server(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    """A Spark Connect server. Its clients live in processes of their own: a process is either classic or remote."""
+    from support.spark_daemons import ConnectServer
+
+    server = ConnectServer(tmp_path_factory.mktemp("connect"))
+    yield server
+    server.stop()

@@ -1,0 +1,150 @@
+"""The tools of these tests do what the tests rely on: kills are complete, accounts are right, clusters run Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import processes
+from support.spark_driver import Driver
+from support.spark_ledger import Delivered, account, read_sink
+from support.spark_marks import poll
+from support.spark_settings import LOCAL_CLUSTER
+
+Drivers = Callable[..., Driver]
+
+COLLECT = """
+from support.spark_program import Collector, arguments, marks, say, session
+
+spark = session()
+stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
+rows = stream.selectExpr("cast(cast(value as string) as binary) as body")
+collect = Collector(arguments()["out"])
+
+def batch(frame, number):
+    collect(frame, number)
+    say("batch", number=number)
+    if number == 2:
+        marks().hold("second")
+
+query = rows.writeStream.foreachBatch(batch).option("checkpointLocation", arguments()["checkpoint"]).start()
+marks().wait("enough")
+query.stop()
+"""
+
+HELD_TASKS = """
+from support.spark_program import marks, say, session
+
+here = marks()
+
+def task(row):
+    here.reach("task", str(row))
+    here.hold("gate")
+    return row
+
+spark = session()
+say("total", value=spark.sparkContext.parallelize([1, 2], 2).map(task).sum())
+"""
+
+
+def paths(folder: Path) -> dict[str, str]:
+    return {"out": str(folder / "out"), "checkpoint": str(folder / "checkpoint")}
+
+
+def test_a_program_is_killed_at_a_mark_and_goes_on_from_its_checkpoint(spark_driver: Drivers, tmp_path: Path) -> None:
+    driver = spark_driver(COLLECT, **paths(tmp_path))
+    driver.start()
+    driver.wait_mark("second")
+    driver.kill()
+    assert not driver.is_running
+    driver.marks.release("second")
+    driver.start()
+    driver.wait_said("batch", 3)
+    driver.marks.reach("enough")
+    driver.wait()
+    delivered = Delivered(tmp_path / "out")
+    assert 2 in delivered.replays()
+    delivered.check_replays()
+    bodies = delivered.bodies()
+    account([b"%d" % number for number in range(len(bodies))], bodies).check()
+
+
+def test_a_kill_of_a_driver_leaves_executors_that_find_out(spark_driver: Drivers) -> None:
+    driver = spark_driver(HELD_TASKS, LOCAL_CLUSTER)
+    driver.start()
+    driver.wait_mark("task", 2)
+    assert len(driver.executors()) == 2
+    assert set(driver.marks.details("task")) == {"1", "2"}
+    assert driver.workers()
+    driver.kill_driver()
+    assert not driver.is_running
+    poll(lambda: not driver.executors(), what="the executors gone")
+
+
+def test_a_task_on_a_standalone_cluster_survives_its_executor(standalone: Any, spark_driver: Drivers) -> None:
+    driver = spark_driver(HELD_TASKS, standalone.url)
+    driver.start()
+    driver.wait_mark("task", 2)
+    victim = standalone.workers[0].executors()[0]
+    processes.kill(victim)
+    driver.marks.release("gate")
+    assert driver.wait_said("total")["value"] == 3
+    driver.wait()
+    assert driver.marks.count("task") == 3
+
+
+def test_a_failed_program_is_told_with_its_log(spark_driver: Drivers) -> None:
+    driver = spark_driver("raise ValueError('for the log')")
+    driver.start()
+    with pytest.raises(AssertionError, match="for the log"):
+        driver.wait_mark("never")
+    assert "ValueError: for the log" in driver.fails()
+
+
+REMOTE = """
+from support.spark_program import arguments, say
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.remote(arguments()["url"]).getOrCreate()
+rows = spark.range(3).selectExpr("cast(cast(id as string) as binary) as body")
+rows.write.parquet(arguments()["out"])
+say("rows", count=spark.read.parquet(arguments()["out"]).count())
+spark.stop()
+"""
+
+
+def test_a_remote_client_is_served(connect_server: Any, spark_driver: Drivers, tmp_path: Path) -> None:
+    driver = spark_driver(REMOTE, url=connect_server.url, out=str(tmp_path / "out"))
+    driver.start()
+    assert driver.wait_said("rows")["count"] == 3
+    driver.wait()
+
+
+def test_the_session_writes_what_the_reader_of_its_sink_finds(spark: Any, tmp_path: Path) -> None:
+    stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
+    writer = stream.writeStream.format("parquet").option("path", str(tmp_path / "sink"))
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    metadata = tmp_path / "sink" / "_spark_metadata"
+    poll(lambda: metadata.is_dir() and len(list(metadata.glob("[0-9]*"))) >= 3, what="three batches")
+    query.stop()
+    values = read_sink(tmp_path / "sink")["value"].to_pylist()
+    assert sorted(values) == list(range(len(values)))
+    assert len(values) >= 15
+
+
+def test_an_account_tells_lost_duplicated_and_unexpected() -> None:
+    told = account([b"a", b"b", b"c"], [b"a", b"a", b"x", b"maybe"], uncertain=[b"maybe", b"never"])
+    assert (told.published, told.delivered, told.extra) == (3, 4, 1)
+    assert (told.lost, told.duplicated, told.unexpected) == ({b"b", b"c"}, {b"a": 2}, {b"x"})
+    with pytest.raises(AssertionError, match="2 lost"):
+        told.check(duplicates=1)
+    with pytest.raises(AssertionError, match="1 duplicates"):
+        account([b"a"], [b"a", b"a"]).check()
+    account([b"a"], [b"a", b"a"]).check(duplicates=1)
+
+
+def test_the_processes_of_a_session_are_known(tmp_path: Path) -> None:
+    assert os.getpid() in [each.pid for each in processes.of_session(os.getsid(0))]

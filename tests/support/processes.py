@@ -1,0 +1,51 @@
+"""The processes of a session (as ``setsid`` makes one): found and killed with all their descendants. Linux."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from .spark_marks import poll
+
+GONE_TIMEOUT = 15.0
+
+
+class Process(NamedTuple):
+    pid: int
+    parent: int
+    command: str
+
+
+def of_session(session: int) -> list[Process]:
+    """The living processes of a session; those that only wait to be reaped are not among them."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                _, _, stat = (folder / "stat").read_text().rpartition(")")
+                state, parent, _, its_session = stat.split()[:4]
+                if int(its_session) == session and state not in "ZX":
+                    command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                    found.append(Process(int(folder.name), int(parent), command))
+    return found
+
+
+def kill_session(session: int) -> None:
+    """SIGKILL everything in a session, and return when it is gone."""
+
+    def none_left() -> bool:
+        left = of_session(session)
+        for process in left:
+            kill(process.pid)
+        return not left
+
+    poll(none_left, GONE_TIMEOUT, f"the processes of session {session} gone")
+
+
+def kill(pid: int) -> None:
+    """SIGKILL a process, if there is one."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

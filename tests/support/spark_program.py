@@ -1,0 +1,98 @@
+"""For driver programs of the tests (see ``spark_driver``): their session, what they were given, and what they tell.
+
+from support.spark_program import Collector, arguments, marks, say, session
+
+spark = session()
+...writeStream.foreachBatch(Collector(arguments()["out"])).start()
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .spark_marks import Marks
+
+GIVEN = "NSQ_FAST_TEST_PROGRAM"
+SAID = "@@ "
+
+
+def _given() -> dict[str, Any]:
+    given: dict[str, Any] = json.loads(os.environ[GIVEN])
+    return given
+
+
+def arguments() -> dict[str, Any]:
+    """The arguments that the test gave."""
+    arguments: dict[str, Any] = _given()["arguments"]
+    return arguments
+
+
+def marks() -> Marks:
+    """The marks that this program shares with the test; to be used in tasks, too."""
+    return Marks(_given()["marks"])
+
+
+def session(**settings: str) -> Any:
+    """The SparkSession, as the test wants it, with the source registered."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder
+    for name, value in {**_given()["settings"], **settings}.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def register(spark: Any) -> None:
+    """Make the format known to a session."""
+    import nsq_fast.spark
+
+    with suppress(AttributeError):
+        nsq_fast.spark.register(spark)
+
+
+def say(what: str, **facts: Any) -> None:
+    """Tell the test, which waits with ``Driver.wait_said(what)``."""
+    os.write(sys.stdout.fileno(), f"{SAID}{json.dumps({'what': what, **facts})}\n".encode())
+
+
+class Collector:
+    """A ``foreachBatch`` function that keeps each batch as one Arrow file, whole or not at all, and notes its content.
+
+    A batch that runs again replaces its file, so what it keeps is as exact as the
+    source is. ``Delivered`` reads it. ``columns`` are what the hash is over.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], columns: Sequence[str] = ("body",)) -> None:
+        self._folder = Path(folder)
+        self._columns = list(columns)
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, batch: Any, number: int) -> None:
+        import pyarrow as pa
+
+        table = batch.toArrow()
+        self._note(number, table)
+        part = self._folder / f"batch-{number}.part"
+        with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+        part.replace(self._folder / f"batch-{number}.arrow")
+
+    def _note(self, number: int, table: Any) -> None:
+        rows = sorted(zip(*(table[name].to_pylist() for name in self._columns), strict=True), key=repr)
+        note = {
+            "batch": number,
+            "rows": table.num_rows,
+            "hash": hashlib.sha256(repr(rows).encode()).hexdigest(),
+            "pid": os.getpid(),
+        }
+        with (self._folder / "runs.jsonl").open("a") as file:
+            file.write(json.dumps(note) + "\n")
