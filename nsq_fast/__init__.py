@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from ._lazy import lazy_names
 from ._version import __version__
 
 _HOME = {
@@ -56,16 +57,11 @@ _MODULES = {
 __all__ = ["__version__", *_HOME]
 
 
+_name = lazy_names(__name__, _HOME)
+
+
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f".{_MODULES[name]}", __name__)
-    try:
-        home = _HOME[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = getattr(importlib.import_module(f".{home}", __name__), name)
-    globals()[name] = value
-    return value
+    return importlib.import_module(f".{_MODULES[name]}", __name__) if name in _MODULES else _name(name)
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,21 @@
+"""Names of a package that are imported when they are first used, so that importing the package stays cheap."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazy_names(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
+    """The ``__getattr__`` of ``package``: each name of ``home`` stands in the module that it maps to."""
+
+    def resolve(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f".{home[name]}", package), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return resolve
