@@ -1,7 +1,7 @@
 # The commands of nsq_fast. `make demo` and `make test` work from a clean clone: each sets up what it needs.
 #
 #   make demo       the main job on an embedded broker: lookup, publish, consume, acknowledge   ARGS="--messages 1000000"
-#   make test       the tests                                                                   ARGS="-k frame -x"
+#   make test       the tests; those of Spark need a JRE 17 or newer, and are skipped without    ARGS="-k frame -x"
 #   make proof      what is promised for the redesigned NSQ, on a real cluster: needs etcd and its servers, many minutes
 #   make bench      the compiled core, and a short comparison of clients                        SERVERS=DIR of an nsqd
 #   make check      ruff, mypy --strict, cython-lint, layering
@@ -49,8 +49,12 @@ $(VENV_STAMP):
 	$(PIP) install --upgrade pip $(BUILD_NEEDS)
 	@touch $@
 
+# The demo ends with a report made by Spark where there is a Java to run it; without one, it says so and needs no Spark.
+RUN_EXTRAS = $(shell java -version >/dev/null 2>&1 && $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+  && echo '[spark]')
+
 $(RUN_STAMP): $(VENV_STAMP) pyproject.toml
-	$(PIP) install --no-build-isolation -e .
+	$(PIP) install --no-build-isolation -e '.$(RUN_EXTRAS)'
 	@touch $@
 
 $(DEV_STAMP): $(VENV_STAMP) pyproject.toml

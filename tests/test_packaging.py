@@ -60,7 +60,7 @@ def test_the_wheel_has_stubs_and_declarations_and_no_c_sources_or_tests(wheel: P
     assert names >= EXTRA_FILES
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "nsq_fast").rglob("*.py")}
     assert names >= sources
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"nsq_fast"}
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"nsq_fast", "pyspark_nsq.py"}
     assert not [name for name in names if name.endswith(".c")]
     compiled = {name.partition(".")[0] for name in names if name.endswith(".so")}
     assert compiled == {"nsq_fast/_codec", "nsq_fast/_frame"}
