@@ -1,0 +1,52 @@
+"""NSQ as a source and a sink of PySpark: ``spark.read``, ``readStream``, ``write`` and ``writeStream`` of format "nsq".
+
+    nsq_fast.spark.register(spark)
+    spark.readStream.format("nsq").option("topic", "orders").option("channel", "spark")...
+
+Spark finds the format by itself too, where the package is installed, through
+the module ``pyspark_nsq``. It needs the extra ``nsq-fast[spark]``: importing
+this package does not, using a name of it does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .options import SinkOptions as SinkOptions
+    from .options import SourceOptions as SourceOptions
+    from .source import NsqDataSource as NsqDataSource
+
+_HOME = {
+    "NsqDataSource": "source",
+    "SinkOptions": "options",
+    "SourceOptions": "options",
+}
+_EXTRA = {"pyspark", "pyarrow", "pandas", "numpy"}
+
+__all__ = ["register", *_HOME]
+
+
+def register(spark: Any) -> None:
+    """Make the format "nsq" known to a session, of Spark Connect too. Once for each session; again does no harm."""
+    spark.dataSource.register(__getattr__("NsqDataSource"))
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOME[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    try:
+        value = getattr(importlib.import_module(f".{home}", __name__), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRA:
+            raise
+        raise ImportError(f"nsq_fast.spark needs {error.name}: pip install 'nsq-fast[spark]'") from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,89 @@
+"""Which reader a source gets, by what its servers are and what is asked; and whether that goes together.
+
+*Replayable*: a redesigned cluster keeps what was consumed, so a batch is a
+range of offsets and can be read again. *Journalled*: anything else; what was
+read is kept in a journal of ours before it is acknowledged.
+"""
+
+from __future__ import annotations
+
+from nsq_fast.errors import ConfigError, LookupFailed
+
+from .discovery import TopicServers, discover
+from .options import AUTO, JOURNALLED, LATEST, REPLAYABLE, SourceOptions
+
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "consume")
+_STREAM_ONLY = ("maxOffsetsPerTrigger",)
+_NOT_FOR = {
+    REPLAYABLE: {
+        "journal": "it reads again from the servers, and keeps no journal",
+        "consume": "its channel follows what was read anyhow",
+        "suppressDuplicates": "offsets tell duplicates apart, there are none",
+        "nsq.sample_rate": "messages left out would be missed",
+        "nsq.desired_tag": "messages left out would be missed",
+        "nsq.ext_filter": "messages left out would be missed",
+    },
+    JOURNALLED: {
+        **dict.fromkeys(
+            ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp"),
+            "a channel begins and ends where it stands, and cannot be moved",
+        ),
+    },
+}
+
+
+def check_use(options: SourceOptions, *, is_stream: bool) -> None:
+    """Raise ConfigError for options that are for the other kind of read, or contradict each other."""
+    wrong, other = (_BATCH_ONLY, "spark.read") if is_stream else (_STREAM_ONLY, "spark.readStream")
+    for name in wrong:
+        if name in options.given:
+            raise ConfigError(f"{name}: is for {other} only")
+    for pair in (("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp")):
+        if options.given.issuperset(pair):
+            raise ConfigError(f"{pair[0]} and {pair[1]}: only one of them may be given")
+    if not is_stream and options.starting_offsets == LATEST:
+        raise ConfigError("startingOffsets='latest': there is nothing to read from there; it is for streams")
+    if options.ending_offsets == "earliest":
+        raise ConfigError("endingOffsets='earliest': there is nothing to read up to there")
+    if options.reader != AUTO:
+        check_reader(options, options.reader, is_stream=is_stream)
+
+
+def check_reader(options: SourceOptions, reader: str, *, is_stream: bool) -> None:
+    """Raise ConfigError for an option that ``reader`` cannot honour, saying why; and for one that it lacks."""
+    for name, reason in _NOT_FOR[reader].items():
+        if name in options.given:
+            raise ConfigError(f"{name}: the {reader} reader cannot honour it: {reason}")
+    if reader == JOURNALLED and options.journal is None and (is_stream or options.consume):
+        raise ConfigError(
+            "journal: is required by the journalled reader: a folder that the driver and all executors share, where"
+            " messages are kept from their acknowledgement until Spark has committed them"
+        )
+
+
+def choose(options: SourceOptions, *, is_stream: bool) -> str:
+    """The reader: the one that was asked for, or the replayable one where the servers and the options allow it.
+
+    Raises ConfigError, or LookupFailed and HttpError when the servers do not tell in time.
+    """
+    check_use(options, is_stream=is_stream)
+    reader = options.reader
+    if reader == AUTO and options.given & {"journal", "consume"}:
+        reader = JOURNALLED
+    if reader == AUTO:
+        reader = REPLAYABLE if _can_replay(options) else JOURNALLED
+    check_reader(options, reader, is_stream=is_stream)
+    return reader
+
+
+def _can_replay(options: SourceOptions) -> bool:
+    servers = discover(options)
+    if servers.is_redesigned and not servers.nsqds:
+        # To guess would be to give the query another reader, and another kind of offset, than it will have later.
+        raise LookupFailed(f"topic {options.topic!r} is not known: create it first, or set reader")
+    return can_replay(servers)
+
+
+def can_replay(servers: TopicServers) -> bool:
+    """Whether the servers are a redesigned cluster that has the topic."""
+    return servers.is_redesigned and bool(servers.leaders)

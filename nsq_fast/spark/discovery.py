@@ -1,0 +1,188 @@
+"""The servers of a topic, as they are now: who they are, whom to ask, which partitions they lead.
+
+Asked anew whenever a batch is planned. What may be over in a moment (a lookup
+service that restarts, a partition between two leaders) is tried again here,
+for as long as the caller gives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from gevent import sleep
+
+from nsq_fast.errors import ConfigError, HttpError, LookupFailed, RemoteProtocolError
+from nsq_fast.names import Address
+from nsq_fast.protocol.dialect import REDESIGNED_MARK
+from nsq_fast.protocol.topology import Meta, Topology
+from nsq_fast.protocol.topology import Nsqd as KnownNsqd
+from nsq_fast.runtime.admin import NsqdHTTPClient
+from nsq_fast.runtime.lookup import LookupPoller
+from nsq_fast.runtime.net.http import Endpoint
+
+from .options import SourceOptions
+
+T = TypeVar("T")
+
+TIMEOUT = 10.0
+"""How long transient failures are tried again, in seconds."""
+
+_FIRST_PAUSE = 0.1
+_MAX_PAUSE = 1.0
+
+
+class Nsqd(NamedTuple):
+    """An nsqd that has the topic."""
+
+    tcp: Address
+    http: Endpoint
+    version: str = ""
+
+    @property
+    def is_redesigned(self) -> bool:
+        """Whether it speaks the redesigned dialect."""
+        return REDESIGNED_MARK in self.version
+
+    def __str__(self) -> str:
+        return str(self.tcp)
+
+
+class TopicServers(NamedTuple):
+    """Who serves a topic.
+
+    Attributes:
+        nsqds: all of them, by address.
+        leaders: the nsqd that leads each partition; empty on original servers, and on a redesigned one outside a
+            cluster.
+        meta: what a redesigned lookup says of the topic; None elsewhere.
+        is_redesigned: the family of the servers.
+    """
+
+    nsqds: tuple[Nsqd, ...]
+    leaders: Mapping[int, Nsqd]
+    meta: Meta | None
+    is_redesigned: bool
+
+    @property
+    def has_ext(self) -> bool:
+        """Whether messages carry ext headers: ``extend_support`` of the connections must be the same."""
+        return self.meta is not None and self.meta.extend_support
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the topic was made to be read in order."""
+        return self.meta is not None and self.meta.ordered
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every partition has a leader."""
+        return self.meta is None or len(self.leaders) >= self.meta.partition_num
+
+
+def discover(options: SourceOptions, *, timeout: float = TIMEOUT) -> TopicServers:
+    """Find the servers of the topic. Raises LookupFailed when that cannot be done within ``timeout`` seconds.
+
+    An unknown topic has no nsqds; its servers' family is told by what other nsqds there are.
+    """
+    ask = _ask_lookup if options.servers.lookupd_http else _ask_nsqds
+    return retried(lambda left: ask(options, left), timeout)
+
+
+def retried(attempt: Callable[[float], T], timeout: float = TIMEOUT) -> T:
+    """``attempt(seconds left)``, again and again while it fails for a reason that may pass; then that reason.
+
+    Refusals (an HTTP status of 400 to 499) and wrong options do not pass.
+    """
+    deadline = time.monotonic() + timeout
+    pause = _FIRST_PAUSE
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return attempt(max(left, _FIRST_PAUSE))
+        except (HttpError, LookupFailed, RemoteProtocolError, OSError) as error:
+            if not is_transient(error) or left < pause:
+                raise
+        sleep(pause)
+        pause = min(2 * pause, _MAX_PAUSE)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether it may work a moment later."""
+    return not (isinstance(error, ConfigError) or (isinstance(error, HttpError) and 400 <= (error.status or 0) < 500))
+
+
+def nsqd_client(options: SourceOptions, nsqd: Nsqd | Endpoint, timeout: float | None = None) -> NsqdHTTPClient:
+    """A client of its HTTP routes, to be closed after use."""
+    endpoint = nsqd.http if isinstance(nsqd, Nsqd) else nsqd
+    return NsqdHTTPClient(
+        *endpoint.address,
+        scheme=endpoint.scheme,
+        timeout=options.lookup.lookupd_timeout if timeout is None else timeout,
+        authorization=options.lookup.lookupd_authorization,
+        tls_options=options.lookup.lookupd_tls_options,
+    )
+
+
+# Through lookup services
+
+
+def _ask_lookup(options: SourceOptions, timeout: float) -> TopicServers:
+    poller = LookupPoller([str(each) for each in options.servers.lookupd_http], options.lookup)
+    poller.start()
+    try:
+        topology = poller.wait_topology(options.topic, timeout)
+        if topology.is_empty:
+            others = poller.nodes(timeout)
+            return TopicServers((), {}, topology.meta, any(nsqd.is_redesigned for nsqd in others))
+        return _from_topology(topology)
+    finally:
+        poller.stop()
+
+
+def _from_topology(topology: Topology) -> TopicServers:
+    leaders = {number: _from_lookup(nsqd) for number, nsqd in topology.partitions.items()}
+    nsqds = tuple(_from_lookup(nsqd) for nsqd in topology.nsqds)
+    return TopicServers(nsqds, leaders, topology.meta, any(nsqd.is_redesigned for nsqd in nsqds))
+
+
+def _from_lookup(nsqd: KnownNsqd) -> Nsqd:
+    if nsqd.http is None:
+        raise LookupFailed(f"lookup names no HTTP port of nsqd {nsqd.tcp}")
+    return Nsqd(nsqd.tcp, Endpoint("http", nsqd.http), nsqd.version)
+
+
+# By asking the nsqds themselves
+
+
+def _ask_nsqds(options: SourceOptions, timeout: float) -> TopicServers:
+    servers = options.servers
+    nsqds = []
+    leaders: dict[int, Nsqd] = {}
+    rows: list[Mapping[str, Any]] = []
+    for tcp, http in zip(servers.nsqd_tcp, servers.nsqd_http, strict=True):
+        with nsqd_client(options, http, min(timeout, options.lookup.lookupd_timeout)) as client:
+            nsqd = Nsqd(tcp, http, str(client.info().get("version", "")))
+            led = _partitions_led(client, options.topic) if nsqd.is_redesigned else []
+        nsqds.append(nsqd)
+        rows += led
+        leaders.update({int(row["topic_partition"]): nsqd for row in led})
+    is_redesigned = any(nsqd.is_redesigned for nsqd in nsqds)
+    return TopicServers(tuple(nsqds), dict(sorted(leaders.items())), _meta(rows), is_redesigned)
+
+
+def _partitions_led(client: NsqdHTTPClient, topic: str) -> list[Mapping[str, Any]]:
+    topics = client.stats(topic).get("topics") or []
+    return [row for row in topics if row.get("topic_name") == topic and row.get("is_leader")]
+
+
+def _meta(rows: list[Mapping[str, Any]]) -> Meta | None:
+    """What the nsqds say of the topic; how many partitions it has is only known to lookup."""
+    if not rows:
+        return None
+    return Meta(
+        partition_num=len(rows),
+        extend_support=any(row.get("is_ext") for row in rows),
+        ordered=any(row.get("is_multi_ordered") for row in rows),
+    )

@@ -1,0 +1,177 @@
+"""What a row is: the columns that the source gives, in Spark's types, filled from decoded frames without a copy.
+
+Buffers of ``Columns`` are in Arrow's layout already; here they are only wrapped.
+What is made anew is what Spark has in another type (timestamps in microseconds,
+attempts in 32 bits) and what is the same in each row.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from nsq_fast._frame import Columns
+
+from .names import HEADERS, NAMES
+
+ID_SIZE = 16
+JSON_HEADER = 4
+"""The version of an ext header that is JSON."""
+
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+_TYPES: Mapping[str, tuple[pa.DataType, DataType]] = {
+    "topic": (pa.string(), StringType()),
+    "partition": (pa.int32(), IntegerType()),
+    "message_id": (pa.binary(), BinaryType()),
+    "internal_id": (pa.int64(), LongType()),
+    "trace_id": (pa.int64(), LongType()),
+    "timestamp": (_TIMESTAMP, TimestampType()),
+    "attempts": (pa.int32(), IntegerType()),
+    "offset": (pa.int64(), LongType()),
+    "size": (pa.int32(), IntegerType()),
+    HEADERS: (pa.string(), StringType()),
+    "body": (pa.binary(), BinaryType()),
+    "nsqd": (pa.string(), StringType()),
+}
+assert tuple(_TYPES) == NAMES
+
+
+@lru_cache
+def arrow_schema(names: tuple[str, ...] = NAMES) -> pa.Schema:
+    """The Arrow schema of these columns, in this order."""
+    return pa.schema([(name, _TYPES[name][0]) for name in names])
+
+
+def spark_schema(names: Sequence[str] = NAMES) -> StructType:
+    """The Spark schema of these columns, in this order. Every column may be null."""
+    return StructType([StructField(name, _TYPES[name][1]) for name in names])
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of a batch: a part of some columns, and what is the same in each of them."""
+
+    columns: Columns
+    topic: str
+    partition: int | None
+    nsqd: str
+    is_redesigned: bool
+    first: int
+    count: int
+
+    def wrap(self, kind: pa.DataType, *buffers: Any) -> pa.Array:
+        wrapped = [None, *(pa.py_buffer(buffer) for buffer in buffers)]
+        return pa.Array.from_buffers(kind, self.count, wrapped, offset=self.first)
+
+    def repeat(self, kind: pa.DataType, value: Any) -> pa.Array:
+        return pa.nulls(self.count, kind) if value is None else pa.repeat(pa.scalar(value, kind), self.count)
+
+
+def to_batch(
+    columns: Columns,
+    names: Sequence[str] = NAMES,
+    *,
+    topic: str,
+    partition: int | None,
+    nsqd: str,
+    is_redesigned: bool,
+    first: int = 0,
+    count: int | None = None,
+) -> pa.RecordBatch:
+    """Make a batch of ``count`` rows (None: all that follow) from row ``first`` of ``columns`` on.
+
+    ``is_redesigned`` says whether ids hold an internal and a trace id. Raises ValueError for rows that there are not.
+    """
+    left = columns.count - first
+    count = left if count is None else count
+    if first < 0 or not 0 <= count <= left:
+        raise ValueError(f"rows {first} to {first + count} of {columns.count}")
+    rows = _Rows(columns, topic, partition, nsqd, is_redesigned, first, count)
+    return pa.RecordBatch.from_arrays([_FILL[name](rows) for name in names], schema=arrow_schema(tuple(names)))
+
+
+def _message_ids(rows: _Rows) -> pa.Array:
+    return rows.wrap(pa.binary(), _id_offsets(rows.first + rows.count), rows.columns.ids)
+
+
+_known_id_offsets = array("i")
+
+
+def _id_offsets(count: int) -> memoryview:
+    """0, 16, 32...: Spark has no binary of fixed size. Kept, as it is the same for every batch."""
+    global _known_id_offsets
+    if len(_known_id_offsets) <= count:
+        _known_id_offsets = array("i", range(0, ID_SIZE * (2 * count + 1), ID_SIZE))
+    return memoryview(_known_id_offsets)
+
+
+def _internal_ids(rows: _Rows) -> pa.Array:
+    return rows.wrap(pa.int64(), rows.columns.internal_ids) if rows.is_redesigned else pa.nulls(rows.count, pa.int64())
+
+
+def _trace_ids(rows: _Rows) -> pa.Array:
+    return rows.wrap(pa.int64(), rows.columns.trace_ids) if rows.is_redesigned else pa.nulls(rows.count, pa.int64())
+
+
+def _timestamps(rows: _Rows) -> pa.Array:
+    return rows.wrap(pa.timestamp("ns", tz="UTC"), rows.columns.timestamps).cast(_TIMESTAMP, safe=False)
+
+
+def _offsets(rows: _Rows) -> pa.Array:
+    found = rows.columns.offsets
+    return pa.nulls(rows.count, pa.int64()) if found is None else rows.wrap(pa.int64(), found)
+
+
+def _sizes(rows: _Rows) -> pa.Array:
+    found = rows.columns.sizes
+    return pa.nulls(rows.count, pa.int32()) if found is None else rows.wrap(pa.int32(), found)
+
+
+def _headers(rows: _Rows) -> pa.Array:
+    versions = rows.columns.ext_versions
+    if versions is None:
+        return pa.nulls(rows.count, pa.string())
+    versions = versions[rows.first : rows.first + rows.count]
+    found = rows.wrap(pa.string(), rows.columns.ext_offsets, rows.columns.ext)
+    try:
+        found.validate(full=True)
+    except pa.ArrowInvalid:  # a header that is no UTF-8: Java would make something of it, but not the same everywhere
+        bodies = rows.wrap(pa.binary(), rows.columns.ext_offsets, rows.columns.ext)
+        found = pa.array([body.decode("utf-8", "replace") for body in bodies.to_pylist()], pa.string())
+    if versions.count(JSON_HEADER) == rows.count:
+        return found
+    texts = found.to_pylist()
+    return pa.array(
+        [text if version == JSON_HEADER else None for text, version in zip(texts, versions, strict=True)], pa.string()
+    )
+
+
+_FILL: Mapping[str, Callable[[_Rows], pa.Array]] = {
+    "topic": lambda rows: rows.repeat(pa.string(), rows.topic),
+    "partition": lambda rows: rows.repeat(pa.int32(), rows.partition),
+    "message_id": _message_ids,
+    "internal_id": _internal_ids,
+    "trace_id": _trace_ids,
+    "timestamp": _timestamps,
+    "attempts": lambda rows: rows.wrap(pa.uint16(), rows.columns.attempts).cast(pa.int32()),
+    "offset": _offsets,
+    "size": _sizes,
+    HEADERS: _headers,
+    "body": lambda rows: rows.wrap(pa.binary(), rows.columns.body_offsets, rows.columns.body),
+    "nsqd": lambda rows: rows.repeat(pa.string(), rows.nsqd),
+}
