@@ -40,6 +40,9 @@ ALLOWED = {
     "bench": DATA | CORE | {"protocol", "runtime", "broker", "__init__"},
     "cli": DATA | CORE | {"protocol", "runtime", "broker", "bench", "__init__"},
 }
+# The one way up: a command that is Spark's, and imports it when it runs.
+MAY_ALSO_IMPORT = {"cli/trace_report.py": {"spark"}}
+SPARK = {"numpy", "pandas", "pyarrow", "pyspark", "py4j"}
 IMPURE = {
     "asyncio", "blinker", "click", "concurrent", "gevent", "geventhttpclient", "greenlet", "http", "multiprocessing",
     "rich", "select", "selectors", "signal", "socket", "socketserver", "ssl", "subprocess", "threading", "time",
@@ -105,6 +108,11 @@ def layers_imported(item: Import) -> set[str]:
     return {name if name in inner else "__init__" for name in item.names} or {"__init__"}
 
 
+def allowed(path: Path) -> set[str]:
+    own = layer_of(path)
+    return ALLOWED[own] | {own} | MAY_ALSO_IMPORT.get(path.relative_to(PACKAGE).as_posix(), set())
+
+
 def shown(path: Path, item: Import) -> str:
     return f"{path.relative_to(PACKAGE.parent)}:{item.line} imports {item.module} {' '.join(item.names)}".rstrip()
 
@@ -115,10 +123,7 @@ def test_every_source_belongs_to_a_known_layer() -> None:
 
 def test_imports_go_downwards_only() -> None:
     wrong = [
-        shown(path, item)
-        for path in SOURCES
-        for item in imports_of(path)
-        if layers_imported(item) - ALLOWED[layer_of(path)] - {layer_of(path)}
+        shown(path, item) for path in SOURCES for item in imports_of(path) if layers_imported(item) - allowed(path)
     ]
     assert wrong == []
 
@@ -165,6 +170,25 @@ def test_the_upper_layers_use_public_names_of_the_others() -> None:
         and any(name.startswith("_") and not name.startswith("__") and name not in CORE for name in item.names)
     ]
     assert wrong == []
+
+
+def test_only_the_spark_layer_imports_spark() -> None:
+    wrong = [
+        shown(path, item)
+        for path in SOURCES
+        if layer_of(path) != "spark"
+        for item in imports_of(path)
+        if item.module.split(".")[0] in SPARK
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", ["nsq_fast.cli", "nsq_fast.cli.trace_report", "nsq_fast.spark", "nsq_fast.bench"])
+def test_spark_is_loaded_only_by_those_who_use_it(module: str) -> None:
+    path = PACKAGE.joinpath(*module.split(".")[1:])
+    if not path.is_dir() and not path.with_suffix(".py").exists():
+        pytest.skip(f"no {module}")
+    assert loaded_after(f"import {module}") & SPARK == set()
 
 
 def test_public_exceptions_live_in_errors() -> None:
