@@ -1,0 +1,115 @@
+"""From records to lives: what became of one message in one channel of its topic.
+
+Publishes are put into every channel that is known for their topic and laid together with the deliveries by topic,
+partition, internal id, trace id and channel. That is one grouping, which takes a partition that is null for what it
+is, and one shuffle.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from .schema import KEY, columns
+from .settings import TraceSettings
+
+_OUTCOMES = ("FIN", "REQ", "TIMEOUT")
+
+
+def channels_of(records: DataFrame) -> DataFrame:
+    """The channels known for each topic: those in which something was delivered. Columns topic, channel."""
+    return records.where(F.col("event") == "consume").select("topic", "channel").distinct()
+
+
+def lives_of(records: DataFrame, channels: DataFrame, settings: TraceSettings, end_ns: int) -> DataFrame:
+    """Table ``lives`` without ``batch``.
+
+    Args:
+        channels: what `channels_of` gave, of these records or of earlier ones too.
+        end_ns: until when the logs tell all. What was published at least ``grace`` before that, and never finished,
+            is lost.
+    """
+    groups = _events(records, channels).repartition(*KEY).groupBy(*KEY, "channel").agg(*_aggregates())
+    published = F.coalesce("delivered_published_ns", "stored_ns")
+    deadline = F.lit(end_ns - settings.grace_ns)
+    lives = groups.withColumns(
+        {
+            "published_ns": published,
+            "received_ns": F.col("first_received_ns"),
+            "finished_ns": F.col("finish.time_ns"),
+            "handling_ns": F.col("finish.handling_ns"),
+            "consumer": F.col("finish.consumer"),
+            "last_outcome": F.col("last.outcome"),
+            "is_published": F.col("stored_ns").isNotNull(),
+            "is_first_delivery": _is_first_delivery(),
+            **_redeliveries(),
+        }
+    )
+    lives = lives.withColumns(
+        {
+            "window_ns": F.col("published_ns") - F.pmod("published_ns", F.lit(settings.window_ns)),
+            "acknowledged_ns": F.col("stored_ns") - F.col("delivered_published_ns"),
+            "in_queue_ns": F.col("received_ns") - F.col("delivered_published_ns"),
+            "latency_ns": F.col("finished_ns") - F.col("delivered_published_ns"),
+            "state": F.when(F.col("finishes") > 0, "finished")
+            .when(F.col("published_ns") <= deadline, "lost")
+            .otherwise("pending"),
+        }
+    )
+    return lives.select(*columns("lives"))
+
+
+def _events(records: DataFrame, channels: DataFrame) -> DataFrame:
+    """Deliveries, and publishes once for each channel."""
+    names = (*KEY, "event", "time_ns", "nsqd", "offset", "size", "published_ns", "attempts", "outcome", "handling_ns")
+    publishes = records.where(F.col("event") == "publish").drop("channel").join(F.broadcast(channels), "topic")
+    deliveries = records.where(F.col("event") == "consume")
+    return publishes.select(*names, "channel", "consumer").unionByName(deliveries.select(*names, "channel", "consumer"))
+
+
+def _aggregates() -> list[Column]:
+    is_publish = F.col("event") == "publish"
+    is_delivery = ~is_publish
+    received = F.col("time_ns") - F.col("handling_ns")
+    by_outcome = {name: F.count_if(F.col("outcome") == name).cast("int") for name in _OUTCOMES}
+    finish = F.when(F.col("outcome") == "FIN", F.struct("time_ns", "attempts", "handling_ns", "consumer"))
+    return [
+        F.min(F.when(is_publish, F.col("time_ns"))).alias("stored_ns"),
+        F.min("published_ns").alias("delivered_published_ns"),
+        F.coalesce(F.min(F.when(is_publish, F.col("nsqd"))), F.min("nsqd")).alias("nsqd"),
+        F.min("offset").alias("offset"),
+        F.min("size").alias("size"),
+        F.count_if(is_delivery).cast("int").alias("deliveries"),
+        by_outcome["FIN"].alias("finishes"),
+        by_outcome["REQ"].alias("requeues"),
+        by_outcome["TIMEOUT"].alias("timeouts"),
+        F.coalesce(F.max("attempts"), F.lit(0)).alias("most_attempts"),
+        F.min(F.when(is_delivery, F.col("time_ns"))).alias("first_answered_ns"),
+        F.min(received).alias("first_received_ns"),
+        F.coalesce(F.bool_or(is_delivery & F.col("offset").isNotNull()), F.lit(False)).alias("is_ordered"),
+        F.min(finish).alias("finish"),
+        F.max(F.when(is_delivery, F.struct("attempts", "time_ns", "outcome"))).alias("last"),
+    ]
+
+
+def _is_first_delivery() -> Column:
+    finish_is_first = (F.col("finish.attempts") == 1) & (F.col("finish.time_ns") == F.col("first_answered_ns"))
+    return F.coalesce(finish_is_first, F.lit(False))
+
+
+def _redeliveries() -> dict[str, Column]:
+    """How often it was delivered again, by cause.
+
+    It was delivered as often as there are records of it, or as its highest number of attempts says: deliveries whose
+    consumer died, or lost its connection, left no record. A REQ or a TIMEOUT caused one redelivery, unless nothing came
+    after it. The rest has no cause that is recorded.
+    """
+    last = F.coalesce(F.col("last.outcome"), F.lit(""))
+    requeued = F.col("requeues") - (last == "REQ").cast("int")
+    timed_out = F.col("timeouts") - (last == "TIMEOUT").cast("int")
+    again = F.greatest("most_attempts", "deliveries", F.lit(1)) - 1
+    return {
+        "redelivered_req": requeued.cast("int"),
+        "redelivered_timeout": timed_out.cast("int"),
+        "redelivered_unknown": (again - requeued - timed_out).cast("int"),
+    }

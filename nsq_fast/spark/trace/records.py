@@ -1,0 +1,128 @@
+"""From the lines of trace logs to records: parsed by Spark itself, with a fixed schema.
+
+Lines may have anything before their JSON; blank ones are skipped. A line that holds no record is kept as a row with
+a ``problem``: nothing is thrown away in silence, and nothing stops at it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from glob import glob
+from pathlib import Path
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.utils import AnalysisException
+
+from nsq_fast.errors import ConfigError
+
+from .schema import ID, LINE, MAX_ID, columns
+from .settings import SECOND
+
+_PROBLEM_LENGTH = 200
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_GLOB = re.compile(r"([\[\]{}*?,\\])")
+_NEEDED = ("time", "topic", "nsqd", "internal_id", "trace_id")
+_NEEDED_OF_CONSUME = ("channel", "local", "timestamp", "attempts")
+_BEGIN = '{"event":'
+
+
+def read_logs(spark: SparkSession, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> DataFrame:
+    """The records of trace logs: files, folders, patterns, compressed ones too; table ``records`` without ``batch``.
+
+    Raises ConfigError when a path names nothing.
+    """
+    listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    try:
+        return parse_lines(spark.read.text([hadoop_path(path) for path in expand(listed)]))
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        raise ConfigError(f"no trace log: {error}") from None
+
+
+def stream_logs(spark: SparkSession, folder: str | os.PathLike[str], **options: str) -> DataFrame:
+    """The same of a folder as a stream: a record for each line of each file that appears there.
+
+    Files must appear complete, by a rename, as Spark's file source asks for. ``options`` are those of that source.
+    """
+    return parse_lines(spark.readStream.options(**options).text(os.fspath(folder)))
+
+
+def expand(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """The files that paths on this machine name, each once; URLs as they are. Raises ConfigError for one with none."""
+    found: dict[str, None] = {}
+    for path in paths:
+        name = os.fspath(path)
+        found.update(dict.fromkeys([name] if _URL.match(name) else _files(name)))
+    if not found:
+        raise ConfigError("no trace log: give at least one path")
+    return list(found)
+
+
+def _files(name: str) -> list[str]:
+    matches = [Path(name)] if Path(name).exists() else [Path(match) for match in sorted(glob(name, recursive=True))]
+    files = [file for match in matches for file in ([match] if match.is_file() else sorted(match.rglob("*")))]
+    if hidden := [file for file in files if file.is_file() and file.name.startswith(("_", ".")) and file in matches]:
+        raise ConfigError(f"{hidden[0]}: Spark does not read files whose name begins with _ or a dot; rename it")
+    found = [str(file.resolve()) for file in files if file.is_file() and not file.name.startswith(("_", "."))]
+    if not found:
+        raise ConfigError(f"no trace log: {name} names no file")
+    return found
+
+
+def hadoop_path(path: str) -> str:
+    """A path that stands for itself, whatever characters it has."""
+    return path if _URL.match(path) else _GLOB.sub(r"\\\1", path)
+
+
+def parse_lines(lines: DataFrame, column: str = "value") -> DataFrame:
+    """The records of lines, from a batch or a stream: of log files, or the bodies of messages (``column="body"``)."""
+    text = F.col(column).cast("string")
+    begin = F.greatest(F.lit(1), F.coalesce(F.nullif(F.locate(_BEGIN, text), F.lit(0)), F.locate("{", text)))
+    parsed = F.from_json(F.substr(text, begin), LINE, {"columnNameOfCorruptRecord": "_malformed"})
+    rows = lines.where(F.length(F.trim(text)) > 0).select(
+        parsed.alias("line"), text.alias("text"), F.input_file_name().alias("source")
+    )
+    rows = rows.withColumn("is_good", F.coalesce(_is_record(), F.lit(False)))
+    fields = _fields()
+    return rows.select(*(fields[name].alias(name) for name in columns("records")))
+
+
+def _field(name: str) -> Column:
+    return F.col(f"line.{name}")
+
+
+def _is_record() -> Column:
+    """Whether a line is what a producer or a consumer wrote; null counts as no."""
+    is_consume = _field("event") == "consume"
+    checks = [
+        _field("_malformed").isNull(),
+        *(_field(name).isNotNull() for name in _NEEDED),
+        *(_field(name).between(0, F.lit(str(MAX_ID)).cast(ID)) for name in ("internal_id", "trace_id")),
+        (_field("event") == "publish") | (is_consume & _field("outcome").isin("FIN", "REQ", "TIMEOUT")),
+        *(~is_consume | _field(name).isNotNull() for name in _NEEDED_OF_CONSUME),
+    ]
+    whole = checks[0]
+    for check in checks[1:]:
+        whole = whole & check
+    return whole
+
+
+def _good(value: Column) -> Column:
+    return F.when(F.col("is_good"), value)
+
+
+def _fields() -> dict[str, Column]:
+    same = ("event", "topic", "partition", "channel", "internal_id", "trace_id", "nsqd", "offset", "size")
+    return {
+        **{name: _good(_field(name)) for name in (*same, "attempts", "outcome")},
+        "time_ns": _good(_field("time")),
+        "published_ns": _good(_field("timestamp")),
+        "handling_ns": _good(F.round(_field("handling_time") * SECOND).cast("bigint")),
+        "consumer": _good(_field("local")),
+        "source": F.col("source"),
+        "problem": F.when(~F.col("is_good"), F.substring("text", 1, _PROBLEM_LENGTH)),
+    }

@@ -1,0 +1,253 @@
+"""The tables of the trace pipeline: planted faults are found, each of them and nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support import trace_logs
+from support.trace_logs import BAD_LINES, CLICKS, MS, SECOND, Planted
+
+from nsq_fast.errors import ConfigError
+from nsq_fast.runtime.trace import ConsumeRecord, TraceRecord
+from nsq_fast.spark.trace import TABLES, TraceSettings, parse_lines, read_logs, read_table, write_tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PLACE = ("topic", "partition", "channel", "internal_id")
+
+
+class Run:
+    """A log with planted faults, and the tables of it."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        log = trace_logs.good_log()
+        self.planted: Planted = trace_logs.plant(log)
+        self.records: list[TraceRecord] = trace_logs.records_of(log)
+        self.folder = folder / "tables"
+        self.spark = spark
+        self.logs = trace_logs.write_logs(self.records, folder / "logs")
+        write_tables(spark, read_logs(spark, self.logs), self.folder)
+
+    def rows(self, table: str, where: str = "true") -> list[Any]:
+        return read_table(self.spark, self.folder, table).where(where).collect()
+
+    def places(self, table: str, where: str = "true") -> list[tuple[Any, ...]]:
+        return sorted((tuple(row[name] for name in PLACE) for row in self.rows(table, where)), key=repr)
+
+
+@pytest.fixture(scope="module")
+def run(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(spark, tmp_path_factory.mktemp("traces"))
+
+
+@pytest.fixture(scope="module")
+def good(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("good")
+    logs = trace_logs.write_logs(trace_logs.records_of(trace_logs.good_log(seed=2)), folder / "logs")
+    write_tables(spark, read_logs(spark, logs), folder / "tables", TraceSettings(grace=0))
+    return folder / "tables"
+
+
+def ordered(places: Any) -> list[tuple[Any, ...]]:
+    return sorted(places, key=repr)
+
+
+@pytest.mark.parametrize("kind", ["lost", "duplicates", "violations"])
+def test_each_planted_fault_is_found_and_nothing_else(run: Run, kind: str) -> None:
+    assert run.places(kind) == ordered(getattr(run.planted, kind))
+
+
+def test_a_message_within_the_grace_period_is_pending_not_lost(run: Run) -> None:
+    assert run.places("lives", "state = 'pending'") == ordered(run.planted.pending)
+
+
+@pytest.mark.parametrize("table", ["lost", "duplicates", "violations", "skews", "late"])
+def test_a_log_without_faults_has_none(spark: SparkSession, good: Path, table: str) -> None:
+    assert read_table(spark, good, table).count() == 0
+
+
+def test_redeliveries_are_counted_by_their_cause(run: Run) -> None:
+    causes = [f"redelivered_{cause}" for cause in ("req", "timeout", "unknown")]
+    found = run.rows("lives", " + ".join(causes) + " > 0")
+    assert {tuple(row[name] for name in PLACE): tuple(row[name] for name in causes) for row in found} == (
+        run.planted.redelivered
+    )
+
+
+def test_the_slowest_message_comes_first_with_its_life(run: Run) -> None:
+    slowest = max(run.rows("slowest"), key=lambda row: row.latency_ns)
+    assert tuple(slowest[name] for name in PLACE) == run.planted.slowest
+    assert [(event.event, event.outcome) for event in slowest.events] == [("publish", None), ("consume", "FIN")]
+    publish, consume = slowest.events
+    assert consume.at_ns - consume.received_ns == slowest.handling_ns == 20 * SECOND
+    assert publish.at_ns < consume.received_ns
+    assert consume.consumer.startswith("10.0.0.7:")
+
+
+def test_the_life_of_a_redelivered_message_has_all_its_deliveries(spark: SparkSession, run: Run) -> None:
+    place = next(place for place, causes in run.planted.redelivered.items() if causes == (2, 1, 1))
+    (row,) = [row for row in run.rows("slowest") if tuple(row[name] for name in PLACE) == place]
+    outcomes = [(event.outcome, event.attempts) for event in row.events if event.event == "consume"]
+    assert outcomes == [("REQ", 1), ("REQ", 2), ("TIMEOUT", 4), ("FIN", 5)]
+
+
+def test_clocks_that_contradict_each_other_are_told(run: Run) -> None:
+    found = {(row.side, row.nsqd, row.host): (row.messages, row.worst_ns) for row in run.rows("skews")}
+    assert found == run.planted.skews
+
+
+def test_deliveries_without_a_publish_are_known_as_such(run: Run) -> None:
+    assert run.places("lives", "not is_published") == ordered(run.planted.unpublished)
+
+
+def test_figures_are_those_of_an_independent_computation(run: Run) -> None:
+    expected = trace_logs.figures_of(run.records)
+    names = list(next(iter(expected.values()))._asdict())[:9]
+    totals: dict[Any, Counter[str]] = {}
+    for row in run.rows("windows"):
+        counts = totals.setdefault((row.topic, row.partition, row.channel), Counter(dict.fromkeys(names, 0)))
+        counts.update({name: row[name] for name in names})
+    assert totals == {lane: {name: getattr(value, name) for name in names} for lane, value in expected.items()}
+
+
+def test_percentiles_of_a_window_are_exact(run: Run) -> None:
+    latencies: dict[Any, list[int]] = {}
+    for life in trace_logs.lives_of(run.records, 60 * SECOND):
+        if life.state == "finished":
+            finish = life.finish
+            window = finish.timestamp // (10 * SECOND) * 10 * SECOND
+            latencies.setdefault((*life.lane, window), []).append(finish.time - finish.timestamp)
+    expected = {
+        key: tuple(trace_logs.nearest_rank(sorted(found), percent) for percent in (50, 95, 99, 100))
+        for key, found in latencies.items()
+    }
+    points = [f"latency_{point}_ns" for point in ("p50", "p95", "p99", "max")]
+    assert {
+        (row.topic, row.partition, row.channel, row.window_ns): tuple(row[point] for point in points)
+        for row in run.rows("windows", "finished > 0")
+    } == expected
+
+
+def test_latency_is_time_in_queue_and_handling(run: Run) -> None:
+    rows = run.rows("lives", "deliveries = 1 and state = 'finished'")
+    assert len(rows) > 1000
+    assert {row.latency_ns - row.in_queue_ns - row.handling_ns for row in rows} == {0}
+
+
+def test_ids_beyond_63_bits_are_exact(run: Run) -> None:
+    found = {(int(row.internal_id), int(row.trace_id)) for row in run.rows("lives", "topic = 'clicks'")}
+    assert found == {(record.internal_id, record.trace_id) for record in run.records if record.topic == "clicks"}
+    assert max(internal for internal, _ in found) > 2**63
+
+
+def test_every_line_is_accounted_for(run: Run) -> None:
+    rows = run.rows("records")
+    assert sorted(row.problem for row in rows if row.event is None) == sorted(BAD_LINES)
+    assert sum(row.event is not None for row in rows) == len(run.records)
+    where = {row.problem: Path(row.source).name for row in rows if row.problem}
+    assert where[BAD_LINES[1]] == "billing.log.1"
+    assert where[BAD_LINES[2]] == "others.log.gz"
+
+
+def test_order_is_not_judged_where_messages_are_handled_side_by_side(spark: SparkSession, run: Run, tmp_path: Path) -> None:
+    records = read_logs(spark, run.logs)
+    write_tables(spark, records, tmp_path, TraceSettings(order="ids"))
+    judged = {row.channel for row in read_table(spark, tmp_path, "violations").collect()}
+    assert judged == {"billing", "web"}
+    write_tables(spark, records, tmp_path, TraceSettings(order="off"))
+    assert read_table(spark, tmp_path, "violations").count() == 0
+
+
+def test_the_offset_going_back_is_a_violation_too(spark: SparkSession, tmp_path: Path) -> None:
+    base: Any = trace_logs.good_log(3)["orders", 0, "billing", 100][0]
+    steps = [(10, 500), (11, 400), (12, 600), (13, 700)]
+    lines = [
+        str(trace_logs._changed(base, time=base.time + MS * number, internal_id=internal_id, offset=offset))
+        for number, (internal_id, offset) in enumerate(steps)
+    ]
+    write_tables(spark, lines_of(spark, lines), tmp_path)
+    (row,) = read_table(spark, tmp_path, "violations").collect()
+    assert (row.internal_id, row.offset, row.after_internal_id, row.after_offset) == (11, 400, 10, 500)
+
+
+def lines_of(spark: SparkSession, lines: list[str]) -> DataFrame:
+    return parse_lines(spark.createDataFrame([(line,) for line in lines], "value string"))
+
+
+def test_tables_have_the_types_that_are_documented(spark: SparkSession, run: Run) -> None:
+    for table, columns in TABLES.items():
+        written = spark.read.parquet(str(run.folder / table))
+        found = [(field.name, field.dataType.simpleString()) for field in written.schema.fields]
+        assert found[:-1] == [
+            (name, kind.replace(", ", ",")) for name, kind in (column.split(" ", 1) for column in columns)
+        ]
+        assert found[-1][0] == "batch"
+
+
+def test_messages_may_come_as_bodies(spark: SparkSession) -> None:
+    record = str(trace_logs.good_log(1)["orders", 0, "", 100][0])
+    rows = parse_lines(spark.createDataFrame([(bytearray(record.encode()),)], "body binary"), "body").collect()
+    assert [(row.event, int(row.internal_id), row.source) for row in rows] == [("publish", 100, "")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"event":"publish","time":1,"topic":"t","partition":null,"nsqd":"n","internal_id":-1,"trace_id":1}',
+        '{"event":"publish","time":1,"topic":"t","partition":null,"nsqd":"n","internal_id":18446744073709551616,"trace_id":1}',
+        '{"event":"publish","time":"now","topic":"t","partition":null,"nsqd":"n","internal_id":1,"trace_id":1}',
+        '{"event":"deliver","time":1,"topic":"t","partition":null,"nsqd":"n","internal_id":1,"trace_id":1}',
+        '{"event":"consume","time":1,"topic":"t","partition":null,"nsqd":"n","internal_id":1,"trace_id":1}',
+        "\ufffd\x00{{{",
+    ],
+)
+def test_lines_that_hold_no_record_are_kept_as_problems(spark: SparkSession, line: str) -> None:
+    (row,) = lines_of(spark, [line]).collect()
+    assert row.event is None
+    assert row.internal_id is None
+    assert row.problem == line[:200]
+
+
+def test_a_prefix_may_have_braces(spark: SparkSession) -> None:
+    record = trace_logs.good_log(1)[CLICKS.name, None, "web", CLICKS.first_id][0]
+    assert isinstance(record, ConsumeRecord)
+    (row,) = lines_of(spark, [f"{{worker-1}} INFO: {record}"]).collect()
+    assert (row.event, int(row.internal_id), row.time_ns) == ("consume", record.internal_id, record.time)
+
+
+def test_the_same_file_named_twice_is_read_once(spark: SparkSession, run: Run) -> None:
+    log = run.logs[0]
+    records = read_logs(spark, [log, log.parent / "prod*.log", log.parent])
+    assert records.count() == read_logs(spark, log.parent).count()
+
+
+def test_a_name_with_the_characters_of_patterns_stands_for_itself(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "a[1]{b},c.log"
+    path.write_text(f"{trace_logs.good_log(1)['orders', 0, '', 100][0]}\n")
+    assert read_logs(spark, path).count() == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("nothing*.log", "names no file"), ("_hidden.log", "begins with _")]
+)
+def test_a_path_without_a_log_is_refused(spark: SparkSession, tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "_hidden.log").write_text("x\n")
+    with pytest.raises(ConfigError, match=message):
+        read_logs(spark, tmp_path / name)
+
+
+def test_logs_without_a_record_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing was traced"):
+        write_tables(spark, lines_of(spark, list(BAD_LINES)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"window": 0}, {"grace": -1}, {"order": "maybe"}, {"lateness": float("nan")}, {"slowest": -1}]
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        TraceSettings(**wrong)
