@@ -4,6 +4,7 @@
     |- ConfigError (ValueError)            an argument or option is wrong; nothing was sent
     |- NameInvalid (ValueError)            a topic or channel name is not legal
     |- BodyInvalid (ValueError)            a message body the server would refuse
+    |- RowInvalid (ValueError)             a row of a table that cannot be published
     |- ProtocolError
     |  |- LocalProtocolError               we misused the protocol: a command not allowed in this state
     |  `- RemoteProtocolError              the peer sent what is not NSQ
@@ -18,10 +19,15 @@
     |- LookupFailed                        no lookupd gave a usable answer
     |- OrderViolated                       an ordered partition delivered what lies before the message before
     |- PartitionBlocked                    a message of an ordered partition failed too often
+    |- JournalError                        a journal of the Spark source is damaged, or of something else
+    |  |- JournalMissing                   it is not where the checkpoint says, or lacks what was acknowledged
+    |  |- JournalTaken                     another attempt of the same task was faster
+    |  `- JournalClosed                    the batch is over, or its folder cannot be seen from here
     |- NoNsqd                              no nsqd to publish to is known or reachable
     |  `- NoLeader                         the partition to publish to has no leader that is known and reachable
     |- PublishFailed                       a publish failed for good, or its outcome is unknown
     |  |- PublishTimeout (TimeoutError)
+    |  |- WriteFailed                      a write of a table broke off; some of its rows may be stored
     |  `- PublishRefused (ServerError)     a server said why; an instance of the class of what it said, too
     `- RequeueMessage                      raised by a handler: requeue without it being a failure
 
@@ -48,6 +54,10 @@ class NameInvalid(NsqError, ValueError):
 
 class BodyInvalid(NsqError, ValueError):
     """A message body that a server would refuse: empty where forbidden, or too large."""
+
+
+class RowInvalid(NsqError, ValueError):
+    """A row of a table cannot be published: a null, a value out of range, a body that a server would refuse."""
 
 
 class ProtocolError(NsqError):
@@ -136,6 +146,22 @@ class PartitionBlocked(NsqError):
     """A message of an ordered partition exceeds ``attempts_threshold``, and ``blocked_policy`` is ``stop``."""
 
 
+class JournalError(NsqError):
+    """A journal of the Spark source is damaged, or belongs to something else."""
+
+
+class JournalMissing(JournalError):
+    """A journal, or a batch in it, is not there although messages may have been acknowledged for it."""
+
+
+class JournalTaken(JournalError):
+    """Another attempt of the same task has written this file of the journal. Nothing was acknowledged."""
+
+
+class JournalClosed(JournalError):
+    """The folder of the batch is gone, or cannot be seen from here. Nothing was acknowledged."""
+
+
 class NoNsqd(NsqError):
     """No nsqd to publish to is known or reachable."""
 
@@ -159,6 +185,17 @@ class PublishFailed(NsqError):
 
 class PublishTimeout(PublishFailed, TimeoutError):
     """The deadline of a publish passed."""
+
+
+class WriteFailed(PublishFailed):
+    """A write of a table broke off. ``rows_stored`` were stored before, and ``rows_unknown`` may have been."""
+
+    def __init__(
+        self, message: str, *, rows_stored: int = 0, rows_unknown: int = 0, possibly_stored: bool = False
+    ) -> None:
+        super().__init__(message, possibly_stored=possibly_stored)
+        self.rows_stored = rows_stored
+        self.rows_unknown = rows_unknown
 
 
 class RequeueMessage(NsqError):

@@ -15,7 +15,7 @@ from gevent.event import AsyncResult
 from nsq_fast._codec import Records
 from nsq_fast.errors import BodyInvalid, ConfigError, NoNsqd
 
-from .producer import Producer
+from .producer import Headers, Producer
 from .publishing.life import check_timeout
 from .publishing.reasons import unreached
 from .publishing.routes import Route
@@ -76,6 +76,11 @@ class ColumnProducer(Producer):
             if link.conn is not None:
                 return TopicLayout(link.conn.session.dialect.has_partitions, 0, None)
         return None
+
+    def header(self, topic: str, headers: Headers, tag: str | None, trace_id: int | None) -> bytes:
+        """The JSON of an ext header, as ``Records`` takes it. Raises ConfigError, BodyInvalid, TypeError."""
+        saying = self._composer.saying(self._route(topic), topic, trace_id, headers, tag, is_batch=True)
+        return saying.header
 
     def publish_rows(
         self,

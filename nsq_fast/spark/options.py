@@ -48,6 +48,8 @@ _CONNECTION: Mapping[str, Any] = {
     "output_buffer_timeout": 25,
     "user_agent": f"nsq_fast/{__version__} spark",
 }
+# A task that gives up writes all its rows again when it is tried again: the servers have more time than that.
+_PRODUCER: dict[str, Any] = {"publish_timeout": 60.0, "max_pending": 32_000}
 _SOURCE_NAMES = (
     "topic",
     "channel",
@@ -74,6 +76,7 @@ _SINK_NAMES = (
     "lookupd_http_addresses",
     "traceReceipts",
     "traceLog",
+    "reportPath",
 )
 _SOURCE_REFUSED = {"extend_support": "leave it out: whether messages carry headers is up to the topic"}
 _SINK_REFUSED = dict.fromkeys(
@@ -161,9 +164,10 @@ class SinkOptions:
     """The options of a sink.
 
     Attributes:
-        topic: for rows without a topic of their own; None: every row must have one.
-        trace_receipts: whether publishes are traced, and their receipts kept.
-        trace_log: file that gets a line for each traced publish, on the machine that publishes.
+        topic: of every row, as with Kafka, whatever a column ``topic`` says; None: the column says it.
+        trace_receipts: whether every row is traced, and not only those with a trace id.
+        trace_log: folder for the trace logs of the tasks, on the machines where they run; every row is traced then.
+        report_path: folder, on the driver, for a report of each write.
         given: as in ``SourceOptions``.
     """
 
@@ -171,9 +175,10 @@ class SinkOptions:
     topic: str | None = None
     trace_receipts: bool = False
     trace_log: str | None = None
+    report_path: str | None = None
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
     lookup: LookupConfig = field(default_factory=LookupConfig)
-    producer: ProducerConfig = field(default_factory=ProducerConfig)
+    producer: ProducerConfig = field(default_factory=lambda: ProducerConfig(**_PRODUCER))
     given: frozenset[str] = frozenset()
 
     @classmethod
@@ -187,11 +192,17 @@ class SinkOptions:
             topic=_name(values, "topic", check_topic) if "topic" in found else None,
             trace_receipts=values.flag("traceReceipts", False),
             trace_log=values.get("traceLog", _not_empty),
+            report_path=values.get("reportPath", _not_empty),
             connection=client.make(ConnectionConfig, user_agent=_CONNECTION["user_agent"]),
             lookup=client.make(LookupConfig),
-            producer=client.make(ProducerConfig),
+            producer=client.make(ProducerConfig, **_PRODUCER),
             given=frozenset(found) | {f"nsq.{name}" for name in client.given},
         )
+
+    @property
+    def traces_all(self) -> bool:
+        """Whether rows without a trace id get one."""
+        return self.trace_receipts or self.trace_log is not None
 
 
 class _Values:

@@ -1,0 +1,8 @@
+"""The sink: rows of a DataFrame become messages. Arrow batches go in, MPUB commands go out, row by row nothing."""
+
+from __future__ import annotations
+
+from .report import TaskReport, WriteReport
+from .writer import ArrowWriter, StreamArrowWriter
+
+__all__ = ["ArrowWriter", "StreamArrowWriter", "TaskReport", "WriteReport"]

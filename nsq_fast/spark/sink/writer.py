@@ -1,0 +1,100 @@
+"""The writers that Spark calls: ``write`` in every task, ``commit`` or ``abort`` once in a process of the driver."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from nsq_fast.errors import ConfigError
+from nsq_fast.spark.options import SinkOptions
+
+from .report import TaskReport, WriteReport
+from .schema import column_names
+from .task import TaskWriter
+
+logger = logging.getLogger(__name__)
+
+
+class _Writer:
+    """What both writers share. Made in several processes and pickled: making one has no effect.
+
+    Raises ConfigError for columns that cannot be written, and for ``overwrite``.
+    """
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise ConfigError('mode "overwrite": messages cannot be taken back; write with mode("append")')
+        self.options = options
+        self.names = column_names(schema, topic=options.topic, key_strategy=options.producer.key_strategy)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
+        """Publish the rows of a task. Returns when servers have confirmed all of them."""
+        report = TaskWriter(self.options, self.names).write(iter(iterator))
+        context = TaskContext.get()
+        if context is None:
+            return report
+        return replace(report, partition_id=context.partitionId(), attempt=context.attemptNumber())
+
+    def _committed(self, messages: Sequence[WriterCommitMessage | None], name: str) -> WriteReport:
+        report = WriteReport.of(messages)
+        logger.info("%s: %s", name, report)
+        self._keep(report, name, is_committed=True)
+        return report
+
+    def _aborted(self, messages: Sequence[WriterCommitMessage | None], name: str) -> WriteReport:
+        report = WriteReport.of(messages)
+        logger.warning(
+            "%s was aborted: %s are stored and stay so; what the %d others stored is not known."
+            " Written again, their messages are there twice",
+            name,
+            report,
+            report.failed,
+        )
+        self._keep(report, name, is_committed=False)
+        return report
+
+    def _keep(self, report: WriteReport, name: str, *, is_committed: bool) -> None:
+        folder = self.options.report_path
+        if folder is None:
+            return
+        os.makedirs(folder, exist_ok=True)
+        stem = os.path.join(folder, f"{name}-{secrets.token_hex(4)}")
+        if report.receipts.num_rows:
+            pq.write_table(report.receipts, f"{stem}.parquet")
+        with open(f"{stem}.json.part", "w", encoding="utf-8") as file:
+            json.dump({"committed": is_committed, **report.as_json()}, file)
+        os.replace(f"{stem}.json.part", f"{stem}.json")
+
+
+class ArrowWriter(_Writer, DataSourceArrowWriter):
+    """The writer of ``df.write``."""
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """All tasks are through: everything is stored already; say how much."""
+        self._committed(messages, "write")
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """A task failed for good: nothing can be taken back; say what is stored."""
+        self._aborted(messages, "write")
+
+
+class StreamArrowWriter(_Writer, DataSourceStreamArrowWriter):
+    """The writer of ``df.writeStream``: each micro-batch is a write."""
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """All tasks of a micro-batch are through."""
+        self._committed(messages, f"batch-{batchId}")
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """A task of a micro-batch failed for good."""
+        self._aborted(messages, f"batch-{batchId}")
