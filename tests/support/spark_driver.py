@@ -82,6 +82,13 @@ class Driver:
         """Whether the driver's Python lives."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def status(self) -> int:
+        """With what the last run ended: negative when it was killed. AssertionError while it runs."""
+        assert self._process is not None
+        assert not self.is_running
+        return self._process.returncode
+
     def wait(self, timeout: float = ENDED_TIMEOUT) -> None:
         """Return when the program has ended well. Raises AssertionError with its log otherwise."""
         assert self._process is not None

@@ -175,9 +175,7 @@ def _swap(log: dict[Place, list[TraceRecord]], earlier: Place, later: Place) -> 
     return earlier
 
 
-def _redeliver(
-    log: dict[Place, list[TraceRecord]], place: Place, outcomes: list[str | None]
-) -> tuple[int, int, int]:
+def _redeliver(log: dict[Place, list[TraceRecord]], place: Place, outcomes: list[str | None]) -> tuple[int, int, int]:
     record: Any = log[place][0]
     log[place] = [
         _changed(record, time=record.time + number * 500 * MS, attempts=number + 1, outcome=outcome)
@@ -209,7 +207,9 @@ def _end_later(log: dict[Place, list[TraceRecord]], planted: Planted) -> None:
     last: Any = log[_place((ORDERS.name, ""), 0, 199)][0]
     publish = _changed(last, time=last.time + 3600 * SECOND, internal_id=last.internal_id + 500, offset=10**6)
     log[publish.topic, publish.partition, "", publish.internal_id] = [publish]
-    planted.pending.update((publish.topic, publish.partition, each.name, publish.internal_id) for each in ORDERS.channels)
+    planted.pending.update(
+        (publish.topic, publish.partition, each.name, publish.internal_id) for each in ORDERS.channels
+    )
 
 
 def records_of(log: dict[Place, list[TraceRecord]]) -> list[TraceRecord]:
@@ -221,7 +221,9 @@ def write_logs(records: Iterable[TraceRecord], folder: Path) -> list[Path]:
     """As hosts would leave them: a plain file, one with a prefix to each line and a rotated part, one compressed."""
     publishes = [str(record) for record in records if isinstance(record, PublishRecord)]
     consumes = [record for record in records if isinstance(record, ConsumeRecord)]
-    prefixed = [f"2026-09-21 10:13:20,100 INFO nsq_fast.trace: {record}" for record in consumes if record.channel == "billing"]
+    prefixed = [
+        f"2026-09-21 10:13:20,100 INFO nsq_fast.trace: {record}" for record in consumes if record.channel == "billing"
+    ]
     others = [str(record) for record in consumes if record.channel != "billing"]
     half = len(prefixed) // 2
     files = {
