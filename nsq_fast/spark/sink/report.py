@@ -110,16 +110,8 @@ class WriteReport:
 def receipts_as_bytes(receipts: Iterable[tuple[str, Receipt]]) -> bytes:
     """Receipts of topics as an Arrow stream; empty for none."""
     rows = [
-        (
-            topic,
-            each.partition,
-            str(each.nsqd),
-            _signed(each.internal_id),
-            _signed(each.trace_id),
-            each.offset,
-            each.size,
-        )
-        for topic, each in receipts
+        (topic, partition, str(nsqd), _signed(internal_id), _signed(trace_id), offset, size)
+        for topic, (internal_id, trace_id, offset, size, partition, nsqd) in receipts
     ]
     if not rows:
         return b""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from gevent import get_hub, joinall
+from gevent import get_hub
 from gevent.event import AsyncResult
 
 from nsq_fast.errors import BodyInvalid, ConfigError, NsqError, RowInvalid, WriteFailed
@@ -145,9 +145,9 @@ class TaskWriter:
 
     def _failure(self, error: NsqError) -> NsqError:
         """What to raise for an error, once it is known what became of everything that was sent."""
-        joinall([sent.result for sent in self._on_way])
-        failed: list[tuple[_Sent, NsqError]] = []
+        failed: list[tuple[_Sent, BaseException]] = []
         for sent in self._on_way:
+            sent.result.wait()
             cause = sent.result.exception
             if cause is None:
                 self._book(sent, sent.result.value)
@@ -157,13 +157,14 @@ class TaskWriter:
         stored = sum(self._places.values())
         unknown = sum(sent.rows for sent, cause in failed if getattr(cause, "possibly_stored", False))
         tail = f"; of this task {stored} rows are stored{f', {unknown} may be' if unknown else ''}"
+        first: BaseException = error
         if failed and not isinstance(error, RowInvalid):
-            sent, error = failed[0]
+            sent, first = failed[0]
             tail = f" ({sent.describe()}){tail}"
-        return _raised(error, f"{error}{tail}", stored, unknown)
+        return _raised(first, f"{first}{tail}", stored, unknown)
 
 
-def _raised(error: NsqError, text: str, stored: int, unknown: int) -> NsqError:
+def _raised(error: BaseException, text: str, stored: int, unknown: int) -> NsqError:
     if isinstance(error, (RowInvalid, BodyInvalid, ConfigError)):
         return type(error)(text)
     return WriteFailed(text, rows_stored=stored, rows_unknown=unknown, possibly_stored=bool(stored or unknown))
