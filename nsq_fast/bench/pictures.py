@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .charts import Bar, Curve, bars, latency_curves
+from nsq_fast.page.charts import Bar, Curve, bars, latency_curves
+
 from .figures import METRICS, figure, quantile, shown, value_of
 from .results import Run, Scenario
 from .suite import titles

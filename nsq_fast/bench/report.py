@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 
 from nsq_fast.errors import ConfigError
+from nsq_fast.page.document import document, table
 
 from .goals import figure_in, judge
 from .pictures import charts_of, core_chart, title_of
@@ -60,17 +61,16 @@ server and the client did together, and CPU per message is the figure that tells
 
 def html(run: Run) -> str:
     """The report as one HTML document, without anything from outside."""
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>nsq_fast benchmark</title>',
-            f"<style>{_STYLE}</style></head><body><h1>nsq_fast benchmark</h1>",
-            _html_table(["", ""], about_rows(run.about)),
-            *_html_goals(run),
-            *_html_scenarios(run),
-            *_html_core(run),
-            f"<h2>Method</h2><pre>{escape(METHOD.strip())}</pre></body></html>",
-        ]
-    )
+    title = "nsq_fast benchmark"
+    parts = [
+        f"<h1>{title}</h1>",
+        table(["", ""], about_rows(run.about)),
+        *_html_goals(run),
+        *_html_scenarios(run),
+        *_html_core(run),
+        f"<h2>Method</h2><pre>{escape(METHOD.strip())}</pre>",
+    ]
+    return document(title, _STYLE, parts)
 
 
 def about_rows(about: About) -> Iterator[list[str]]:
@@ -96,25 +96,15 @@ def _html_goals(run: Run) -> Iterator[str]:
 def _html_scenarios(run: Run) -> Iterator[str]:
     for scenario in run.scenarios:
         yield f"<h2>{escape(title_of(scenario))}</h2><p>{escape(scenario.server)}</p>"
-        yield _html_table(header(scenario), rows(scenario, run.about.cores))
+        yield table(header(scenario), rows(scenario, run.about.cores))
         yield from (chart for _, chart in charts_of(scenario))
 
 
 def _html_core(run: Run) -> Iterator[str]:
     if run.core:
         yield "<h2>The compiled core</h2>"
-        yield _html_table(CORE_HEADER, core_rows(run))
+        yield table(CORE_HEADER, core_rows(run))
         yield core_chart(run)
-
-
-def _html_table(head: list[str], body: Iterator[list[str]]) -> str:
-    lines = (
-        ["<table>", "<tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr>"]
-        if any(head)
-        else ["<table>"]
-    )
-    lines += ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body]
-    return "\n".join([*lines, "</table>"])
 
 
 def docs(run: Run) -> str:

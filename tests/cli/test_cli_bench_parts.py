@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_fast.bench.charts import Bar, Curve, bars, latency_curves
+from nsq_fast.page.charts import Bar, Curve, bars, latency_curves
 from nsq_fast.bench.clients import PROGRAMS, Client, names
 from nsq_fast.bench.compare import verdict_on
 from nsq_fast.bench.figures import Figure, figure, limit_of, value_of
