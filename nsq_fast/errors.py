@@ -17,6 +17,7 @@
     |  `- ConnectionClosed                 closed by us
     |- HttpError                           an HTTP reply of nsqd or nsqlookupd that is not 200
     |- LookupFailed                        no lookupd gave a usable answer
+    |- DataLost                            a range of a partition's log that was to be read is not there any more
     |- OrderViolated                       an ordered partition delivered what lies before the message before
     |- PartitionBlocked                    a message of an ordered partition failed too often
     |- JournalError                        a journal of the Spark source is damaged, or of something else
@@ -119,6 +120,30 @@ class HttpError(NsqError):
 
 class LookupFailed(NsqError):
     """No nsqlookupd gave a usable answer."""
+
+
+class DataLost(NsqError):
+    """Records that were to be read are not there any more.
+
+    Attributes:
+        topic, partition: where.
+        offsets: the first that is lost, and the first behind them.
+        reason: what the log is like now.
+    """
+
+    def __init__(self, topic: str, partition: int, offsets: tuple[int, int], reason: str) -> None:
+        super().__init__(topic, partition, offsets, reason)
+        self.topic = topic
+        self.partition = partition
+        self.offsets = offsets
+        self.reason = reason
+
+    def __str__(self) -> str:
+        first, behind = self.offsets
+        return (
+            f"topic {self.topic!r}, partition {self.partition}: offsets {first} up to {behind} are lost: {self.reason};"
+            " failOnDataLoss=false goes on behind them"
+        )
 
 
 class OrderViolated(NsqError):
