@@ -232,6 +232,19 @@ def test_rows_of_stats(cluster: RedesignedCluster) -> None:
     consumer.close()
 
 
+def test_depths_are_ends_whatever_is_forgotten(cluster: RedesignedCluster) -> None:
+    publish(cluster, "ord", b"a", b"bb", b"ccc")
+    cluster.forget_log("ord", 0, 32)
+    path = "/stats?format=json&topic=ord&partition=0"
+    [row] = ask(cluster.leader_of("ord", 0).http_address, "GET", path, **ACCEPT).json["topics"]
+    assert [row[name] for name in ("backend_start", "backend_depth", "depth", "message_count")] == [63, 96, 96, 3]
+    [channel] = row["channels"]
+    assert [channel[name] for name in ("depth", "depth_size", "message_count")] == [1, 33, 3]
+    consumer = Consumer(cluster.leader_of("ord", 0), "SUB_ORDERED ord ch 0")
+    assert consumer.receive().body.endswith(b"ccc")
+    consumer.close()
+
+
 def test_messages_are_found(cluster: RedesignedCluster) -> None:
     publish(cluster, "ord", b"a", b"bb", partition=1)
     node = cluster.leader_of("ord", 1)

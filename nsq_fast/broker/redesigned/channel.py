@@ -88,7 +88,6 @@ class PartitionChannel:
         self.is_skipped = False
         self.clients: dict[int, Consumer] = {}
         self.confirmed = log.end
-        self.message_count = 0
         self.requeue_count = 0
         self.timeout_count = 0
         self._log = log
@@ -168,7 +167,6 @@ class PartitionChannel:
         if not records:
             return records
         first, self._cursor = records[0].sequence, records[-1].sequence + 1
-        self.message_count += len(records)
         if first < self._reread_until:
             return [record for record in records if record.sequence not in self._done]
         return records

@@ -110,6 +110,13 @@ class RedesignedCluster(ServerGroup):
             raise ClusterError(f"there is no partition {number} of {topic!r}")
         return partition
 
+    def forget_log(self, topic: str, number: int, before: int) -> None:
+        """Drop the records of a partition that begin before an offset, as retention would.
+
+        Raises ClusterError when there is no such partition.
+        """
+        self.partition(topic, number).forget(before)
+
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def leader_of(self, topic: str, number: int) -> NodeServer:

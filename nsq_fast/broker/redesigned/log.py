@@ -144,6 +144,12 @@ class PartitionLog:
         sequence = internal_id - (self.partition << PARTITION_SHIFT) - FIRST_ID
         return max(self.first, min(sequence, self.end - 1))
 
+    def forget(self, offset: int) -> None:
+        """Drop the records that begin before an offset."""
+        sequence = self.at_offset(offset)
+        del self._records[: sequence - self.first]
+        self.first = sequence
+
     def trim(self, sequence: int, keep: int) -> None:
         """Drop records before ``sequence``, but for the last ``keep`` of them."""
         surplus = sequence - keep - self.first

@@ -75,7 +75,7 @@ class Node(Host):
             partition.failed_count += 1
             raise NotWritable
         records = partition.log.append(drafts)
-        partition.published(len(records))
+        partition.published()
         return records
 
     def _scan_loop(self) -> None:

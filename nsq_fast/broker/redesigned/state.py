@@ -67,7 +67,6 @@ class Partition:
         self.registered: str | None = replicas[0]
         self.log = PartitionLog(number, meta.ext)
         self.channels: dict[str, PartitionChannel] = {}
-        self.message_count = 0
         self.failed_count = 0
 
     @property
@@ -90,14 +89,20 @@ class Partition:
             channel.is_ephemeral = False  # else it would be dropped again when they have gone
             channel.disconnect()
 
-    def published(self, count: int) -> None:
+    def published(self) -> None:
         """Let the channels know of new records, and the log forget old ones."""
-        self.message_count += count
         for channel in self.channels.values():
             channel.notify()
         if self.log.end - self.log.first > 2 * RETAINED_RECORDS:
             done = min((channel.confirmed for channel in self.channels.values()), default=self.log.end)
             self.log.trim(done, RETAINED_RECORDS)
+
+    def forget(self, offset: int) -> None:
+        """Drop the records that begin before an offset, done or not: channels go on behind them."""
+        self.log.forget(offset)
+        for channel in self.channels.values():
+            if channel.confirmed < self.log.first:
+                channel.set_position(self.log.first)
 
     def interrupt(self) -> None:
         """Disconnect every consumer: the leader is another one, or none."""

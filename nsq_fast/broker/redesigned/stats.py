@@ -19,17 +19,17 @@ def partition_stats(partition: Partition, node: Node, channel: str, needs_client
     """The row of a partition; with all its channels, or with one if it has that."""
     channels = [partition.channels[channel]] if channel in partition.channels else [*partition.channels.values()]
     meta = partition.meta
-    log_size = partition.log.end_offset - partition.log.start_offset
     return {
         "topic_name": partition.topic,
         "topic_full_name": partition.name,
         "topic_partition": str(partition.number),
         "channels": [_channel_stats(item, partition, node, needs_clients) for item in channels],
         "channel_num": len(channels),
-        "depth": log_size,
-        "backend_depth": log_size,
+        # The real server's depth is where the log ends, whatever it has forgotten.
+        "depth": partition.log.end_offset,
+        "backend_depth": partition.log.end_offset,
         "backend_start": partition.log.start_offset,
-        "message_count": partition.message_count,
+        "message_count": partition.log.end,
         "is_leader": partition.leader == node.id and partition.is_writable,
         "hourly_pubsize": 0,
         "client_pub_stats": None,
@@ -62,7 +62,7 @@ def _channel_stats(channel: PartitionChannel, partition: Partition, node: Node, 
         "in_flight_count": channel.in_flight_count,
         "deferred_count": channel.deferred_count,
         "deferred_from_delay_count": 0,
-        "message_count": channel.message_count,
+        "message_count": partition.log.end,
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,
         "clients": [client.stats() for client in clients] if needs_clients and clients else None,
