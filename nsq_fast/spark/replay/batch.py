@@ -1,0 +1,66 @@
+"""The batch reader: a slice of the logs, by offsets or by time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from nsq_fast.errors import ConfigError, DataLost
+from nsq_fast.spark.options import EARLIEST, SourceOptions
+
+from .log import Log, TopicLogs
+from .piece import Piece, Route, pieces
+from .position import Offsets
+from .reading import PieceReader
+from .start import Resolver
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT = 60.0
+
+
+class ReplayBatchReader(DataSourceReader):
+    """Reads one slice, and leaves the channel where it is. Pickled into tasks: only the options travel."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """The pieces of the slice. Raises ConfigError, DataLost, LookupFailed."""
+        topic_logs = TopicLogs(self.options)
+        try:
+            logs = topic_logs.all_logs(START_TIMEOUT)
+            resolver = Resolver(self.options, topic_logs)
+            starts, ends = resolver.starting(logs, EARLIEST), resolver.ending(logs)
+        finally:
+            topic_logs.close()
+        starts = {partition: self._checked(partition, starts[partition], ends, log) for partition, log in logs.items()}
+        routes = {partition: Route.of(log) for partition, log in logs.items()}
+        found: list[InputPartition] = []
+        found += pieces(starts, ends, routes, self.options.min_partitions)
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one piece."""
+        assert isinstance(partition, Piece)
+        return self.make_piece_reader(partition).batches()
+
+    def make_piece_reader(self, piece: Piece) -> PieceReader:
+        """What reads a piece, in a task. To be overridden by tests of failures."""
+        return PieceReader(self.options, piece)
+
+    def _checked(self, partition: int, start: int, ends: Offsets, log: Log) -> int:
+        """The start, or where the log begins when that is behind it and ``failOnDataLoss`` is false."""
+        if ends[partition] > log.end:
+            raise ConfigError(f"endingOffsets: partition {partition} ends at {log.end}, not at {ends[partition]}")
+        if start >= log.start:
+            return start
+        reason = f"the log begins at {log.start}"
+        error = DataLost(self.options.topic, partition, (start, log.start), reason)
+        if self.options.fail_on_data_loss:
+            raise error
+        logger.warning("%s", error)
+        return log.start

@@ -1,0 +1,248 @@
+"""Reading one piece of a log: all of it, in order, each record once, whatever happens meanwhile.
+
+A piece is read on a channel that exists for nothing else: subscribing makes it,
+it is told where to begin, and it goes with the connection. So two attempts at
+one piece never take each other's messages, and nothing that a killed attempt
+leaves behind matters. (Where channels must be registered there is only the one
+of the options; what another attempt takes from it is a hole then, and is sent
+again.) FIN tells Spark nothing here, it only makes nsqd send more.
+
+When the connection ends, or the leader is another one, reading goes on where it
+was. When what comes does not go on there, the log is asked why.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+from gevent import sleep
+
+from nsq_fast.errors import (
+    ConnectionLost,
+    DataLost,
+    ExtendSubForbidden,
+    ExtendSubRequired,
+    HttpError,
+    LookupFailed,
+    NsqError,
+    OrderedSubRequired,
+    RemoteProtocolError,
+    ServerError,
+)
+from nsq_fast.names import MAX_NAME_LENGTH
+from nsq_fast.runtime.columns import ColumnSubscription
+from nsq_fast.spark.options import SourceOptions
+
+from .assembly import Assembly
+from .batches import Batches
+from .log import Log, TopicLogs
+from .piece import Piece, Route
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 300.0
+"""A task fails when it has come no further for so many seconds."""
+
+EPHEMERAL = "#ephemeral"
+MAX_HELD = 50_000
+_TOKEN_BYTES = 4
+_TURN = 0.05
+_FIRST_WAIT = 0.3
+_MAX_WAIT = 5.0
+_FIRST_PAUSE = 0.05
+_MAX_PAUSE = 1.0
+_PASSING = (ConnectionLost, HttpError, LookupFailed, RemoteProtocolError, ServerError)
+_STALE_ROUTE = (OrderedSubRequired, ExtendSubRequired, ExtendSubForbidden)
+
+
+class PieceReader:
+    """Reads one piece, once. ``patience`` as PATIENCE."""
+
+    def __init__(self, options: SourceOptions, piece: Piece, patience: float = PATIENCE) -> None:
+        self.options = options
+        self.piece = piece
+        self._logs = TopicLogs(options)
+        self._route = piece.route
+        self._assembly = Assembly(piece.start, piece.end)
+        self._batches = Batches(options, piece.partition)
+        self._patience = patience
+        self._came_on_at = time.monotonic()
+        self._pause = _FIRST_PAUSE
+        self._wait = _FIRST_WAIT
+        self._ask_at = self._came_on_at + _FIRST_WAIT
+        self._asked_about = -1
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The records of the piece, in order.
+
+        Raises DataLost, the ServerError of a refusal that will not pass, or what has kept it from coming on.
+        """
+        try:
+            while not self._assembly.is_complete:
+                yield from self._read_while_it_works()
+            yield from self._batches.take()
+        finally:
+            self._logs.close()
+
+    def _read_while_it_works(self) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self._read_on()
+        except _PASSING as error:
+            yield from self._batches.take()
+            self._recover_from(error)
+
+    def _read_on(self) -> Iterator[pa.RecordBatch]:
+        """Read over one connection, for as long as it works."""
+        route = self._route = self._route or Route.of(self._logs.log(self.piece.partition))
+        channel = self.options.channel if route.has_fixed_channels else own_channel(self.options.channel)
+        subscription = self.subscribe(route, channel)
+        try:
+            self._begin(route, subscription)
+            while not self._assembly.is_complete:
+                columns = subscription.fetch(_TURN)
+                runs = self._assembly.add(columns)
+                if columns.count:
+                    subscription.finish(columns.ids)
+                if runs:
+                    self._batches.add(runs, str(route.nsqd))
+                    self._has_come_on()
+                else:
+                    self._mind_hole(route, channel, has_come=columns.count > 0)
+                if self._batches.is_full or not columns.count:
+                    yield from self._batches.take()
+        finally:
+            subscription.abort()
+
+    def _begin(self, route: Route, subscription: ColumnSubscription) -> None:
+        self._wait_for_rest()
+        try:
+            self.set_position(route, subscription.channel, self._assembly.expected)
+        except HttpError as error:
+            if error.status is not None:
+                self._ask_why(route, subscription.channel, again=False)
+            raise
+        subscription.set_rdy(1 if route.is_ordered else subscription.info.max_rdy_count)
+
+    # What tests of failures override
+
+    def subscribe(self, route: Route, channel: str) -> ColumnSubscription:
+        """Open a subscription to a channel of the partition."""
+        subscription = ColumnSubscription(
+            route.nsqd.tcp,
+            self.options.topic,
+            channel,
+            self.options.connection.replace(extend_support=route.is_ext),
+            partition=self.piece.partition,
+            ordered=route.is_ordered,
+            advanced=not route.is_ordered,
+        )
+        subscription.open()
+        return subscription
+
+    def set_position(self, route: Route, channel: str, offset: int) -> None:
+        """Let a channel go on at an offset."""
+        self._logs.set_position(route.nsqd, self.piece.partition, channel, offset)
+
+    # When it does not go on
+
+    def _mind_hole(self, route: Route, channel: str, *, has_come: bool) -> None:
+        """Ask why at once when something else came; when it takes long, ask again, and for the records again."""
+        now = time.monotonic()
+        if now >= self._ask_at:
+            self._wait = min(2 * self._wait, _MAX_WAIT)
+            self._ask_at = now + self._wait
+            self._ask_why(route, channel, again=True)
+            self._check_patience()
+        elif has_come and self._asked_about != self._assembly.expected:
+            self._asked_about = self._assembly.expected
+            self._ask_why(route, channel, again=False)
+
+    def _ask_why(self, route: Route, channel: str, *, again: bool) -> None:
+        partition, expected = self.piece.partition, self._assembly.expected
+        log = self._logs.log(partition)
+        if Route.of(log) != route:
+            raise ConnectionLost(f"partition {partition} is led by {log.nsqd} now, or to be read in another way")
+        if log.start > expected:
+            self._lose(log.start, f"the log begins at {log.start}: retention has overtaken the query")
+            return
+        record = self._logs.record_at(log, partition, expected)
+        if record is None:
+            self._mind_end(log)
+        elif record.offset == expected:
+            if again:
+                self._send_again(route, channel)
+        elif expected == self.piece.start:
+            self._skip_to(record.offset)  # the range was cut within a record, which belongs to the one before
+        else:
+            self._lose(record.offset, f"the log goes on at {record.offset}: it is not the one that it was")
+
+    def _mind_end(self, log: Log) -> None:
+        """No record begins where we are. It may be about to; but not where the last one lies across."""
+        if log.end < self.piece.end:
+            if time.monotonic() - self._came_on_at > self._patience / 2:
+                self._lose(self.piece.end, f"the log ends at {log.end}: a part of it was lost, or never kept for good")
+            return
+        last = self._logs.record_number(log, self.piece.partition, log.messages)
+        if last is not None and last.offset < self._assembly.expected:
+            self._skip_to(self.piece.end)
+
+    def _send_again(self, route: Route, channel: str) -> None:
+        logger.info("%s: partition %d again from %d on", route.nsqd, self.piece.partition, self._assembly.expected)
+        if self._assembly.held_rows > MAX_HELD:
+            self._assembly.forget_held()
+        self.set_position(route, channel, self._assembly.expected)
+
+    def _lose(self, offset: int, reason: str) -> None:
+        lost = (self._assembly.expected, min(offset, self.piece.end))
+        error = DataLost(self.options.topic, self.piece.partition, lost, reason)
+        if self.options.fail_on_data_loss:
+            raise error
+        logger.warning("%s", error)
+        self._skip_to(offset)
+
+    def _skip_to(self, offset: int) -> None:
+        runs = self._assembly.skip_to(offset)
+        if runs:
+            assert self._route is not None
+            self._batches.add(runs, str(self._route.nsqd))
+        self._has_come_on()
+
+    def _recover_from(self, error: NsqError) -> None:
+        """Wait a moment, then look who leads. Raises what will not pass, or has not for too long."""
+        refusal = error if isinstance(error, ServerError) else error.__cause__
+        if isinstance(refusal, ServerError) and not (refusal.stale_topology or isinstance(refusal, _STALE_ROUTE)):
+            raise error
+        self._check_patience(error)
+        logger.info("partition %d at %d: %s", self.piece.partition, self._assembly.expected, error)
+        sleep(self._pause * random.uniform(0.5, 1.0))
+        self._pause = min(2 * self._pause, _MAX_PAUSE)
+        self._route = None
+        self._logs.forget_leaders()
+
+    def _check_patience(self, error: NsqError | None = None) -> None:
+        if time.monotonic() - self._came_on_at > self._patience:
+            raise error or LookupFailed(
+                f"topic {self.options.topic!r}, partition {self.piece.partition}: nothing came from offset"
+                f" {self._assembly.expected} on for {self._patience:.0f} s"
+            )
+
+    def _has_come_on(self) -> None:
+        self._came_on_at = time.monotonic()
+        self._pause = _FIRST_PAUSE
+        self._wait_for_rest()
+
+    def _wait_for_rest(self) -> None:
+        self._wait = _FIRST_WAIT
+        self._ask_at = time.monotonic() + self._wait
+
+
+def own_channel(channel: str) -> str:
+    """A name that no other channel has; it begins with that of ``channel``."""
+    token = secrets.token_hex(_TOKEN_BYTES)
+    room = MAX_NAME_LENGTH - len(EPHEMERAL) - len(token) - 1
+    return f"{channel.removesuffix(EPHEMERAL)[:room]}.{token}{EPHEMERAL}"

@@ -1,0 +1,99 @@
+"""What the options mean by a position: offsets for the partitions, as their logs are now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from nsq_fast.errors import ConfigError, LookupFailed
+from nsq_fast.spark.options import EARLIEST, EARLIEST_NUMBER, LATEST, LATEST_NUMBER, SourceOptions
+
+from .log import Log, Record, TopicLogs
+from .position import Offsets
+
+_MILLISECOND = 1_000_000
+
+
+class Resolver:
+    """Turns the starting and ending options into offsets. Raises ConfigError, LookupFailed, HttpError."""
+
+    def __init__(self, options: SourceOptions, topic_logs: TopicLogs) -> None:
+        self._options = options
+        self._topic_logs = topic_logs
+
+    def starting(self, logs: Mapping[int, Log], default: str | None) -> Offsets:
+        """Where to begin; without an option for it at ``default``, or where the channel stands."""
+        options = self._options
+        if options.starting_timestamp is not None:
+            return self._at_time("startingTimestamp", logs, options.starting_timestamp)
+        wanted = options.starting_offsets or default
+        if wanted is None:
+            return {partition: self._where_channel_stands(partition, log) for partition, log in logs.items()}
+        return self._positions("startingOffsets", logs, wanted)
+
+    def ending(self, logs: Mapping[int, Log]) -> Offsets:
+        """Where a batch ends: without an option at what is there now."""
+        options = self._options
+        if options.ending_timestamp is not None:
+            return self._at_time("endingTimestamp", logs, options.ending_timestamp)
+        return self._positions("endingOffsets", logs, options.ending_offsets or LATEST)
+
+    def _positions(self, option: str, logs: Mapping[int, Log], wanted: str | Mapping[int, int]) -> Offsets:
+        if wanted == EARLIEST:
+            return {partition: log.start for partition, log in logs.items()}
+        if wanted == LATEST or isinstance(wanted, str):
+            return {partition: log.end for partition, log in logs.items()}
+        if wanted.keys() != logs.keys():
+            raise ConfigError(
+                f"{option}: names partitions {sorted(wanted)}, and topic {self._options.topic!r} has {sorted(logs)};"
+                " all of them must be named"
+            )
+        return {partition: _named(wanted[partition], log) for partition, log in logs.items()}
+
+    def _where_channel_stands(self, partition: int, log: Log) -> int:
+        """A channel that is not there would begin at the end. In numbers: a channel may lag behind with offsets."""
+        channel = log.channels.get(self._options.channel)
+        if channel is None or channel.done >= log.messages:
+            return log.end
+        return self._offset_of(partition, log, channel.done + 1)
+
+    def _offset_of(self, partition: int, log: Log, number: int) -> int:
+        record = self._topic_logs.record_number(log, partition, number)
+        if record is not None:
+            return record.offset
+        if number <= 1 or self._topic_logs.record_at(log, partition, log.start) is None:
+            return log.start
+        raise LookupFailed(f"{log.nsqd}: cannot tell where record {number} of partition {partition} begins")
+
+    def _at_time(self, option: str, logs: Mapping[int, Log], milliseconds: int) -> Offsets:
+        timestamp = milliseconds * _MILLISECOND
+        return {partition: self._offset_at(partition, log, timestamp) for partition, log in logs.items()}
+
+    def _offset_at(self, partition: int, log: Log, timestamp: int) -> int:
+        first = self._topic_logs.record_at(log, partition, log.start) if log.end > log.start else None
+        if first is None:
+            return log.end
+        found = first_at(lambda number: self._topic_logs.record_number(log, partition, number), first, log, timestamp)
+        return log.end if found is None else found.offset
+
+
+def _named(offset: int, log: Log) -> int:
+    return {EARLIEST_NUMBER: log.start, LATEST_NUMBER: log.end}.get(offset, offset)
+
+
+def first_at(find: Callable[[int], Record | None], first: Record, log: Log, timestamp: int) -> Record | None:
+    """The first record published at or after a time, in nanoseconds; None when all are older.
+
+    ``find`` gives a record by its number, ``first`` is the oldest. Records are taken to be in the order of their times.
+    """
+    if first.timestamp >= timestamp:
+        return first
+    older, other = first.number, log.messages + 1
+    found: Record | None = None
+    while other - older > 1:
+        middle = (older + other) // 2
+        record = find(middle)
+        if record is not None and record.timestamp < timestamp:
+            older = middle
+        else:
+            other, found = middle, record
+    return found
