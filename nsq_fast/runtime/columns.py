@@ -53,6 +53,7 @@ SILENT_INTERVALS = 2
 WRITE_TURN = 0.02
 # Between reading RDY and obeying it nsqd may still push a message, which comes behind CLOSE_WAIT then.
 STRAGGLER_WAIT = 0.005
+LAST_WORDS_WAIT = 0.1
 NO_WAIT = 0.001
 
 
@@ -293,8 +294,7 @@ class ColumnSubscription:
             self._take_early()
 
     def _take_early(self) -> None:
-        data = self._read(NO_WAIT)
-        if data is not None:
+        while (data := self._read(NO_WAIT)) is not None:
             columns = self._take(data)
             if columns.count:
                 self._early.append(columns)
@@ -303,7 +303,7 @@ class ColumnSubscription:
         """Why: a server that closes after a fatal error has sent the reason before."""
         try:
             while self.is_open:
-                self._take(self._read(NO_WAIT) or b"")
+                self._take(self._read(LAST_WORDS_WAIT) or b"")
         except ServerError as reason:
             return reason
         except NsqError:

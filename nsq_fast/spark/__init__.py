@@ -10,8 +10,9 @@ this package does not, using a name of it does.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from nsq_fast._lazy import lazy_names
 
 if TYPE_CHECKING:
     from .options import SinkOptions as SinkOptions
@@ -24,6 +25,7 @@ _HOME = {
     "SourceOptions": "options",
 }
 _EXTRA = {"pyspark", "pyarrow", "pandas", "numpy"}
+_resolve = lazy_names(__name__, _HOME)
 
 __all__ = ["register", *_HOME]
 
@@ -35,17 +37,11 @@ def register(spark: Any) -> None:
 
 def __getattr__(name: str) -> Any:
     try:
-        home = _HOME[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    try:
-        value = getattr(importlib.import_module(f".{home}", __name__), name)
+        return _resolve(name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _EXTRA:
             raise
         raise ImportError(f"nsq_fast.spark needs {error.name}: pip install 'nsq-fast[spark]'") from error
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> list[str]:

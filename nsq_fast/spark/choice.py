@@ -10,7 +10,7 @@ from __future__ import annotations
 from nsq_fast.errors import ConfigError, LookupFailed
 
 from .discovery import TopicServers, discover
-from .options import AUTO, JOURNALLED, LATEST, REPLAYABLE, SourceOptions
+from .options import AUTO, EARLIEST, JOURNALLED, LATEST, REPLAYABLE, SourceOptions
 
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "consume")
 _STREAM_ONLY = ("maxOffsetsPerTrigger",)
@@ -32,21 +32,30 @@ _NOT_FOR = {
 }
 
 
+def check_load(options: SourceOptions) -> None:
+    """Raise ConfigError for what is wrong whether a batch or a stream is read, which is not known at load."""
+    for_batches = [name for name in _BATCH_ONLY if name in options.given]
+    for_streams = [name for name in _STREAM_ONLY if name in options.given]
+    if for_batches and for_streams:
+        raise ConfigError(f"{for_batches[0]} is for spark.read only, {for_streams[0]} for spark.readStream only")
+    for pair in (("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp")):
+        if options.given.issuperset(pair):
+            raise ConfigError(f"{pair[0]} and {pair[1]}: only one of them may be given")
+    if options.ending_offsets == EARLIEST:
+        raise ConfigError("endingOffsets='earliest': there is nothing to read up to there")
+    if options.reader != AUTO:
+        check_reader(options, options.reader, is_stream=bool(for_streams))
+
+
 def check_use(options: SourceOptions, *, is_stream: bool) -> None:
     """Raise ConfigError for options that are for the other kind of read, or contradict each other."""
+    check_load(options)
     wrong, other = (_BATCH_ONLY, "spark.read") if is_stream else (_STREAM_ONLY, "spark.readStream")
     for name in wrong:
         if name in options.given:
             raise ConfigError(f"{name}: is for {other} only")
-    for pair in (("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp")):
-        if options.given.issuperset(pair):
-            raise ConfigError(f"{pair[0]} and {pair[1]}: only one of them may be given")
     if not is_stream and options.starting_offsets == LATEST:
         raise ConfigError("startingOffsets='latest': there is nothing to read from there; it is for streams")
-    if options.ending_offsets == "earliest":
-        raise ConfigError("endingOffsets='earliest': there is nothing to read up to there")
-    if options.reader != AUTO:
-        check_reader(options, options.reader, is_stream=is_stream)
 
 
 def check_reader(options: SourceOptions, reader: str, *, is_stream: bool) -> None:

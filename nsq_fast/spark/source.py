@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from nsq_fast.errors import ConfigError
 
-from .choice import choose
+from .choice import check_load, choose
 from .options import REPLAYABLE, SinkOptions, SourceOptions
 from .schema import spark_schema
 
@@ -40,7 +40,9 @@ class NsqDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns that the options ask for. Called at load, of a source only."""
-        return spark_schema(self.source_options().columns)
+        options = self.source_options()
+        check_load(options)
+        return spark_schema(options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of ``spark.read``."""

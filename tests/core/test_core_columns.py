@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from typing import Any
 
 import pytest
-from support.core import rows
+from support.core import LAYOUTS, layout_id, rows
 
 from nsq_fast import _frame
 from nsq_fast._codec import encode_frame, encode_message
-from nsq_fast._frame import ColumnReader, Columns
+from nsq_fast._frame import ColumnReader, Columns, join_columns
 
 ID = bytes(range(16))
 
@@ -37,7 +39,7 @@ def test_other_frames_come_apart_in_their_order() -> None:
 
 
 def test_columns_are_not_made_by_hand() -> None:
-    with pytest.raises(TypeError, match="feed"):
+    with pytest.raises(TypeError, match="made by"):
         Columns()
 
 
@@ -86,3 +88,55 @@ def test_readers_of_several_threads_work_side_by_side() -> None:
     for thread in threads:
         thread.join()
     assert counts == [40_000] * 4
+
+
+def feed(*messages: bytes, ext: bool = False, detail: bool = False) -> Columns:
+    return ColumnReader(ext=ext, detail=detail).feed(b"".join(messages))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=layout_id)
+@pytest.mark.parametrize("cuts", [[], [5], [3, 3, 7], [0, 10], list(range(11))], ids=str)
+def test_joined_columns_are_those_that_came_at_once(layout: tuple[bool, bool], cuts: list[int]) -> None:
+    detail, ext = layout
+    frames = []
+    for n in range(10):
+        header: dict[str, Any] = {"ext_version": 4, "ext": b'{"n":%d}' % n} if n % 3 else {"ext_version": 0}
+        options = header if ext else {}
+        where = {"offset": n * 1000, "raw_size": n + 40} if detail else {}
+        frames.append(encode_message(n, n, bytes([n]) * 16, b"b" * (n * 7 % 5), **options, **where))
+    whole = feed(*frames, ext=ext, detail=detail)
+    bounds = [0, *cuts, 10]
+    parts = [feed(*frames[a:b], ext=ext, detail=detail) for a, b in itertools.pairwise(bounds)]
+    joined = join_columns(parts)
+    names = [name for name in dir(Columns) if not name.startswith("_") and name != "frames"]
+    assert {name: getattr(joined, name) for name in names} == {name: getattr(whole, name) for name in names}
+
+
+def test_joined_columns_have_all_frames() -> None:
+    parts = [feed(encode_frame(0, b"OK")), feed(encode_message(1, 1, ID, b"x")), feed(encode_frame(1, b"E_X"))]
+    joined = join_columns(parts)
+    assert joined.count == 1
+    assert [frame.data for frame in joined.frames] == [b"OK", b"E_X"]
+
+
+def test_nothing_joined_is_empty() -> None:
+    joined = join_columns(iter(()))
+    assert (joined.count, joined.body, joined.body_offsets, joined.frames) == (0, b"", bytes(4), [])
+
+
+def test_one_part_is_returned_as_it_is() -> None:
+    part = feed(encode_message(1, 1, ID, b"x"))
+    assert join_columns([part]) is part
+
+
+def test_parts_of_several_layouts_are_refused() -> None:
+    plain = feed(encode_message(1, 1, ID, b"x"))
+    detailed = feed(encode_message(1, 1, ID, b"x", offset=1, raw_size=2), detail=True)
+    with pytest.raises(ValueError, match="parts must have the same headers"):
+        join_columns([plain, detailed])
+    assert join_columns([feed(detail=True), plain]).count == 1
+
+
+def test_what_is_no_columns_is_refused() -> None:
+    with pytest.raises(TypeError, match="parts must hold Columns, not bytes"):
+        join_columns([b"x"])  # type: ignore[list-item]

@@ -202,6 +202,12 @@ def test_fin_many_is_many_fins(ids: list[bytes]) -> None:
         (lambda: untyped.fin_many([ID, b"short"]), ValueError, "messages"),
         (lambda: untyped.fin_many([None]), TypeError, "messages"),
         (lambda: untyped.fin_many(5), TypeError, "messages"),
+        (lambda: untyped.fin_columns(ID + b"short"), ValueError, "ids"),
+        (lambda: untyped.fin_columns("0123456789abcdef"), TypeError, "ids"),
+        (lambda: untyped.fin_columns(None), TypeError, "ids"),
+        (lambda: untyped.req_columns(b"short", 0), ValueError, "ids"),
+        (lambda: untyped.req_columns(ID, -1), ValueError, "delay_ms"),
+        (lambda: untyped.req_columns(ID, 0.5), TypeError, "delay_ms"),
         (lambda: untyped.internal_create_topic("t", None), TypeError, "partition"),
         (lambda: untyped.split_id(b""), ValueError, "id"),
         (lambda: untyped.encode_frame(0, None), TypeError, "data"),
@@ -215,6 +221,16 @@ def test_fin_many_is_many_fins(ids: list[bytes]) -> None:
 def test_a_bad_argument_is_named(call: Callable[[], bytes], error: type[Exception], name: str) -> None:
     with pytest.raises(error, match=name):
         call()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 2500])
+def test_answers_to_a_column_are_those_to_each_id(count: int) -> None:
+    ids = [n.to_bytes(16, "big") for n in range(count)]
+    column = b"".join(ids)
+    assert _codec.fin_columns(column) == b"".join(map(_codec.fin, ids))
+    assert _codec.req_columns(column, 1500) == b"".join(_codec.req(each, 1500) for each in ids)
+    assert _codec.fin_columns(memoryview(column)[16:]) == b"".join(map(_codec.fin, ids[1:]))
+    assert _codec.req_columns(bytearray(column), 0) == b"".join(_codec.req(each, 0) for each in ids)
 
 
 def test_the_largest_header() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nsq_fast._codec import Message, encode_frame, encode_message
+from nsq_fast._frame import ColumnReader
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
     AuthFailed,
@@ -533,3 +534,40 @@ def test_messages_carry_the_responder() -> None:
     session.sub("t", "c")
     _, got = session.receive(OK + message())
     assert got.responder is responder
+
+
+def test_columns_go_on_where_the_session_has_stopped() -> None:
+    session = subscribed()
+    stream = message(b"one") + HEARTBEAT + error(b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight")
+    assert session.receive(stream[:10]) == []
+    reader = session.column_reader()
+    columns = reader.feed(stream[10:])
+    assert (columns.count, columns.body) == (1, b"one")
+    beat, failed = session.interpret(columns.frames)
+    assert beat == Heartbeat(send=b"NOP\n")
+    assert isinstance(failed, AnswerFailed)
+    assert session.in_flight == 0
+
+
+def test_frames_of_columns_mean_what_they_mean_elsewhere() -> None:
+    session = subscribed()
+    reader = session.column_reader()
+    session.cls(token="bye")
+    frames = reader.feed(message() + response(b"CLOSE_WAIT")).frames
+    assert session.interpret(frames) == [Reply(command="CLS", data=b"CLOSE_WAIT", token="bye")]
+    (failed,) = session.interpret(reader.feed(error(b"E_INVALID RDY out of range")).frames)
+    assert isinstance(failed, ServerFailed)
+    assert failed.fatal
+    with pytest.raises(RemoteProtocolError, match="no command waits"):
+        subscribed().interpret(ColumnReader().feed(OK).frames)
+
+
+def test_columns_have_the_layout_of_the_subscription() -> None:
+    session = ready({"version": "1.0.0-HA.1"}, extend_support=True)
+    with pytest.raises(LocalProtocolError, match="without a subscription"):
+        session.column_reader()
+    session.sub("t", "c", partition=1, advanced=True)
+    session.receive(OK)
+    reader = session.column_reader()
+    assert (reader.detail, reader.ext) == (True, True)
+    assert reader.max_frame_size == session.config.max_frame_size
