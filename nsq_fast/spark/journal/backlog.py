@@ -1,0 +1,123 @@
+"""How much waits in a channel, source by source: asked of the nsqds' /stats, at most every 200 ms. For the driver.
+
+An nsqd that does not answer is left out of this round, and said once to be; an
+answer of the lookup service holds until the next poll, or longer when there is none.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NsqError
+from nsq_fast.runtime.admin import NsqdHTTPClient
+from nsq_fast.spark.discovery import TIMEOUT, Nsqd, TopicServers, discover, is_transient, nsqd_client
+from nsq_fast.spark.options import SourceOptions
+
+from .plan import Depth, partition_source
+
+logger = logging.getLogger(__name__)
+
+STATS_INTERVAL = 0.2
+DISCOVERY_INTERVAL = 5.0
+_STATS_TIMEOUT = 3.0
+
+
+class Backlog:
+    """The channel's depths, and the servers that were asked for them."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._servers: TopicServers | None = None
+        self._discovered_at = self._asked_at = float("-inf")
+        self._depths: dict[str, Depth] = {}
+        self._clients: dict[Nsqd, NsqdHTTPClient] = {}
+        self._silent: set[Nsqd] = set()
+
+    def servers(self, timeout: float = TIMEOUT) -> TopicServers:
+        """The servers of the topic, as of the last few seconds. Raises LookupFailed, HttpError, ConfigError."""
+        if time.monotonic() - self._discovered_at > DISCOVERY_INTERVAL or not self._servers:
+            self.discover(timeout)
+        assert self._servers is not None
+        return self._servers
+
+    def discover(self, timeout: float = TIMEOUT) -> TopicServers:
+        """Ask for the servers now; those known before stay when nobody answers."""
+        try:
+            found = discover(self._options, timeout=timeout)
+        except (HttpError, LookupFailed, OSError) as error:
+            if self._servers is None or not is_transient(error):
+                raise
+            logger.warning("the servers of topic %s are as before: %s", self._options.topic, error)
+            found = self._servers
+        if found.is_ordered:
+            raise ConfigError(
+                f"topic {self._options.topic} is ordered: its servers give one message at a time, and the journalled"
+                " reader would have to wait for the disk after each; use the replayable reader"
+            )
+        self._discovered_at = time.monotonic()
+        self._servers = found
+        return found
+
+    def depths(self, timeout: float = TIMEOUT) -> Mapping[str, Depth]:
+        """What waits at each source that answers."""
+        if time.monotonic() - self._asked_at >= STATS_INTERVAL:
+            servers = self.servers(timeout)
+            self._depths = {}
+            for nsqd in servers.nsqds:
+                self._depths.update(self._ask(nsqd, servers))
+            self._asked_at = time.monotonic()
+        return self._depths
+
+    def fresh(self, timeout: float = TIMEOUT) -> Mapping[str, Depth]:
+        """As ``depths``, but asked now."""
+        self._asked_at = float("-inf")
+        return self.depths(timeout)
+
+    def close(self) -> None:
+        """Close the connections."""
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+
+    def _ask(self, nsqd: Nsqd, servers: TopicServers) -> dict[str, Depth]:
+        try:
+            topics = self._client(nsqd).stats(self._options.topic).get("topics") or []
+            found = dict(self._channels(nsqd, servers, topics))
+        except (NsqError, OSError) as error:
+            if nsqd not in self._silent:
+                logger.warning("nsqd %s is left out until it answers: %s", nsqd, error)
+            self._silent.add(nsqd)
+            self._discovered_at = float("-inf")
+            return {}
+        self._silent.discard(nsqd)
+        return found
+
+    def _client(self, nsqd: Nsqd) -> NsqdHTTPClient:
+        if nsqd not in self._clients:
+            self._clients[nsqd] = nsqd_client(self._options, nsqd, _STATS_TIMEOUT)
+        return self._clients[nsqd]
+
+    def _channels(self, nsqd: Nsqd, servers: TopicServers, topics: list[Any]) -> list[tuple[str, Depth]]:
+        found = []
+        for topic in topics:
+            if topic.get("topic_name") != self._options.topic:
+                continue
+            partition = int(topic["topic_partition"]) if servers.leaders else None
+            if partition is not None and servers.leaders.get(partition) != nsqd:
+                continue
+            source = str(nsqd.tcp) if partition is None else partition_source(partition)
+            found.append((source, self._depth(nsqd, topic, partition)))
+        return found
+
+    def _depth(self, nsqd: Nsqd, topic: Mapping[str, Any], partition: int | None) -> Depth:
+        for channel in topic.get("channels") or []:
+            if channel.get("channel_name") == self._options.channel:
+                if channel.get("paused") or topic.get("paused"):
+                    return Depth()
+                return Depth(*(int(channel.get(key) or 0) for key in ("depth", "in_flight_count", "deferred_count")))
+        # Until there is a channel, nothing waits in it; messages of the topic come into the first one that is made.
+        self._client(nsqd).create_channel(self._options.topic, self._options.channel, partition=partition)
+        return Depth(int(topic.get("depth") or 0) if partition is None else 0)

@@ -1,0 +1,85 @@
+"""The journalled reader as a batch: what is in a channel now, taken out of it, or looked at and put back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from nsq_fast.errors import ConfigError, JournalTaken
+from nsq_fast.names import is_ephemeral
+from nsq_fast.spark.options import SourceOptions
+
+from .backlog import Backlog
+from .collect import Collector, Slot
+from .folder import JournalFolder
+from .peek import Peek
+from .plan import Offset, plan_rows
+from .planner import about, make_slots, plan_batch, ready
+from .rows import batches
+from .stream import check_location
+
+FOLDER = "batch"
+"""The folder of a batch read, below the option ``journal``."""
+
+
+class JournalBatchReader(DataSourceReader):
+    """A channel's messages as a table.
+
+    With ``consume`` the journal is the identity of the read: the first action on
+    it takes the messages out of the channel, every later one, of whatever
+    program, gives the same rows again, until the folder is deleted.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self.journal = check_location(options) if options.consume else None
+        if is_ephemeral(options.topic):
+            raise ConfigError(f"{options.topic}: an ephemeral topic keeps nothing to be read later")
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks."""
+        backlog = Backlog(self.options)
+        try:
+            return self._consume(backlog) if self.journal is not None else self._peek(backlog)
+        finally:
+            backlog.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a slot."""
+        slot = cast(Slot, partition)
+        if self.journal is None:
+            yield from Peek(slot).batches(self.options.columns)
+        else:
+            yield from batches(self.make_collector(slot).run(), self.options.columns, self.options.topic)
+
+    def make_collector(self, slot: Slot) -> Collector:
+        """Who works on a slot."""
+        return Collector(slot)
+
+    def _peek(self, backlog: Backlog) -> list[Slot]:
+        # One task for each source, whatever minPartitions: what one puts back another would get.
+        rows = plan_rows(ready(backlog.depths()), None)
+        return make_slots(self.options, JournalFolder("", ""), Offset("", 0, rows), backlog, "")
+
+    def _consume(self, backlog: Backlog) -> list[Slot]:
+        folder = JournalFolder(cast(str, self.journal), FOLDER)
+        folder.create(about(self.options))
+        plan = folder.plan() or self._keep_plan(folder, backlog)
+        offset = Offset.decode(msgspec.json.decode(plan))
+        folder.open_batch(offset.batch)
+        return make_slots(self.options, folder, offset, backlog, "")
+
+    def _keep_plan(self, folder: JournalFolder, backlog: Backlog) -> bytes:
+        slots = plan_batch(self.options, ready(backlog.depths()), None)
+        with contextlib.suppress(JournalTaken):  # by the same read in another process
+            folder.claim_plan(_encode(Offset(FOLDER, 1, slots).encode()))
+        return cast(bytes, folder.plan())
+
+
+def _encode(value: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(value)

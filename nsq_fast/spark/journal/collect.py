@@ -1,0 +1,342 @@
+"""One task: take a slot's messages from the server into the journal, segment by segment, and seal the slot.
+
+For each segment: gather what was granted; write it, fsync, claim its number,
+fsync the folder; then FIN. Writing is done in a thread, and where there is more
+than one segment to come two connections take turns, so that one receives while
+the other's segment is on its way to the disk.
+
+Nothing is acknowledged before it is claimed. Whatever ends the work early, what
+was claimed is finished and what was not goes back to the queue, if the
+connection is still there; if it is not, the server gives it again after its
+timeout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from gevent import sleep
+from pyspark.sql.datasource import InputPartition
+
+from nsq_fast._frame import Columns, join_columns
+from nsq_fast.config import ConnectionConfig
+from nsq_fast.errors import ConfigError, ConnectFailed, ConnectionLost, NsqError
+from nsq_fast.names import Address
+from nsq_fast.runtime.columns import ColumnSubscription
+
+from .chain import Chain, seal, uncertain
+from .lane import Lane, Work
+from .screen import Screen
+from .segment import Head, Stored
+from .suspects import Suspects
+
+logger = logging.getLogger(__name__)
+
+MAX_WINDOW = 10_000
+"""Most messages in flight on a connection, should the server's max_rdy_count be larger; and so of a segment."""
+
+MAX_SEGMENT_BYTES = 32 * 1024 * 1024
+_STEP = 512
+_FIRST_WAIT = 1.0
+_IDLE_WAIT = 0.2
+_LAST_WAIT = 0.05
+_CLOSE_TIMEOUT = 10.0
+_CONNECT_PAUSE = 0.2
+CONNECT_PATIENCE = 10.0
+"""How long a server that cannot be reached is tried again before the slot stays empty, in seconds."""
+
+
+@dataclass
+class Slot(InputPartition):
+    """What a task is to do. Pickled.
+
+    Attributes:
+        path: of the batch's folder.
+        number: of the slot.
+        rows: how many messages at most.
+        address: of the nsqd; None when nobody leads the partition now.
+        suspects: folder of the suspects; None to let them pass.
+        run: which run of the query this is.
+    """
+
+    path: str
+    number: int
+    name: str
+    rows: int
+    topic: str
+    channel: str
+    connection: ConnectionConfig
+    address: Address | None
+    partition: int | None = None
+    is_redesigned: bool = False
+    suspects: str | None = None
+    run: str = ""
+
+
+class Collector:
+    """The work on one slot. Used once.
+
+    ``open_lane``, ``claim``, ``finish`` and ``seal`` are its steps, each of which may be derived.
+    """
+
+    def __init__(self, slot: Slot, *, durable: bool = True) -> None:
+        self.slot = slot
+        self.chain = Chain(slot.path, slot.number, durable=durable)
+        self.suspects = Suspects(slot.suspects) if slot.suspects is not None else None
+        self._screen = Screen(self.suspects)
+        self._left = slot.rows
+        self._segments: list[Stored] = []
+        self._unsure: set[int] = set()
+        self._seen: set[bytes] = set()
+        self._lanes: list[Lane] = []
+        self._is_over = False
+
+    def run(self) -> list[Stored]:
+        """The segments of the slot: those that there are, or new ones. Sealed when it returns.
+
+        Raises JournalTaken or JournalClosed when another attempt got in between; this one is to fail then.
+        """
+        found = self.chain.settle(lambda segments: self._suspect(uncertain(segments)))
+        if found is None:
+            self._collect()
+            found = self._segments
+        return found
+
+    # The steps
+
+    def open_lane(self) -> Lane:
+        """A connection, subscribed. Raises ConnectFailed after a while, or the server's refusal."""
+        assert self.slot.address is not None
+        until = time.monotonic() + (0 if self._lanes else CONNECT_PATIENCE)
+        while True:
+            subscription = ColumnSubscription(
+                self.slot.address,
+                self.slot.topic,
+                self.slot.channel,
+                self.slot.connection,
+                partition=self.slot.partition,
+                advanced=self.slot.is_redesigned,
+            )
+            try:
+                subscription.open()
+                return Lane(subscription)
+            except ConnectFailed as error:
+                if time.monotonic() > until or not _may_come(error):
+                    raise
+            sleep(_CONNECT_PAUSE)
+
+    def claim(self, index: int, head: Head, columns: Any) -> Stored:
+        """Write a segment. Called in a thread, one at a time."""
+        return self.chain.claim(index, head, columns)
+
+    def finish(self, lane: Lane, ids: bytes) -> None:
+        """FIN what a claimed segment holds."""
+        lane.subscription.finish(ids)
+
+    def seal(self, index: int, head: Head) -> None:
+        """End the slot. Every FIN has been judged before."""
+        self.chain.claim(index, head)
+
+    # The work
+
+    def _collect(self) -> None:
+        with ThreadPoolExecutor(1, "nsq-journal") as writer:
+            try:
+                self._fill(writer)
+            except BaseException:
+                self._leave_in_order()
+                raise
+        self.seal(len(self._segments), seal(self._segments, self.slot.run, self._seen))
+
+    def _fill(self, writer: ThreadPoolExecutor) -> None:
+        if self.slot.rows and self._open_lanes():
+            while working := [lane for lane in self._lanes if lane.outstanding or lane.work]:
+                for lane in working:
+                    self._turn(lane, writer)
+        for lane in self._lanes:
+            self._close(lane)
+
+    def _open_lanes(self) -> bool:
+        if self.slot.address is None:
+            logger.warning("slot %s stays empty: nobody leads the partition now", self.slot.name)
+            return False
+        try:
+            self._add_lane()
+        except ConnectFailed as error:
+            if not _may_come(error):
+                raise
+            logger.warning("slot %s stays empty: %s", self.slot.name, error)
+            return False
+        if self._left:
+            with contextlib.suppress(ConnectFailed):
+                self._add_lane()
+        return True
+
+    def _add_lane(self) -> None:
+        lane = self.open_lane()
+        self._lanes.append(lane)
+        with contextlib.suppress(ConnectionLost):
+            self._grant(lane)
+
+    def _grant(self, lane: Lane) -> None:
+        if self._is_over:
+            lane.give_up()
+        window = min(lane.subscription.info.max_rdy_count, MAX_WINDOW)
+        rows = 0 if self._is_over else min(window - lane.outstanding, self._left)
+        self._left -= rows
+        lane.grant(rows)
+
+    def _turn(self, lane: Lane, writer: ThreadPoolExecutor) -> None:
+        try:
+            self._settle(lane)
+            columns = self._gather(lane)
+        except ConnectionLost as error:
+            self._lose(lane, error)
+            return
+        if columns.count:
+            self._write(lane, columns, writer)
+
+    def _gather(self, lane: Lane) -> Columns:
+        """What was granted, or as much of it as comes."""
+        parts: list[Columns] = []
+        size = 0
+        until = lane.deadline
+        while lane.outstanding and size < MAX_SEGMENT_BYTES:
+            columns = lane.subscription.fetch(self._patience(lane, bool(parts)), min(lane.outstanding, _STEP))
+            lane.took(columns)
+            if not columns.count or time.monotonic() > until:
+                self._is_over = True
+                lane.give_up()
+            parts.append(columns)
+            size += len(columns.body)
+            for other in self._lanes:
+                if other is not lane and other.work and _is_done(other.work):
+                    self._settle_other(other)
+        return join_columns(parts)
+
+    def _patience(self, lane: Lane, has_some: bool) -> float:
+        if self._is_over:
+            return _LAST_WAIT
+        least = self.slot.connection.output_buffer_timeout / 1000
+        return least + (_IDLE_WAIT if has_some or self._segments else _FIRST_WAIT)
+
+    def _settle_other(self, lane: Lane) -> None:
+        try:
+            self._settle(lane)
+        except ConnectionLost as error:
+            self._lose(lane, error)
+
+    def _settle(self, lane: Lane) -> None:
+        """What was being written is, so finish it; and ask for more before that makes room."""
+        work = lane.work
+        if work is None:
+            return
+        number = None if work.result is None else work.result.result()
+        lane.work = None
+        if number is not None:
+            lane.claimed(work, number)
+        elif work.result is not None:
+            self._refuse(lane, work)
+            return
+        self._grant(lane)
+        self.finish(lane, work.ids)
+        lane.dropped.update(work.dropped)
+
+    def _refuse(self, lane: Lane, work: Work) -> None:
+        """It is too late to keep these: the server gives them to somebody else, or has done so."""
+        self._is_over = True
+        self._grant(lane)
+        lane.subscription.requeue(work.ids)
+
+    def _write(self, lane: Lane, columns: Columns, writer: ThreadPoolExecutor) -> None:
+        self._unsure.difference_update(lane.sure())
+        kept, dropped = self._screen.sift(columns)
+        result = writer.submit(self._keep, kept, lane.deadline) if kept.count else None
+        lane.begin(columns.ids, dropped, result)
+
+    def _keep(self, columns: Any, deadline: float) -> int | None:
+        """In the thread: make a segment, and return its number. None when it is too late."""
+        if time.monotonic() > deadline:
+            logger.warning("slot %s: %s messages came too late to be kept", self.slot.name, columns.count)
+            return None
+        number = len(self._segments)
+        head = Head(
+            rows=columns.count,
+            run=self.slot.run,
+            open=tuple(sorted(self._unsure)),
+            nsqd=str(self.slot.address),
+            partition=self.slot.partition,
+            is_redesigned=self.slot.is_redesigned,
+        )
+        self._segments.append(self.claim(number, head, columns))
+        self._unsure.add(number)
+        return number
+
+    # The end
+
+    def _lose(self, lane: Lane, error: ConnectionLost) -> None:
+        """What the lane has claimed is kept, the rest comes again. The slot is sealed with what there is."""
+        logger.warning("slot %s: connection lost: %s", self.slot.name, error)
+        work, lane.work = lane.work, None
+        lane.give_up()
+        lane.subscription.abort()
+        if work is not None and work.result is not None and (number := work.result.result()) is not None:
+            lane.claimed(work, number)
+        self._suspect(self._segments[each.number] for each in lane.unsure)
+
+    def _close(self, lane: Lane) -> None:
+        if not lane.subscription.is_open:
+            return
+        try:
+            lane.subscription.close(_CLOSE_TIMEOUT)
+        except ConnectionLost as error:
+            self._lose(lane, error)
+            return
+        late = set(lane.subscription.unfinished)
+        self._seen.update(key for key in lane.dropped if key[:16] not in late)
+        if late and self.suspects is not None:
+            self.suspects.add(key for key in _message_keys(self._segments) if key[:16] in late)
+
+    def _leave_in_order(self) -> None:
+        """After a failure: finish what is claimed, give back what is not."""
+        for lane in self._lanes:
+            with contextlib.suppress(Exception):
+                self._finish_claimed(lane)
+            with contextlib.suppress(Exception):
+                lane.subscription.close(timeout=1.0)
+
+    def _finish_claimed(self, lane: Lane) -> None:
+        work = lane.work
+        if work is not None and work.result is not None and work.result.result() is not None:
+            lane.subscription.set_rdy(0)
+            self.finish(lane, work.ids)
+
+    def _suspect(self, segments: Iterable[Stored]) -> None:
+        if self.suspects is not None:
+            self.suspects.add(_message_keys(segments))
+
+
+def _message_keys(segments: Iterable[Stored]) -> Iterable[bytes]:
+    return (key for segment in segments for key in segment.message_keys())
+
+
+def _is_done(work: Work) -> bool:
+    return work.result is None or work.result.done()
+
+
+def _may_come(error: ConnectFailed) -> bool:
+    """Whether the server is merely not there now, as opposed to settings that are wrong."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConfigError):
+            return False
+        if isinstance(cause, OSError) and not isinstance(cause, NsqError):
+            return isinstance(cause, (ConnectionError, TimeoutError))
+        cause = cause.__cause__ or cause.__context__
+    return True

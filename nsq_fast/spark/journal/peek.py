@@ -1,0 +1,88 @@
+"""Looks at the messages of a channel and puts them back.
+
+A connection may hold only so many, so they are taken window by window, and
+given back as soon as they are here. What is given back comes to the end of the
+queue, so the windows go round it once; an id that comes again is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+
+from nsq_fast._frame import Columns
+from nsq_fast.runtime.columns import ColumnSubscription
+from nsq_fast.spark.schema import to_batch
+
+from .collect import MAX_WINDOW, Slot
+from .screen import take
+
+logger = logging.getLogger(__name__)
+
+_WAIT = 1.0
+_ROUNDS = 4
+_ID = 16
+
+
+class Peek:
+    """A slot of a batch read that consumes nothing."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self._seen: set[bytes] = set()
+
+    def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows, each message once."""
+        slot = self.slot
+        for columns in self._windows():
+            yield to_batch(
+                cast(Any, columns),
+                names,
+                topic=slot.topic,
+                partition=slot.partition,
+                nsqd=str(slot.address),
+                is_redesigned=slot.is_redesigned,
+            )
+
+    def _windows(self) -> Iterator[Any]:
+        slot = self.slot
+        if slot.address is None or not slot.rows:
+            return
+        subscription = ColumnSubscription(
+            slot.address,
+            slot.topic,
+            slot.channel,
+            slot.connection,
+            partition=slot.partition,
+            advanced=slot.is_redesigned,
+        )
+        with subscription:
+            window = min(slot.rows, subscription.info.max_rdy_count, MAX_WINDOW)
+            for _ in range(1 + _ROUNDS * slot.rows // window):
+                columns = self._take(subscription, window)
+                yield self._new(columns)
+                if columns.count < window or len(self._seen) >= slot.rows:
+                    break
+            else:
+                logger.warning("slot %s: %s of %s messages were seen", slot.name, len(self._seen), slot.rows)
+
+    def _take(self, subscription: ColumnSubscription, window: int) -> Columns:
+        """A window, given back at once: nothing is held while Spark works on it."""
+        subscription.set_rdy(window)
+        columns = subscription.fetch(_WAIT, window)
+        subscription.set_rdy(0)
+        if columns.count:
+            subscription.requeue(columns.ids)
+        return columns
+
+    def _new(self, columns: Columns) -> Any:
+        rows = []
+        for row in range(columns.count):
+            id = columns.ids[_ID * row : _ID * row + _ID]
+            if id not in self._seen and len(self._seen) < self.slot.rows:
+                self._seen.add(id)
+                rows.append(row)
+        return columns if len(rows) == columns.count else take(columns, rows)

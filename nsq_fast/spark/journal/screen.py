@@ -1,0 +1,65 @@
+"""Leaves out messages that the journal holds already. Costs nothing while nobody is suspected."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+from .segment import StoredColumns, keys_of
+from .suspects import Suspects
+
+_WIDTHS = {
+    "timestamps": 8, "attempts": 2, "ids": 16, "internal_ids": 8, "trace_ids": 8, "offsets": 8, "sizes": 4,
+    "ext_versions": 1,
+}  # fmt: skip
+
+
+class Screen:
+    """Compares what arrives with the suspects; None lets everything pass."""
+
+    def __init__(self, suspects: Suspects | None) -> None:
+        self._suspects = suspects
+        self._known = suspects.load() if suspects is not None else set()
+
+    def sift(self, columns: Any) -> tuple[Any, frozenset[bytes]]:
+        """The messages that are new, as columns, and the keys of the others."""
+        if self._suspects is None:
+            return columns, frozenset()
+        if _has_redelivered(columns):
+            self._known = self._suspects.load()  # there may be more by now
+        if not self._known:
+            return columns, frozenset()
+        keys = keys_of(columns)
+        known = self._known.intersection(keys)
+        if not known:
+            return columns, frozenset()
+        return take(columns, [row for row, key in enumerate(keys) if key not in known]), frozenset(known)
+
+
+def _has_redelivered(columns: Any) -> bool:
+    return bool(columns.count) and max(array("H", columns.attempts)) > 1
+
+
+def take(columns: Any, rows: list[int]) -> StoredColumns:
+    """These rows of columns."""
+    found: dict[str, Any] = {}
+    for name, width in _WIDTHS.items():
+        column = getattr(columns, name)
+        found[name] = None if column is None else _fixed(bytes(column), width, rows)
+    found["body_offsets"], found["body"] = _variable(columns.body_offsets, columns.body, rows)
+    if columns.ext is not None:
+        found["ext_offsets"], found["ext"] = _variable(columns.ext_offsets, columns.ext, rows)
+    return StoredColumns(count=len(rows), **found)
+
+
+def _fixed(column: bytes, width: int, rows: list[int]) -> bytes:
+    return b"".join([column[width * row : width * row + width] for row in rows])
+
+
+def _variable(offsets: Any, data: Any, rows: list[int]) -> tuple[bytes, bytes]:
+    starts, view = array("i", bytes(offsets)), memoryview(data)
+    pieces = [view[starts[row] : starts[row + 1]] for row in rows]
+    ends = array("i", [0])
+    for piece in pieces:
+        ends.append(ends[-1] + len(piece))
+    return ends.tobytes(), b"".join(pieces)

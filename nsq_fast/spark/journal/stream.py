@@ -1,0 +1,168 @@
+"""The journalled reader as a stream: an offset, a plan, tasks, a commit; see ``folder`` for what lies on disk."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from nsq_fast.errors import ConfigError, HttpError, LookupFailed, RemoteProtocolError
+from nsq_fast.names import is_ephemeral
+from nsq_fast.spark.options import SourceOptions
+
+from .backlog import Backlog
+from .collect import Collector, Slot
+from .folder import JournalFolder
+from .location import check_path
+from .plan import Depth, Offset, Target, source_of
+from .planner import about, make_slots, plan_batch, ready
+from .rows import batches
+
+logger = logging.getLogger(__name__)
+
+
+class _Driver:
+    """What the driver's reader holds while the query runs; a reader in a task has none."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.backlog = Backlog(options)
+        self.run = uuid.uuid4().hex
+        self.initial: Offset | None = None
+        self.target: Target | None = None
+        self.subtracted = 0
+
+
+class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Micro-batches of a channel, kept in a journal from their FIN until Spark has committed them."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self.journal = check_location(options)
+        self._driver: _Driver | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_driver": None}
+
+    @property
+    def driver(self) -> _Driver:
+        """The state of the driver, made when it is first needed."""
+        if self._driver is None:
+            self._driver = _Driver(self.options)
+        return self._driver
+
+    # What Spark calls on the driver
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Name and make the journal of a new query. Spark asks twice, and must hear the same."""
+        if self.driver.initial is None:
+            offset = Offset(uuid.uuid4().hex)
+            self._folder(offset).create(about(self.options))
+            self.driver.initial = offset
+        return self.driver.initial.encode()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """``maxOffsetsPerTrigger``."""
+        limit = self.options.max_offsets_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Note what there is: all of it is read, and not more."""
+        self.driver.target = Target(self.driver.backlog.fresh())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The offset behind the next batch; ``start`` when there is nothing to read, or no server answers."""
+        offset = Offset.decode(start)
+        self._folder(offset).check(about(self.options))
+        self._subtract(offset)
+        available = ready(self._depths())
+        if self.driver.target is not None:
+            available = self.driver.target.bound(available)
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        slots = plan_batch(self.options, available, rows)
+        return offset.following(slots).encode() if slots else start
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The backlog of each source, for the progress of the query."""
+        depths = self._depths()
+        return {
+            "backlog": {source: depth.total for source, depth in sorted(depths.items())},
+            "ready": {source: depth.ready for source, depth in sorted(depths.items())},
+        }
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a batch: a new one, or one that is run again. Only ``end`` counts."""
+        offset = Offset.decode(end)
+        if start == end:
+            return []
+        folder = self._folder(offset)
+        folder.check(about(self.options))
+        folder.open_batch(offset.batch)
+        return make_slots(self.options, folder, offset, self.driver.backlog, self.driver.run)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Delete what Spark will not ask for again."""
+        offset = Offset.decode(end)
+        try:
+            self._folder(offset).commit(offset.batch)
+        except OSError as error:  # costs space until the next commit
+            logger.warning("journal %s: batch %s not deleted: %s", offset.journal, offset.batch, error)
+
+    def stop(self) -> None:
+        """Close connections."""
+        if self._driver is not None:
+            self._driver.backlog.close()
+
+    # What Spark calls in a task
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a slot: from the journal, or from the server through the journal."""
+        segments = self.make_collector(cast(Slot, partition)).run()
+        yield from batches(segments, self.options.columns, self.options.topic)
+
+    def make_collector(self, slot: Slot) -> Collector:
+        """Who works on a slot."""
+        return Collector(slot)
+
+    # Parts
+
+    def _folder(self, offset: Offset) -> JournalFolder:
+        return JournalFolder(self.journal, offset.journal)
+
+    def _depths(self) -> Mapping[str, Depth]:
+        try:
+            return self.driver.backlog.depths()
+        except (HttpError, LookupFailed, RemoteProtocolError, OSError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            logger.warning("topic %s: nothing is read until a server answers: %s", self.options.topic, error)
+            return {}
+
+    def _subtract(self, offset: Offset) -> None:
+        """What the batch has taken from the servers in this run is off the target; what it found in the journal not."""
+        if self.driver.target is None or self.driver.subtracted == offset.batch:
+            return
+        self.driver.subtracted = offset.batch
+        seals = self._folder(offset).seals(offset.batch)
+        taken: dict[str, int] = {}
+        for number, name, _ in offset.numbered():
+            source = source_of(name)
+            fresh = seals[number].fresh.get(self.driver.run, 0) if number in seals else 0
+            taken[source] = taken.get(source, 0) + fresh
+        self.driver.target.subtract(taken)
+
+
+def check_location(options: SourceOptions) -> str:
+    """The folder of journals. Raises ConfigError for options that no journal can go with."""
+    if options.journal is None:
+        raise ConfigError("journal: is required")
+    for name in (options.topic, options.channel):
+        if is_ephemeral(name):
+            raise ConfigError(
+                f"{name}: vanishes whenever nobody is connected to it, as between two batches, with all its messages"
+            )
+    return check_path(options.journal)
