@@ -56,6 +56,8 @@ def check_use(options: SourceOptions, *, is_stream: bool) -> None:
             raise ConfigError(f"{name}: is for {other} only")
     if not is_stream and options.starting_offsets == LATEST:
         raise ConfigError("startingOffsets='latest': there is nothing to read from there; it is for streams")
+    if options.reader != AUTO:
+        check_reader(options, options.reader, is_stream=is_stream)
 
 
 def check_reader(options: SourceOptions, reader: str, *, is_stream: bool) -> None:
