@@ -153,7 +153,9 @@ def test_every_line_is_accounted_for(run: Run) -> None:
     assert where[BAD_LINES[2]] == "others.log.gz"
 
 
-def test_order_is_not_judged_where_messages_are_handled_side_by_side(spark: SparkSession, run: Run, tmp_path: Path) -> None:
+def test_order_is_not_judged_where_messages_are_handled_side_by_side(
+    spark: SparkSession, run: Run, tmp_path: Path
+) -> None:
     records = read_logs(spark, run.logs)
     write_tables(spark, records, tmp_path, TraceSettings(order="ids"))
     judged = {row.channel for row in read_table(spark, tmp_path, "violations").collect()}
@@ -231,9 +233,7 @@ def test_a_name_with_the_characters_of_patterns_stands_for_itself(spark: SparkSe
     assert read_logs(spark, path).count() == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("nothing*.log", "names no file"), ("_hidden.log", "begins with _")]
-)
+@pytest.mark.parametrize(("name", "message"), [("nothing*.log", "names no file"), ("_hidden.log", "begins with _")])
 def test_a_path_without_a_log_is_refused(spark: SparkSession, tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "_hidden.log").write_text("x\n")
     with pytest.raises(ConfigError, match=message):

@@ -204,7 +204,7 @@ def _skew(log: dict[Place, list[TraceRecord]], planted: Planted) -> None:
 
 def _end_later(log: dict[Place, list[TraceRecord]], planted: Planted) -> None:
     """A last message, an hour later, which nobody has finished yet: all before it should be finished by then."""
-    last: Any = log[_place((ORDERS.name, ""), 0, 199)][0]
+    last: Any = log[max(place for place in log if place[:3] == (ORDERS.name, 0, ""))][0]
     publish = _changed(last, time=last.time + 3600 * SECOND, internal_id=last.internal_id + 500, offset=10**6)
     log[publish.topic, publish.partition, "", publish.internal_id] = [publish]
     planted.pending.update(

@@ -10,12 +10,52 @@ but figures of the report comes to the driver. ``schema`` says what the tables h
 
 from __future__ import annotations
 
-from .records import parse_lines as parse_lines
-from .records import read_logs as read_logs
-from .records import stream_logs as stream_logs
-from .schema import TABLES as TABLES
-from .settings import TraceSettings as TraceSettings
-from .tables import read_table as read_table
-from .tables import write_tables as write_tables
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["TABLES", "TraceSettings", "parse_lines", "read_logs", "read_table", "stream_logs", "write_tables"]
+from nsq_fast._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .figures import Figures as Figures
+    from .figures import figures_of as figures_of
+    from .records import parse_lines as parse_lines
+    from .records import read_logs as read_logs
+    from .records import stream_logs as stream_logs
+    from .report import html as html
+    from .report import write_report as write_report
+    from .schema import TABLES as TABLES
+    from .settings import TraceSettings as TraceSettings
+    from .stream import stream_tables as stream_tables
+    from .tables import read_table as read_table
+    from .tables import write_tables as write_tables
+
+_HOME = {
+    "Figures": "figures",
+    "TABLES": "schema",
+    "TraceSettings": "settings",
+    "figures_of": "figures",
+    "html": "report",
+    "parse_lines": "records",
+    "read_logs": "records",
+    "read_table": "tables",
+    "stream_logs": "records",
+    "stream_tables": "stream",
+    "write_report": "report",
+    "write_tables": "tables",
+}
+_EXTRA = {"pyspark", "py4j"}
+_resolve = lazy_names(__name__, _HOME)
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        return _resolve(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRA:
+            raise
+        raise ImportError(f"nsq_fast.spark.trace needs {error.name}: pip install 'nsq-fast[spark]'") from error
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -7,7 +7,7 @@ is, and one shuffle.
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from .schema import KEY, columns
@@ -30,11 +30,11 @@ def lives_of(records: DataFrame, channels: DataFrame, settings: TraceSettings, e
             is lost.
     """
     groups = _events(records, channels).repartition(*KEY).groupBy(*KEY, "channel").agg(*_aggregates())
-    published = F.coalesce("delivered_published_ns", "stored_ns")
+    server_clock = F.min("delivered_published_ns").over(Window.partitionBy(*KEY))  # whichever channel it came to
     deadline = F.lit(end_ns - settings.grace_ns)
     lives = groups.withColumns(
         {
-            "published_ns": published,
+            "published_ns": F.coalesce(server_clock, "stored_ns"),
             "received_ns": F.col("first_received_ns"),
             "finished_ns": F.col("finish.time_ns"),
             "handling_ns": F.col("finish.handling_ns"),

@@ -14,7 +14,7 @@ from .schema import LANE, columns
 from .settings import TraceSettings
 
 COLUMNS = (*LANE, "internal_id", "trace_id", "offset", "window_ns", "finished_ns")
-DDL = (
+CARRIED = (
     "topic string, partition int, channel string, internal_id decimal(20,0), trace_id decimal(20,0), offset bigint,"
     " window_ns bigint, finished_ns bigint"
 )
@@ -43,7 +43,7 @@ def violations_of(finishes: DataFrame) -> DataFrame:
 
 
 def carried(finishes: DataFrame, until_ns: int) -> DataFrame:
-    """What must be kept of ``finishes`` to judge later ones: those from ``until_ns`` on, one for all others of a lane."""
+    """What is kept of ``finishes`` to judge later ones: those from ``until_ns`` on, one for the rest of a lane."""
     reached = finishes.where(F.col("finished_ns") < until_ns).groupBy(*LANE)
     summary = reached.agg(
         F.max("internal_id").alias("internal_id"),

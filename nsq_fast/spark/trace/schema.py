@@ -57,9 +57,7 @@ _PERCENTILES = tuple(
     for what in ("latency", "in_queue", "handling")
     for point in ("p50", "p95", "p99", "max")
 )
-_EVENT = (
-    "event:string, at_ns:bigint, received_ns:bigint, attempts:int, outcome:string, nsqd:string, consumer:string"
-)
+_EVENT = "event:string, at_ns:bigint, received_ns:bigint, attempts:int, outcome:string, nsqd:string, consumer:string"
 
 TABLES: dict[str, tuple[str, ...]] = {
     # One row for each line of the logs. Where it holds no record, `event` is null and `problem` has its beginning.
@@ -115,6 +113,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "skews": ("side string", "nsqd string", "host string", "messages bigint", "worst_ns bigint"),
     # Messages that were finished, or delivered at all, only after `stream_tables` had decided on them.
     "late": (*_MESSAGE, *_LIFE),
+    # One row for each batch: its settings, and until when its logs tell all.
+    "runs": ("window_ns bigint", "grace_ns bigint", "judged_by string", "end_ns bigint"),
 }
 
 

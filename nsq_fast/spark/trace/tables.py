@@ -17,6 +17,7 @@ from .schema import KEY, LANE, TABLES, columns, ddl
 from .settings import TraceSettings
 
 ACCURACY = 10_000  # percentiles are off by at most one rank in so many; exact up to so many messages
+STATE = "state"  # the folder that a stream keeps, beside its tables, what it has not decided in
 POINTS = (0.5, 0.95, 0.99, 1.0)
 COUNTS = (
     "messages",
@@ -53,17 +54,36 @@ def write_tables(
     violations = writer.write("violations", violations_of(judged(lives, settings)))
     write_derived(writer, records, lives, violations, settings)
     writer.write("late", lives.limit(0))
+    writer.write("runs", run_of(spark, settings, end_ns))
 
 
 def write_derived(
-    writer: BatchWriter, records: DataFrame, lives: DataFrame, violations: DataFrame, settings: TraceSettings
+    writer: BatchWriter,
+    records: DataFrame,
+    lives: DataFrame,
+    violations: DataFrame,
+    settings: TraceSettings,
+    events: DataFrame | None = None,
 ) -> None:
-    """The tables that need nothing but the lives and violations of a batch, and its records."""
+    """The tables that need nothing but the lives and violations of a batch, and its records.
+
+    ``events`` are the records of these lives, where they are not in ``records``.
+    """
     writer.write("windows", statistics(lives, violations, "window_ns"))
     writer.write("lost", lives.where(F.col("state") == "lost"))
     writer.write("duplicates", lives.where(F.col("finishes") > 1))
-    writer.write("slowest", slowest_of(lives, records, settings.slowest))
+    writer.write("slowest", slowest_of(lives, records if events is None else events, settings.slowest))
     writer.write("skews", skews_of(lives, records, settings))
+
+
+def run_of(spark: SparkSession, settings: TraceSettings, end_ns: int) -> DataFrame:
+    """The row of table ``runs``."""
+    return spark.range(1).select(
+        F.lit(settings.window_ns).alias("window_ns"),
+        F.lit(settings.grace_ns).alias("grace_ns"),
+        F.lit(settings.order).alias("judged_by"),
+        F.lit(end_ns).alias("end_ns"),
+    )
 
 
 class BatchWriter:
@@ -83,7 +103,7 @@ class BatchWriter:
 
 
 def read_table(spark: SparkSession, folder: str | os.PathLike[str], table: str) -> DataFrame:
-    """A table that `write_tables` or `stream_tables` wrote, with all its batches. Raises ConfigError when there is none."""
+    """A table that `write_tables` or `stream_tables` wrote: all its batches. Raises ConfigError when there is none."""
     path = f"{folder}/{table}"
     if "://" not in path and not Path(path).is_dir():
         raise ConfigError(f"{folder}: no traces were written there")
@@ -92,7 +112,7 @@ def read_table(spark: SparkSession, folder: str | os.PathLike[str], table: str) 
 
 def refuse_stream(folder: str | os.PathLike[str]) -> None:
     """Raise ConfigError where the tables belong to a stream: a batch would count its messages twice."""
-    if Path(folder, "_state").exists():
+    if Path(folder, STATE).exists():
         raise ConfigError(f"{folder}: a stream writes its tables there; give another folder")
 
 
@@ -144,16 +164,21 @@ def slowest_of(lives: DataFrame, records: DataFrame, count: int) -> DataFrame:
     found = records.where(F.col("event").isNotNull()).select(
         *(F.col(name).alias(f"record_{name}") for name in (*KEY, "channel")), event.alias("one")
     )
-    is_same = F.lit(True)
-    for name in KEY:
-        is_same = is_same & F.col(name).eqNullSafe(F.col(f"record_{name}"))
-    is_same = is_same & (F.col("record_channel").isNull() | (F.col("record_channel") == F.col("channel")))
-    joined = found.join(F.broadcast(top), is_same)
+    is_channel = F.col("record_channel").isNull() | (F.col("record_channel") == F.col("channel"))
+    joined = found.join(F.broadcast(top), same_message("record_") & is_channel)
     names = columns("lives")
     key = (*KEY, "channel")
     others = [F.first(name).alias(name) for name in names if name not in key]
     events = F.sort_array(F.collect_list(F.struct(F.col("one.at_ns"), "one"))).getField("one").alias("events")
     return joined.groupBy(*key).agg(*others, events).select(*columns("slowest")).orderBy(F.desc("latency_ns"))
+
+
+def same_message(prefix: str) -> Column:
+    """Whether the columns of `KEY`, and those with the prefix, are of one message; a null partition is one."""
+    same = F.lit(True)
+    for name in KEY:
+        same = same & F.col(name).eqNullSafe(F.col(f"{prefix}{name}"))
+    return same
 
 
 def skews_of(lives: DataFrame, records: DataFrame, settings: TraceSettings) -> DataFrame:

@@ -1,0 +1,242 @@
+"""The report: one page of HTML that stands alone, from the tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsq_fast.page.document import document, element, table
+
+from .drawings import channel_charts, fault_chart, life_chart
+from .figures import FAULTS, Figures, Lane, figures_of
+from .text import DEFINITIONS, STYLE, count, duration, percent, place
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TITLE = "NSQ traces"
+_LANE_COUNTS = (
+    ("messages", "messages"),
+    ("finished", "finished"),
+    ("pending", "pending"),
+    ("lost", "lost"),
+    ("duplicates", "duplicates"),
+    ("violations", "order"),
+    ("redelivered_req", "REQ"),
+    ("redelivered_timeout", "timeout"),
+    ("redelivered_unknown", "unknown"),
+)
+_LANE_DURATIONS = (
+    ("latency_p50_ns", "p50"),
+    ("latency_p95_ns", "p95"),
+    ("latency_p99_ns", "p99"),
+    ("latency_max_ns", "max"),
+    ("in_queue_p50_ns", "p50"),
+    ("in_queue_p99_ns", "p99"),
+    ("handling_p50_ns", "p50"),
+    ("handling_p99_ns", "p99"),
+)
+_GROUPS = (
+    ("", 3),
+    ("messages", 3),
+    ("faults", 3),
+    ("delivered again after", 3),
+    ("end to end", 4),
+    ("in queue", 2),
+    ("handling", 2),
+)
+_FAULT_TITLES = {
+    "lost": "Lost messages",
+    "duplicates": "Messages finished more than once",
+    "violations": "Out of order",
+}
+
+
+def write_report(spark: SparkSession, tables: str | os.PathLike[str], path: str | os.PathLike[str]) -> Figures:
+    """Write the report of the tables in a folder; return what it shows. Raises ConfigError when there are no tables."""
+    figures = figures_of(spark, tables)
+    Path(path).write_text(html(figures), encoding="utf-8")
+    return figures
+
+
+def html(figures: Figures) -> str:
+    """The report."""
+    parts = [
+        f"<header><h1>{TITLE}</h1><p>{_about(figures)}</p></header>",
+        _tiles(figures),
+        *_notes(figures),
+        "<h2>By topic, channel and partition</h2>",
+        _lane_table(figures),
+        fault_chart(figures.lanes),
+        *_channels(figures),
+        *_slowest(figures),
+        *_examples(figures),
+        *_clocks(figures),
+        *_sources(figures),
+        "<h2>What is counted how</h2>",
+        DEFINITIONS,
+    ]
+    return document(TITLE, STYLE, ["<main>", *parts, "</main>"])
+
+
+def _about(figures: Figures) -> str:
+    begin, end = (_moment(each) for each in (figures.begin_ns, figures.end_ns))
+    return escape(
+        f"{begin} to {end} UTC, {duration(figures.end_ns - figures.begin_ns)}. {figures.records:,} records of"
+        f" {figures.publishes:,} publishes and {figures.records - figures.publishes:,} deliveries."
+        f" Windows of {duration(figures.window_ns)}, lost after {duration(figures.grace_ns)}."
+    )
+
+
+def _moment(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns // 10**9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _tiles(figures: Figures) -> str:
+    totals = figures.totals
+    again = sum(totals[name] for name in ("redelivered_req", "redelivered_timeout", "redelivered_unknown"))
+    tiles = [
+        ("messages", totals["messages"], "in all channels", ""),
+        ("finished", totals["finished"], percent(totals["finished"], totals["messages"]), ""),
+        ("pending", totals["pending"], "within the grace period", ""),
+        *((name, totals[name], note, "fault") for name, note in (
+            ("lost", "never finished"), ("duplicates", "finished more than once"), ("violations", "out of order")
+        )),
+        ("redelivered", again, "delivered again", ""),
+        ("problems", figures.problems, "lines that hold no record", "fault"),
+    ]  # fmt: skip
+    shown = []
+    for name, value, note, kind in tiles:
+        number = element("b", count(value), {"data-figure": name})
+        marked = {"class": f"{kind} {'bad' if value else 'fine'}" if kind else "plain"}
+        shown.append(element("div", f"<span>{escape(name)}</span>{number}<small>{escape(note)}</small>", marked))
+    return element("section", "".join(shown), {"class": "tiles", "id": "totals"})
+
+
+def _notes(figures: Figures) -> Iterator[str]:
+    for topic, publishes in figures.unconsumed.items():
+        yield _note(
+            f"{publishes:,} publishes to {topic}, and no delivery was recorded: nothing of it is counted below."
+        )
+    if figures.unpublished:
+        yield _note(f"{figures.unpublished:,} messages were delivered without a record of their producer.")
+    if figures.late:
+        yield _note(f"{figures.late:,} messages had a delivery after the stream had decided on them; see table late.")
+    if figures.lane_count > len(figures.lanes):
+        yield _note(f"{len(figures.lanes):,} of {figures.lane_count:,} rows are shown, those with faults first.")
+
+
+def _note(words: str) -> str:
+    return element("p", escape(words), {"class": "note"})
+
+
+def _lane_table(figures: Figures) -> str:
+    groups = "".join(f'<th colspan="{width}">{escape(name)}</th>' for name, width in _GROUPS)
+    names = ["topic", "channel", "partition", *(title for _, title in (*_LANE_COUNTS, *_LANE_DURATIONS))]
+    head = f"<tr>{groups}</tr><tr>{''.join(f'<th>{escape(name)}</th>' for name in names)}</tr>"
+    rows = "".join(_lane_row(lane) for lane in figures.lanes)
+    inner = element("table", f"<thead>{head}</thead><tbody>{rows}</tbody>", {"id": "lanes"})
+    return element("div", inner, {"class": "wide"})
+
+
+def _lane_row(lane: Lane) -> str:
+    partition = "" if lane.partition is None else str(lane.partition)
+    cells = [element("td", escape(each), {"class": "name"}) for each in (lane.topic, lane.channel, partition or "-")]
+    for name, _ in _LANE_COUNTS:
+        value = lane.counts[name]
+        marked = "bad" if name in FAULTS and value else "zero" if not value else ""
+        cells.append(element("td", count(value), {"data-figure": name, "class": marked}))
+    for name, _ in _LANE_DURATIONS:
+        cells.append(_duration_cell(name, lane.durations[name]))
+    return element("tr", "".join(cells), {"data-lane": f"{lane.topic}|{partition}|{lane.channel}"})
+
+
+def _duration_cell(name: str, value: int | None) -> str:
+    exact = {} if value is None else {"title": f"{value:,} ns"}
+    return element("td", escape(duration(value)), {"data-figure": name, **exact})
+
+
+def _channels(figures: Figures) -> Iterator[str]:
+    if figures.channels:
+        yield "<h2>Latency</h2>"
+    for channel in figures.channels:
+        charts = "".join(element("figure", chart) for chart in channel_charts(channel))
+        yield f"<h3>{escape(channel.topic)} / {escape(channel.channel)}</h3>{element('div', charts, {'class': 'pair'})}"
+
+
+def _slowest(figures: Figures) -> Iterator[str]:
+    if figures.slowest:
+        yield "<h2>The slowest messages</h2>"
+        yield element("figure", life_chart(figures.slowest), {"class": "full"})
+        head = ["message", "trace id", "latency", "in queue", "handling", "deliveries", "what happened"]
+        yield element("div", table(head, map(_slow_row, figures.slowest)), {"class": "wide", "id": "slowest"})
+
+
+def _slow_row(row: dict[str, Any]) -> list[str]:
+    steps = [_step(event, row["published_ns"]) for event in row["events"]]
+    return [
+        place(row),
+        str(row["trace_id"]),
+        *(duration(row[name]) for name in ("latency_ns", "in_queue_ns", "handling_ns")),
+        str(row["deliveries"]),
+        ", ".join(steps),
+    ]
+
+
+def _step(event: dict[str, Any], published_ns: int) -> str:
+    at = duration(event["at_ns"] - published_ns)
+    if event["event"] == "publish":
+        return f"stored by {event['nsqd']}, acknowledged after {at}"
+    return f"{event['outcome']} of attempt {event['attempts']} after {at} by {event['consumer']}"
+
+
+def _examples(figures: Figures) -> Iterator[str]:
+    for kind in FAULTS:
+        rows = figures.examples[kind]
+        if rows:
+            total = figures.totals[kind]
+            shown = f" (the first {len(rows)} of {total:,})" if total > len(rows) else ""
+            yield f"<h2>{_FAULT_TITLES[kind]}{shown}</h2>"
+            head, cells = _example_table(kind, rows)
+            yield element("div", table(head, cells), {"class": "wide", "id": kind})
+
+
+def _example_table(kind: str, rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    start = [[place(row), str(row["trace_id"]), _moment(row["window_ns"])] for row in rows]
+    head = ["message", "trace id", "published from"]
+    if kind == "violations":
+        more = [[_moment(row["finished_ns"]), str(row["after_internal_id"])] for row in rows]
+        return [*head, "finished", "after message"], [a + b for a, b in zip(start, more, strict=True)]
+    more = [[row["nsqd"], str(row["deliveries"]), str(row["finishes"]), row["last_outcome"] or "none"] for row in rows]
+    return [*head, "nsqd", "deliveries", "FINs", "last outcome"], [a + b for a, b in zip(start, more, strict=True)]
+
+
+def _clocks(figures: Figures) -> Iterator[str]:
+    if figures.skews:
+        yield "<h2>Clocks that contradict each other</h2>"
+        head = ["behind", "nsqd", "messages", "at least"]
+        rows = [
+            [
+                f"consumer on {row['host']}" if row["side"] == "consumer" else "a producer",
+                row["nsqd"],
+                count(row["messages"]),
+                duration(row["worst_ns"]),
+            ]
+            for row in figures.skews
+        ]
+        yield element("div", table(head, rows), {"class": "wide", "id": "skews"})
+
+
+def _sources(figures: Figures) -> Iterator[str]:
+    yield "<h2>Logs</h2>"
+    rows = [
+        [source.name or "stream", count(source.lines), count(source.problems), (source.example or "")[:120]]
+        for source in figures.sources
+    ]
+    yield element(
+        "div", table(["source", "lines", "without a record", "such as"], rows), {"class": "wide", "id": "sources"}
+    )
