@@ -12,7 +12,7 @@ from pathlib import Path
 from nsq_fast.broker import BrokerProcess
 
 README = Path(__file__).parents[2] / "README.md"
-CONSUMER, PRODUCER = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+CONSUMER, PRODUCER, *_ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 LIMIT = 30.0
 
 

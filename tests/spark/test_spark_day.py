@@ -21,7 +21,7 @@ from support.spark_settings import LOCAL_CLUSTER
 
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 
-SHORT = 20.0
+SHORT = 15.0
 RATE = 400
 MSG_TIMEOUT = 5
 OTHER_TIME = 160  # before and after the day: JVMs, and what was in flight when something died

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -47,7 +48,7 @@ class Day:
 
     Attributes:
         happened: how often what happened.
-        failures: the ends of the logs of queries that failed, and were started again.
+        failures: the logs of queries that failed, and were started again.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Day:
         batches = len({run["batch"] for run in self._delivered.runs()})
         return (
             f"{what}; {batches} batches, {len(self._delivered.replays())} replayed;"
-            f" {len(self.failures)} queries failed {self.failures[:2]}"
+            f" {len(self.failures)} queries failed {[_reason(log) for log in self.failures]}"
         )
 
     def _happen(self, name: str) -> None:
@@ -123,7 +124,7 @@ class Day:
         if self._driver.is_running or (self._driver.marks.count("end") and self._driver.status == 0):
             return
         if self._driver.status > 0:
-            self.failures.append(self._driver.log(8))
+            self.failures.append(self._driver.log(None))
         self._driver.start()
 
     def _all_arrived(self) -> bool:
@@ -140,6 +141,11 @@ class Day:
     def _kill_one(self, pids: list[int], chance: random.Random) -> None:
         if pids:
             processes.kill(chance.choice(sorted(pids)))
+
+
+def _reason(log: str) -> list[str]:
+    """The lines of a log that say why."""
+    return [line for line in log.splitlines() if re.match(r"[\w.]+(Exception|Error|Failed|Lost)\b", line)][-2:]
 
 
 def day_program(spark_driver: Callable[..., Driver], master: str, folder: Path, **options: Any) -> Driver:

@@ -1,0 +1,145 @@
+"""docs/spark.md and the README: their programs run as they stand, their tables are what the code says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.spark_driver import Driver
+from support.waiting import until
+
+from nsq_fast import Consumer, Producer
+from nsq_fast.broker import BrokerProcess
+from nsq_fast.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "spark.md").read_text()
+README = (ROOT / "README.md").read_text()
+TEXTS = {f"order {number}" for number in range(50)}
+Drivers = Callable[..., Driver]
+
+
+def programs(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def tables(name: str) -> list[list[list[str]]]:
+    """The tables between the marks of this name: rows of cells, without their heads."""
+    part = PAGE.partition(f"<!-- {name}:begin")[2].partition(f"<!-- {name}:end")[0]
+    found = []
+    for table in part.split("\n\n"):
+        lines = [line for line in table.splitlines() if line.startswith("|")]
+        found.append([[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]])
+    return [table for table in found if table]
+
+
+def code(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def test_the_schema_is_as_the_table_says(java: None) -> None:
+    from nsq_fast.spark.schema import spark_schema
+
+    (table,) = tables("schema")
+    assert [(code(name)[0], kind) for name, kind, _ in table] == [
+        (field.name, field.dataType.simpleString()) for field in spark_schema()
+    ]
+
+
+def test_the_options_are_those_of_the_tables() -> None:
+    from nsq_fast.spark import options
+
+    for table, known in zip(tables("options"), (options._SOURCE_NAMES, options._SINK_NAMES), strict=True):
+        told = [name for row in table for name in code(row[0])]
+        assert sorted(set(told) - {"nsq.*"}) == sorted(known)
+
+
+def test_defaults_are_as_the_tables_say() -> None:
+    from nsq_fast.spark.options import SinkOptions, SourceOptions
+
+    needed = {"topic": "t", "channel": "c", "lookupd_http_addresses": "127.0.0.1:4161"}
+    source = SourceOptions.parse(needed)
+    sink = SinkOptions.parse({"lookupd_http_addresses": "127.0.0.1:4161"})
+    told = {name: row[1] for table in tables("options") for row in table for name in code(row[0])}
+    for option, value in {
+        "reader": source.reader,
+        "failOnDataLoss": source.fail_on_data_loss,
+        "suppressDuplicates": source.suppress_duplicates,
+        "consume": source.consume,
+        "traceReceipts": sink.trace_receipts,
+    }.items():
+        assert told[option] == f"`{str(value).lower()}`", option
+    assert "headers" not in source.columns
+
+
+def test_options_of_the_client_that_are_named_are_taken() -> None:
+    from nsq_fast.spark.options import SinkOptions, SourceOptions
+
+    needed = {"topic": "t", "lookupd_http_addresses": "127.0.0.1:4161"}
+    source_options, sink_options = tables("options")
+    for name in code(source_options[-1][2]):
+        check_known(SourceOptions, {**needed, "channel": "c", name: "true"})
+    for name in code(sink_options[-1][2]):
+        check_known(SinkOptions, {**needed, name: "true"})
+
+
+def check_known(kind: Any, options: dict[str, str]) -> None:
+    """An option may be known, and this value of it wrong."""
+    reason = ""
+    try:
+        kind.parse(options)
+    except ConfigError as error:
+        reason = str(error)
+    assert "unknown option" not in reason
+
+
+@pytest.fixture
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess() as process:
+        yield process
+
+
+def run(spark_driver: Drivers, program: str, lookupd: str, folder: Path) -> None:
+    assert "127.0.0.1:4161" in program
+    driver = spark_driver(program.replace("127.0.0.1:4161", lookupd).replace("/var/lib", str(folder)))
+    driver.start()
+    driver.wait()
+
+
+def bodies_of(topic: str, lookupd: str, count: int) -> set[str]:
+    found: list[str] = []
+    consumer = Consumer(
+        topic,
+        "reader",
+        lookupd_http_addresses=lookupd,
+        message_handler=lambda _, message: found.append(message.body.decode()),
+        max_in_flight=100,
+    )
+    consumer.start(block=False)
+    until(lambda: len(found) >= count)
+    consumer.close()
+    consumer.join()
+    return set(found)
+
+
+@pytest.mark.parametrize(
+    "found", [pytest.param(programs(PAGE)[:2], id="docs"), pytest.param(programs(README)[2:], id="README")]
+)
+def test_the_programs_bring_orders_into_a_table_and_back(
+    found: list[str], java: None, spark_driver: Drivers, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    lookupd = str(broker.lookupd.http)
+    (tmp_path / "orders").mkdir()
+    with Producer(lookupd_http_addresses=lookupd) as producer:
+        producer.multipublish("orders", [text.encode() for text in sorted(TEXTS)])
+    for program in found:
+        run(spark_driver, program, lookupd, tmp_path)
+    assert bodies_of("loud_orders", lookupd, len(TEXTS)) == {text.upper() for text in TEXTS}
+
+
+def test_the_program_of_the_readme_is_short() -> None:
+    (program,) = programs(README)[2:]
+    assert len(program.splitlines()) <= 20
