@@ -47,9 +47,9 @@ class ColumnProducer(Producer):
     """
 
     def layout(self, topic: str, timeout: float | None = None) -> TopicLayout:
-        """Wait until it is known what servers take a topic.
+        """Wait until it is known what servers take a topic, and each of them is connected or could not be.
 
-        Without lookup the nsqd that is connected first stands for all.
+        So rows that take turns find all of them. Without lookup one nsqd that is connected stands for all.
         Args:
             timeout: seconds; None: the option ``publish_timeout``.
         Raises NameInvalid; NoNsqd when that does not become known in time.
@@ -69,6 +69,9 @@ class ColumnProducer(Producer):
         return found
 
     def _known(self, route: Route) -> TopicLayout | None:
+        addresses = set(self.nsqd_addresses) if route.addresses is None else route.addresses
+        if not self._delivery.pool.are_tried(addresses):
+            return None
         if route.topic is not None:
             is_known = route.is_partitioned or route.is_plain
             return TopicLayout(route.is_partitioned, route.partition_num, route.is_ext) if is_known else None

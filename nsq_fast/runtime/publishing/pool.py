@@ -246,6 +246,11 @@ class Pool:
         links = [link for address in addresses for link in self._links.get(address, ())]
         return all(link.conn is None and link.error is not None for link in links)
 
+    def are_tried(self, addresses: Collection[Address]) -> bool:
+        """Whether each of these nsqds is connected, or could not be."""
+        links = [link for address in addresses for link in self._links.get(address, ())]
+        return all(link.conn is not None or link.error is not None for link in links)
+
     def errors(self) -> list[tuple[Address, NsqError]]:
         """Why the nsqds without a connection have none: the last error of each."""
         return [(link.address, link.error) for link in self if link.error is not None]

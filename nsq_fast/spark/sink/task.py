@@ -173,7 +173,17 @@ def _raised(error: BaseException, text: str, stored: int, unknown: int) -> NsqEr
 def read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches; the next one is read in a thread of the hub's while one is worked at."""
     threads = get_hub().threadpool
-    coming = threads.spawn(next, batches, None)
+    coming = threads.spawn(_next, batches)
     while (batch := coming.get()) is not None:
-        coming = threads.spawn(next, batches, None)
+        if isinstance(batch, BaseException):
+            raise batch
+        coming = threads.spawn(_next, batches)
         yield batch
+
+
+def _next(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | BaseException | None:
+    """The next batch; None at the end. An error is returned: one raised in a thread would be printed, too."""
+    try:
+        return next(batches, None)
+    except BaseException as error:
+        return error

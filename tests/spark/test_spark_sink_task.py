@@ -1,0 +1,512 @@
+"""One task of a write, without Spark: where rows go, what is refused before it is sent, what is said of failures."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pyarrow as pa
+import pytest
+from support.peers import Peer
+from support.publishing import Command, EndOfPeer, PublishNsqd, refuse
+from support.spark_ledger import account
+from support.spark_sink import batch, numbered, taken, write
+
+from nsq_fast.broker import Broker
+from nsq_fast.broker.redesigned.cluster import RedesignedCluster
+from nsq_fast.errors import BadTopic, ConfigError, NoNsqd, RowInvalid, WriteFailed
+from nsq_fast.protocol.partitioner import hashcode_partition, murmur3_partition
+from nsq_fast.spark.options import SinkOptions
+from nsq_fast.spark.sink.report import RECEIPTS, WriteReport
+from nsq_fast.spark.sink.task import TaskWriter
+
+PARTITIONS = 3
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with Broker() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedesignedCluster]:
+    with RedesignedCluster(nodes=3) as running:
+        yield running
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    return request.node.originalname[:60]
+
+
+@pytest.fixture
+def original(broker: Broker) -> dict[str, str]:
+    return {"nsqd_tcp_addresses": str(broker.nsqd.tcp_address)}
+
+
+@pytest.fixture
+def redesigned(cluster: RedesignedCluster) -> dict[str, str]:
+    lookupds = ",".join(str(lookupd.http_address) for lookupd in cluster.lookupds)
+    return {"lookupd_http_addresses": lookupds, "nsq.lookupd_refresh_interval": "0.05"}
+
+
+@pytest.fixture
+def scripted() -> Iterator[Callable[..., PublishNsqd]]:
+    servers: list[PublishNsqd] = []
+
+    def make(*args: Any, **info: Any) -> PublishNsqd:
+        servers.append(PublishNsqd(*args, **info))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.stop()
+
+
+def records(cluster: RedesignedCluster, topic: str, partitions: int = PARTITIONS) -> dict[int, list[Any]]:
+    return {number: cluster.partition(topic, number).log.read(0, 1_000_000) for number in range(partitions)}
+
+
+def all_bodies(cluster: RedesignedCluster, topic: str, partitions: int = PARTITIONS) -> list[bytes]:
+    return [record.body for log in records(cluster, topic, partitions).values() for record in log]
+
+
+# Bodies, batches, topics
+
+
+def test_every_row_of_every_batch_once(broker: Broker, original: dict[str, str], topic: str) -> None:
+    bodies = numbered(5000)
+    batches = [batch(body=bodies[start : start + 700]) for start in range(0, 5000, 700)]
+    report = write([*batches, batch(body=pa.array([], pa.binary()))], topic=topic, **original)
+    assert (report.rows, report.places) == (5000, {(topic, None): 5000})
+    account(bodies, taken(broker.nsqd.tcp_address, topic, 5000)).check()
+
+
+def test_a_slice_of_a_batch_and_text_and_large_types(broker: Broker, original: dict[str, str], topic: str) -> None:
+    whole = batch(body=numbered(100), key=pa.nulls(100, pa.string()))
+    texts = pa.array(["ä", "b"])
+    batches = [whole.slice(10, 20), batch(body=pa.array(["c"], pa.large_string()), key=pa.nulls(1, pa.string()))]
+    batches.append(batch(body=texts, key=pa.nulls(2, pa.string())))
+    assert write(batches, topic=topic, **original).rows == 23
+    expected = [*numbered(20, 10), b"c", "ä".encode(), b"b"]
+    account(expected, taken(broker.nsqd.tcp_address, topic, 23)).check()
+
+
+def test_no_rows_need_no_server() -> None:
+    nothing = batch(body=pa.array([], pa.binary()))
+    assert write([nothing], topic="t", nsqd_tcp_addresses="127.0.0.1:1").rows == 0
+
+
+def test_a_column_names_the_topics_unless_the_option_does(broker: Broker, original: dict[str, str], topic: str) -> None:
+    names = [f"{topic}{number % 3}" for number in range(30)]
+    rows = batch(body=numbered(30), topic=names)
+    assert write([rows], **original).places == {(f"{topic}{number}", None): 10 for number in range(3)}
+    assert write([rows], topic=topic, **original).places == {(topic, None): 30}
+    for number in range(3):
+        assert sorted(taken(broker.nsqd.tcp_address, f"{topic}{number}", 10)) == sorted(numbered(30)[number::3])
+
+
+def test_large_batches_are_cut(broker: Broker, original: dict[str, str], topic: str) -> None:
+    bodies = [b"%05d" % number + bytes(1000) for number in range(3000)]
+    limits = {"nsq.max_body_size": "50000", "nsq.linger_max_messages": "100", "nsq.max_pending": "500"}
+    assert write([batch(body=bodies)], topic=topic, **limits, **original).rows == 3000
+    account(bodies, taken(broker.nsqd.tcp_address, topic, 3000)).check()
+
+
+def test_deferred_rows_come_later(broker: Broker, original: dict[str, str], topic: str) -> None:
+    rows = batch(body=numbered(6), defer_ms=pa.array([None, 0, 600, 600, None, 600], pa.int32()))
+    began = time.monotonic()
+    assert write([rows], topic=topic, **original).rows == 6
+    assert sorted(taken(broker.nsqd.tcp_address, topic, 3)) == [b"0", b"1", b"4"]
+    assert sorted(taken(broker.nsqd.tcp_address, topic, 3)) == [b"2", b"3", b"5"]
+    assert time.monotonic() - began > 0.6
+
+
+# Partitions
+
+
+@pytest.mark.parametrize(
+    ("strategy", "hashed", "keys"),
+    [
+        ("murmur3", murmur3_partition, [f"key-{number % 50}" for number in range(2000)]),
+        ("murmur3", murmur3_partition, [b"\0\xff%d" % (number % 50) for number in range(2000)]),
+        ("hashcode", hashcode_partition, [f"schlüssel-{number % 50}" for number in range(2000)]),
+        ("hashcode", hashcode_partition, [number % 50 - 25 for number in range(2000)]),
+    ],
+    ids=["text", "bytes", "Java text", "Java long"],
+)
+def test_keys_go_where_a_producer_sends_them_in_order(
+    cluster: RedesignedCluster,
+    redesigned: dict[str, str],
+    request: pytest.FixtureRequest,
+    strategy: str,
+    hashed: Callable[[Any, int], int],
+    keys: list[Any],
+) -> None:
+    topic = f"keys{abs(hash(request.node.name))}"
+    cluster.create_topic(topic, PARTITIONS, 1, ordered=True, channels=["check"])
+    bodies = numbered(2000)
+    batches = [batch(body=bodies[at : at + 300], key=keys[at : at + 300]) for at in range(0, 2000, 300)]
+    report = write(
+        batches, topic=topic, **{"nsq.key_strategy": strategy, "nsq.linger_max_messages": "40"}, **redesigned
+    )
+    assert report.rows == 2000
+    for number, log in records(cluster, topic).items():
+        assert [record.body for record in log] == [
+            body for body, key in zip(bodies, keys, strict=True) if hashed(key, PARTITIONS) == number
+        ]
+        assert report.places.get((topic, number), 0) == len(log)
+
+
+def test_partitions_keys_and_neither_side_by_side(
+    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str
+) -> None:
+    cluster.create_topic(topic, PARTITIONS, 1, ordered=True, channels=["check"])
+    rows = batch(
+        body=numbered(600),
+        partition=pa.array([number % 3 if number % 6 < 3 else None for number in range(600)], pa.int32()),
+        key=[None if number % 6 < 4 else "key" for number in range(600)],
+    )
+    assert write([rows], topic=topic, **redesigned).rows == 600
+    log = records(cluster, topic)
+    for number in range(3):
+        ours = [body for body in numbered(600) if int(body) % 6 < 3 and int(body) % 3 == number]
+        assert [record.body for record in log[number] if int(record.body) % 6 < 3] == ours
+    keyed = [record.body for record in log[murmur3_partition("key", 3)] if int(record.body) % 6 > 3]
+    assert keyed == [body for body in numbered(600) if int(body) % 6 > 3]
+    account(numbered(600), all_bodies(cluster, topic)).check()
+
+
+def test_rows_without_a_key_take_turns(cluster: RedesignedCluster, redesigned: dict[str, str], topic: str) -> None:
+    cluster.create_topic(topic, PARTITIONS, 1, ordered=True, channels=["check"])
+    report = write([batch(body=numbered(3000))], topic=topic, **{"nsq.linger_max_messages": "100"}, **redesigned)
+    assert all(500 < report.places[topic, number] < 1500 for number in range(PARTITIONS))
+    account(numbered(3000), all_bodies(cluster, topic)).check()
+
+
+def test_leaders_move_while_rows_are_written(
+    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str
+) -> None:
+    cluster.create_topic(topic, PARTITIONS, 2, ordered=True, channels=["check"])
+    chance = random.Random(7)
+    keys = [f"key-{chance.randrange(40)}" for _ in range(6000)]
+    moved = gevent.event.Event()
+
+    def batches() -> Iterator[pa.RecordBatch]:  # runs in a thread
+        for at in range(0, 6000, 200):
+            yield batch(body=numbered(200, at), key=keys[at : at + 200])
+            time.sleep(0.01)
+
+    def trouble() -> None:
+        for number in range(PARTITIONS):
+            cluster.move_leader(topic, number)
+            gevent.sleep(0.04)
+        node = cluster.leader_of(topic, 0)
+        cluster.kill_node(node)
+        gevent.sleep(0.1)
+        cluster.restart_node(node)
+        moved.set()
+
+    mover = gevent.spawn(trouble)
+    options = SinkOptions.parse({"topic": topic, "nsq.linger_max_messages": "25", **redesigned})
+    report = TaskWriter(options, {"body": "body", "key": "key"}).write(batches())
+    mover.get(timeout=10)
+    assert moved.is_set()
+    assert report.rows == 6000
+    stored = records(cluster, topic)
+    assert {record.body for log in stored.values() for record in log} == set(numbered(6000))
+    for number, log in stored.items():
+        firsts = list(dict.fromkeys(record.body for record in log))  # a retry may store some twice
+        assert firsts == [
+            body for body, key in zip(numbered(6000), keys, strict=True) if murmur3_partition(key, PARTITIONS) == number
+        ]
+
+
+# Traces and headers
+
+
+def test_receipts_name_the_stored_records(cluster: RedesignedCluster, redesigned: dict[str, str], topic: str) -> None:
+    cluster.create_topic(topic, PARTITIONS, 1, ordered=True, channels=["check"])
+    trace_ids = pa.array([None if number % 4 == 0 else number - 500 for number in range(1000)], pa.int64())
+    report = write([batch(body=numbered(1000), trace_id=trace_ids)], topic=topic, **redesigned)
+    table = report.receipt_table()
+    found = {
+        (row["internal_id"], row["trace_id"] % 2**64, row["partition"], row["offset"], row["size"])
+        for row in table.to_pylist()
+    }
+    assert found == {
+        (record.internal_id, record.trace_id, number, record.offset, record.size)
+        for number, log in records(cluster, topic).items()
+        for record in log
+        if record.trace_id
+    }
+    assert len(found) == sum(1 for number in range(1000) if number % 4 and number != 500)  # 0 means untraced
+    stored = {int(record.body): record.trace_id for log in records(cluster, topic).values() for record in log}
+    assert all(stored[number] == ((number - 500) % 2**64 if number % 4 else 0) for number in range(1000))
+
+
+def test_a_trace_log_has_a_line_for_every_row(
+    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str, tmp_path: Path
+) -> None:
+    cluster.create_topic(topic, 1, 1, channels=["check"])
+    folder = tmp_path / "traces"
+    report = write([batch(body=numbered(50))], topic=topic, traceLog=str(folder), **redesigned)
+    [file] = folder.iterdir()
+    assert file.name.startswith("publish-")
+    assert file.suffix == ".jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    log = records(cluster, topic, 1)[0]
+    assert [(line["topic"], line["internal_id"], line["trace_id"]) for line in lines] == [
+        (topic, record.internal_id, record.trace_id) for record in log
+    ]
+    assert len({record.trace_id for record in log} - {0}) == 50
+    assert report.receipt_table().num_rows == 50
+
+
+def test_original_servers_take_untraced_what_nobody_asked_to_trace(
+    broker: Broker, original: dict[str, str], topic: str, tmp_path: Path
+) -> None:
+    report = write([batch(body=numbered(5))], topic=topic, traceLog=str(tmp_path), **original)
+    assert (report.rows, report.receipt_table()) == (5, RECEIPTS.empty_table())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_headers_as_json_as_a_map_and_tags(cluster: RedesignedCluster, redesigned: dict[str, str], topic: str) -> None:
+    cluster.create_topic(topic, 1, 1, ext=True, channels=["check"])
+    texts = batch(
+        body=numbered(4),
+        headers=['{"a": {"b": 1}}', None, "{}", None],
+        tag=[None, "red", None, None],
+        trace_id=pa.array([None, 7, None, None], pa.int64()),
+    )
+    assert write([texts], topic=topic, **redesigned).rows == 4
+    maps = pa.array([[("x", "y")], None], pa.map_(pa.string(), pa.string()))
+    assert write([batch(body=numbered(2, 4), headers=maps)], topic=topic, **redesigned).rows == 2
+    assert write([batch(body=numbered(1, 6))], topic=topic, **redesigned).rows == 1
+    log = records(cluster, topic, 1)[0]
+    assert [record.body for record in log] == numbered(7)
+    headers = [json.loads(record.ext[3:]) if len(record.ext) > 1 else None for record in log]
+    assert headers[:6] == [
+        {"a": {"b": 1}},
+        {"##client_dispatch_tag": "red", "##trace_id": "7"},
+        {},
+        {},
+        {"x": "y"},
+        {},
+    ]
+
+
+# Rows that cannot be written
+
+
+def many(count: int, at: int, value: Any, usual: Any = None) -> list[Any]:
+    return [value if row == at else usual for row in range(count)]
+
+
+BODIES = [b"x"] * 5000
+BAD_ROWS = {
+    "null": ({"body": many(5000, 4321, None, b"x")}, "row 4321 of Arrow batch 1: body is null"),
+    "empty": ({"body": many(5000, 7, b"", b"x")}, "row 7 of Arrow batch 1: body is empty"),
+    "large": ({"body": many(5000, 9, bytes(1001), b"x")}, "row 9 .*body of 1001 bytes is above max_msg_size=1000"),
+    "keyed": (
+        {"body": many(5000, 9, None, b"x"), "key": [f"k{row}" for row in range(5000)]},
+        r"row 9 of Arrow batch 1 \(key 'k9'\): body is null",
+    ),
+    "null topic": ({"body": BODIES, "topic": many(5000, 3, None, "t")}, "row 3 .*: topic is null"),
+    "bad topic": ({"body": BODIES, "topic": many(5000, 3, "t t", "t")}, "row 3 .*: invalid topic name 't t'"),
+    "partition": ({"body": BODIES, "partition": many(5000, 8, 1024, 0)}, "row 8 .*: partition=1024: must be 0 to 1023"),
+    "negative": ({"body": BODIES, "partition": many(5000, 8, -1, 0)}, "row 8 .*: partition=-1"),
+    "defer": ({"body": BODIES, "defer_ms": many(5000, 8, -5, 0)}, "row 8 .*: defer_ms=-5: must be 0 or more"),
+    "tag": ({"body": BODIES, "tag": many(5000, 8, "t" * 101)}, "row 8 .*: tag='t.*must have 1 to 100 characters"),
+    "both": (
+        {"body": BODIES, "key": many(5000, 5, "a"), "partition": many(5000, 5, 1)},
+        r"row 5 of Arrow batch 1 \(key 'a'\): partition=1: the key names the partition",
+    ),
+}
+
+
+def as_typed(columns: dict[str, Any]) -> pa.RecordBatch:
+    kinds = {"partition": pa.int32(), "defer_ms": pa.int64(), "tag": pa.string(), "key": pa.string()}
+    return batch(**{name: pa.array(values, kinds.get(name)) for name, values in columns.items()})
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+@pytest.mark.parametrize("family", ["original", "redesigned"])
+def test_bad_rows_are_named_and_nothing_of_their_batch_is_sent(
+    broker: Broker,
+    cluster: RedesignedCluster,
+    original: dict[str, str],
+    redesigned: dict[str, str],
+    name: str,
+    family: str,
+) -> None:
+    columns, match = BAD_ROWS[name]
+    topic = f"bad-{family}-{name.replace(' ', '-')}"
+    servers = original
+    if family == "redesigned":
+        cluster.create_topic(topic, 1, 1, ext=True, channels=["check"])
+        servers = redesigned
+    fine: dict[str, Any] = {each: [None] * 3 for each in columns} | {"body": numbered(3)}
+    if "topic" in columns:
+        fine["topic"] = [topic] * 3
+        columns = {**columns, "topic": [each and each.replace("t", topic) for each in columns["topic"]]}
+    good, bad = as_typed(fine), as_typed(columns)
+    chosen = {} if "topic" in columns else {"topic": topic}
+    with pytest.raises(RowInvalid, match=match.replace("'t t'", ".*")) as caught:
+        write([good, bad], **chosen, **{"nsq.max_msg_size": "1000"}, **servers)
+    assert str(caught.value).endswith("of this task 3 rows are stored")
+    if family == "redesigned":
+        assert all_bodies(cluster, topic, 1) == numbered(3)
+    else:
+        assert sorted(taken(broker.nsqd.tcp_address, topic, 3)) == numbered(3)
+
+
+@pytest.mark.parametrize(
+    ("columns", "match"),
+    [
+        ({"key": ["a", "b"]}, r"row 0 .*\(key 'a'\): key='a': servers without partitions"),
+        ({"partition": [None, 0]}, "row 1 .*: partition=0: servers without partitions"),
+        ({"trace_id": [None, 5]}, "row 1 .*: trace_id=5: servers without partitions"),
+        ({"headers": [None, "{}"]}, "row 1 .*: headers='{}': servers without partitions"),
+        ({"tag": ["x", None]}, "row 0 .*: tag='x': servers without partitions"),
+    ],
+)
+def test_what_original_servers_do_not_know(
+    original: dict[str, str], topic: str, columns: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(RowInvalid, match=match):
+        write([batch(body=numbered(2), **columns)], topic=topic, **original)
+
+
+@pytest.mark.parametrize(
+    ("columns", "match"),
+    [
+        ({"defer_ms": [0, 5]}, "row 1 .*: defer_ms=5: servers with partitions cannot delay"),
+        ({"partition": [2, 3]}, "row 1 .*: partition=3: the topic has 3 partitions"),
+        ({"headers": [None, "{}"]}, "row 1 .*: headers='{}': the topic carries no extended headers"),
+        ({"tag": ["x", None]}, "row 0 .*: tag='x': the topic carries no extended headers"),
+    ],
+)
+def test_what_a_topic_with_partitions_does_not_take(
+    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str, columns: dict[str, Any], match: str
+) -> None:
+    cluster.create_topic(topic, PARTITIONS, 1, ordered=True, channels=["check"])
+    with pytest.raises(RowInvalid, match=match):
+        write([batch(body=numbered(2), **columns)], topic=topic, **redesigned)
+    assert all_bodies(cluster, topic) == []
+
+
+@pytest.mark.parametrize(
+    ("header", "match"),
+    [("{", "not JSON"), ("[1]", "must be a JSON object"), (f'{{"a": "{"x" * 65535}"}}', "at most 65534")],
+)
+def test_headers_that_are_none(
+    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str, header: str, match: str
+) -> None:
+    cluster.create_topic(topic, 1, 1, ext=True, channels=["check"])
+    with pytest.raises(RowInvalid, match=f"row 1 .*{match}"):
+        write([batch(body=numbered(2), headers=[None, header])], topic=topic, **redesigned)
+    assert all_bodies(cluster, topic, 1) == []
+
+
+def test_one_bad_topic_stops_the_others_of_the_batch(
+    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str
+) -> None:
+    for number in range(2):
+        cluster.create_topic(f"{topic}{number}", 1, 1, ordered=True, channels=["check"])
+    rows = batch(body=numbered(2), topic=[f"{topic}0", f"{topic}1"], partition=pa.array([0, 1], pa.int8()))
+    with pytest.raises(RowInvalid, match="row 1 of Arrow batch 0: partition=1: the topic has 1 partitions"):
+        write([rows], **redesigned)
+    assert all_bodies(cluster, f"{topic}0", 1) == []
+
+
+# Servers that fail
+
+
+def test_a_refusal_is_named_with_what_is_stored(scripted: Callable[..., PublishNsqd]) -> None:
+    def answer(peer: Peer, command: Command) -> None:
+        refuse(peer, b"E_BAD_TOPIC MPUB is not allowed here") if b"bad" in command.bodies else peer.ok()
+
+    nsqd = scripted(answer)
+    bodies = numbered(30)
+    bodies[25] = b"bad"
+    rows = batch(body=bodies, key=pa.nulls(30, pa.string()))
+    limits = {"nsq.linger_max_messages": "10", "nsq.max_pending": "10"}
+    with pytest.raises(WriteFailed, match="E_BAD_TOPIC MPUB is not allowed here") as caught:
+        write([rows], topic="t", nsqd_tcp_addresses=str(nsqd.address), **limits)
+    assert "row 20 of Arrow batch 0 and 9 others" in str(caught.value)
+    assert "of this task 20 rows are stored" in str(caught.value)
+    assert (caught.value.rows_stored, caught.value.rows_unknown) == (20, 0)
+    assert isinstance(caught.value.__cause__, BadTopic)
+
+
+def test_an_unknown_outcome_is_called_so(scripted: Callable[..., PublishNsqd]) -> None:
+    def answer(peer: Peer, command: Command) -> None:
+        if len(nsqd.commands) == 1:
+            peer.ok()
+        else:
+            peer.sock.shutdown(2)
+            raise EndOfPeer
+
+    nsqd = scripted(answer)
+    options = {"nsq.linger_max_messages": "10", "nsq.max_pending": "10", "nsq.retry_base_delay": "0.001"}
+    with pytest.raises(WriteFailed, match=r"may have been stored.*10 rows are stored, 10 may be") as caught:
+        write([batch(body=numbered(20))], topic="t", nsqd_tcp_addresses=str(nsqd.address), **options)
+    assert (caught.value.rows_stored, caught.value.rows_unknown, caught.value.possibly_stored) == (10, 10, True)
+
+
+def test_nobody_there(scripted: Callable[..., PublishNsqd]) -> None:
+    nsqd = scripted()
+    nsqd.stop()
+    with pytest.raises(WriteFailed, match=f"{nsqd.address}.*of this task 0 rows are stored") as caught:
+        write([batch(body=[b"a"])], topic="t", nsqd_tcp_addresses=str(nsqd.address), **{"nsq.publish_timeout": "0.3"})
+    assert isinstance(caught.value.__cause__, NoNsqd)
+
+
+def test_heartbeats_are_answered_while_spark_is_slow(scripted: Callable[..., PublishNsqd]) -> None:
+    with Broker(client_timeout=2000, max_heartbeat_interval=60000) as broker:
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield batch(body=numbered(10))
+            time.sleep(2.6)  # more than two intervals
+            yield batch(body=numbered(10, 10))
+
+        servers = {"nsqd_tcp_addresses": str(broker.nsqd.tcp_address), "nsq.heartbeat_interval": "1"}
+        options = SinkOptions.parse({"topic": "t", "nsq.max_publish_attempts": "1", **servers})
+        assert TaskWriter(options, {"body": "body"}).write(batches()).rows == 20
+        account(numbered(20), taken(broker.nsqd.tcp_address, "t", 20)).check()
+
+
+def test_an_error_of_spark_passes_through(broker: Broker, original: dict[str, str], topic: str) -> None:
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield batch(body=numbered(3))
+        raise EOFError("the JVM is gone")
+
+    with pytest.raises(EOFError, match="gone"):
+        TaskWriter(SinkOptions.parse({"topic": topic, **original}), {"body": "body"}).write(batches())
+    assert sorted(taken(broker.nsqd.tcp_address, topic, 3)) == numbered(3)
+
+
+def test_a_wrong_option_is_an_error_of_options() -> None:
+    with pytest.raises(ConfigError, match="key_strategy"):
+        SinkOptions.parse({"topic": "t", "nsqd_tcp_addresses": "h:1", "nsq.key_strategy": "md5"})
+
+
+# Reports
+
+
+def test_reports_add_up(cluster: RedesignedCluster, redesigned: dict[str, str], topic: str) -> None:
+    cluster.create_topic(topic, 1, 1, channels=["check"])
+    reports = [write([batch(body=numbered(5))], topic=topic, tracereceipts="true", **redesigned) for _ in range(2)]
+    total = WriteReport.of([reports[0], None, reports[1]])
+    assert (total.rows, total.tasks, total.failed, total.places) == (10, 2, 1, {(topic, 0): 10})
+    assert total.receipts.num_rows == 10
+    assert total.as_json()["places"] == [{"topic": topic, "partition": 0, "rows": 10}]
+    assert str(total) == f"10 rows by 2 tasks ({topic}: 10)"
+    assert str(WriteReport.of([None])) == "0 rows by 0 tasks"
