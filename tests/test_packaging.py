@@ -47,7 +47,14 @@ def test_the_sdist_has_all_it_takes_to_build_and_test(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert names >= EXTRA_FILES | {"nsq_fast/_codec.pyx", "nsq_fast/_frame.pyx", "setup.py", "LICENSE", "README.md"}
-    assert names >= {"tests/conftest.py", "tests/data/original.jsonl", "tests/test_packaging.py", "Makefile"}
+    assert names >= {
+        "tests/conftest.py",
+        "tests/support/log4j2-quiet.properties",
+        "pyspark_nsq.py",
+        "tests/data/original.jsonl",
+        "tests/test_packaging.py",
+        "Makefile",
+    }
     assert not [name for name in names if name.endswith((".c", ".so", ".pyc"))]
 
 
@@ -57,7 +64,7 @@ def test_the_wheel_has_stubs_and_declarations_and_no_c_sources_or_tests(wheel: P
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (entry_points,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
-    assert names >= EXTRA_FILES
+    assert names >= EXTRA_FILES | {"nsq_fast/spark/trace/log4j2.properties"}
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "nsq_fast").rglob("*.py")}
     assert names >= sources
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"nsq_fast", "pyspark_nsq.py"}
