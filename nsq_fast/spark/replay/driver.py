@@ -122,7 +122,7 @@ class Driver:
             if clients:
                 raise ConfigError(
                     f"channel={name!r}: {clients} consumers are attached to it at {log.nsqd}, partition {partition};"
-                    " the query needs one of its own: it moves it as Spark commits"
+                    " the channel must be this query's own, which moves it as Spark commits"
                 )
 
     def _move_channel(self, partition: int, log: Log, offset: int) -> None:

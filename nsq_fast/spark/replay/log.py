@@ -115,9 +115,8 @@ class TopicLogs:
         return self._find(log, partition, "virtual_offset", offset)
 
     def record_number(self, log: Log, partition: int, number: int) -> Record | None:
-        """A record by its number; None when there is none (yet)."""
-        found = self._find(log, partition, "count", number)
-        return found if found is not None and found.number == number else None
+        """The record of a number, or the first behind it that is still there; None when there is none (yet)."""
+        return self._find(log, partition, "count", number)
 
     def _find(self, log: Log, partition: int, mode: str, value: int) -> Record | None:
         client = self._client(log.nsqd)

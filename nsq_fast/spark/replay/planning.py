@@ -73,7 +73,7 @@ class Planner:
             return begins[partition]
         number = self._count(partition, begins[partition], log) + rows + 1
         record = self._topic_logs.record_number(log, partition, number)
-        if record is None:
+        if record is None or record.number != number:
             logger.info("%s-%d: record %d is not there yet", log.nsqd, partition, number)
             return begins[partition]
         self._remember(partition, record.offset, record.number - 1)

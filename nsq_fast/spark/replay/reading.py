@@ -38,7 +38,7 @@ from nsq_fast.names import MAX_NAME_LENGTH
 from nsq_fast.runtime.columns import ColumnSubscription
 from nsq_fast.spark.options import SourceOptions
 
-from .assembly import Assembly
+from .assembly import Assembly, Run
 from .batches import Batches
 from .log import Log, TopicLogs
 from .piece import Piece, Route
@@ -105,18 +105,22 @@ class PieceReader:
             self._begin(route, subscription)
             while not self._assembly.is_complete:
                 columns = subscription.fetch(_TURN)
-                runs = self._assembly.add(columns)
+                # Kept before anything may fail: what the assembly has handed on does not come again.
+                has_come_on = self._keep(self._assembly.add(columns), route)
                 if columns.count:
                     subscription.finish(columns.ids)
-                if runs:
-                    self._batches.add(runs, str(route.nsqd))
-                    self._has_come_on()
-                else:
+                if not has_come_on:
                     self._mind_hole(route, channel, has_come=columns.count > 0)
                 if self._batches.is_full or not columns.count:
-                    yield from self._batches.take()
+                    yield from self._handed_on()
         finally:
             subscription.abort()
+
+    def _handed_on(self) -> Iterator[pa.RecordBatch]:
+        """What there is. Spark may take its time: that is not ours."""
+        for batch in self._batches.take():
+            yield batch
+            self._has_come_on()
 
     def _begin(self, route: Route, subscription: ColumnSubscription) -> None:
         self._wait_for_rest()
@@ -206,10 +210,8 @@ class PieceReader:
         self._skip_to(offset)
 
     def _skip_to(self, offset: int) -> None:
-        runs = self._assembly.skip_to(offset)
-        if runs:
-            assert self._route is not None
-            self._batches.add(runs, str(self._route.nsqd))
+        assert self._route is not None
+        self._keep(self._assembly.skip_to(offset), self._route)
         self._has_come_on()
 
     def _recover_from(self, error: NsqError) -> None:
@@ -230,6 +232,12 @@ class PieceReader:
                 f"topic {self.options.topic!r}, partition {self.piece.partition}: nothing came from offset"
                 f" {self._assembly.expected} on for {self._patience:.0f} s"
             )
+
+    def _keep(self, runs: list[Run], route: Route) -> bool:
+        self._batches.add(runs, str(route.nsqd))
+        if runs:
+            self._has_come_on()
+        return bool(runs)
 
     def _has_come_on(self) -> None:
         self._came_on_at = time.monotonic()

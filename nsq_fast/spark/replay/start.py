@@ -58,11 +58,9 @@ class Resolver:
 
     def _offset_of(self, partition: int, log: Log, number: int) -> int:
         record = self._topic_logs.record_number(log, partition, number)
-        if record is not None:
-            return record.offset
-        if number <= 1 or self._topic_logs.record_at(log, partition, log.start) is None:
-            return log.start
-        raise LookupFailed(f"{log.nsqd}: cannot tell where record {number} of partition {partition} begins")
+        if record is None:  # not stored for good yet, or the leader is another one by now
+            raise LookupFailed(f"{log.nsqd}: cannot tell where record {number} of partition {partition} begins")
+        return record.offset
 
     def _at_time(self, option: str, logs: Mapping[int, Log], milliseconds: int) -> Offsets:
         timestamp = milliseconds * _MILLISECOND

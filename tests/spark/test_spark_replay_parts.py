@@ -1,0 +1,271 @@
+"""The parts of the replayable reader that ask nobody: putting a range together, positions, shares, cuts, times."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_fast._codec import encode_message
+from nsq_fast._frame import ColumnReader, Columns
+from nsq_fast.errors import ConfigError
+from nsq_fast.names import Address
+from nsq_fast.runtime.net.http import Endpoint
+from nsq_fast.spark.discovery import Nsqd
+from nsq_fast.spark.replay.assembly import Assembly, Run
+from nsq_fast.spark.replay.log import Log, Record
+from nsq_fast.spark.replay.piece import Route, pieces
+from nsq_fast.spark.replay.planning import Planner, share_out
+from nsq_fast.spark.replay.position import Position, start_of
+from nsq_fast.spark.replay.reading import own_channel
+from nsq_fast.spark.replay.start import first_at
+
+NSQD = Nsqd(Address("h", 1), Endpoint("http", Address("h", 2)))
+SIZES = [35, 31, 40, 31, 33, 50, 31, 36, 42, 31]
+OFFSETS = [sum(SIZES[:n]) for n in range(len(SIZES))]
+END = sum(SIZES)
+
+
+def columns(rows: Iterable[int]) -> Columns:
+    """Records of the log above, by their places."""
+    frames = [encode_message(n, 1, b"%016d" % n, b"x", offset=OFFSETS[n], raw_size=SIZES[n]) for n in rows]
+    return ColumnReader(detail=True).feed(b"".join(frames))
+
+
+def rows_of(runs: Iterable[Run]) -> list[int]:
+    """The places of the records in runs."""
+    return [int(run.columns.ids[16 * n : 16 * n + 16]) for run in runs for n in range(run.first, run.stop)]
+
+
+def assembled(assembly: Assembly, *chunks: Iterable[int]) -> list[int]:
+    return [row for chunk in chunks for row in rows_of(assembly.add(columns(chunk)))]
+
+
+# --- a range put together
+
+
+def test_what_comes_in_order_is_handed_on_at_once() -> None:
+    assembly = Assembly(0, END)
+    assert assembled(assembly, [0, 1, 2]) == [0, 1, 2]
+    assert (assembly.expected, assembly.is_complete) == (OFFSETS[3], False)
+    assert assembled(assembly, range(3, 10)) == list(range(3, 10))
+    assert assembly.is_complete
+
+
+def test_only_the_range_is_kept() -> None:
+    assembly = Assembly(OFFSETS[2], OFFSETS[5])
+    assert assembled(assembly, [0, 1, 2, 3], [4, 5, 6]) == [2, 3, 4]
+    assert (assembly.is_complete, assembly.held_rows) == (True, 0)
+
+
+def test_a_record_belongs_to_the_range_in_which_it_begins() -> None:
+    cut = OFFSETS[5] + 1
+    first, second = Assembly(0, cut), Assembly(cut, END)
+    assert assembled(first, range(10)) == [0, 1, 2, 3, 4, 5]
+    assert first.is_complete
+    assert assembled(second, range(10)) == []  # only the log can tell that nothing is missing
+    assert rows_of(second.skip_to(OFFSETS[6])) == [6, 7, 8, 9]
+
+
+def test_what_came_too_early_waits() -> None:
+    assembly = Assembly(0, END)
+    assert assembled(assembly, [7, 8, 9], [3]) == []
+    assert assembly.held_rows == 4
+    assert assembled(assembly, [0, 1, 2], [3, 4, 5, 6]) == list(range(10))
+
+
+def test_what_was_let_go_has_to_come_again() -> None:
+    assembly = Assembly(0, END)
+    assembled(assembly, range(5, 10))
+    assembly.forget_held()
+    assert assembled(assembly, range(5)) == list(range(5))
+    assert not assembly.is_complete
+
+
+def test_an_empty_range_is_complete() -> None:
+    assert Assembly(62, 62).is_complete
+
+
+def test_records_that_do_not_lie_on_the_others_are_no_continuation() -> None:
+    assembly = Assembly(OFFSETS[3] + 5, END)
+    assert assembled(assembly, [3, 4]) == []
+    assert assembly.expected == OFFSETS[3] + 5
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=8), max_size=30))
+def test_whatever_comes_each_record_is_handed_on_once_and_in_order(chunks: list[list[int]]) -> None:
+    assembly = Assembly(OFFSETS[1], OFFSETS[9])
+    got = assembled(assembly, *chunks)
+    assert got == list(range(1, 1 + len(got)))
+    got += assembled(assembly, range(10))
+    assert got == list(range(1, 9))
+    assert assembly.is_complete
+
+
+# --- positions
+
+
+def test_a_position_is_an_object_by_partition() -> None:
+    position = Position({10: 7, 2: 5})
+    assert json.dumps(position.to_json()) == '{"2": 5, "10": 7}'
+    assert Position.from_json(position.to_json()) == position
+
+
+def test_the_first_batch_begins_where_its_end_says() -> None:
+    first, found_again = Position({0: 5, 1: 6}, is_initial=True), Position({0: 50, 1: 60}, is_initial=True)
+    end = Position.from_json(first.until({0: 9, 1: 6}).to_json())
+    assert start_of(found_again, end) == {0: 5, 1: 6}
+    assert start_of(end, end.until({0: 12, 1: 8})) == end.offsets
+    assert end.until({0: 12, 1: 8}).to_json() == {"0": 12, "1": 8}
+
+
+def test_an_empty_batch_ends_where_it_begins() -> None:
+    for position in (Position({0: 5}), Position({0: 5}, is_initial=True), Position({0: 5}, begin={0: 1})):
+        assert position.until({0: 5}) is position
+    initial = Position({0: 5}, is_initial=True)
+    assert start_of(Position({0: 7}, is_initial=True), initial) == {0: 5}
+    assert start_of(initial, initial.until({0: 8})) == {0: 5}
+
+
+@pytest.mark.parametrize("found", [{"j": "x", "slots": {}}, {"0": "x"}, {"0": 1, "begin": [1]}, {"0": None}])
+def test_an_offset_of_something_else_is_refused(found: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="checkpointLocation"):
+        Position.from_json(found)
+
+
+# --- how far a batch goes
+
+
+class FakeLogs:
+    """Answers about records of 10 bytes each."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.stored = 10**9
+
+    def record_at(self, log: Log, partition: int, offset: int) -> Record | None:
+        return self.record_number(log, partition, -(-offset // 10) + 1)
+
+    def record_number(self, log: Log, partition: int, number: int) -> Record | None:
+        self.asked += 1
+        return Record(10 * (number - 1), number, 0) if number <= min(log.messages, self.stored) else None
+
+
+def log(messages: int, start: int = 0) -> Log:
+    return Log(start, 10 * messages, messages, NSQD, False, False, False, {})
+
+
+@pytest.fixture
+def fakes() -> FakeLogs:
+    return FakeLogs()
+
+
+@pytest.fixture
+def planner(fakes: FakeLogs) -> Planner:
+    return Planner(fakes)  # type: ignore[arg-type]
+
+
+def test_without_a_limit_a_batch_ends_where_the_logs_end(planner: Planner, fakes: FakeLogs) -> None:
+    assert planner.end({0: 20, 1: 0}, {0: log(5), 1: log(7)}, None, None) == {0: 50, 1: 70}
+    assert fakes.asked == 0
+
+
+def test_a_limit_is_in_rows_and_shared_out(planner: Planner, fakes: FakeLogs) -> None:
+    logs = {0: log(100), 1: log(300)}
+    end = planner.end({0: 0, 1: 0}, logs, 40, None)
+    assert end == {0: 100, 1: 300}
+    asked = fakes.asked
+    assert planner.end(end, logs, 40, None) == {0: 200, 1: 600}
+    assert fakes.asked - asked == 2  # only where the ends are: the begins are known from before
+
+
+def test_a_limit_larger_than_all_there_is(planner: Planner) -> None:
+    assert planner.end({0: 50}, {0: log(10)}, 5, None) == {0: 100}
+
+
+def test_a_batch_never_goes_behind_the_target(planner: Planner) -> None:
+    logs = {0: log(100), 1: log(100)}
+    assert planner.end({0: 0, 1: 0}, logs, None, {0: 500}) == {0: 500, 1: 0}
+    assert planner.end({0: 480, 1: 0}, logs, 5, {0: 500}) == {0: 500, 1: 0}
+    assert planner.end({0: 600, 1: 0}, logs, 5, {0: 500}) == {0: 600, 1: 0}
+
+
+def test_a_partition_without_a_leader_stays_where_it_is(planner: Planner) -> None:
+    assert planner.end({0: 30, 1: 20}, {1: log(9)}, None, None) == {0: 30, 1: 90}
+
+
+def test_a_new_partition_is_read_from_its_beginning(planner: Planner) -> None:
+    assert planner.end({0: 30}, {0: log(3), 1: log(9), 2: log(0)}, None, None) == {0: 30, 1: 90}
+
+
+def test_a_record_that_cannot_be_found_yet_is_waited_for(planner: Planner, fakes: FakeLogs) -> None:
+    fakes.stored = 3
+    assert planner.end({0: 0}, {0: log(100)}, 5, None) == {0: 0}
+    fakes.stored = 6
+    assert planner.end({0: 0}, {0: log(100)}, 5, None) == {0: 50}
+
+
+@given(st.dictionaries(st.integers(0, 9), st.integers(0, 10**6), min_size=1), st.integers(1, 10**6))
+def test_shares_are_fair_and_use_the_limit_up(rows: dict[int, int], limit: int) -> None:
+    shares = share_out(rows, limit)
+    assert sum(shares.values()) == min(limit, sum(rows.values()))
+    assert all(0 <= shares[partition] <= rows[partition] for partition in rows)
+    for partition, count in rows.items():
+        assert shares[partition] >= limit * count // max(sum(rows.values()), limit)
+
+
+# --- pieces
+
+
+def ranges(starts: dict[int, int], ends: dict[int, int], minimum: int | None) -> list[tuple[int, int, int]]:
+    return [(piece.partition, piece.start, piece.end) for piece in pieces(starts, ends, {}, minimum)]
+
+
+def test_a_partition_with_something_is_a_piece() -> None:
+    assert ranges({0: 5, 1: 7}, {0: 9, 1: 7, 2: 3}, None) == [(0, 5, 9), (2, 0, 3)]
+    assert ranges({0: 5}, {0: 5}, None) == []
+    assert ranges({0: 5}, {0: 4}, 3) == []
+
+
+def test_a_route_goes_with_its_piece() -> None:
+    route = Route.of(log(1))
+    assert [piece.route for piece in pieces({0: 0, 1: 0}, {0: 1, 1: 1}, {1: route}, None)] == [None, route]
+
+
+@given(st.integers(1, 20), st.dictionaries(st.integers(0, 5), st.integers(1, 10**6), min_size=1))
+def test_pieces_are_at_least_so_many_and_make_up_the_whole(minimum: int, ends: dict[int, int]) -> None:
+    found = ranges({}, ends, minimum)
+    if min(ends.values()) >= minimum:
+        assert len(found) >= minimum
+    for partition, end in ends.items():
+        own = [(start, stop) for number, start, stop in found if number == partition]
+        assert [start for start, _ in own] == [0, *(stop for _, stop in own[:-1])]
+        assert own[-1][1] == end
+
+
+# --- times
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(-1, 52), st.integers(0, 5))
+def test_the_first_record_at_a_time_is_found(times: list[int], wanted: int, forgotten: int) -> None:
+    times.sort()
+    records = [Record(10 * n, n + 1, at) for n, at in enumerate(times)][min(forgotten, len(times) - 1) :]
+    by_number = {record.number: record for record in records}
+    found = first_at(by_number.get, records[0], log(len(times)), wanted)
+    assert found == next((record for record in records if record.timestamp >= wanted), None)
+
+
+# --- channels
+
+
+def test_a_channel_of_a_reader_has_a_name_of_its_own() -> None:
+    assert own_channel("spark").startswith("spark.")
+    assert own_channel("spark") != own_channel("spark")
+    for name in ("c" * 64, "c#ephemeral"):
+        own = own_channel(name)
+        assert len(own) <= 64
+        assert own.endswith("#ephemeral")
+        assert own.count("#") == 1

@@ -1,0 +1,520 @@
+"""Pieces of a log of the embedded cluster are read whole, in order and once, while the cluster is not well."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain, count
+from typing import Any
+
+import pytest
+from gevent import joinall, sleep, spawn
+from support.spark_replay import Topic
+
+from nsq_fast.broker import ClusterProcess
+from nsq_fast.errors import ConfigError, ConnectionLost, DataLost, HttpError, LookupFailed, NotLeader, Unauthorized
+from nsq_fast.runtime.columns import ColumnSubscription
+from nsq_fast.spark.options import SourceOptions
+from nsq_fast.spark.replay import ReplayBatchReader, ReplayStreamReader
+from nsq_fast.spark.replay.piece import Piece, Route
+from nsq_fast.spark.replay.reading import PieceReader
+
+NAMES = (f"topic{number}" for number in count())
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterProcess]:
+    with ClusterProcess(nodes=3, lookupds=1, takeover_delay=0.2, move_step=0.005) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def make_topic(cluster: ClusterProcess) -> Callable[..., Topic]:
+    def make(partitions: int = 2, replicas: int = 1, **flags: Any) -> Topic:
+        name = next(NAMES)
+        multi = {} if flags.get("ordered") else {"multi_part": True}
+        cluster.create_topic(name, partitions, replicas, **{"channels": ["spark"], **multi, **flags})
+        return Topic(name, str(cluster.lookupds[0].http))
+
+    return make
+
+
+def options(topic: Topic, **given: str) -> SourceOptions:
+    return SourceOptions.parse({**topic.options, "startingOffsets": "earliest", **given})
+
+
+def whole(reader: ReplayStreamReader) -> list[Any]:
+    """The pieces of a batch of all there is."""
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    start = reader.initialOffset()
+    return reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
+
+
+def rows(batches: Iterator[Any], column: str = "body") -> list[Any]:
+    return [value for batch in batches for value in batch[column].to_pylist()]
+
+
+def read(topic: Topic, **given: str) -> list[bytes]:
+    reader = ReplayStreamReader(options(topic, **given))
+    return [body for piece in whole(reader) for body in rows(reader.read(piece))]
+
+
+def piece_of(topic: Topic, partition: int = 0, **given: str) -> tuple[SourceOptions, Piece]:
+    found = options(topic, **given)
+    pieces = whole(ReplayStreamReader(found))
+    return found, next(piece for piece in pieces if piece.partition == partition)
+
+
+# --- all is well
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_all_of_a_topic_is_read_in_order(make_topic: Callable[..., Topic], ordered: bool) -> None:
+    topic = make_topic(ordered=ordered)
+    bodies = topic.fill(3000)
+    assert read(topic) == bodies[::2] + bodies[1::2]
+
+
+def test_a_piece_read_again_is_the_same(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic()
+    topic.fill(5000)
+    found, piece = piece_of(topic)
+    first, again = ([batch.to_pylist() for batch in PieceReader(found, piece).batches()] for _ in range(2))
+    assert [*chain(*first)] == [*chain(*again)]
+
+
+def test_columns_of_ext_topics(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(1, ext=True)
+    for number in range(3):
+        header = json.dumps({"##trace_id": str(70 + number), "k": "é"})
+        topic.call(0, "POST", "/pub_ext", b"body", ext=header)
+    topic.publish(0, [b"plain"])
+    reader = ReplayStreamReader(options(topic, includeHeaders="true"))
+    [piece] = whole(reader)
+    [batch] = reader.read(piece)
+    assert batch["trace_id"].to_pylist() == [70, 71, 72, 0]
+    assert [text and json.loads(text)["k"] for text in batch["headers"].to_pylist()] == ["é", "é", "é", None]
+    assert batch["body"].to_pylist() == [b"body"] * 3 + [b"plain"]
+
+
+def test_cut_anywhere_the_pieces_make_up_the_whole(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(1)
+    bodies = topic.fill(40, [0])
+    end = topic.stats(0)["backend_depth"]
+    found = options(topic)
+    for cut in (1, 2, 39, 40, 41, end - 41, end - 40, end - 39, end - 1):
+        halves = [rows(PieceReader(found, Piece(0, *ends, None)).batches()) for ends in ((0, cut), (cut, end))]
+        assert [*chain(*halves)] == bodies
+
+
+def test_more_pieces_than_partitions(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic()
+    bodies = topic.fill(1000)
+    reader = ReplayStreamReader(options(topic, minPartitions="7"))
+    pieces = whole(reader)
+    assert len(pieces) >= 7
+    assert [body for piece in pieces for body in rows(reader.read(piece))] == bodies[::2] + bodies[1::2]
+
+
+def test_an_ordered_topic_is_not_cut(make_topic: Callable[..., Topic]) -> None:
+    with pytest.raises(ConfigError, match=r"minPartitions=3: .*ordered"):
+        read(make_topic(ordered=True), minPartitions="3")
+
+
+def test_nothing_is_left_of_the_channels_of_readers(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic()
+    topic.fill(100)
+    read(topic)
+    deadline = time.monotonic() + 5
+    while set(topic.channels(0)) != {"spark"}:
+        assert time.monotonic() < deadline
+        sleep(0.01)
+
+
+def test_the_channel_of_a_query_is_its_own(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(1)
+    found = options(topic)
+    leader = topic.leader(0)
+    other = PieceReader(found, Piece(0, 0, 1, None)).subscribe(_route(topic, leader), "spark")
+    with pytest.raises(ConfigError, match="must be this query's own"):
+        ReplayStreamReader(found).initialOffset()
+    other.abort()
+
+
+def _route(topic: Topic, leader: dict[str, Any]) -> Route:
+    from nsq_fast.names import Address
+    from nsq_fast.runtime.net.http import Endpoint
+    from nsq_fast.spark.discovery import Nsqd
+
+    host = leader["broadcast_address"]
+    http = Endpoint("http", Address(host, leader["http_port"]))
+    return Route(Nsqd(Address(host, leader["tcp_port"]), http), False, False, False)
+
+
+# --- where to begin and end
+
+
+def test_a_query_begins_where_its_channel_stands(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(1)
+    bodies = topic.fill(10, [0])
+    plain = topic.options
+    reader = ReplayStreamReader(SourceOptions.parse(plain))
+    assert [body for piece in whole(reader) for body in rows(reader.read(piece))] == bodies
+    reader.commit({"0": topic.stats(0)["backend_depth"] // 2})
+    assert ReplayStreamReader(SourceOptions.parse(plain)).initialOffset()["0"] == topic.stats(0)["backend_depth"] // 2
+    fresh = ReplayStreamReader(SourceOptions.parse({**plain, "channel": "fresh"}))
+    assert fresh.initialOffset() == {"0": topic.stats(0)["backend_depth"], "initial": True}
+    assert topic.channels(0)["fresh"]["depth"] == 0
+
+
+def test_starting_offsets(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic()
+    topic.fill(20)
+    middle, end = topic.stats(0)["backend_depth"] // 2, topic.stats(1)["backend_depth"]
+
+    def initial(text: str) -> dict[str, Any]:
+        return ReplayStreamReader(options(topic, startingOffsets=text)).initialOffset()
+
+    assert initial("earliest") == {"0": 0, "1": 0, "initial": True}
+    assert initial("latest") == {"0": 2 * middle, "1": end, "initial": True}
+    assert initial(f'{{"0": {middle}, "1": -1}}') == {"0": middle, "1": end, "initial": True}
+    with pytest.raises(ConfigError, match="startingOffsets: names partitions"):
+        initial('{"0": 5}')
+
+
+def test_the_channel_keeps_what_is_not_committed(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(1)
+    topic.fill(10, [0])
+    reader = ReplayStreamReader(options(topic))
+    whole(reader)
+    assert topic.channels(0)["spark"]["depth"] == 10
+    reader.commit({"0": topic.stats(0)["backend_depth"] * 3 // 10})
+    assert topic.channels(0)["spark"]["depth"] == 7
+
+
+def test_a_batch_by_offsets_and_by_time(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic()
+    before = topic.fill(300, label="before")
+    sleep(0.005)
+    between = time.time_ns() // 1_000_000
+    sleep(0.005)
+    middle = [topic.stats(partition)["backend_depth"] for partition in (0, 1)]
+    after = topic.fill(200, label="after")
+
+    def slice(**given: str) -> list[bytes]:
+        reader = ReplayBatchReader(SourceOptions.parse({**topic.options, **given}))
+        return sorted(body for piece in reader.partitions() for body in rows(reader.read(piece)))
+
+    at = json.dumps({"0": middle[0], "1": middle[1]})
+    assert slice() == sorted(before + after)
+    assert slice(endingOffsets=at) == slice(endingTimestamp=str(between)) == sorted(before)
+    assert slice(startingOffsets=at) == slice(startingTimestamp=str(between)) == sorted(after)
+    assert slice(startingOffsets=at, endingOffsets=at) == []
+    assert slice(startingTimestamp=str(between + 10**6)) == []
+    with pytest.raises(ConfigError, match="endingOffsets: partition 0 ends at"):
+        slice(endingOffsets='{"0": 999999999, "1": -1}')
+
+
+# --- leaders move and die
+
+
+class Troubled(PieceReader):
+    """Calls ``trouble`` once, when it has read so many rows of a connection; counts its connections."""
+
+    def __init__(self, found: SourceOptions, piece: Piece, trouble: Callable[[], object], patience: float = 10) -> None:
+        super().__init__(found, piece, patience)
+        self.trouble = trouble
+        self.connections = 0
+
+    def subscribe(self, route: Route, channel: str) -> ColumnSubscription:
+        self.connections += 1
+        subscription = super().subscribe(route, channel)
+        if self.connections == 1:
+            subscription = Interrupted(subscription, self.trouble)  # type: ignore[assignment]
+        return subscription
+
+
+class Interrupted:
+    """A subscription that after its first messages lets something happen."""
+
+    def __init__(self, subscription: ColumnSubscription, trouble: Callable[[], object]) -> None:
+        self._subscription = subscription
+        self._trouble = trouble
+        self._has_happened = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._subscription, name)
+
+    def fetch(self, timeout: float) -> Any:
+        columns = self._subscription.fetch(timeout)
+        if columns.count and not self._has_happened:
+            self._has_happened = True
+            self._trouble()
+        return columns
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_leader_moves_within_a_piece(
+    cluster: ClusterProcess, make_topic: Callable[..., Topic], ordered: bool
+) -> None:
+    topic = make_topic(1, 2, ordered=ordered)
+    bodies = topic.fill(6000, [0])
+    before = topic.leader(0)["tcp_port"]
+    reader = Troubled(*piece_of(topic), lambda: cluster.move_leader(topic.name, 0))
+    assert rows(reader.batches()) == bodies
+    assert reader.connections > 1
+    assert topic.leader(0)["tcp_port"] != before
+
+
+def test_a_leader_dies_within_a_piece(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(1, 2)
+    bodies = topic.fill(6000, [0])
+    node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(0)["tcp_port"])
+    reader = Troubled(*piece_of(topic), lambda: cluster.kill_node(node))
+    try:
+        found = [row for batch in reader.batches() for row in batch.to_pylist()]
+    finally:
+        cluster.restart_node(node)
+    assert [row["body"] for row in found] == bodies
+    assert len({row["nsqd"] for row in found}) == 2
+
+
+def test_a_leader_moves_between_planning_and_reading(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(1, 2)
+    bodies = topic.fill(500, [0])
+    found, piece = piece_of(topic)
+    cluster.move_leader(topic.name, 0)
+    assert rows(PieceReader(found, piece).batches()) == bodies
+
+
+def test_a_partition_without_a_leader_is_waited_for(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(1, 1)
+    bodies = topic.fill(500, [0])
+    found, piece = piece_of(topic)
+    node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(0)["tcp_port"])
+    cluster.kill_node(node)
+    job = spawn(lambda: rows(PieceReader(found, piece).batches()))
+    sleep(0.5)
+    assert not job.ready()
+    cluster.restart_node(node)
+    assert job.get(timeout=15) == bodies
+
+
+def test_a_connection_that_ends_is_made_again(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(1)
+    bodies = topic.fill(6000, [0])
+    reader = Troubled(*piece_of(topic), _raise(ConnectionLost("gone")))
+    assert rows(reader.batches()) == bodies
+    assert reader.connections == 2
+
+
+def _raise(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def test_what_will_not_pass_is_raised_at_once(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(1)
+    topic.fill(10, [0])
+    reader = Troubled(*piece_of(topic), _raise(Unauthorized("no")))
+    with pytest.raises(Unauthorized):
+        list(reader.batches())
+    assert reader.connections == 1
+
+
+def test_what_does_not_pass_is_raised_after_a_while(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(1)
+    topic.fill(10, [0])
+
+    class Refused(PieceReader):
+        def subscribe(self, route: Route, channel: str) -> ColumnSubscription:
+            raise NotLeader
+
+    with pytest.raises(NotLeader):
+        list(Refused(*piece_of(topic), patience=0.3).batches())
+
+
+def test_a_query_begins_when_all_partitions_can_be_asked(
+    cluster: ClusterProcess, make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic(2, 1)
+    topic.fill(10)
+    node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(1)["tcp_port"])
+    cluster.kill_node(node)
+    job = spawn(ReplayStreamReader(options(topic)).initialOffset)
+    sleep(0.3)
+    assert not job.ready()
+    cluster.restart_node(node)
+    assert job.get(timeout=15) == {"0": 0, "1": 0, "initial": True}
+
+
+def test_no_news_while_the_servers_cannot_be_asked(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    topic = make_topic(1, 1)
+    topic.fill(10, [0])
+    reader = ReplayStreamReader(options(topic))
+    start = reader.initialOffset()
+    node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(0)["tcp_port"])
+    cluster.kill_node(node)
+    assert reader.latestOffset(start, ReadAllAvailable()) == start
+    cluster.restart_node(node)
+    deadline = time.monotonic() + 10
+    while reader.latestOffset(start, ReadAllAvailable()) == start:
+        assert time.monotonic() < deadline
+        sleep(0.05)
+
+
+# --- two attempts at one piece
+
+
+def test_attempts_do_not_disturb_each_other(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(1)
+    bodies = topic.fill(4000, [0])
+    found, piece = piece_of(topic)
+    jobs = [spawn(lambda: rows(PieceReader(found, piece).batches())) for _ in range(3)]
+    joinall(jobs, timeout=30)
+    assert [job.value for job in jobs] == [bodies] * 3
+
+
+def test_attempts_on_a_registered_channel_read_around_each_other(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(1, disable_channel_auto_create=True)
+    bodies = topic.fill(4000, [0])
+    found, piece = piece_of(topic)
+    jobs = [spawn(lambda: rows(PieceReader(found, piece).batches())) for _ in range(2)]
+    joinall(jobs, timeout=30)
+    assert [job.value for job in jobs] == [bodies] * 2
+    assert set(topic.channels(0)) == {"spark"}
+
+
+def test_a_dead_attempt_that_still_holds_a_registered_channel(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(1, disable_channel_auto_create=True)
+    bodies = topic.fill(4000, [0])
+    found, piece = piece_of(topic, **{"nsq.heartbeat_interval": "1"})
+    assert piece.route is not None
+    zombie = PieceReader(found, piece).subscribe(piece.route, "spark")
+    zombie.set_rdy(1000)
+    assert zombie.fetch(2.0).count  # and neither finishes them, nor answers heartbeats
+    assert rows(PieceReader(found, piece).batches()) == bodies
+    zombie.abort()
+
+
+# --- what is lost
+
+
+def test_retention_that_has_overtaken_a_query_is_told(
+    cluster: ClusterProcess, make_topic: Callable[..., Topic]
+) -> None:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    topic = make_topic(1)
+    bodies = topic.fill(100, [0])
+    found, piece = piece_of(topic)
+    cut = topic.stats(0)["backend_depth"] // 4
+    cluster.forget_log(topic.name, 0, cut)
+    lost = rf"topic '{topic.name}', partition 0: offsets 0 up to {cut} are lost: .*retention has overtaken"
+    with pytest.raises(DataLost, match=lost):
+        list(PieceReader(found, piece).batches())
+    reader = ReplayStreamReader(found)
+    with pytest.raises(DataLost, match=lost):
+        reader.latestOffset({"0": 0}, ReadAllAvailable())
+    assert rows(PieceReader(options(topic, failOnDataLoss="false"), piece).batches()) == bodies[25:]
+    reader = ReplayStreamReader(options(topic, failOnDataLoss="false"))
+    assert reader.latestOffset({"0": 0}, ReadAllAvailable()) == {"0": 4 * cut}
+    assert reader.latestOffset({"0": 0}, _rows(10))["0"] == cut + 10 * piece.end // 100
+    with pytest.raises(DataLost):
+        ReplayBatchReader(options(topic, startingOffsets='{"0": 0}')).partitions()
+    batch = ReplayBatchReader(options(topic, startingOffsets='{"0": 0}', failOnDataLoss="false"))
+    assert [(each.start, each.end) for each in batch.partitions()] == [(cut, 4 * cut)]  # type: ignore[attr-defined]
+
+
+def _rows(limit: int) -> Any:
+    from pyspark.sql.streaming.datasource import ReadMaxRows
+
+    return ReadMaxRows(limit)
+
+
+def test_retention_within_a_piece(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(1)
+    topic.fill(6000, [0])
+    found, piece = piece_of(topic)
+
+    def forget() -> None:
+        cluster.forget_log(topic.name, 0, piece.end // 2)
+        raise ConnectionLost("and gone")
+
+    with pytest.raises(DataLost, match="partition 0"):
+        list(Troubled(found, piece, forget).batches())
+
+
+def test_a_log_that_ends_too_early_is_told(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(1)
+    bodies = topic.fill(10, [0])
+    found, piece = piece_of(topic)
+    longer = Piece(0, 0, piece.end + 500, piece.route)
+    with pytest.raises(DataLost, match=f"offsets {piece.end} up to {piece.end + 500} are lost: the log ends"):
+        list(PieceReader(found, longer, patience=0.5).batches())
+    tolerant = options(topic, failOnDataLoss="false")
+    assert rows(PieceReader(tolerant, longer, patience=0.5).batches()) == bodies
+
+
+def test_an_end_that_is_not_stored_yet_is_waited_for(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(1)
+    bodies = topic.fill(10, [0])
+    found, piece = piece_of(topic)
+    longer = Piece(0, 0, piece.end + 1, piece.route)
+    job = spawn(lambda: rows(PieceReader(found, longer).batches()))
+    sleep(0.2)
+    assert not job.ready()
+    topic.publish(0, [b"late"])
+    assert job.get(timeout=10) == [*bodies, b"late"]
+
+
+# --- the wire
+
+
+def test_an_unknown_topic(cluster: ClusterProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsq_fast.spark.replay.stream.START_TIMEOUT", 0.5)
+    topic = Topic("nowhere", str(cluster.lookupds[0].http))
+    with pytest.raises((LookupFailed, HttpError), match="nowhere"):
+        ReplayStreamReader(options(topic)).initialOffset()
+
+
+def test_nsqds_without_lookup(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(2, 2)
+    bodies = topic.fill(2000)
+    given = {
+        "topic": topic.name,
+        "channel": "spark",
+        "nsqd_tcp_addresses": ",".join(str(nsqd.tcp) for nsqd in cluster.nsqds),
+        "nsqd_http_addresses": ",".join(str(nsqd.http) for nsqd in cluster.nsqds),
+        "startingOffsets": "earliest",
+    }
+    reader = ReplayStreamReader(SourceOptions.parse(given))
+    pieces = whole(reader)
+    cluster.move_leader(topic.name, 0)
+    assert sorted(body for piece in pieces for body in rows(reader.read(piece))) == bodies
+
+
+def test_servers_are_asked_for_news_now_and_then(make_topic: Callable[..., Topic]) -> None:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    topic = make_topic(1)
+    reader = ReplayStreamReader(options(topic))
+    start = reader.initialOffset()
+    logs = reader.driver._topic_logs
+    asked = []
+    original = logs.logs
+    logs.logs = lambda: (asked.append(1), original())[1]  # type: ignore[method-assign,func-returns-value]
+    end = time.monotonic() + 0.5
+    calls = 0
+    while time.monotonic() < end:
+        assert reader.latestOffset(start, ReadAllAvailable()) == start
+        calls += 1
+        sleep(0.01)
+    assert calls > 20
+    assert len(asked) <= 3
