@@ -32,7 +32,8 @@ __all__ = ["register", *_HOME]
 
 def register(spark: Any) -> None:
     """Make the format "nsq" known to a session, of Spark Connect too. Once for each session; again does no harm."""
-    spark.dataSource.register(__getattr__("NsqDataSource"))
+    source = __getattr__("NsqDataSource")
+    spark.dataSource.register(source)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,232 @@
+"""The format in a real Spark: found by itself, checked at load, its rows as Spark sees them, its secrets nowhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import AnalysisException
+from support.spark_driver import Driver
+
+import nsq_fast.spark
+from nsq_fast.errors import ConfigError
+from nsq_fast.spark import NsqDataSource
+from nsq_fast.spark.schema import spark_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Drivers = Callable[..., Driver]
+SECRET = "open-sesame"
+OPTIONS = {
+    "topic": "t",
+    "channel": "c",
+    "nsqd_tcp_addresses": "127.0.0.1:1",
+    "nsqd_http_addresses": "127.0.0.1:1",
+    "nsq.auth_secret": SECRET,
+    "nsq.lookupd_authorization_secret": f"Bearer {SECRET}",
+}
+
+ROWS = """
+from support.spark_program import arguments, marks, say, session
+from nsq_fast._codec import encode_message
+from nsq_fast._frame import ColumnReader
+from nsq_fast.spark.schema import to_batch
+from nsq_fast.spark.source import NsqDataSource
+from pyspark.sql.datasource import DataSourceReader
+
+class Reader(DataSourceReader):
+    def __init__(self, options):
+        self.options = options
+
+    def read(self, partition):
+        head = {"ext_version": 4, "ext": b'{"k":"v"}', "offset": 700, "raw_size": 40}
+        frames = [encode_message(1_700_000_000_123_456_789, 65535, b"\\xff" * 16, b"%d" % n, **head) for n in range(3)]
+        columns = ColumnReader(ext=True, detail=True).feed(b"".join(frames))
+        place = {"topic": self.options.topic, "partition": 5, "nsqd": "h:1", "is_redesigned": True}
+        yield to_batch(columns, self.options.columns, **place)
+        yield to_batch(columns, self.options.columns, first=1, count=1, **{**place, "partition": None})
+
+class Source(NsqDataSource):
+    @classmethod
+    def name(cls):
+        return "nsq-made-up"
+
+    def make_batch_reader(self, kind, options):
+        say("kind", kind=kind)
+        return Reader(options)
+
+spark = session()
+spark.dataSource.register(Source)
+given = {**arguments(), "reader": "replayable", "includeHeaders": "true"}
+frame = spark.read.format("nsq-made-up").options(**given).load()
+texts = frame.selectExpr("*", "decode(body, 'utf-8') text").drop("body", "message_id").toJSON().collect()
+say("rows", rows=sorted(texts))
+say("ids", ids=[row[0].hex() for row in frame.select("message_id").collect()])
+chosen = spark.read.format("nsq-made-up").options(**{**given, "columns": "headers,body"}).load()
+say("chosen", columns=chosen.columns, count=chosen.count())
+"""
+
+
+def test_rows_as_spark_sees_them(spark_driver: Drivers) -> None:
+    driver = spark_driver(ROWS, **OPTIONS)
+    driver.start()
+    driver.wait()
+    (rows,) = driver.said("rows")
+    expected = (
+        '{{"topic":"t","partition":5,"internal_id":-1,"trace_id":-1,"timestamp":"2023-11-14T22:13:20.123Z",'
+        '"attempts":65535,"offset":700,"size":40,"headers":"{{\\"k\\":\\"v\\"}}","nsqd":"h:1","text":"{}"}}'
+    )
+    wanted = [expected.format(number) for number in range(3)] + [expected.format(1).replace('"partition":5,', "")]
+    assert rows["rows"] == sorted(wanted)
+    assert driver.said("ids")[0]["ids"] == ["ff" * 16] * 4
+    assert driver.said("chosen")[0] == {"what": "chosen", "columns": ["headers", "body"], "count": 4}
+
+
+# What Spark finds without being told, and what it writes down
+
+PLANS = """
+import contextlib, io, os
+from support.spark_program import GIVEN, arguments, say
+import json
+from pyspark.sql import SparkSession
+
+builder = SparkSession.builder
+for name, value in json.loads(os.environ[GIVEN])["settings"].items():
+    builder = builder.config(name, value)
+spark = builder.getOrCreate()  # and nothing is registered
+given = {**arguments(), "reader": "journalled"}
+
+def explained(frame):
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        frame.explain(True)
+    return text.getvalue()
+
+def failed(action):
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__} {error}"
+    return "nothing"
+
+stream = spark.readStream.format("nsq").options(**given).load()
+say("schema", text=stream.schema.simpleString())
+say("plan", text=explained(stream))
+query = lambda: stream.writeStream.format("noop").option("checkpointLocation", "checkpoint").start().awaitTermination()
+say("query", text=failed(query))
+batch = spark.read.format("nsq").options(**given).option("consume", "true")
+say("batch", text=failed(lambda: batch.load().count()))
+say("load", text=failed(lambda: batch.option("nsq.snappy", "x").load()))
+unreachable = spark.read.format("nsq").options(**arguments()).load()
+say("unreachable", text=failed(unreachable.count))
+write = spark.range(3).selectExpr("cast(id as string) body").write.format("nsq").mode("append")
+sink = {key: value for key, value in arguments().items() if key not in ("channel", "nsqd_http_addresses")}
+say("write", text=failed(lambda: write.options(**sink).option("nsq.publish_timeout", "1").save()))
+spark.stop()
+"""
+
+
+def test_secrets_are_nowhere_and_the_format_is_found_by_itself(spark_driver: Drivers, tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    events.mkdir()
+    settings = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": str(events),
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.rolling.enabled": "false",
+    }
+    driver = spark_driver(PLANS, settings=settings, **OPTIONS)
+    driver.start()
+    driver.wait()
+    said = {what: driver.said(what)[0]["text"] for what in ("schema", "plan", "query", "batch", "load", "write")}
+    assert said["schema"] == spark_schema(NsqDataSource(OPTIONS).source_options().columns).simpleString()
+    assert "nsq.auth_secret=*********(redacted)" in said["plan"]
+    assert "ConfigError: journal: is required by the journalled reader" in said["query"]
+    assert "ConfigError: journal: is required by the journalled reader" in said["batch"]
+    assert "AnalysisException" in said["load"]
+    assert "ConfigError: nsq.snappy='x': must be true or false" in said["load"]
+    assert "127.0.0.1:1" in driver.said("unreachable")[0]["text"]
+    assert said["write"] != "nothing"
+    written = [path.read_text(errors="replace") for path in events.rglob("*") if path.is_file()]
+    assert any("nsq" in text for text in written)
+    texts = [*said.values(), driver.said("unreachable")[0]["text"], driver.log(None), *written]
+    assert not [text for text in texts if SECRET in text]
+
+
+# At load
+
+
+def load(spark: SparkSession, **options: str) -> Any:
+    return spark.readStream.format("nsq").options(**{**OPTIONS, **options}).load()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"startingoffset": "latest"}, "unknown option 'startingoffset'; did you mean 'startingOffsets'?"),
+        ({"startingOffsets": "yesterday"}, "startingOffsets='yesterday': must be earliest, latest, or JSON"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger='0': must be a whole number, at least 1"),
+        ({"reader": "replayable", "journal": "/j"}, "journal: the replayable reader cannot honour it"),
+        ({"lookupd_http_addresses": "x"}, "both are given"),
+        ({"topic": "no good"}, "topic='no good': invalid topic name"),
+        ({"nsq.lookupd_authorization": SECRET}, "Spark would show its value in plans and logs"),
+    ],
+)
+def test_what_is_wrong_is_said_at_load(spark: SparkSession, options: dict[str, str], text: str) -> None:
+    with pytest.raises(AnalysisException) as failure:
+        load(spark, **options)
+    assert f"ConfigError: {text}" in str(failure.value) or text in str(failure.value)
+    assert SECRET not in str(failure.value)
+
+
+def test_load_asks_no_server(spark: SparkSession) -> None:
+    assert load(spark).isStreaming
+    assert load(spark, columns="body,attempts").columns == ["body", "attempts"]
+    assert spark.read.format("nsq").options(**OPTIONS).load().columns[0] == "topic"
+
+
+def test_a_schema_of_the_users_own_must_be_the_sources() -> None:
+    source = NsqDataSource({**OPTIONS, "columns": "body,attempts", "reader": "replayable"})
+    expected = r"schema struct<topic:string,x:string>: the source gives struct<body:binary,attempts:int>"
+    with pytest.raises(ConfigError, match=expected):
+        source.reader(spark_schema(("topic",)).add("x", "string"))
+    with pytest.raises(ConfigError, match="leave schema"):
+        source.streamReader(spark_schema(("attempts", "body")))
+
+
+def test_making_a_source_does_nothing() -> None:
+    assert NsqDataSource({}).options == {}
+    assert NsqDataSource.name() == "nsq"
+
+
+# Without the extra
+
+WITHOUT = """
+import sys
+sys.modules[{missing!r}] = None
+import nsq_fast.spark, pyspark_nsq
+assert not hasattr(pyspark_nsq, "DefaultSource")
+try:
+    nsq_fast.spark.register(None)
+except ImportError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
+def test_the_extra_is_named_where_it_is_missing(missing: str) -> None:
+    root = Path(nsq_fast.spark.__file__).parents[2]
+    command = [sys.executable, "-c", WITHOUT.format(missing=missing)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=root, check=False)
+    assert "pip install 'nsq-fast[spark]'" in done.stdout, done.stderr
+
+
+def test_names() -> None:
+    assert set(nsq_fast.spark.__all__) <= set(dir(nsq_fast.spark))
+    assert nsq_fast.spark.SourceOptions.__name__ == "SourceOptions"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        nsq_fast.spark.nothing  # noqa: B018
