@@ -49,6 +49,7 @@ from .identify import AuthInfo, ServerInfo, identify_body, parse_auth, parse_ide
 
 # An IDENTIFY reply is about 300 bytes; more than this is no nsqd, and not worth the memory.
 MAX_HANDSHAKE_FRAME = 64 * 1024
+_OK_FRAME = _codec.encode_frame(0, b"OK")
 
 SessionEvent: TypeAlias = "Message | Event"
 
@@ -64,6 +65,9 @@ class Stage(Enum):
     READY = auto()
     OVER = auto()  # after a fatal error: what still comes is not worth reading
     LOST = auto()
+
+
+_READY = Stage.READY  # on every command's path; an Enum looks its members up slowly
 
 
 class Session:
@@ -125,6 +129,11 @@ class Session:
         return self._is_closing
 
     @property
+    def is_idle(self) -> bool:
+        """Whether commands are allowed and no reply is due."""
+        return self._stage is _READY and not self._pending
+
+    @property
     def pending_count(self) -> int:
         """Commands that wait for their reply."""
         return len(self._pending)
@@ -174,6 +183,18 @@ class Session:
         """The events that frames of a column reader are; raises as ``receive`` does."""
         self.message_count = 0
         return self._events(frames)
+
+    def receive_ok(self, data: bytes) -> Any:
+        """Take the usual answer to a publish, and return its token: ``data`` is one OK and nothing else.
+
+        Otherwise returns None, and nothing happened: ``receive`` takes everything.
+        """
+        pending = self._pending
+        if (data == _OK_FRAME and pending and pending[0][0] in PUBLISHES) and (
+            self._stage is _READY and not self._reader.buffered and self.failure is None
+        ):
+            return pending.popleft()[1]
+        return None
 
     def _events(self, frames: list[Any]) -> list[Any]:
         events: list[Any] = []
@@ -353,7 +374,7 @@ class Session:
         The bytes must be written in the order of the ``expect`` calls. Raises LocalProtocolError
         when no command is allowed now, or when the server's dialect does not have it.
         """
-        if self._stage is not Stage.READY or command not in self.dialect.commands:
+        if self._stage is not _READY or command not in self.dialect.commands:
             self._refuse(command)
         self._pending.append((command, token))
 

@@ -138,10 +138,14 @@ class Producer(ProducerLife):
             route.is_used = True
             deadline = monotonic() + self._timeout
             linger = None if key is not None or partition is not None else self._linger
-            if linger is not None and (self._lingers_always or self._delivery.pending):
+            if linger is not None and (
+                self._lingers_always or self._delivery.pending or self._delivery.wakeups.is_waking
+            ):
                 room.used += 1
                 publish = Publish(route, topic, "PUB", b"", deadline)
                 linger.add(publish, body)
+            elif route.is_plain and key is partition is None:
+                publish = self._delivery.ask(route, topic, body, deadline)
             else:
                 publish = self._submit_usual(route, topic, body, deadline, key, partition)
         else:
@@ -272,10 +276,7 @@ class Producer(ProducerLife):
             self._send_pinned(publish)
             return publish
         self._room.used += 1
-        if route.is_plain:
-            publish = Publish(route, topic, "PUB", _codec.pub(topic, body), deadline)
-        else:
-            publish = Addressed(route, topic, body, deadline)
+        publish = Addressed(route, topic, body, deadline)
         self._delivery.submit(publish)
         return publish
 

@@ -198,6 +198,35 @@ class Connection(Answers):
         self.session.expect(command, token)
         self._outbox.write(data)
 
+    def ask(self, data: bytes) -> bool:
+        """Send a command at once, if no reply is due and nothing waits to be sent; whether that was so.
+
+        ``session.expect`` has to follow before another greenlet runs.
+        """
+        return self.closed_error is None and self.session.is_idle and self._outbox.send_alone(data)
+
+    def await_reply(self) -> None:
+        """Wait for the next reply in the calling greenlet, if only one is due: then the reader need not wake up.
+
+        It may return with no reply at all; ``on_reply`` says what came.
+        """
+        if self.session.pending_count != 1:
+            return
+        stand_in = self._transport.stand_in
+        try:
+            data = stand_in.recv()
+        except OSError as error:
+            self._transport.cancel_recv(error)
+            return
+        if data is None:
+            return
+        token = self.session.receive_ok(data)
+        if token is None:
+            stand_in.pass_on(data)
+        else:
+            self.last_received_at = monotonic()
+            self._owner.on_reply(self, token, b"OK")
+
     def set_rdy(self, count: int) -> None:
         """RDY, unless it was the last one sent or the connection is closing."""
         self._check_open()

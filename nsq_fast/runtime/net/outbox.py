@@ -81,6 +81,18 @@ class Outbox:
         elif self._size > FLUSH_BYTES:
             self._flush()
 
+    def send_alone(self, data: bytes) -> bool:
+        """Send bytes at once, unless others wait to be sent, or nothing can be; whether it was done."""
+        if self._is_scheduled or self._writer is not None or self.error is not None or self._is_stopped:
+            return False
+        try:
+            self._unsent = self._transport.send_now(data)
+            if self._unsent is not None:
+                self._start_writer()
+        except Exception as error:
+            self._fail(error)
+        return True
+
     def finish(self, message: Message) -> None:
         """Append a FIN; it leaves after the bytes of this turn."""
         self.finished.append(message)
@@ -118,10 +130,13 @@ class Outbox:
             return  # it takes what has gathered when it is rid of what it has
         try:
             if self._gather() and not self._send():
-                self._writer = Greenlet.spawn(self._write_loop)
-                self._writer.name = "nsq_fast-writer"
+                self._start_writer()
         except Exception as error:
             self._fail(error)
+
+    def _start_writer(self) -> None:
+        self._writer = Greenlet.spawn(self._write_loop)
+        self._writer.name = "nsq_fast-writer"
 
     def _gather(self) -> bool:
         """Make one buffer of what waits; False if nothing does, or if it can no longer be sent."""

@@ -9,6 +9,7 @@ were read too early are simply fed to the next layer.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from typing import Any
 
 from gevent import Timeout, get_hub
@@ -20,6 +21,7 @@ from nsq_fast.names import Address
 from nsq_fast.runtime.fork import drop_socket, tell_forks
 
 from .layers import Layer, TlsLayer, make_layer
+from .standin import StandIn
 
 # 64 KiB decodes fastest: smaller reads cost syscalls, larger ones fall out of the cache.
 READ_SIZE = 64 * 1024
@@ -35,6 +37,7 @@ class Transport:
     Attributes:
         address: the peer, as it was asked for.
         local_address: our end.
+        stand_in: reads in place of the greenlet that waits in ``recv``; not allowed where there are layers.
     """
 
     def __init__(self, sock: Any, address: Address, config: ConnectionConfig) -> None:
@@ -48,6 +51,10 @@ class Transport:
         sock.settimeout(0.0)
         self._readable = self._hub.loop.io(sock.fileno(), READ)
         self._writable = self._hub.loop.io(sock.fileno(), WRITE)
+        # gevent's own methods are written in Python, and wait; these are the system's.
+        self._recv: Callable[[int], bytes] = sock._sock.recv
+        self._send: Callable[[memoryview | bytes], int] = sock._sock.send
+        self.stand_in = StandIn(self._recv, self._readable)
         tell_forks(self)
 
     @classmethod
@@ -103,13 +110,13 @@ class Transport:
 
     def _try_recv(self) -> bytes | None:
         try:
-            data: bytes = self._socket.recv(READ_SIZE)
+            return self.stand_in.take() or self._recv(READ_SIZE)
         except BlockingIOError:
             return None
-        return data
 
     def cancel_recv(self, error: BaseException) -> None:
         """Make a ``recv`` that is waiting in another greenlet raise ``error``."""
+        self.stand_in.give_back()
         self._hub.cancel_wait(self._readable, error)
 
     # Writing
@@ -123,9 +130,16 @@ class Transport:
     def try_send(self, data: memoryview | bytes) -> int:
         """Send encoded bytes without blocking; how many went, 0 for none. Raises OSError."""
         try:
-            return int(self._socket.send(data))
+            return self._send(data)
         except BlockingIOError:
             return 0
+
+    def send_now(self, data: bytes) -> memoryview | None:
+        """Encode and send without blocking; returns the encoded bytes that did not go. Raises OSError."""
+        if self._layers:
+            data = self.encode(data)
+        sent = self.try_send(data)
+        return None if sent == len(data) else memoryview(data)[sent:]
 
     def wait_writable(self, timeout: float) -> None:
         """Wait until the socket takes bytes. Raises TimeoutError."""
@@ -148,6 +162,7 @@ class Transport:
 
     def upgrade(self, kind: str, leftover: bytes) -> None:
         """Put a layer on top. ``leftover`` was received for it already. Blocks for a TLS handshake."""
+        self.stand_in.is_barred = True
         layer = make_layer(kind, self._config, self.address.host)
         if leftover:
             layer.feed(leftover)
@@ -176,6 +191,7 @@ class Transport:
     def close(self) -> None:
         """Close the socket. A ``recv`` still waiting raises OSError. Idempotent."""
         closed = OSError(errno.EBADF, "closed in another greenlet")
+        self.stand_in.give_back()
         self._hub.cancel_waits_close_and_then((self._readable, self._writable), closed, self._socket.close)
 
     def forked(self) -> None:

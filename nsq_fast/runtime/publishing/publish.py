@@ -28,12 +28,17 @@ OK = b"OK"
 
 
 class Wakeups:
-    """Wakes callers: those whose replies came in one read are resumed by one callback of the hub."""
+    """Wakes callers: those whose replies came in one read are resumed by one callback of the hub.
 
-    __slots__ = ("_hub", "_ready")
+    Attributes:
+        is_waking: several are being resumed now: what they publish next can leave together.
+    """
+
+    __slots__ = ("_hub", "_ready", "is_waking")
 
     def __init__(self) -> None:
         self._hub = get_hub()
+        self.is_waking = False
         self._ready: list[Outcome] = []
 
     def add(self, outcome: Outcome) -> None:
@@ -44,6 +49,7 @@ class Wakeups:
 
     def _wake(self) -> None:
         ready, self._ready = self._ready, []
+        self.is_waking = len(ready) > 1
         for outcome in ready:
             waiter = outcome.waiter
             if waiter is not None:  # None: it was interrupted meanwhile
@@ -52,6 +58,7 @@ class Wakeups:
                     waiter.switch()
                 except BaseException as error:  # of a raw greenlet; it must not keep the others waiting
                     self._hub.handle_error(waiter, type(error), error, error.__traceback__)
+        self.is_waking = False
 
 
 class Outcome:
@@ -146,6 +153,18 @@ class Publish(Outcome):
         self.batch: Batch | None = None
         self.gather: Gather | None = None
         self.last_error: BaseException | None = None
+
+    def wait(self) -> Any:
+        conn = self.conn
+        if conn is not None and not self.done:
+            self.waiter = getcurrent()
+            try:
+                conn.await_reply()
+            finally:
+                self.waiter = None
+            if self.done and self.error is None:
+                return self.value()
+        return super().wait()
 
     def settle(self, error: BaseException | None, wakeups: Wakeups) -> None:
         super().settle(error, wakeups)

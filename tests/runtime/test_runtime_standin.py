@@ -1,0 +1,153 @@
+"""A caller that waits for the only reply that is due takes it from the socket itself: and whatever else may come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import gevent
+import pytest
+from gevent import Timeout
+from gevent.event import Event
+from support.peers import Peer, frame
+from support.publishing import Command, Nsqds, Producers, refuse, stay_mute
+from support.waiting import until
+
+from nsq_fast import Producer, errors
+from nsq_fast.broker import BrokerProcess
+
+HEARTBEAT = frame(0, b"_heartbeat_")
+OK = frame(0, b"OK")
+Answer = Callable[[Peer, Command], None]
+
+
+@pytest.fixture
+def ready_for(publish_nsqd: Nsqds, new_producer: Producers) -> Callable[..., Producer]:
+    """A producer that has published once, so that the topic is known and the connection open."""
+
+    def make(answer: Answer, **options: object) -> Producer:
+        def answer_second(peer: Peer, command: Command) -> None:
+            peer.ok() if command.body == b"first" else answer(peer, command)
+
+        producer = new_producer(publish_nsqd(answer_second), **options)
+        assert producer.publish("t", b"first") == b"OK"
+        return producer
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "pieces", [[OK], [OK[:3], OK[3:]], [HEARTBEAT, OK], [HEARTBEAT + OK], [HEARTBEAT + OK[:9], OK[9:]]]
+)
+def test_a_reply_is_understood_however_it_comes(ready_for: Callable[..., Producer], pieces: list[bytes]) -> None:
+    def answer(peer: Peer, command: Command) -> None:
+        for piece in pieces:
+            peer.sock.sendall(piece)
+            gevent.sleep(0.005)
+
+    producer = ready_for(answer)
+    assert [producer.publish("t", b"x") for _ in range(3)] == [b"OK"] * 3
+    assert producer.stats()["held"] == 0
+
+
+def test_a_refusal_is_the_callers(ready_for: Callable[..., Producer]) -> None:
+    producer = ready_for(lambda peer, command: refuse(peer, b"E_BAD_TOPIC no"), max_publish_attempts=1)
+    with pytest.raises(errors.PublishFailed) as caught:
+        producer.publish("t", b"x")
+    assert isinstance(caught.value.__cause__, errors.BadTopic)
+
+
+@pytest.mark.parametrize("end", [lambda peer: peer.sock.close(), Peer.reset])
+def test_a_connection_that_breaks_leaves_the_outcome_open(
+    ready_for: Callable[..., Producer], end: Callable[[Peer], None]
+) -> None:
+    producer = ready_for(lambda peer, command: end(peer), max_publish_attempts=1)
+    with pytest.raises(errors.PublishFailed) as caught:
+        producer.publish("t", b"x")
+    assert caught.value.possibly_stored
+    assert isinstance(caught.value.__cause__, errors.ConnectionLost)
+
+
+def test_the_deadline_ends_it_and_the_late_reply_is_taken(ready_for: Callable[..., Producer]) -> None:
+    late = Event()
+
+    def answer(peer: Peer, command: Command) -> None:
+        if command.body == b"slow":
+            late.wait()
+        peer.ok()
+
+    producer = ready_for(answer)
+    with pytest.raises(errors.PublishTimeout):
+        producer.publish("t", b"slow", timeout=0.02)
+    late.set()
+    assert producer.publish("t", b"x") == b"OK"
+    until(lambda: producer.stats()["held"] == 0)
+
+
+def test_an_interrupted_caller_leaves_the_rest_to_the_reader(ready_for: Callable[..., Producer]) -> None:
+    late = Event()
+
+    def answer(peer: Peer, command: Command) -> None:
+        if command.body == b"slow":
+            late.wait()
+        peer.ok()
+
+    producer = ready_for(answer)
+    with pytest.raises(Timeout), Timeout(0.02):
+        producer.publish("t", b"slow")
+    late.set()
+    assert [producer.publish("t", b"x") for _ in range(3)] == [b"OK"] * 3
+    until(lambda: producer.stats()["held"] == 0)
+
+
+def test_others_may_publish_while_one_waits(ready_for: Callable[..., Producer]) -> None:
+    go = Event()
+
+    def answer(peer: Peer, command: Command) -> None:
+        go.wait()
+        peer.ok()
+
+    producer = ready_for(answer)
+    callers = [gevent.spawn(producer.publish, "t", b"%d" % number) for number in range(5)]
+    gevent.sleep(0.01)
+    go.set()
+    gevent.joinall(callers, timeout=5)
+    assert [caller.value for caller in callers] == [b"OK"] * 5
+
+
+def test_closing_ends_the_wait(ready_for: Callable[..., Producer]) -> None:
+    producer = ready_for(stay_mute)
+    gevent.spawn_later(0.01, producer.close, timeout=0.02)
+    with Timeout(5), pytest.raises(errors.PublishFailed, match="closed"):
+        producer.publish("t", b"x")
+
+
+def test_a_silent_server_ends_the_wait(ready_for: Callable[..., Producer]) -> None:
+    producer = ready_for(stay_mute, heartbeat_interval=1.0, max_publish_attempts=1)
+    with Timeout(4), pytest.raises(errors.PublishFailed) as caught:
+        producer.publish("t", b"x")
+    assert isinstance(caught.value.__cause__, errors.ConnectionLost)
+
+
+@pytest.fixture
+def quick_nsqd() -> Iterator[str]:
+    """A server that may answer before the caller falls asleep."""
+    with BrokerProcess() as broker:
+        yield str(broker.nsqd.tcp)
+
+
+def test_who_publishes_in_a_loop_lets_others_run(quick_nsqd: str) -> None:
+    turns = 0
+
+    def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            gevent.sleep(0)
+
+    with Producer([quick_nsqd]) as producer:
+        producer.publish("t", b"first")
+        other = gevent.spawn(take_turns)
+        for _ in range(320):
+            producer.publish("t", b"x")
+        other.kill()
+    assert turns >= 20
