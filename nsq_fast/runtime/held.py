@@ -1,16 +1,19 @@
 """Which messages were received and not yet answered, for whoever sees them as columns of ids.
 
-Nothing is done per message while answers keep pace: counts tell when all is
-answered, and then there is nothing to remember. Only when they do not, the
-ids are compared, now and then.
+Answers mostly come in the order of the messages, thousands at a time: then
+they are found at the front of what was received, and nothing is done per
+message. Answers in another order are set aside, and compared with the ids
+received when there are many.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 from nsq_fast.errors import ConfigError
 
 ID_SIZE = 16
-# Ids kept before received and answered ones are compared.
+# Answers set aside before they are compared: each costs the making of an object then.
 COMPARE_AT = 50_000
 
 
@@ -23,48 +26,67 @@ class HeldIds:
 
     def __init__(self) -> None:
         self.count = 0
-        self._received: list[bytes] = []
-        self._answered: list[bytes] = []
-        self._known = 0
+        self._received: deque[bytes] = deque()
+        self._at = 0  # where the first of them goes on
+        self._aside: list[bytes] = []
+        self._aside_size = 0
 
     def add(self, ids: bytes) -> None:
         """These were received."""
         self._received.append(ids)
-        self._known += len(ids) // ID_SIZE
         self.count += len(ids) // ID_SIZE
-        if self._known > COMPARE_AT:
-            self._compare()
 
     def remove(self, ids: bytes | memoryview) -> None:
         """These are answered. Raises ConfigError when they are not whole ids."""
         if len(ids) % ID_SIZE:
             raise ConfigError(f"ids must have a length that is a multiple of {ID_SIZE}, not {len(ids)}")
         self.count = max(0, self.count - len(ids) // ID_SIZE)
-        if self.count:
-            self._answered.append(bytes(ids))
-        else:
+        if not self.count:
             self._forget()
+            return
+        rest = self._remove_front(memoryview(ids))
+        if rest:
+            self._aside.append(bytes(rest))
+            self._aside_size += len(rest)
+            if self._aside_size > COMPARE_AT * ID_SIZE:
+                self._compare()
 
     def take(self) -> bytes:
         """All of them, in the order in which they came; none is held any more."""
-        held = b"".join(self._compare())
+        self._compare()
+        held = b"".join(self._received)
         self._forget()
         return held
 
-    def _compare(self) -> list[bytes]:
-        answered = {each for ids in self._answered for each in _split(ids)}
-        held = [each for ids in self._received for each in _split(ids) if each not in answered]
+    def _remove_front(self, ids: memoryview) -> memoryview:
+        """Remove what are the first ids received; return the others."""
+        received = self._received
+        while ids and received:
+            first = received[0]
+            size = min(len(first) - self._at, len(ids))
+            if memoryview(first)[self._at : self._at + size] != ids[:size]:
+                break
+            ids = ids[size:]
+            self._at += size
+            if self._at == len(first):
+                received.popleft()
+                self._at = 0
+        return ids
+
+    def _compare(self) -> None:
+        """Take those set aside out of those received."""
+        aside = {each for ids in self._aside for each in _split(ids)}
+        received = b"".join(self._received)[self._at :]
+        held = [each for each in _split(received) if each not in aside] if aside else [received]
         self._forget()
         if held:
-            self._received = [b"".join(held)]
-        # Those that stay are not known again, or they would be compared at every read.
-        self.count = len(held)
-        return held
+            self._received.append(b"".join(held))
+            self.count = len(self._received[0]) // ID_SIZE
 
     def _forget(self) -> None:
         self._received.clear()
-        self._answered.clear()
-        self._known = self.count = 0
+        self._aside.clear()
+        self.count = self._at = self._aside_size = 0
 
 
 def _split(ids: bytes) -> list[bytes]:

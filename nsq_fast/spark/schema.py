@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -155,10 +156,8 @@ def _headers(rows: _Rows) -> pa.Array:
         found = pa.array([body.decode("utf-8", "replace") for body in bodies.to_pylist()], pa.string())
     if versions.count(JSON_HEADER) == rows.count:
         return found
-    texts = found.to_pylist()
-    return pa.array(
-        [text if version == JSON_HEADER else None for text, version in zip(texts, versions, strict=True)], pa.string()
-    )
+    kinds = pa.Array.from_buffers(pa.uint8(), rows.count, [None, pa.py_buffer(versions)])
+    return pc.if_else(pc.equal(kinds, JSON_HEADER), found, None)
 
 
 _FILL: Mapping[str, Callable[[_Rows], pa.Array]] = {

@@ -13,7 +13,7 @@ from support.core import pieces
 
 from nsq_fast import _codec
 from nsq_fast._codec import Message, encode_frame, encode_message
-from nsq_fast._frame import ColumnReader, FrameReader
+from nsq_fast._frame import ColumnReader, FrameReader, join_columns
 from nsq_fast.errors import RemoteProtocolError
 
 COUNT = 10_000
@@ -41,7 +41,11 @@ def read_messages() -> None:
 
 def read_columns() -> None:
     reader = ColumnReader(detail=True, ext=True)
-    assert sum(reader.feed(chunk).count for chunk in CHUNKS) == COUNT
+    parts = [reader.feed(chunk) for chunk in CHUNKS]
+    columns = join_columns(parts)
+    assert columns.count == sum(part.count for part in parts) == COUNT
+    assert len(_codec.fin_columns(columns.ids)) == 21 * COUNT
+    assert _codec.req_columns(columns.ids, 0).endswith(b" 0\n")
 
 
 def read_garbage() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import trustme
+from hypothesis import given
+from hypothesis import strategies as st
 from support.cluster import Standalone
 from support.peers import Peer, PeerServer
 from support.servers import SERVERS, find_server
@@ -588,9 +590,27 @@ def test_many_held_ids_are_compared_now_and_then() -> None:
     held = HeldIds()
     stuck = b"s" * 16
     held.add(stuck)
-    for start in range(0, 300_000, 1000):
+    for start in range(0, 200_000, 1000):
         ids = b"".join(b"%016x" % number for number in range(start, start + 1000))
         held.add(ids)
         held.remove(ids)
     assert held.count == 1
     assert held.take() == stuck
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 7), st.booleans()), max_size=30), st.randoms())
+def test_held_ids_are_those_received_and_not_answered(steps: list[tuple[int, int, bool]], random: Any) -> None:
+    held = HeldIds()
+    expected: list[bytes] = []
+    number = 0
+    for received, answered, in_order in steps:
+        fresh = [b"%016x" % each for each in range(number, number + received)]
+        number += received
+        expected += fresh
+        held.add(b"".join(fresh))
+        gone = expected[:answered] if in_order else random.sample(expected, min(answered, len(expected)))
+        held.remove(b"".join(gone))
+        expected = [each for each in expected if each not in gone]
+        assert held.count == len(expected)
+    assert held.take() == b"".join(expected)
+    assert held.take() == b""
