@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from struct import pack
 from typing import Any
 
 import pytest
 import trustme
+from gevent.pywsgi import WSGIServer
 from hypothesis import given
 from hypothesis import strategies as st
 from support.cluster import Standalone
@@ -342,6 +345,39 @@ def test_auth(subscribe: Subscribe) -> None:
     subscription.abort()
     assert secrets == [b"geheim"]
     server.stop()
+
+
+@pytest.fixture
+def auth_server() -> Iterator[str]:
+    """Grants everything to who knows the secret."""
+    grants = [{"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}]
+
+    def answer(environ: dict[str, Any], start: Any) -> list[bytes]:
+        known = "secret=geheim" in environ["QUERY_STRING"]
+        start("200 OK", [("Content-Type", "application/json")])
+        return [json.dumps({"ttl": 60, "identity": "me", "authorizations": grants if known else []}).encode()]
+
+    server = WSGIServer(("127.0.0.1", 0), answer, log=None)
+    server.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.stop()
+
+
+@pytest.mark.parametrize("kind", ["embedded", "original"])
+def test_auth_at_servers(request: pytest.FixtureRequest, auth_server: str, subscribe: Subscribe, kind: str) -> None:
+    with ExitStack() as stack:
+        if kind == "original":
+            tcp = request.getfixturevalue("real_nsqd")(f"-auth-http-address={auth_server}").tcp_address
+        else:
+            tcp = stack.enter_context(Broker(lookupd=False, auth_http_addresses=(auth_server,))).nsqd.tcp_address
+        with nsq_fast.Producer([tcp], auth_secret="geheim") as producer:
+            producer.publish("t", b"one")
+        with subscribe(tcp, auth_secret=b"geheim") as subscription:
+            subscription.set_rdy(1)
+            assert drain(subscription, 1) == [b"one"]
+        with pytest.raises(ConnectFailed, match="E_UNAUTHORIZED") as refused:
+            subscribe(tcp, auth_secret="guessed")
+        assert "guessed" not in str(refused.value)
 
 
 # Servers that refuse, fail, or stall
