@@ -24,7 +24,7 @@ from nsq_fast.broker import BrokerProcess, ClusterProcess
 SHORT = 15.0
 RATE = 400
 MSG_TIMEOUT = 5
-OTHER_TIME = 160  # before and after the day: JVMs, and what was in flight when something died
+OTHER_TIME = 300  # before and after the day: JVMs, and what was in flight when something died
 Cleanup = ExitStack
 
 
@@ -96,7 +96,7 @@ def test_a_day_on_original_servers_loses_and_doubles_nothing(
         "channel": "spark",
         "lookupd_http_addresses": servers.lookupd_address,
         "journal": tmp_path / "journal",
-        "maxOffsetsPerTrigger": 5000,
+        "maxOffsetsPerTrigger": 20000,
     }
     driver = day_program(spark_driver, LOCAL_CLUSTER, tmp_path, **source)
     happenings = {"nsqd restarted": restart_nsqd, "lookupd restarted": lambda _: servers.lookupd.restart()}
@@ -127,7 +127,7 @@ def test_a_day_on_a_redesigned_cluster_loses_and_doubles_nothing_and_keeps_order
 
     lookupd = ",".join(str(each.http) for each in cluster.lookupds)
     source = {"topic": "day", "channel": "spark", "lookupd_http_addresses": lookupd, "startingOffsets": "earliest"}
-    driver = day_program(spark_driver, LOCAL_CLUSTER, tmp_path, **source, maxOffsetsPerTrigger=5000)
+    driver = day_program(spark_driver, LOCAL_CLUSTER, tmp_path, **source, maxOffsetsPerTrigger=20000)
     happenings = {
         "nsqd killed and restarted": restart_node,
         "leader moved": lambda chance: cluster.move_leader("day", chance.randrange(2)),
