@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +24,7 @@ from pyspark.sql import functions as F
 from nsq_fast.spark.trace import TraceSettings, read_logs, read_table, write_report, write_tables
 from nsq_fast.spark.trace.session import local_session
 
+logger = logging.getLogger("spark_trace")
 START = 1_790_000_000_000_000_000
 PARTITIONS = 8
 FAULT_EVERY = 100_000
@@ -79,7 +80,7 @@ def timed(steps: dict[str, float], name: str, work: Callable[[], Any]) -> Any:
     began = perf_counter()
     found = work()
     steps[name] = round(perf_counter() - began, 1)
-    print(f"{name}: {steps[name]} s", file=sys.stderr, flush=True)
+    logger.info("%s: %s s", name, steps[name])
     return found
 
 
@@ -98,13 +99,15 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
     parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     folder = Path(tempfile.mkdtemp(prefix="spark_trace_", dir=options.folder))
     try:
         figures = run(folder, options)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     text = json.dumps(figures, indent=1)
-    print(text)
+    logger.info("%s", text)
     if options.json:
         options.json.write_text(text)
 

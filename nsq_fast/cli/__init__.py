@@ -17,7 +17,19 @@ import click
 from nsq_fast._version import __version__
 from nsq_fast.errors import ConfigError, NameInvalid, NsqError
 
-COMMANDS = ("demo", "broker", "nsqd", "nsqlookupd", "pub", "tail", "lookup", "stat", "bench", "run-as-gnsq")
+COMMANDS = (
+    "demo",
+    "broker",
+    "nsqd",
+    "nsqlookupd",
+    "pub",
+    "tail",
+    "lookup",
+    "stat",
+    "bench",
+    "trace-report",
+    "run-as-gnsq",
+)
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 

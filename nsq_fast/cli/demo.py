@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -28,7 +30,7 @@ from nsq_fast.names import Address
 from nsq_fast.runtime.admin import LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.runtime.net.http import Endpoint
 
-from . import console, options, orderedcluster
+from . import console, demotraces, options, orderedcluster
 from .channel_stats import add_up
 from .interrupt import INTERRUPTED, stop_signals
 from .ledger import Ledger
@@ -70,6 +72,15 @@ _ORDERED_NOTES = {
     "messages_per_second": "published, handled and answered",
 }
 
+_TRACE_NOTES = {
+    "records": "of publishes and consumptions, joined by Spark",
+    "finished": "messages with a FIN",
+    "lost": "published, never finished",
+    "duplicates": "finished more than once",
+    "violations": "finished out of order",
+    "redelivered": "delivered again",
+}
+
 
 @click.command("demo", short_help="Run the main job, end to end.")
 @options.lookupd_http_option()
@@ -93,6 +104,13 @@ _ORDERED_NOTES = {
     show_default=True,
     help="End when nothing moves.",
 )
+@click.option(
+    "--trace-html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Where the report on the traces goes.  [default: a new folder for temporary files]",
+)
+@click.option("--traces/--no-traces", default=True, help="Report on the traces of the ordered topic, where Spark runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one line of JSON.")
 def command(
     lookupds: Sequence[Endpoint],
@@ -103,12 +121,15 @@ def command(
     ordered_messages: int | None,
     max_in_flight: int,
     stall_timeout: float,
+    trace_html: Path | None,
+    traces: bool,
     as_json: bool,
 ) -> None:
     """Publish to several topics and consume them, with handlers that succeed, fail, requeue, touch and answer later.
 
     On an embedded broker, or on the servers of --lookupd or --nsqd, in topics of its own; with --nsqd alone these stay
-    there. Then publish to an ordered, traced topic of an embedded redesigned cluster while a leader moves.
+    there. Then publish to an ordered, traced topic of an embedded redesigned cluster while a leader moves; where Spark
+    is installed, it reports on the traces.
 
     When --lookupd names a redesigned cluster, only the ordered part runs, in a topic that is created for it and deleted
     afterwards; no leader is moved. The exit code is 1 when a message was lost or came out of order.
@@ -129,7 +150,12 @@ def command(
         if ordered_messages and not stop.is_set() and (is_cluster or not (nsqds or lookupds)):
             place = orderedcluster.existing(seeds) if is_cluster else orderedcluster.embedded()
             ordered_options = OrderedOptions((), "", ordered_messages, body_size=size, stall_timeout=stall_timeout)
-            parts.append(_run_ordered_job(ordered_options, place, stop, as_json))
+            with tempfile.TemporaryDirectory(prefix="nsq-fast-demo-") as folder:
+                log = Path(folder, "trace.log") if traces else None
+                ordered_options = dataclasses.replace(ordered_options, trace_file=log)
+                parts.append(_run_ordered_job(ordered_options, place, stop, as_json))
+                if log and not stop.is_set():
+                    parts.append(_report_on_traces(log, trace_html, as_json))
     if as_json:
         click.echo(json.dumps({key: value for part in parts for key, value in part.results.items()}))
     raise SystemExit(next((part.code for part in parts if part.code), 0))
@@ -168,6 +194,21 @@ def _run_ordered_job(
         _show_table(f"{what}, an ordered topic, {name}", results, _ORDERED_NOTES)
     code = INTERRUPTED if summary.ended == "interrupted" else int(not summary.is_good)
     return _Part({"ordered": results}, code)
+
+
+def _report_on_traces(log: Path, page: Path | None, quiet: bool) -> _Part:
+    """What Spark makes of the trace records; one line where it cannot run, which is no failure."""
+    page = page or Path(tempfile.mkdtemp(prefix="nsq-fast-traces-"), "traces.html")
+    found, reason = demotraces.report_on(log, page)
+    if found is None:
+        click.echo(f"no trace report: {reason}", err=quiet)
+        return _Part({}, 0)
+    again = sum(found[name] for name in ("redelivered_req", "redelivered_timeout", "redelivered_unknown"))
+    results = {**{name: found[name] for name in _TRACE_NOTES if name in found}, "redelivered": again}
+    if not quiet:
+        _print_rows("the traces of the ordered topic", results, _TRACE_NOTES)
+        console.output().print(f"report: {page}")
+    return _Part({"traces": {**results, "report": str(page)}}, 0)
 
 
 def _exit_code(summary: Summary, left: int | None) -> int:
@@ -273,15 +314,18 @@ def _show(results: dict[str, Any], job: JobOptions) -> None:
 
 
 def _show_table(title: str, results: dict[str, Any], notes: dict[str, str]) -> None:
+    _print_rows(title, results, notes)
+    console.output().print(f"{results['ended']} in {results['seconds']:.2f} s")
+
+
+def _print_rows(title: str, results: dict[str, Any], notes: dict[str, str]) -> None:
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column(style="dim")
     for name, note in notes.items():
         table.add_row(name.replace("_", " "), _cell(results[name]), note)
-    output = console.output()
-    output.print(table)
-    output.print(f"{results['ended']} in {results['seconds']:.2f} s")
+    console.output().print(table)
 
 
 def _cell(value: float | None) -> str:

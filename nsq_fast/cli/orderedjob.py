@@ -14,6 +14,7 @@ import dataclasses
 import logging
 import struct
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -24,7 +25,7 @@ from nsq_fast._codec import Message
 from nsq_fast.errors import NsqError
 from nsq_fast.runtime.consumer import Consumer
 from nsq_fast.runtime.producer import Producer
-from nsq_fast.runtime.trace import ConsumeRecord, PublishRecord, TraceLog, TraceRecord
+from nsq_fast.runtime.trace import ConsumeRecord, PublishRecord, TraceLog, TraceRecord, log_to_file
 
 from .ledger import Ledger
 
@@ -36,7 +37,7 @@ _PIPELINE = 20
 
 @dataclasses.dataclass(frozen=True)
 class OrderedOptions:
-    """What to publish, and where. ``messages`` are shared evenly by the keys."""
+    """What to publish, and where. ``messages`` are shared evenly by the keys; traces go to ``trace_file`` too."""
 
     lookupds: tuple[str, ...]
     topic: str
@@ -44,6 +45,7 @@ class OrderedOptions:
     keys: int = 20
     body_size: int = 200
     stall_timeout: float = 30.0
+    trace_file: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +95,7 @@ class OrderedJob:
         self._moves = 0
         self._last = [-1] * options.keys
         self._violations = 0
-        self._records = _Records()
+        self._records = _Records(options.trace_file)
         self._padding = b"." * max(0, options.body_size - _NUMBER.size)
 
     def run(self, stop: Event, on_progress: Callable[[Ledger], None]) -> OrderedSummary:
@@ -118,6 +120,7 @@ class OrderedJob:
                 for greenlet in greenlets:
                     greenlet.kill()
                 consumer.close()
+                self._records.close()
         on_progress(self.ledger)
         return self._summary(ended, seconds)
 
@@ -193,12 +196,13 @@ class OrderedJob:
 
 
 class _Records(logging.Handler):
-    """Keeps what is written to a trace log of its own."""
+    """Keeps what is written to a trace log of its own, which may go to a file too."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path | None) -> None:
         super().__init__()
         self.logger = logging.Logger("nsq_fast.demo.trace")
         self.logger.addHandler(self)
+        self._file = None if path is None else log_to_file(path, max_bytes=0, log=self.logger)
         self._published: list[PublishRecord] = []
         self._consumed: set[tuple[Any, ...]] = set()
 
@@ -208,6 +212,11 @@ class _Records(logging.Handler):
             self._published.append(trace)
         elif isinstance(trace, ConsumeRecord):
             self._consumed.add(_identity(trace))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        super().close()
 
     def join(self) -> tuple[int, int]:
         """How many publishes there are, and how many of them were consumed."""

@@ -42,7 +42,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Life(msgspec.Struct, frozen=True):
-    """A row of spans on the time scale of the chart, and the words behind it."""
+    """A row of spans on a scale of its own, and the words behind it."""
 
     label: str
     spans: Sequence[Span]
@@ -128,14 +128,13 @@ def stacks(title: str, kinds: Sequence[str], rows: Sequence[Stack], theme: Theme
 
 
 def spans(title: str, kinds: Sequence[str], lives: Sequence[Life], theme: Theme = OF_PAGE) -> str:
-    """Lives one below the other, each from its own begin; a mark ends each span."""
-    longest = max((span.end for life in lives for span in life.spans), default=0) or 1
-    scale = (WIDTH - _LABEL - _VALUE) / longest
+    """Lives one below the other, each from its own begin to its own end."""
     parts = [*_legend(kinds, theme)]
     top = _TOP + 24
     for number, life in enumerate(lives):
         y = top + number * _BAR
         parts.append(text(_LABEL - 8, y + _BAR / 2 + 4, life.label, "end"))
+        scale = (WIDTH - _LABEL - _VALUE) / (max((span.end for span in life.spans), default=0) or 1)
         end = float(_LABEL)
         for span in life.spans:
             x, width = _LABEL + span.start * scale, max((span.end - span.start) * scale, 1)
@@ -148,9 +147,9 @@ def spans(title: str, kinds: Sequence[str], lives: Sequence[Life], theme: Theme 
 
 
 def _legend(kinds: Sequence[str], theme: Theme) -> Iterator[str]:
-    x = float(_LABEL)
+    x = 8.0
     for number, kind in enumerate(kinds):
         fill = theme.colours[number] if number < len(theme.colours) else theme.grid
         yield f'<rect x="{x}" y="{_TOP}" width="12" height="12" fill="{fill}"/>'
         yield text(x + 18, _TOP + 10, kind, "start")
-        x += 36 + 7 * len(kind)
+        x += 40 + 6.4 * len(kind)

@@ -339,7 +339,7 @@ def check_ordered_summary(summary: dict[str, Any], messages: int) -> None:
 
 
 def test_demo_loses_nothing_on_its_own_broker(start: Any) -> None:
-    command = start("demo", "--messages", "4000", "--json")
+    command = start("demo", "--messages", "4000", "--json", "--no-traces")
     summary = json.loads(command.line())
     assert command.wait() == (0, "")
     check_summary(summary, 4000)
@@ -351,7 +351,7 @@ def test_demo_loses_nothing_on_its_own_broker(start: Any) -> None:
 def test_demo_runs_its_ordered_part_on_a_redesigned_cluster_and_leaves_nothing_there() -> None:
     with ClusterProcess(nodes=2, lookupds=2) as cluster:
         seed = str(cluster.lookupds[1].http)
-        result = run("demo", "--messages", "1000", "--json", "--lookupd", seed)
+        result = run("demo", "--messages", "1000", "--json", "--no-traces", "--lookupd", seed)
         assert result.exit_code == 0, result.output
         summary = json.loads(result.stdout)
         assert list(summary) == ["ordered"]
@@ -378,7 +378,7 @@ def test_demo_runs_on_the_nsqds_it_is_given(broker: Servers) -> None:
 
 
 def test_demo_prints_a_summary_for_people() -> None:
-    result = run("demo", "--messages", "2000")
+    result = run("demo", "--messages", "2000", "--no-traces")
     assert result.exit_code == 0, result.output
     for word in (
         "published",

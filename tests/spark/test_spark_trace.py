@@ -168,7 +168,7 @@ def test_the_offset_going_back_is_a_violation_too(spark: SparkSession, tmp_path:
     base: Any = trace_logs.good_log(3)["orders", 0, "billing", 100][0]
     steps = [(10, 500), (11, 400), (12, 600), (13, 700)]
     lines = [
-        str(trace_logs._changed(base, time=base.time + MS * number, internal_id=internal_id, offset=offset))
+        str(trace_logs.changed(base, time=base.time + MS * number, internal_id=internal_id, offset=offset))
         for number, (internal_id, offset) in enumerate(steps)
     ]
     write_tables(spark, lines_of(spark, lines), tmp_path)

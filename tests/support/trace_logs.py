@@ -114,7 +114,8 @@ def _consume(
     )
 
 
-def _changed(record: TraceRecord, **changes: Any) -> Any:
+def changed(record: TraceRecord, **changes: Any) -> Any:
+    """A copy of a record with other values."""
     return type(record)(**{**{name: getattr(record, name) for name in record.__struct_fields__}, **changes})
 
 
@@ -125,7 +126,7 @@ def plant(log: dict[Place, list[TraceRecord]]) -> Planted:
     for names, partition, number in ((audit, 0, 50), (web, None, 20)):
         planted.lost.add(_lose(log, _place(names, partition, number)))
     given_up = _place(web, None, 21)
-    log[given_up] = [_changed(log[given_up][0], outcome="REQ")]
+    log[given_up] = [changed(log[given_up][0], outcome="REQ")]
     planted.lost.add(given_up)
     planted.duplicates.add(_repeat(log, _place(billing, 1, 60), 2))
     planted.duplicates.add(_repeat(log, _place(web, None, 61), 1))
@@ -142,7 +143,7 @@ def plant(log: dict[Place, list[TraceRecord]]) -> Planted:
         planted.redelivered[place] = _redeliver(log, place, outcomes)
     slow = _place(web, None, 90)
     record: Any = log[slow][0]
-    log[slow] = [_changed(record, time=record.time + 20 * SECOND, handling_time=20.0)]
+    log[slow] = [changed(record, time=record.time + 20 * SECOND, handling_time=20.0)]
     _skew(log, planted)
     unpublished = _place(billing, 2, 95)
     del log[unpublished[0], unpublished[1], "", unpublished[3]]
@@ -164,21 +165,21 @@ def _lose(log: dict[Place, list[TraceRecord]], place: Place) -> Place:
 def _repeat(log: dict[Place, list[TraceRecord]], place: Place, attempts: int) -> Place:
     """The FIN did not get through: delivered again. Attempts begin anew when the server was restarted."""
     record: Any = log[place][0]
-    log[place].append(_changed(record, time=record.time + 3 * SECOND, attempts=attempts, local="10.0.0.5:9"))
+    log[place].append(changed(record, time=record.time + 3 * SECOND, attempts=attempts, local="10.0.0.5:9"))
     return place
 
 
 def _swap(log: dict[Place, list[TraceRecord]], earlier: Place, later: Place) -> Place:
     """The earlier message is finished right after the later one."""
     one, two = (log[place][0] for place in (earlier, later))
-    log[earlier] = [_changed(one, time=two.time + 1000)]
+    log[earlier] = [changed(one, time=two.time + 1000)]
     return earlier
 
 
 def _redeliver(log: dict[Place, list[TraceRecord]], place: Place, outcomes: list[str | None]) -> tuple[int, int, int]:
     record: Any = log[place][0]
     log[place] = [
-        _changed(record, time=record.time + number * 500 * MS, attempts=number + 1, outcome=outcome)
+        changed(record, time=record.time + number * 500 * MS, attempts=number + 1, outcome=outcome)
         for number, outcome in enumerate(outcomes)
         if outcome
     ]
@@ -192,20 +193,20 @@ def _skew(log: dict[Place, list[TraceRecord]], planted: Planted) -> None:
         place = _place((CLICKS.name, "web"), None, number)
         record: Any = log[place][0]
         moved = record.timestamp - number * MS // 10 + round(record.handling_time * SECOND)
-        log[place] = [_changed(record, time=moved, local="10.0.0.9:40000")]
+        log[place] = [changed(record, time=moved, local="10.0.0.9:40000")]
         early.append(number * MS // 10)
     planted.skews["consumer", "10.1.0.0:4150", "10.0.0.9"] = (len(early), max(early))
     place = _place((ORDERS.name, ""), 1, 120)
     publish: Any = log[place][0]
     delivery: Any = log[place[0], 1, "billing", place[3]][0]
-    log[place] = [_changed(publish, time=delivery.timestamp - 5 * MS)]
+    log[place] = [changed(publish, time=delivery.timestamp - 5 * MS)]
     planted.skews["producer", publish.nsqd, None] = (1, 5 * MS)
 
 
 def _end_later(log: dict[Place, list[TraceRecord]], planted: Planted) -> None:
     """A last message, an hour later, which nobody has finished yet: all before it should be finished by then."""
     last: Any = log[max(place for place in log if place[:3] == (ORDERS.name, 0, ""))][0]
-    publish = _changed(last, time=last.time + 3600 * SECOND, internal_id=last.internal_id + 500, offset=10**6)
+    publish = changed(last, time=last.time + 3600 * SECOND, internal_id=last.internal_id + 500, offset=10**6)
     log[publish.topic, publish.partition, "", publish.internal_id] = [publish]
     planted.pending.update(
         (publish.topic, publish.partition, each.name, publish.internal_id) for each in ORDERS.channels

@@ -61,7 +61,7 @@ def _fault_text(lane: Lane) -> str:
 def life_chart(slowest: Sequence[dict[str, Any]]) -> str:
     """The lives of messages, each from its publish."""
     rows = [Life(place(row)[-34:], list(_spans(row)), duration(row["latency_ns"])) for row in slowest]
-    return spans("From publish to FIN", [name for name in _SPAN_NAMES if name], rows, OF_LIFE)
+    return spans("From publish to FIN, each on its own scale", [name for name in _SPAN_NAMES if name], rows, OF_LIFE)
 
 
 OF_LIFE = type(OF_PAGE)(OF_PAGE.paper, OF_PAGE.ink, OF_PAGE.grid, OF_PAGE.colours[:3])

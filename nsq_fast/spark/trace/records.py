@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from glob import glob
 from pathlib import Path
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.utils import AnalysisException
 
 from nsq_fast.errors import ConfigError
 

@@ -136,7 +136,7 @@ def _note(words: str) -> str:
 
 def _lane_table(figures: Figures) -> str:
     groups = "".join(f'<th colspan="{width}">{escape(name)}</th>' for name, width in _GROUPS)
-    names = ["topic", "channel", "partition", *(title for _, title in (*_LANE_COUNTS, *_LANE_DURATIONS))]
+    names = ["topic", "channel", "part.", *(title for _, title in (*_LANE_COUNTS, *_LANE_DURATIONS))]
     head = f"<tr>{groups}</tr><tr>{''.join(f'<th>{escape(name)}</th>' for name in names)}</tr>"
     rows = "".join(_lane_row(lane) for lane in figures.lanes)
     inner = element("table", f"<thead>{head}</thead><tbody>{rows}</tbody>", {"id": "lanes"})

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -63,7 +64,9 @@ def local_session(
     """
     if reason := missing():
         raise ConfigError(reason)
-    from pyspark.sql import SparkSession
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # about versions of pandas, which is not used here
+        from pyspark.sql import SparkSession
 
     quiet = {} if is_verbose else {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_quiet_log()}"}
     chosen = {

@@ -48,7 +48,7 @@ STYLE = """
 --colour4:#ab94ff}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
-main{max-width:1240px;margin:0 auto;padding:28px 24px 60px}
+main{max-width:1320px;margin:0 auto;padding:28px 24px 60px}
 h1{font-size:26px;margin:0}header p{margin:4px 0 20px;color:var(--soft)}
 h2{font-size:18px;margin:36px 0 10px}h3{font-size:15px;margin:18px 0 6px}
 .tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(138px,1fr));gap:10px}
@@ -59,8 +59,8 @@ h2{font-size:18px;margin:36px 0 10px}h3{font-size:15px;margin:18px 0 6px}
 .tiles .fine b{color:var(--fine)}
 .note{border-left:3px solid var(--colour2);padding:2px 10px;margin:12px 0 0;color:var(--soft)}
 .wide{overflow-x:auto;background:var(--card);border:1px solid var(--line);border-radius:8px;margin:8px 0 16px}
-table{border-collapse:collapse;font-size:13px;width:100%;font-variant-numeric:tabular-nums}
-th,td{padding:5px 9px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}
+table{border-collapse:collapse;font-size:12.5px;width:100%;font-variant-numeric:tabular-nums}
+th,td{padding:4px 7px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}
 tr:last-child td{border-bottom:0}th{color:var(--soft);font-weight:600}
 thead tr:first-child th{text-align:center;border-bottom:0;padding-bottom:0}
 td.name,#lanes thead tr:last-child th:nth-child(-n+3){text-align:left}td.zero{color:var(--soft)}

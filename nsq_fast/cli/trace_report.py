@@ -1,0 +1,193 @@
+"""`nsq-fast trace-report`: from trace logs to a report, and to tables, by a Spark that it starts itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+
+from . import console, options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from nsq_fast.spark.trace import Figures, TraceSettings
+
+_SHUFFLE_BYTES = 64 << 20  # of logs that go into one partition of a shuffle
+_FEWEST, _MOST = 2, 512
+_SMALL = 64 << 20  # below that the JVM is best told not to prepare for a long run
+_JVM = "spark.driver.defaultJavaOptions"
+_SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_SHOWN = {
+    "messages": "in all channels",
+    "finished": "",
+    "pending": "not finished, within the grace period",
+    "lost": "published, never finished",
+    "duplicates": "finished more than once",
+    "violations": "finished out of order",
+    "redelivered_req": "delivered again after a REQ",
+    "redelivered_timeout": "delivered again after a timeout",
+    "redelivered_unknown": "delivered again, cause not recorded",
+    "problems": "lines that hold no record",
+}
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not found:
+        raise click.BadParameter(f"{text!r} is not name=value")
+    return name, value
+
+
+@click.command("trace-report", short_help="What trace logs say: lost, duplicates, order, latency.")
+@click.argument("logs", nargs=-1, metavar="[LOG]...")
+@click.option("--html", "html_file", type=_FILE, metavar="FILE", help="Write the report: one page that stands alone.")
+@click.option("--tables", metavar="DIR", help="Write the tables as Parquet; without LOG: report on those there.")
+@click.option("--window", type=options.duration, metavar="DURATION", default=10.0, help="Length of windows.  [10s]")
+@click.option(
+    "--grace",
+    type=options.duration,
+    metavar="DURATION",
+    default=60.0,
+    help="A message not finished so long after it was published is lost.  [60s]",
+)
+@click.option("--slowest", type=click.IntRange(0), default=20, show_default=True, help="How many messages to show.")
+@click.option(
+    "--order",
+    type=click.Choice(["offsets", "ids", "off"]),
+    default="offsets",
+    show_default=True,
+    help="Judge the order where messages have offsets, everywhere by id, or nowhere.",
+)
+@click.option("--master", default="local[*]", show_default=True, metavar="URL", help="Where Spark runs.")
+@click.option("--memory", default="1g", show_default=True, metavar="SIZE", help="Of the JVM.")
+@click.option(
+    "--conf",
+    "settings",
+    type=_setting,
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A setting of Spark (repeatable).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as one line of JSON.")
+def command(
+    logs: Sequence[str],
+    html_file: Path | None,
+    tables: str | None,
+    window: float,
+    grace: float,
+    slowest: int,
+    order: str,
+    master: str,
+    memory: str,
+    settings: Sequence[tuple[str, str]],
+    as_json: bool,
+) -> None:
+    """Join the trace records of producers and consumers, and report what became of the messages.
+
+    LOG is a file, a folder or a pattern, compressed or not, of any host. Lines may have something before the JSON.
+    Needs Java 17 or newer, and pip install 'nsq-fast[spark]'.
+    """
+    if not logs and not tables:
+        raise click.UsageError("give at least one LOG, or --tables DIR of an earlier run")
+    if not (html_file or tables or as_json):
+        raise click.UsageError("say what to write: --html, --tables or --json")
+    trace_settings = _require_spark()(window=window, grace=grace, slowest=slowest, order=order)
+    size = _size(logs)
+    given = {**({_JVM: _SMALL_JVM} if size < _SMALL else {}), **dict(settings)}
+    with _session(master, memory, _partitions(size), given) as spark:
+        figures = _figures(spark, logs, tables, trace_settings)
+    if html_file:
+        _write(html_file, figures)
+    _print_json(figures) if as_json else _print_table(figures, html_file)
+
+
+def why_not() -> str | None:
+    """Why there can be no report here, and what to do about it; None when there can."""
+    from nsq_fast.spark.trace.session import missing
+
+    return missing()
+
+
+def _require_spark() -> type[TraceSettings]:
+    """Raise ClickException where Spark cannot run; importing nsq_fast.spark.trace needs no Spark."""
+    from nsq_fast.spark.trace import TraceSettings
+
+    if reason := why_not():
+        raise click.ClickException(reason)
+    return TraceSettings
+
+
+@contextmanager
+def _session(master: str, memory: str, partitions: int, settings: dict[str, str]) -> Iterator[SparkSession]:
+    from nsq_fast.spark.trace.session import local_session
+
+    spark = local_session(master, memory, partitions, settings)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _size(logs: Sequence[str]) -> int:
+    """About how many bytes of lines there are, as far as they are on this machine."""
+    from nsq_fast.spark.trace.records import expand
+
+    files = [name for name in expand(logs) if os.path.exists(name)] if logs else []
+    return sum(os.path.getsize(name) * (8 if name.endswith((".gz", ".bz2", ".zst")) else 1) for name in files)
+
+
+def _partitions(size: int) -> int:
+    """Into how many parts to shuffle lines of so many bytes."""
+    return min(_MOST, max(_FEWEST, os.cpu_count() or 1, -(-size // _SHUFFLE_BYTES)))
+
+
+def _figures(spark: SparkSession, logs: Sequence[str], tables: str | None, settings: TraceSettings) -> Figures:
+    from nsq_fast.spark.trace import figures_of, read_logs, write_tables
+
+    if tables and not logs:
+        return figures_of(spark, tables)
+    with tempfile.TemporaryDirectory(prefix="nsq_fast_traces_") as folder:
+        write_tables(spark, read_logs(spark, logs), tables or folder, settings)
+        return figures_of(spark, tables or folder)
+
+
+def _write(path: Path, figures: Figures) -> None:
+    from nsq_fast.spark.trace import html
+
+    try:
+        path.write_text(html(figures), encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"{path}: {error.strerror or error}") from error
+
+
+def _print_json(figures: Figures) -> None:
+    found: dict[str, Any] = {**figures.totals, "problems": figures.problems, "records": figures.records}
+    lanes = [
+        {"topic": lane.topic, "partition": lane.partition, "channel": lane.channel, **lane.counts, **lane.durations}
+        for lane in figures.lanes
+    ]
+    click.echo(json.dumps({**found, "publishes": figures.publishes, "lanes": lanes}))
+
+
+def _print_table(figures: Figures, html_file: Path | None) -> None:
+    title = f"{figures.records:,} trace records, {figures.publishes:,} of publishes"
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    counts = {**figures.totals, "problems": figures.problems}
+    for name, note in _SHOWN.items():
+        table.add_row(name.replace("_", " "), f"{counts[name]:,}", note)
+    output = console.output()
+    output.print(table)
+    if html_file:
+        output.print(f"report: {html_file}")

@@ -1,0 +1,107 @@
+"""`nsq-fast trace-report`, and the end of `nsq-fast demo`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import trace_logs
+
+
+def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nsq_fast", *map(str, arguments)]
+    env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, env=env)
+
+
+def test_a_report_on_logs_and_again_on_its_tables(java: None, tmp_path: Path) -> None:
+    log = trace_logs.good_log()
+    planted = trace_logs.plant(log)
+    trace_logs.write_logs(trace_logs.records_of(log), tmp_path / "logs")
+    small = ("--memory", "512m", "--master", "local[2]")
+    first = run("trace-report", tmp_path / "logs", "--tables", tmp_path / "tables", "--json", *small)
+    assert first.returncode == 0, first.stderr
+    found = json.loads(first.stdout)
+    assert (found["lost"], found["duplicates"], found["violations"]) == (
+        len(planted.lost),
+        len(planted.duplicates),
+        len(planted.violations),
+    )
+    again = run("trace-report", "--tables", tmp_path / "tables", "--html", tmp_path / "report.html", *small)
+    assert again.returncode == 0, again.stderr
+    assert f"{len(planted.lost):,} │ published, never finished" in again.stdout
+    assert "NSQ traces" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give at least one LOG"),
+        (["x.log"], "say what to write"),
+        (["x.log", "--html", "x.html", "--window", "soon"], "not a duration"),
+        (["x.log", "--html", "x.html", "--window", "0"], "window=0.0"),
+        (["x.log", "--html", "x.html", "--conf", "spark.ui.port"], "not name=value"),
+        (["{missing}.log", "--html", "x.html"], "names no file"),
+    ],
+)
+def test_wrong_arguments_are_said_in_a_line(java: None, arguments: list[str], message: str) -> None:
+    done = run("trace-report", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_logs_in_which_nothing_was_traced(java: None, tmp_path: Path) -> None:
+    log = tmp_path / "some.log"
+    log.write_text("INFO started\n")
+    done = run("trace-report", log, "--json", "--memory", "512m", "--master", "local[1]")
+    assert done.returncode == 2
+    assert "nothing was traced" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_java_it_says_how_to_get_one(tmp_path: Path) -> None:
+    log = tmp_path / "some.log"
+    log.write_text("INFO started\n")
+    done = run("trace-report", log, "--json", PATH=str(tmp_path), JAVA_HOME="")
+    assert done.returncode == 1
+    assert "apt-get install openjdk-17-jre-headless" in done.stderr
+
+
+def test_with_an_old_java_it_says_so(tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
+    java.chmod(0o755)
+    (tmp_path / "some.log").write_text("INFO started\n")
+    done = run("trace-report", tmp_path / "some.log", "--json", JAVA_HOME=str(tmp_path))
+    assert done.returncode == 1
+    assert "newer Java than 8" in done.stderr
+
+
+def test_without_pyspark_it_names_the_extra(tmp_path: Path) -> None:
+    (tmp_path / "some.log").write_text("INFO started\n")
+    (tmp_path / "pyspark.py").write_text("raise ImportError('no pyspark')\n")
+    done = run("trace-report", tmp_path / "some.log", "--json", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "pip install 'nsq-fast[spark]'" in done.stderr
+
+
+def test_the_demo_ends_with_a_report_on_its_own_traces(java: None, tmp_path: Path) -> None:
+    page = tmp_path / "traces.html"
+    done = run("demo", "--messages", "2000", "--ordered-messages", "1000", "--trace-html", page, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["traces"]
+    assert (found["finished"], found["lost"], found["violations"]) == (1000, 0, 0)
+    assert "NSQ traces" in page.read_text()
+
+
+def test_the_demo_says_in_a_line_why_there_is_no_report(tmp_path: Path) -> None:
+    done = run("demo", "--messages", "1000", "--ordered-messages", "200", PATH=str(tmp_path), JAVA_HOME="")
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "no trace report" in line]
+    assert "Java" in line

@@ -1,0 +1,190 @@
+"""The report as a browser shows it: its numbers are those of an independent computation on the same logs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support import trace_logs
+from support.trace_logs import BAD_LINES, SECOND, Figures, Planted
+
+from nsq_fast.errors import ConfigError
+from nsq_fast.runtime.trace import TraceRecord
+from nsq_fast.spark.trace import TraceSettings, read_logs, write_report, write_tables
+from nsq_fast.spark.trace.text import duration
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COUNTS = Figures._fields[:9]
+POINTS = {"latency_p50_ns": "p50", "latency_p95_ns": "p95", "latency_p99_ns": "p99", "latency_max_ns": "longest"}
+UNITS = {"ns": 1, "µs": 1000, "ms": 10**6, "s": SECOND, "min": 60 * SECOND, "h": 3600 * SECOND}
+
+
+class Report:
+    """A report on a log with planted faults."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        log = trace_logs.good_log(250, seed=7)
+        self.planted: Planted = trace_logs.plant(log)
+        self.records: list[TraceRecord] = trace_logs.records_of(log)
+        self.path = folder / "report.html"
+        logs = trace_logs.write_logs(self.records, folder / "logs")
+        write_tables(spark, read_logs(spark, logs), folder / "tables", TraceSettings(window=1))
+        write_report(spark, folder / "tables", self.path)
+
+
+@pytest.fixture(scope="module")
+def report(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return Report(spark, tmp_path_factory.mktemp("report"))
+
+
+class Page(HTMLParser):
+    """What a page shows: figures by row and name, tables by the id of what is around them, all text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.figures: dict[tuple[str, str], str] = {}
+        self.exact: dict[tuple[str, str], int] = {}
+        self.tables: dict[str, list[str]] = {}
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.chart_texts: list[str] = []
+        self._lane = self._section = ""
+        self._figure: tuple[str, str] | None = None
+        self._is_in_chart = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.tags.append((tag, found))
+        self._section = found.get("id") or self._section
+        self._is_in_chart = tag == "text"
+        if tag == "tr":
+            self._lane = found.get("data-lane") or ""
+            self.tables.setdefault(self._section, []).append("")
+        self._figure = None
+        if name := found.get("data-figure"):
+            self._figure = (self._lane, name)
+            if title := found.get("title"):
+                self.exact[self._figure] = int(title.removesuffix(" ns").replace(",", ""))
+
+    def handle_data(self, data: str) -> None:
+        if self._figure:
+            self.figures[self._figure] = data
+            self._figure = None
+        if self._is_in_chart:
+            self.chart_texts.append(data)
+        if rows := self.tables.get(self._section):
+            rows[-1] += f"{data} "
+
+
+@pytest.fixture(scope="module")
+def page(report: Report, chromium: Path, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    profile = tmp_path_factory.mktemp("chromium")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={profile}"]
+    done = subprocess.run(
+        [str(chromium), *flags, "--dump-dom", report.path.as_uri()], capture_output=True, timeout=90, check=True
+    )
+    return Page(done.stdout.decode())
+
+
+def expected_of(report: Report) -> dict[str, Figures]:
+    found = trace_logs.figures_of(report.records)
+    return {
+        f"{topic}|{'' if partition is None else partition}|{channel}": figures
+        for (topic, partition, channel), figures in found.items()
+    }
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def test_counts_of_every_lane_are_right(report: Report, page: Page) -> None:
+    expected = expected_of(report)
+    shown = {
+        lane: {name: number(page.figures[lane, name]) for name in COUNTS}
+        for lane in {lane for lane, _ in page.figures if lane}
+    }
+    assert shown == {lane: {name: getattr(each, name) for name in COUNTS} for lane, each in expected.items()}
+
+
+def test_latencies_of_every_lane_are_right(report: Report, page: Page) -> None:
+    for lane, expected in expected_of(report).items():
+        for name, field in POINTS.items():
+            wanted = getattr(expected, field)
+            assert page.exact[lane, name] == wanted
+            value, unit = page.figures[lane, name].split()
+            assert float(value) * UNITS[unit] == pytest.approx(wanted, rel=0.006)
+
+
+def test_totals_are_right(report: Report, page: Page) -> None:
+    lanes = expected_of(report).values()
+    totals = {name: sum(getattr(each, name) for each in lanes) for name in COUNTS[:6]}
+    redelivered = sum(sum(each[6:9]) for each in lanes)
+    expected = {**totals, "redelivered": redelivered, "problems": len(BAD_LINES)}
+    assert {name: number(page.figures["", name]) for name in expected} == expected
+
+
+@pytest.mark.parametrize("kind", ["lost", "duplicates", "violations"])
+def test_each_fault_is_shown_with_its_message(report: Report, page: Page, kind: str) -> None:
+    rows = page.tables[kind][1:]
+    planted: set[Any] = getattr(report.planted, kind)
+    assert len(rows) == len(planted)
+    for topic, partition, channel, internal_id in planted:
+        name = f"{topic}{'' if partition is None else f'/{partition}'} {channel} {internal_id} "
+        assert sum(row.startswith(name) for row in rows) == 1
+
+
+def test_the_slowest_message_is_shown_with_its_life(report: Report, page: Page) -> None:
+    first = page.tables["slowest"][1]
+    assert str(report.planted.slowest[3]) in first
+    assert "20.0 s" in first
+    assert "FIN of attempt 1" in first
+
+
+def test_clocks_and_bad_lines_are_shown(report: Report, page: Page) -> None:
+    assert any("consumer on 10.0.0.9" in row for row in page.tables["skews"])
+    assert any(BAD_LINES[0] in row for row in page.tables["sources"])
+
+
+def test_every_channel_has_its_charts(page: Page) -> None:
+    charts = [attributes for tag, attributes in page.tags if tag == "svg"]
+    assert len(charts) == 2 * 3 + 2
+    assert {"p50", "p99", "end to end", "in queue", "handling", "lost"} <= set(page.chart_texts)
+
+
+def test_the_page_stands_alone(report: Report, page: Page) -> None:
+    text = report.path.read_text()
+    assert set(re.findall(r"https?://[^\"' ]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert "@import" not in text
+    assert "url(" not in text
+    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in page.tags}
+
+
+def test_there_is_no_report_without_tables(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no traces"):
+        write_report(spark, tmp_path, tmp_path / "report.html")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0, "0 ns"),
+        (999, "999 ns"),
+        (1000, "1.00 µs"),
+        (999_900, "1.00 ms"),
+        (12_345_678, "12.3 ms"),
+        (123_456_789, "123 ms"),
+        (90 * SECOND, "90.0 s"),
+        (150 * SECOND, "2.5 min"),
+        (-2_000_000, "-2.00 ms"),
+    ],
+)
+def test_durations_have_three_digits_and_a_unit(value: int | None, text: str) -> None:
+    assert duration(value) == text
