@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from nsq_fast.errors import ConfigError, LookupFailed
 
-from .discovery import TopicServers, discover
+from .discovery import discover, in_cluster
 from .options import AUTO, EARLIEST, JOURNALLED, LATEST, REPLAYABLE, SourceOptions
 
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "consume")
@@ -92,9 +92,4 @@ def _can_replay(options: SourceOptions) -> bool:
     if servers.is_redesigned and not servers.nsqds:
         # To guess would be to give the query another reader, and another kind of offset, than it will have later.
         raise LookupFailed(f"topic {options.topic!r} is not known: create it first, or set reader")
-    return can_replay(servers)
-
-
-def can_replay(servers: TopicServers) -> bool:
-    """Whether the servers are a redesigned cluster that has the topic."""
-    return servers.is_redesigned and bool(servers.leaders)
+    return bool(servers.leaders) and in_cluster(options, servers)

@@ -7,11 +7,12 @@ for as long as the caller gives.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from gevent import sleep
+from gevent import joinall, sleep
 
 from nsq_fast.errors import ConfigError, HttpError, LookupFailed, RemoteProtocolError
 from nsq_fast.names import Address
@@ -19,16 +20,19 @@ from nsq_fast.protocol.dialect import REDESIGNED_MARK
 from nsq_fast.protocol.topology import Meta, Topology
 from nsq_fast.protocol.topology import Nsqd as KnownNsqd
 from nsq_fast.runtime.admin import NsqdHTTPClient
+from nsq_fast.runtime.fork import Greenlet
 from nsq_fast.runtime.lookup import LookupPoller
 from nsq_fast.runtime.net.http import Endpoint
 
 from .options import SourceOptions
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 TIMEOUT = 10.0
 """How long transient failures are tried again, in seconds."""
 
+_NO_COORDINATOR = "Coordinator is disabled"
 _FIRST_PAUSE = 0.1
 _MAX_PAUSE = 1.0
 
@@ -88,6 +92,17 @@ def discover(options: SourceOptions, *, timeout: float = TIMEOUT) -> TopicServer
     """
     ask = _ask_lookup if options.servers.lookupd_http else _ask_nsqds
     return retried(lambda left: ask(options, left), timeout)
+
+
+def in_cluster(options: SourceOptions, servers: TopicServers, *, timeout: float = TIMEOUT) -> bool:
+    """Whether the nsqds have a coordinator: without it the redesigned ones do not move channels either.
+
+    Lookup services have ``meta`` of the topics of clusters only; without them an nsqd is asked. Raises as ``discover``.
+    """
+    if options.servers.lookupd_http or not servers.is_redesigned:
+        return servers.is_redesigned and servers.meta is not None
+    nsqd = next(nsqd for nsqd in servers.nsqds if nsqd.is_redesigned)
+    return retried(lambda left: _has_coordinator(options, nsqd, left), timeout)
 
 
 def retried(attempt: Callable[[float], T], timeout: float = TIMEOUT) -> T:
@@ -157,19 +172,52 @@ def _from_lookup(nsqd: KnownNsqd) -> Nsqd:
 
 
 def _ask_nsqds(options: SourceOptions, timeout: float) -> TopicServers:
+    """All are asked at once. One that fails is still a server of the topic, as long as another answers."""
     servers = options.servers
-    nsqds = []
-    leaders: dict[int, Nsqd] = {}
-    rows: list[Mapping[str, Any]] = []
-    for tcp, http in zip(servers.nsqd_tcp, servers.nsqd_http, strict=True):
-        with nsqd_client(options, http, min(timeout, options.lookup.lookupd_timeout)) as client:
-            nsqd = Nsqd(tcp, http, str(client.info().get("version", "")))
-            led = _partitions_led(client, options.topic) if nsqd.is_redesigned else []
-        nsqds.append(nsqd)
-        rows += led
-        leaders.update({int(row["topic_partition"]): nsqd for row in led})
+    jobs = [
+        Greenlet.spawn(_ask_nsqd, options, Nsqd(tcp, http), min(timeout, options.lookup.lookupd_timeout))
+        for tcp, http in zip(servers.nsqd_tcp, servers.nsqd_http, strict=True)
+    ]
+    joinall(jobs)
+    answers: list[_Answer] = [job.get() for job in jobs]
+    if all(answer.error for answer in answers):
+        raise answers[0].error or LookupFailed("no nsqd is named")
+    for answer in answers:
+        if answer.error:
+            logger.warning("nsqd %s does not answer: %s", answer.nsqd, answer.error)
+    rows = [row for answer in answers for row in answer.rows]
+    leaders = {int(row["topic_partition"]): answer.nsqd for answer in answers for row in answer.rows}
+    nsqds = tuple(answer.nsqd for answer in answers)
     is_redesigned = any(nsqd.is_redesigned for nsqd in nsqds)
-    return TopicServers(tuple(nsqds), dict(sorted(leaders.items())), _meta(rows), is_redesigned)
+    return TopicServers(nsqds, dict(sorted(leaders.items())), _meta(rows), is_redesigned)
+
+
+class _Answer(NamedTuple):
+    """What one nsqd says: its version, and the rows of /stats of the partitions that it leads."""
+
+    nsqd: Nsqd
+    rows: list[Mapping[str, Any]]
+    error: HttpError | RemoteProtocolError | None = None
+
+
+def _ask_nsqd(options: SourceOptions, nsqd: Nsqd, timeout: float) -> _Answer:
+    with nsqd_client(options, nsqd, timeout) as client:
+        try:
+            nsqd = nsqd._replace(version=str(client.info().get("version", "")))
+            return _Answer(nsqd, _partitions_led(client, options.topic) if nsqd.is_redesigned else [])
+        except (HttpError, RemoteProtocolError) as error:
+            return _Answer(nsqd, [], error)
+
+
+def _has_coordinator(options: SourceOptions, nsqd: Nsqd, timeout: float) -> bool:
+    with nsqd_client(options, nsqd, min(timeout, options.lookup.lookupd_timeout)) as client:
+        try:
+            client.call("GET", "/coordinator/stats", topic=options.topic)
+        except HttpError as error:
+            if error.text.startswith(_NO_COORDINATOR):
+                return False
+            raise
+    return True
 
 
 def _partitions_led(client: NsqdHTTPClient, topic: str) -> list[Mapping[str, Any]]:

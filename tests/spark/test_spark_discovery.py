@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gevent
 import pytest
+from support.cluster import Standalone
+from support.servers import SERVERS, find_server
+from support.waiting import until
+from support.wire import WireClient
 
 import nsq_fast
 from nsq_fast.broker import Broker, RedesignedCluster
 from nsq_fast.errors import ConfigError, HttpError, LookupFailed, RemoteProtocolError
 from nsq_fast.spark.choice import choose
-from nsq_fast.spark.discovery import TopicServers, discover, is_transient, nsqd_client, retried
+from nsq_fast.spark.discovery import TopicServers, discover, in_cluster, is_transient, nsqd_client, retried
 from nsq_fast.spark.options import SourceOptions
 
 
@@ -108,6 +114,20 @@ def test_nobody_answers(way: str) -> None:
     assert time.monotonic() - start < 3.0
 
 
+@pytest.mark.parametrize("family", ["original", "redesigned"])
+def test_one_nsqd_that_is_away_hides_no_other(broker: Broker, cluster: RedesignedCluster, family: str) -> None:
+    nsqds = broker.nsqds if family == "original" else cluster.nsqds
+    options = options_of(nsqds=nsqds)
+    away = nsqds[0].tcp_address
+    nsqds[0].stop()
+    servers = discover(options, timeout=1.0)
+    assert [nsqd.tcp for nsqd in servers.nsqds] == [nsqd.tcp_address for nsqd in nsqds]
+    assert servers.is_redesigned == (family == "redesigned")
+    assert away not in {nsqd.tcp for nsqd in servers.leaders.values()}
+    assert len(servers.leaders) == (0 if family == "original" else 2)
+    assert in_cluster(options, servers) == (family == "redesigned")
+
+
 # What is tried again
 
 
@@ -163,6 +183,33 @@ def test_which_reader(broker: Broker, cluster: RedesignedCluster) -> None:
         choose(options_of(**original, consume="true"), is_stream=False)
     with pytest.raises(ConfigError, match="startingOffsets: the journalled reader cannot"):
         choose(options_of(**original, journal="/j", startingOffsets="earliest"), is_stream=True)
+
+
+def test_a_cluster_is_told_by_lookup_and_by_its_nsqds(broker: Broker, cluster: RedesignedCluster) -> None:
+    for options in (options_of(lookupds=cluster.lookupds), options_of(nsqds=cluster.nsqds)):
+        assert in_cluster(options, discover(options))
+        assert choose(options, is_stream=True) == "replayable"
+    options = options_of(nsqds=broker.nsqds)
+    assert not in_cluster(options, discover(options))
+
+
+@pytest.mark.skipif(find_server("nsqd", "redesigned") is None, reason=f"no redesigned nsqd below {SERVERS}")
+def test_a_redesigned_nsqd_without_a_cluster_gets_a_journal(tmp_path: Path) -> None:
+    standalone = Standalone(tmp_path)
+    try:
+        client = WireClient(standalone.tcp_address)
+        assert client.command(b"INTERNAL_CREATE_TOPIC t 0\n") == b"OK"
+        client.close()
+        lookup = SimpleNamespace(http_address=standalone.lookupd_address)
+        until(lambda: discover(options_of(lookupds=[lookup])).leaders)
+        for options in (options_of(lookupds=[lookup]), options_of(nsqds=[standalone])):
+            servers = discover(options)
+            assert servers.is_redesigned
+            assert {number: nsqd.tcp for number, nsqd in servers.leaders.items()} == {0: standalone.tcp_address}
+            assert not in_cluster(options, servers)
+            assert choose(options, is_stream=False) == "journalled"
+    finally:
+        standalone.stop()
 
 
 def test_a_reader_that_is_asked_for_needs_no_server() -> None:
