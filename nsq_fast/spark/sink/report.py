@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,19 +107,28 @@ class WriteReport:
         return f"{self.rows} rows by {self.tasks} tasks{f' ({shares})' if shares else ''}"
 
 
-def receipts_as_bytes(receipts: Iterable[tuple[str, Receipt]]) -> bytes:
-    """Receipts of topics as an Arrow stream; empty for none."""
-    rows = [
-        (topic, partition, str(nsqd), _signed(internal_id), _signed(trace_id), offset, size)
-        for topic, (internal_id, trace_id, offset, size, partition, nsqd) in receipts
-    ]
-    if not rows:
+def receipts_as_batch(topic: str, receipts: Sequence[Receipt]) -> pa.RecordBatch:
+    """Receipts of a topic in the layout of ``RECEIPTS``: some 40 bytes each, where objects would take hundreds."""
+    columns = {
+        "topic": [topic] * len(receipts),
+        "partition": [each.partition for each in receipts],
+        "nsqd": [str(each.nsqd) for each in receipts],
+        "internal_id": [_signed(each.internal_id) for each in receipts],
+        "trace_id": [_signed(each.trace_id) for each in receipts],
+        "offset": [each.offset for each in receipts],
+        "size": [each.size for each in receipts],
+    }
+    return pa.record_batch(columns, schema=RECEIPTS)
+
+
+def receipts_as_bytes(batches: Sequence[pa.RecordBatch]) -> bytes:
+    """Receipts as an Arrow stream; empty for none."""
+    if not batches:
         return b""
-    columns = zip(RECEIPTS, zip(*rows, strict=True), strict=True)
-    batch = pa.record_batch([pa.array(values, each.type) for each, values in columns], schema=RECEIPTS)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, RECEIPTS) as stream:
-        stream.write_batch(batch)
+        for batch in batches:
+            stream.write_batch(batch)
     return bytes(sink.getvalue())
 
 

@@ -17,13 +17,12 @@ from gevent.event import AsyncResult
 
 from nsq_fast.errors import BodyInvalid, ConfigError, NsqError, RowInvalid, WriteFailed
 from nsq_fast.runtime.column_producer import ColumnProducer
-from nsq_fast.runtime.publishing.addressed import Receipt
 from nsq_fast.runtime.publishing.rows import StoredRows
 from nsq_fast.spark.options import SinkOptions
 
 from .connect import new_producer
 from .plan import Plan, Planner, Send
-from .report import Place, TaskReport, receipts_as_bytes
+from .report import Place, TaskReport, receipts_as_batch, receipts_as_bytes
 from .rows import Rows
 from .tracing import TaskTrace
 
@@ -57,7 +56,7 @@ class TaskWriter:
         self._names = names
         self._on_way: deque[_Sent] = deque()
         self._places: Counter[Place] = Counter()
-        self._receipts: list[tuple[str, Receipt]] = []
+        self._receipts: list[pa.RecordBatch] = []
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> TaskReport:
         """Write all of them; return when the servers have every row.
@@ -139,7 +138,8 @@ class TaskWriter:
     def _book(self, sent: _Sent, stored: Any) -> None:
         if isinstance(stored, StoredRows):
             self._places[sent.topic, stored.partition] += sent.rows
-            self._receipts.extend((sent.topic, receipt) for receipt in stored.receipts)
+            if stored.receipts:
+                self._receipts.append(receipts_as_batch(sent.topic, stored.receipts))
         else:
             self._places[sent.topic, None] += sent.rows
 

@@ -54,8 +54,8 @@ class _Writer:
     def _aborted(self, messages: Sequence[WriterCommitMessage | None], name: str) -> WriteReport:
         report = WriteReport.of(messages)
         logger.warning(
-            "%s was aborted: %s are stored and stay so; what the %d others stored is not known."
-            " Written again, their messages are there twice",
+            "%s was aborted: %s are stored and stay so; of %d that failed it is not known here what they stored."
+            " A row that is written again is there twice",
             name,
             report,
             report.failed,
