@@ -115,7 +115,7 @@ class _Daemons:
 
 
 class StandaloneCluster(_Daemons):
-    """A master and its workers, one core each.
+    """A master and its workers, one core each, each on a host of its own: Spark speculates on another host only.
 
     Attributes:
         url: of the master, for ``spark.master``.
@@ -124,20 +124,23 @@ class StandaloneCluster(_Daemons):
 
     def __init__(self, folder: Path, workers: int = 2) -> None:
         super().__init__()
-        common = ["--host", LOOPBACK, "--port", "0", "--webui-port", "0"]
-        command = [f"{_DEPLOY}.master.Master", *common]
+        command = [f"{_DEPLOY}.master.Master", *_listen(LOOPBACK)]
         try:
             self.master = self._run(Daemon(command, r"Starting Spark master at (spark://\S+)", folder, "the master"))
             self.url = self.master.said
-            self.workers = [self._worker(folder, number, common) for number in range(workers)]
+            self.workers = [self._worker(folder, number) for number in range(workers)]
         except BaseException:
             self.stop()
             raise
 
-    def _worker(self, folder: Path, number: int, common: list[str]) -> Daemon:
+    def _worker(self, folder: Path, number: int) -> Daemon:
         size = ["--cores", "1", "--memory", "640m", "--work-dir", str(folder / f"work{number}")]
-        command = [f"{_DEPLOY}.worker.Worker", *common, *size, self.url]
+        command = [f"{_DEPLOY}.worker.Worker", *_listen(f"127.0.0.{1 + number}"), *size, self.url]
         return self._run(Daemon(command, r"(Successfully registered with master)", folder, f"worker {number}"))
+
+
+def _listen(host: str) -> list[str]:
+    return ["--host", host, "--port", "0", "--webui-port", "0"]
 
 
 class ConnectServer(_Daemons):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -39,7 +39,7 @@ _BACKLOG = "backlogBytes"
 
 
 class ReplayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads ranges of offsets. Made in several processes and pickled into tasks: only the options travel."""
+    """Reads ranges of offsets. Made in several processes and pickled into tasks: what it has learnt stays behind."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -49,10 +49,7 @@ class ReplayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned: Offsets = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        ReplayStreamReader.__init__(self, state["options"])
+        return {**self.__dict__, "_driver": None, "_initial": None, "_target": None, "_planned": {}}
 
     # Offsets
 

@@ -1,0 +1,284 @@
+"""Queries of the replayable reader whose processes die at every point: nothing lost or twice, replays the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import processes
+from support.spark_driver import Driver
+from support.spark_ledger import Delivered, account
+from support.spark_marks import poll
+from support.spark_publisher import Publisher
+from support.spark_replay import Topic
+from support.spark_settings import LOCAL, LOCAL_CLUSTER, LOCAL_RETRYING
+
+from nsq_fast.broker import ClusterProcess
+
+Drivers = Callable[..., Driver]
+Start = Callable[..., Driver]
+COUNT = 12_000
+NAMES = (f"topic{number}" for number in count())
+
+# A source that holds, fails or dies at the points that the test names: each once in all runs of the program.
+PROGRAM = """
+import os, time
+
+from nsq_fast.spark import NsqDataSource
+from nsq_fast.spark.replay import ReplayStreamReader
+from nsq_fast.spark.replay.reading import PieceReader
+from support.spark_program import Collector, arguments, marks, say, session
+
+given, here = arguments(), marks()
+
+def point(name):
+    if name not in given["points"] or not here.once(name):
+        return
+    action = given["points"][name]
+    here.reach(name + "-reached")
+    if action == "hold":
+        here.hold(name)
+    elif action == "raise":
+        raise RuntimeError("a fault of the test")
+    elif action == "exit":
+        os._exit(3)
+
+class Reader(PieceReader):
+    def batches(self):
+        here.reach("attempt", f"{self.piece.partition}:{self.piece.start}")
+        point("before")
+        batches = super().batches()
+        yield next(batches)
+        point("reading")
+        yield from batches
+        point("read")
+
+class StreamReader(ReplayStreamReader):
+    def latestOffset(self, start, limit):
+        point("planning")
+        end = super().latestOffset(start, limit)
+        point("planned")
+        return end
+
+    def partitions(self, start, end):
+        point("partitions")
+        return super().partitions(start, end)
+
+    def commit(self, end):
+        point("commit")
+        super().commit(end)
+
+    def make_piece_reader(self, piece):
+        return Reader(self.options, piece)
+
+class Source(NsqDataSource):
+    @classmethod
+    def name(cls):
+        return "faulty"
+
+    def make_stream_reader(self, kind, options):
+        assert kind == "replayable"
+        return StreamReader(options)
+
+spark = session()
+spark.dataSource.register(Source)
+rows = spark.readStream.format("faulty").options(**given["options"]).load()
+collect = Collector(given["out"], ["partition", "offset", "body"])
+
+def sink(frame, number):
+    collect(frame, number)
+    point("sink")
+    say("batch", number=number)
+
+writer = rows.writeStream.foreachBatch(sink).option("checkpointLocation", given["checkpoint"])
+if given["forever"]:
+    query = writer.start()
+    while not here.count("end"):
+        query.awaitTermination(0.1)
+    query.processAllAvailable()
+    query.stop()
+else:
+    writer.trigger(availableNow=True).start().awaitTermination()
+say("progress", attempts=here.count("attempt"))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterProcess]:
+    with ClusterProcess(nodes=3, lookupds=1, takeover_delay=0.2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster: ClusterProcess) -> Topic:
+    name = next(NAMES)
+    cluster.create_topic(name, partitions=2, replicas=2, multi_part=True, channels=["spark"])
+    return Topic(name, str(cluster.lookupds[0].http))
+
+
+@pytest.fixture
+def start(spark_driver: Drivers, tmp_path: Path, topic: Topic) -> Start:
+    """Start a query that has to get past some points: ``start(master, {"reading": "hold"})``."""
+
+    def start(
+        master: str, points: dict[str, str], settings: dict[str, str] | None = None, forever: bool = False, **given: str
+    ) -> Driver:
+        options = {**topic.options, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "4000", **given}
+        paths = {"out": str(tmp_path / "out"), "checkpoint": str(tmp_path / "checkpoint")}
+        driver = spark_driver(PROGRAM, master, settings, options=options, points=points, forever=forever, **paths)
+        driver.start()
+        return driver
+
+    return start
+
+
+def check(folder: Path, bodies: list[bytes]) -> Delivered:
+    """Nothing lost, nothing twice, replays the same, and each partition in its order."""
+    delivered = Delivered(folder / "out")
+    account(bodies, delivered.bodies()).check()
+    delivered.check_replays()
+    check_order(delivered)
+    return delivered
+
+
+def check_order(delivered: Delivered) -> None:
+    places = list(zip(delivered.column("partition"), delivered.column("offset"), strict=True))
+    for partition in set(delivered.column("partition")):
+        offsets = [offset for number, offset in places if number == partition]
+        assert offsets == sorted(offsets)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("master", "points"),
+    [
+        (LOCAL, ["planning", "partitions", "reading", "sink"]),
+        (LOCAL_CLUSTER, ["reading", "sink"]),  # executors outlive the driver a little
+    ],
+)
+def test_a_driver_is_killed_at_every_point(
+    master: str, points: list[str], start: Start, topic: Topic, tmp_path: Path
+) -> None:
+    bodies = topic.fill(COUNT)
+    driver = start(master, dict.fromkeys(points, "hold"))
+    reached = []
+    while True:
+        name = next_hold(driver, points)
+        if name is None:
+            break
+        reached.append(name)
+        driver.kill_driver()
+        driver.start()
+    driver.wait()
+    assert sorted(reached) == sorted(points)
+    delivered = check(tmp_path, bodies)
+    assert delivered.replays()
+
+
+def next_hold(driver: Driver, points: list[str]) -> str | None:
+    """The next point at which the program holds; None when it ends instead. Those that it has passed are let go."""
+    passed = [name for name in points if driver.marks.count(name)]
+    for name in passed:
+        driver.marks.release(name)
+
+    def held() -> list[str] | None:
+        found = [name for name in points if name not in passed and driver.marks.count(name)]
+        return found or (None if driver.is_running else ["ended"])
+
+    found = poll(held, 120.0, "the next point")
+    return None if found == ["ended"] else found[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_task_fails_and_is_tried_again(start: Start, topic: Topic, tmp_path: Path) -> None:
+    bodies = topic.fill(COUNT)
+    faults = {"before": "raise", "reading": "exit", "read": "raise"}
+    driver = start(LOCAL_RETRYING, faults)
+    driver.wait()
+    assert all(driver.marks.count(f"{name}-reached") == 1 for name in faults)
+    delivered = check(tmp_path, bodies)
+    assert not delivered.replays()
+    assert len(delivered.runs()) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_executor_is_killed(start: Start, topic: Topic, tmp_path: Path) -> None:
+    bodies = topic.fill(COUNT)
+    driver = start(LOCAL_CLUSTER, {"reading": "hold"})
+    driver.wait_mark("reading")
+    [worker] = driver.marks.pids("reading")
+    processes.kill(executor_of(driver, worker))
+    driver.marks.release("reading")
+    driver.wait()
+    check(tmp_path, bodies)
+
+
+def executor_of(driver: Driver, worker: int) -> int:
+    """The executor whose Python daemon forked a worker."""
+    executors = driver.executors()
+    parents = {process.pid: process.parent for process in processes.of_session(os.getsid(worker))}
+    while worker not in executors:
+        worker = parents[worker]
+    return worker
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_attempts_at_one_task(standalone: Any, start: Start, topic: Topic, tmp_path: Path) -> None:
+    bodies = topic.fill(COUNT)
+    speculative = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "50ms",
+        "spark.speculation.multiplier": "1.0",
+        "spark.speculation.quantile": "0.1",
+        "spark.speculation.minTaskRuntime": "50ms",
+    }
+    driver = start(standalone.url, {"reading": "hold"}, speculative)
+    driver.wait_mark("reading")
+    driver.wait_said("batch", 2)  # the other attempt has done it, while the first still held its channel
+    driver.marks.release("reading")
+    driver.wait()
+    attempts = driver.marks.details("attempt")
+    assert len(attempts) > len(set(attempts))
+    check(tmp_path, bodies)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_leaders_move_and_die_while_a_query_runs(
+    start: Start, topic: Topic, cluster: ClusterProcess, tmp_path: Path
+) -> None:
+    publisher = Publisher(tmp_path, "p", topic.name, 2000, lookupd_http_addresses=topic.lookupd)
+    try:
+        driver = start(LOCAL, {}, forever=True, maxOffsetsPerTrigger="1000")
+        driver.wait_said("batch", 2)
+        for number in range(6):
+            trouble(cluster, topic, number)
+            driver.wait_said("batch", len(driver.said("batch")) + 2)
+        publisher.stop()
+    finally:
+        publisher.kill()
+    driver.marks.reach("end")
+    driver.wait()
+    delivered = Delivered(tmp_path / "out")
+    account(publisher.stored, delivered.bodies(), publisher.unknown).check()
+    check_order(delivered)
+    assert len(publisher.stored) > 3000
+
+
+def trouble(cluster: ClusterProcess, topic: Topic, number: int) -> None:
+    """A leader of the topic moves, or its node dies and comes back."""
+    partition = number % 2
+    if number in (0, 1, 4):
+        cluster.move_leader(topic.name, partition)
+        return
+    node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(partition)["tcp_port"])
+    cluster.kill_node(node)
+    cluster.restart_node(node)
