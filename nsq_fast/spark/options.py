@@ -153,7 +153,7 @@ class SourceOptions:
             journal=values.get("journal", _not_empty),
             consume=values.flag("consume", False),
             suppress_duplicates=values.flag("suppressDuplicates", True),
-            connection=client.make(ConnectionConfig, **_CONNECTION),
+            connection=_connection(client, _CONNECTION),
             lookup=client.make(LookupConfig),
             given=frozenset(found) | {f"nsq.{name}" for name in client.given},
         )
@@ -193,7 +193,7 @@ class SinkOptions:
             trace_receipts=values.flag("traceReceipts", False),
             trace_log=values.get("traceLog", _not_empty),
             report_path=values.get("reportPath", _not_empty),
-            connection=client.make(ConnectionConfig, user_agent=_CONNECTION["user_agent"]),
+            connection=_connection(client, {"user_agent": _CONNECTION["user_agent"]}),
             lookup=client.make(LookupConfig),
             producer=client.make(ProducerConfig, **_PRODUCER),
             given=frozenset(found) | {f"nsq.{name}" for name in client.given},
@@ -219,6 +219,13 @@ class _Values:
 
     def flag(self, name: str, default: bool) -> bool:
         return truth(name, self.found[name]) if name in self.found else default
+
+
+def _connection(client: ClientOptions, defaults: Mapping[str, Any]) -> ConnectionConfig:
+    connection: ConnectionConfig = client.make(ConnectionConfig, **defaults)
+    if connection.tls_options and not connection.tls_v1:  # who names a certificate does not expect plain text
+        raise ConfigError(f"nsq.tls_{next(iter(connection.tls_options))}: has no effect without nsq.tls_v1=true")
+    return connection
 
 
 def _not_empty(name: str, value: str) -> str:

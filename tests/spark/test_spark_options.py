@@ -218,6 +218,12 @@ def test_options_of_tls_come_in_parts() -> None:
     )
 
 
+def test_who_names_a_certificate_does_not_get_plain_text() -> None:
+    for parse, options in ((SourceOptions.parse, NEEDED), (SinkOptions.parse, {"nsqd_tcp_addresses": "a"})):
+        text = refusal(parse, {**options, "nsq.tls_cafile": "/ca.pem"})
+        assert text == "nsq.tls_cafile: has no effect without nsq.tls_v1=true"
+
+
 def test_what_contradicts_itself_in_the_client() -> None:
     text = refusal(SourceOptions.parse, {**NEEDED, "nsq.snappy": "true", "nsq.deflate": "true"})
     assert text.startswith("nsq.snappy")
@@ -271,7 +277,9 @@ def test_no_refusal_shows_a_secret(options: dict[str, str]) -> None:
 
 
 def test_options_are_pickled_with_their_secrets() -> None:
-    options = source(**{"nsq.auth_secret": SECRET, "nsq.tls_cafile": "/x", "startingOffsets": '{"0": 5}'})
+    options = source(
+        startingOffsets='{"0": 5}', **{"nsq.auth_secret": SECRET, "nsq.tls_v1": "true", "nsq.tls_cafile": "/x"}
+    )
     copy = pickle.loads(pickle.dumps(options))
     assert copy == options
     assert copy.connection.auth_secret == SECRET
