@@ -138,9 +138,7 @@ class Producer(ProducerLife):
             route.is_used = True
             deadline = monotonic() + self._timeout
             linger = None if key is not None or partition is not None else self._linger
-            if linger is not None and (
-                self._lingers_always or self._delivery.pending or self._delivery.wakeups.is_waking
-            ):
+            if linger is not None and (self._lingers_always or self._delivery.pending or self._wakeups.is_waking):
                 room.used += 1
                 publish = Publish(route, topic, "PUB", b"", deadline)
                 linger.add(publish, body)
@@ -157,7 +155,7 @@ class Producer(ProducerLife):
             if result is not None:
                 return result
         try:
-            stored: Stored = publish.wait()
+            stored: Stored = publish.wait(self._wakeups)
             return stored
         finally:
             if not publish.done:
@@ -256,7 +254,7 @@ class Producer(ProducerLife):
             for part in parts:
                 self._enter(part, b"", block)
                 entered += 1
-            return outcome.wait() if result is None else result
+            return outcome.wait(self._wakeups) if result is None else result
         finally:
             # An interrupted caller; or no room, or no nsqd, for a part: the others of the batch are on their way.
             if not outcome.done and (result is None or entered < len(parts)):

@@ -210,7 +210,7 @@ class Connection(Answers):
 
         It may return with no reply at all; ``on_reply`` says what came.
         """
-        if self.session.pending_count != 1:
+        if self.session.pending_count != 1 or self._outbox.is_scheduled:
             return
         stand_in = self._transport.stand_in
         try:

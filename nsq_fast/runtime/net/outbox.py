@@ -41,6 +41,7 @@ class Outbox:
     Attributes:
         finished: messages whose FIN has not been built yet.
         error: what broke writing; None while it works.
+        is_scheduled: something waits for the end of the hub's turn.
         is_prompt: send at once what is appended, not at the end of the hub's turn: for a peer that sends its next
             message only when it has our answer.
     """
@@ -62,7 +63,7 @@ class Outbox:
         self._parts: list[bytes] = []
         self._size = 0
         self._unsent: memoryview | None = None
-        self._is_scheduled = False
+        self.is_scheduled = False
         self._is_stopped = False
         self._writer: Greenlet[..., Any] | None = None
         self._is_empty = Event()
@@ -76,14 +77,14 @@ class Outbox:
         """Append bytes."""
         self._parts.append(data)
         self._size += len(data)
-        if not self._is_scheduled:
+        if not self.is_scheduled:
             self._schedule()
         elif self._size > FLUSH_BYTES:
             self._flush()
 
     def send_alone(self, data: bytes) -> bool:
         """Send bytes at once, unless others wait to be sent, or nothing can be; whether it was done."""
-        if self._is_scheduled or self._writer is not None or self.error is not None or self._is_stopped:
+        if self.is_scheduled or self._writer is not None or self.error is not None or self._is_stopped:
             return False
         try:
             self._unsent = self._transport.send_now(data)
@@ -96,7 +97,7 @@ class Outbox:
     def finish(self, message: Message) -> None:
         """Append a FIN; it leaves after the bytes of this turn."""
         self.finished.append(message)
-        if not self._is_scheduled:
+        if not self.is_scheduled:
             self._schedule()
 
     def drain(self, timeout: float | None) -> bool:
@@ -118,11 +119,11 @@ class Outbox:
         if self.is_prompt:
             self._flush()
             return
-        self._is_scheduled = True
+        self.is_scheduled = True
         self._run_callback(self._end_of_turn)
 
     def _end_of_turn(self) -> None:
-        self._is_scheduled = False
+        self.is_scheduled = False
         self._flush()
 
     def _flush(self) -> None:

@@ -368,6 +368,7 @@ class Delivery:
 
     def _batch_stored(self, batch: Batch) -> None:
         weight = 0
+        woken: list[Publish] = []
         for child in batch.children:
             child.batch = None
             weight += child.weight
@@ -375,9 +376,11 @@ class Delivery:
             if not child.done:
                 child.done = True
                 if child.waiter is not None:
-                    self.wakeups.add(child)
+                    woken.append(child)
                 else:
                     child.settle(None, self.wakeups)
+        if woken:
+            self.wakeups.add_many(woken)
         batch.done = True
         self.pending.difference_update(batch.children)
         self.pending.discard(batch)

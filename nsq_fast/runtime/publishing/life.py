@@ -74,6 +74,7 @@ class ProducerLife:
         self._lingers_always = self.config.linger > 0
         self._routes = self._delivery.routes.by_topic
         self._room = self._delivery.room
+        self._wakeups = self._delivery.wakeups
         self._timeout = self.config.publish_timeout
         self._max_msg_size = self.config.max_msg_size
 

@@ -47,6 +47,7 @@ class Linger:
 
     def __init__(self, delivery: Delivery, config: ProducerConfig) -> None:
         self._delivery = delivery
+        self._track = delivery.track
         self._wait = config.linger
         self._max_messages = config.linger_max_messages
         self._max_bytes = min(config.linger_max_bytes, config.max_body_size)
@@ -59,22 +60,27 @@ class Linger:
 
     def add(self, publish: Publish, body: bytes, overhead: int = 0) -> None:
         """Let a publish wait; ``body`` is what it will send, with ``overhead`` bytes more."""
-        self._delivery.track(publish)
+        self._track(publish)
         topic = publish.topic
-        size = _LENGTH + len(body) + overhead
         gathering = self._gatherings.get(topic)
-        if gathering is not None and gathering.size + size > self._max_body_size:
-            self._send(topic)
-            gathering = None
-        if gathering is None:
-            gathering = self._gatherings[topic] = _Gathering()
-            if len(self._gatherings) == 1 and not self._lanes:
-                self._schedule()
-        gathering.children.append(publish)
+        size = _LENGTH + len(body) + overhead
+        if gathering is None or gathering.size + size > self._max_body_size:
+            gathering = self._begin(topic)
+        children = gathering.children
+        children.append(publish)
         gathering.bodies.append(body)
-        gathering.size += size
-        if len(gathering.children) >= self._max_messages or gathering.size >= self._max_bytes:
+        gathering.size = size = gathering.size + size
+        if size >= self._max_bytes or len(children) >= self._max_messages:
             self._send(topic)
+
+    def _begin(self, topic: str) -> _Gathering:
+        """A new batch of a topic, after what there is of it."""
+        if topic in self._gatherings:
+            self._send(topic)
+        gathering = self._gatherings[topic] = _Gathering()
+        if len(self._gatherings) == 1 and not self._lanes:
+            self._schedule()
+        return gathering
 
     def add_addressed(self, publish: Addressed) -> None:
         """Let a publish wait that says more than its body. From now on nobody relies on all saying the same."""

@@ -30,16 +30,19 @@ OK = b"OK"
 class Wakeups:
     """Wakes callers: those whose replies came in one read are resumed by one callback of the hub.
 
+    Each hands on to the next when it waits again, without a switch to the hub between them: that is half the switches.
+
     Attributes:
         is_waking: several are being resumed now: what they publish next can leave together.
     """
 
-    __slots__ = ("_hub", "_ready", "is_waking")
+    __slots__ = ("_due", "_hub", "_ready", "is_waking")
 
     def __init__(self) -> None:
         self._hub = get_hub()
-        self.is_waking = False
         self._ready: list[Outcome] = []
+        self._due: list[Outcome] = []  # being resumed, the next one last
+        self.is_waking = False
 
     def add(self, outcome: Outcome) -> None:
         """Resume the greenlet that waits for ``outcome``, soon."""
@@ -47,26 +50,48 @@ class Wakeups:
             self._hub.loop.run_callback(self._wake)
         self._ready.append(outcome)
 
+    def add_many(self, outcomes: list[Publish]) -> None:
+        """As ``add``, for several."""
+        if not self._ready:
+            self._hub.loop.run_callback(self._wake)
+        self._ready += outcomes
+
     def _wake(self) -> None:
-        ready, self._ready = self._ready, []
-        self.is_waking = len(ready) > 1
-        for outcome in ready:
-            waiter = outcome.waiter
+        due, self._ready = self._ready, []
+        self.is_waking = len(due) > 1
+        due.reverse()
+        self._due = due
+        while due:
+            waiter = due.pop().waiter
             if waiter is not None:  # None: it was interrupted meanwhile
-                outcome.waiter = None
                 try:
                     waiter.switch()
                 except BaseException as error:  # of a raw greenlet; it must not keep the others waiting
                     self._hub.handle_error(waiter, type(error), error, error.__traceback__)
         self.is_waking = False
 
+    def sleep(self) -> None:
+        """Switch to whoever is to run next, until somebody resumes the calling greenlet."""
+        due = self._due
+        while due:
+            waiter = due.pop().waiter
+            if waiter is not None:
+                waiter.switch()
+                return
+        self._hub.switch()
+
 
 class Outcome:
-    """How something ended, for one waiting greenlet, or for whoever holds its AsyncResult."""
+    """How something ended, for one waiting greenlet, or for whoever holds its AsyncResult.
 
-    __slots__ = ("done", "error", "result", "waiter")
+    Attributes:
+        conn: the connection whose reply it is waiting for.
+    """
+
+    __slots__ = ("conn", "done", "error", "result", "waiter")
 
     def __init__(self) -> None:
+        self.conn: Connection | None = None
         self.done = False
         self.error: BaseException | None = None
         self.waiter: Any = None
@@ -77,12 +102,15 @@ class Outcome:
         self.result = AsyncResult()
         return self.result
 
-    def wait(self) -> Any:
+    def wait(self, wakeups: Wakeups) -> Any:
         """Block the calling greenlet until it is done; return its value or raise its error."""
         if not self.done:
             self.waiter = getcurrent()
             try:
-                get_hub().switch()
+                if self.conn is not None:
+                    self.conn.await_reply()
+                if not self.done:
+                    wakeups.sleep()
             finally:
                 self.waiter = None
         if self.error is not None:
@@ -115,7 +143,6 @@ class Publish(Outcome):
         deadline: when it has to be over, ``time.monotonic``.
         weight: messages it holds room for; 0 once the room was given back.
         attempts: how often it was written so far.
-        conn: the connection whose reply it is waiting for.
         batch: the Batch it lingered in.
         gather: the Gather it is a part of.
         last_error: what the last attempt failed with.
@@ -125,7 +152,6 @@ class Publish(Outcome):
         "attempts",
         "batch",
         "command",
-        "conn",
         "data",
         "deadline",
         "gather",
@@ -149,22 +175,10 @@ class Publish(Outcome):
         self.weight = weight
         self.attempts = 0
         self.possibly_stored = False
-        self.conn: Connection | None = None
+        self.conn = None
         self.batch: Batch | None = None
         self.gather: Gather | None = None
         self.last_error: BaseException | None = None
-
-    def wait(self) -> Any:
-        conn = self.conn
-        if conn is not None and not self.done:
-            self.waiter = getcurrent()
-            try:
-                conn.await_reply()
-            finally:
-                self.waiter = None
-            if self.done and self.error is None:
-                return self.value()
-        return super().wait()
 
     def settle(self, error: BaseException | None, wakeups: Wakeups) -> None:
         super().settle(error, wakeups)
