@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 STATS_INTERVAL = 0.2
 DISCOVERY_INTERVAL = 5.0
 _STATS_TIMEOUT = 3.0
+_SOON = 1.0
 
 
 class Backlog:
@@ -44,9 +45,9 @@ class Backlog:
         return self._servers
 
     def discover(self, timeout: float = TIMEOUT) -> TopicServers:
-        """Ask for the servers now; those known before stay when nobody answers."""
+        """Ask for the servers now; those known before stay when nobody answers soon."""
         try:
-            found = discover(self._options, timeout=timeout)
+            found = discover(self._options, timeout=timeout if self._servers is None else min(timeout, _SOON))
         except (HttpError, LookupFailed, OSError) as error:
             if self._servers is None or not is_transient(error):
                 raise
@@ -90,7 +91,6 @@ class Backlog:
             if nsqd not in self._silent:
                 logger.warning("nsqd %s is left out until it answers: %s", nsqd, error)
             self._silent.add(nsqd)
-            self._discovered_at = float("-inf")
             return {}
         self._silent.discard(nsqd)
         return found

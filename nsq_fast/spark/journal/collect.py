@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from ssl import SSLError
 from typing import Any
 
 from gevent import sleep
@@ -26,7 +27,7 @@ from pyspark.sql.datasource import InputPartition
 
 from nsq_fast._frame import Columns, join_columns
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import ConfigError, ConnectFailed, ConnectionLost, NsqError
+from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ProtocolError, ServerError
 from nsq_fast.names import Address
 from nsq_fast.runtime.columns import ColumnSubscription
 
@@ -126,8 +127,8 @@ class Collector:
             try:
                 subscription.open()
                 return Lane(subscription)
-            except ConnectFailed as error:
-                if time.monotonic() > until or not _may_come(error):
+            except (ConnectFailed, ServerError) as error:
+                if time.monotonic() > until or not _is_passing(error):
                     raise
             sleep(_CONNECT_PAUSE)
 
@@ -168,13 +169,13 @@ class Collector:
             return False
         try:
             self._add_lane()
-        except ConnectFailed as error:
-            if not _may_come(error):
+        except (ConnectFailed, ServerError) as error:
+            if not _is_passing(error):
                 raise
             logger.warning("slot %s stays empty: %s", self.slot.name, error)
             return False
         if self._left:
-            with contextlib.suppress(ConnectFailed):
+            with contextlib.suppress(ConnectFailed, ServerError):  # one is enough
                 self._add_lane()
         return True
 
@@ -196,7 +197,7 @@ class Collector:
         try:
             self._settle(lane)
             columns = self._gather(lane)
-        except ConnectionLost as error:
+        except (ConnectionLost, ServerError) as error:
             self._lose(lane, error)
             return
         if columns.count:
@@ -229,7 +230,7 @@ class Collector:
     def _settle_other(self, lane: Lane) -> None:
         try:
             self._settle(lane)
-        except ConnectionLost as error:
+        except (ConnectionLost, ServerError) as error:
             self._lose(lane, error)
 
     def _settle(self, lane: Lane) -> None:
@@ -256,9 +257,12 @@ class Collector:
 
     def _write(self, lane: Lane, columns: Columns, writer: ThreadPoolExecutor) -> None:
         self._unsure.difference_update(lane.sure())
-        kept, dropped = self._screen.sift(columns)
+        kept, dropped = self._screen.sift(columns, self._unfinished)
         result = writer.submit(self._keep, kept, lane.deadline) if kept.count else None
         lane.begin(columns.ids, dropped, result)
+
+    def _unfinished(self) -> list[Stored]:
+        return [self._segments[number] for number in sorted(self._unsure)]
 
     def _keep(self, columns: Any, deadline: float) -> int | None:
         """In the thread: make a segment, and return its number. None when it is too late."""
@@ -280,8 +284,13 @@ class Collector:
 
     # The end
 
-    def _lose(self, lane: Lane, error: ConnectionLost) -> None:
-        """What the lane has claimed is kept, the rest comes again. The slot is sealed with what there is."""
+    def _lose(self, lane: Lane, error: NsqError) -> None:
+        """What the lane has claimed is kept, the rest comes again. The slot is sealed with what there is.
+
+        Raises what will not be better the next time.
+        """
+        if not _is_passing(error):
+            raise error
         logger.warning("slot %s: connection lost: %s", self.slot.name, error)
         work, lane.work = lane.work, None
         lane.give_up()
@@ -295,7 +304,7 @@ class Collector:
             return
         try:
             lane.subscription.close(_CLOSE_TIMEOUT)
-        except ConnectionLost as error:
+        except (ConnectionLost, ServerError) as error:
             self._lose(lane, error)
             return
         late = set(lane.subscription.unfinished)
@@ -330,13 +339,13 @@ def _is_done(work: Work) -> bool:
     return work.result is None or work.result.done()
 
 
-def _may_come(error: ConnectFailed) -> bool:
-    """Whether the server is merely not there now, as opposed to settings that are wrong."""
+def _is_passing(error: BaseException) -> bool:
+    """Whether the server is merely not there now, or leads no more, as opposed to settings that are wrong."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, ConfigError):
+        if isinstance(cause, ServerError):
+            return cause.retriable
+        if isinstance(cause, (ProtocolError, ValueError, SSLError)):
             return False
-        if isinstance(cause, OSError) and not isinstance(cause, NsqError):
-            return isinstance(cause, (ConnectionError, TimeoutError))
-        cause = cause.__cause__ or cause.__context__
+        cause = cause.__cause__
     return True

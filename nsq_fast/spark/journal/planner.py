@@ -37,8 +37,9 @@ def ready(depths: Mapping[str, Depth]) -> dict[str, int]:
 def make_slots(options: SourceOptions, folder: JournalFolder, offset: Offset, backlog: Backlog, run: str) -> list[Slot]:
     """The tasks of a batch. A slot whose partition nobody leads has no address."""
     servers = _UNKNOWN
-    with contextlib.suppress(HttpError, LookupFailed, OSError):  # a batch that is in the journal needs no server
-        servers = backlog.servers()
+    if len(folder.seals(offset.batch)) < len(offset.slots):
+        with contextlib.suppress(HttpError, LookupFailed, OSError):  # what is in the journal needs no server
+            servers = backlog.servers()
     connection = options.connection
     if servers.has_ext:
         connection = connection.replace(extend_support=True)

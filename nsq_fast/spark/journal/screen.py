@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from .segment import StoredColumns, keys_of
+from .segment import Stored, StoredColumns, keys_of
 from .suspects import Suspects
 
 _WIDTHS = {
@@ -21,19 +22,24 @@ class Screen:
         self._suspects = suspects
         self._known = suspects.load() if suspects is not None else set()
 
-    def sift(self, columns: Any) -> tuple[Any, frozenset[bytes]]:
-        """The messages that are new, as columns, and the keys of the others."""
+    def sift(self, columns: Any, unsure: Callable[[], Iterable[Stored]] = list) -> tuple[Any, frozenset[bytes]]:
+        """The messages that are new, as columns, and the keys of the others.
+
+        ``unsure`` are segments of the same slot that may not be finished; it is called when something comes again.
+        """
         if self._suspects is None:
             return columns, frozenset()
+        known = self._known
         if _has_redelivered(columns):
-            self._known = self._suspects.load()  # there may be more by now
-        if not self._known:
-            return columns, frozenset()
-        keys = keys_of(columns)
-        known = self._known.intersection(keys)
+            self._known = known = self._suspects.load()  # there may be more by now
+            known = known.union(*(segment.message_keys() for segment in unsure()))
         if not known:
             return columns, frozenset()
-        return take(columns, [row for row, key in enumerate(keys) if key not in known]), frozenset(known)
+        keys = keys_of(columns)
+        met = known.intersection(keys)
+        if not met:
+            return columns, frozenset()
+        return take(columns, [row for row, key in enumerate(keys) if key not in met]), frozenset(met)
 
 
 def _has_redelivered(columns: Any) -> bool:

@@ -138,7 +138,7 @@ def read(path: str) -> Stored:
     """See what a file is. Raises FileNotFoundError, or JournalError for one that is damaged."""
     with open(path, "rb") as file:
         magic, length = _prefix(path, file.read(_PREFIX.size))
-        return Stored(path, _head(path, magic, file.read(length)))
+        return Stored(path, _head(path, magic, length, file.read(length)))
 
 
 def _prefix(path: str, data: bytes) -> tuple[bytes, int]:
@@ -148,9 +148,11 @@ def _prefix(path: str, data: bytes) -> tuple[bytes, int]:
     return magic, length
 
 
-def _head(path: str, magic: bytes, text: Any) -> Head:
+def _head(path: str, magic: bytes, length: int, text: bytes) -> Head:
     if magic != MAGIC:
         raise JournalError(f"{path}: not a file of a journal")
+    if len(text) < length:
+        raise JournalError(f"{path}: damaged: it ends in its head")
     try:
         head = msgspec.json.decode(text, type=Head)
     except msgspec.MsgspecError as error:
@@ -166,7 +168,7 @@ def _map(path: str) -> StoredColumns:
         view = memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
     magic, length = _prefix(path, bytes(view[: _PREFIX.size]))
     at = _PREFIX.size + length
-    head = _head(path, magic, view[_PREFIX.size : at])
+    head = _head(path, magic, length, bytes(view[_PREFIX.size : at]))
     found: dict[str, Any] = {}
     for name, length in head.sizes.items():
         at += -at % ALIGNMENT

@@ -25,6 +25,9 @@ from .rows import batches
 
 logger = logging.getLogger(__name__)
 
+PATIENCE = 3.0
+"""How long one call waits for servers, in seconds: Spark asks again at once."""
+
 
 class _Driver:
     """What the driver's reader holds while the query runs; a reader in a task has none."""
@@ -107,6 +110,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Delete what Spark will not ask for again."""
         offset = Offset.decode(end)
+        self._subtract(offset)
         try:
             self._folder(offset).commit(offset.batch)
         except OSError as error:  # costs space until the next commit
@@ -135,7 +139,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _depths(self) -> Mapping[str, Depth]:
         try:
-            return self.driver.backlog.depths()
+            return self.driver.backlog.depths(PATIENCE)
         except (HttpError, LookupFailed, RemoteProtocolError, OSError) as error:
             if isinstance(error, ConfigError):
                 raise

@@ -1,0 +1,515 @@
+"""The journal on disk: a name is claimed once, whoever races; what is sealed stays; a folder that is gone fences."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsq_fast._codec import encode_message
+from nsq_fast._frame import ColumnReader
+from nsq_fast.errors import ConfigError, JournalClosed, JournalError, JournalMissing, JournalTaken
+from nsq_fast.spark.journal import chain as chain_module
+from nsq_fast.spark.journal import suspects as suspects_module
+from nsq_fast.spark.journal.chain import Chain, claim_file, seal, seals, uncertain
+from nsq_fast.spark.journal.folder import About, JournalFolder
+from nsq_fast.spark.journal.location import check_links, check_path
+from nsq_fast.spark.journal.rows import batches
+from nsq_fast.spark.journal.screen import Screen, take
+from nsq_fast.spark.journal.segment import Head, keys_of, read
+from nsq_fast.spark.journal.suspects import Suspects
+from nsq_fast.spark.names import NAMES
+from nsq_fast.spark.schema import to_batch
+
+ABOUT = About("orders", "spark")
+
+
+def columns_of(bodies, start=0, attempts=1, ext=None, detail=False):
+    reader = ColumnReader(detail=detail, ext=ext is not None)
+    extra = {} if ext is None else {"ext_version": 4, "ext": ext}
+    if detail:
+        extra |= {"offset": 7, "raw_size": 9}
+    frames = [
+        encode_message(1_000 + row, attempts, b"%016x" % (start + row), body, **extra)
+        for row, body in enumerate(bodies)
+    ]
+    return reader.feed(b"".join(frames))
+
+
+def bodies_of(segments):
+    return [row for batch in batches(segments, ("body",), "orders") for row in batch["body"].to_pylist()]
+
+
+@pytest.fixture
+def batch(tmp_path):
+    folder = tmp_path / "b1"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def journal(tmp_path):
+    folder = JournalFolder(str(tmp_path / "journal"), "j1")
+    folder.create(ABOUT)
+    return folder
+
+
+# Segments
+
+
+@pytest.mark.parametrize("ext", [None, b'{"a":"b"}', b""])
+@pytest.mark.parametrize("detail", [False, True])
+def test_a_segment_gives_the_rows_that_its_columns_gave(batch, ext, detail):
+    given_columns = columns_of([b"one", b"", b"three" * 100], ext=ext, detail=detail)
+    head = Head(rows=3, nsqd="h:1", partition=2, is_redesigned=True)
+    stored = Chain(str(batch), 0).claim(0, head, given_columns)
+    facts = {"topic": "t", "partition": 2, "nsqd": "h:1", "is_redesigned": True}
+    assert to_batch(read(stored.path).columns(), NAMES, **facts).equals(to_batch(given_columns, NAMES, **facts))
+    assert read(stored.path).message_keys() == keys_of(given_columns)
+
+
+def test_buffers_are_aligned(batch):
+    stored = Chain(str(batch), 0).claim(0, Head(rows=1), columns_of([b"x"]))
+    data = Path(stored.path).read_bytes()
+    assert data.endswith(b"x" + bytes(63))
+
+
+def test_segments_are_joined_into_larger_batches(batch):
+    chain = Chain(str(batch), 0)
+    stored = [chain.claim(n, Head(rows=4_000), columns_of([b"%d" % n] * 4_000)) for n in range(4)]
+    assert [each.num_rows for each in batches(stored, ("body", "topic"), "t")] == [12_000, 4_000]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"NSQ", b"x" * 100, b"NSQJ0001\x02\x00\x00\x00{!", b"NSQJ0001\xff\xff\x00\x00{}"]
+)
+def test_what_is_no_segment_is_an_error_that_names_it(tmp_path, data):
+    path = tmp_path / "s0-0"
+    path.write_bytes(data)
+    with pytest.raises(JournalError, match=r"s0-0: (damaged|not a file)"):
+        read(str(path))
+
+
+def test_a_segment_that_was_cut_is_an_error(batch):
+    stored = Chain(str(batch), 0).claim(0, Head(rows=100), columns_of([b"body"] * 100))
+    os.truncate(stored.path, 1_500)
+    with pytest.raises(JournalError, match="damaged: it has 1500 bytes of"):
+        read(stored.path).columns()
+
+
+def test_the_byte_order_is_part_of_a_segment(batch):
+    order = "big" if sys.byteorder == "little" else "little"
+    stored = Chain(str(batch), 0).claim(0, Head(order=order))
+    with pytest.raises(JournalError, match="byte order"):
+        read(stored.path)
+
+
+def test_what_is_written_in_parts_is_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "writev", lambda fd, buffers: os.write(fd, bytes(buffers[0])[:3]))
+    claim_file(str(tmp_path), "f", [b"abcdef", b"ghi"])
+    assert (tmp_path / "f").read_bytes() == b"abcdefghi"
+
+
+# Claims
+
+
+def test_a_number_is_claimed_once_and_what_was_there_stays(batch):
+    chain = Chain(str(batch), 3)
+    chain.claim(0, Head(rows=1), columns_of([b"first"]))
+    with pytest.raises(JournalTaken, match="s3-0 has been written by another attempt"):
+        chain.claim(0, Head(rows=1), columns_of([b"second"]))
+    assert bodies_of(chain.read()) == [b"first"]
+    assert sorted(os.listdir(batch)) == ["s3-0"]
+
+
+def test_without_its_folder_nothing_is_claimed_and_none_is_made(tmp_path):
+    with pytest.raises(JournalClosed, match="committed by another attempt, or the journal is not on a file system"):
+        Chain(str(tmp_path / "gone"), 0).claim(0, Head())
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_goes_away_between_writing_and_claiming_fences(batch, monkeypatch):
+    link = os.link
+
+    def late(*names):
+        os.rename(batch, f"{batch}-away")
+        return link(*names)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(JournalClosed):
+        Chain(str(batch), 0).claim(0, Head())
+    assert not batch.exists()
+
+
+def test_a_stale_handle_of_a_network_file_system_is_a_folder_that_is_gone(batch, monkeypatch):
+    def stale(*names):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(os, "link", stale)
+    with pytest.raises(JournalClosed):
+        Chain(str(batch), 0).claim(0, Head())
+
+
+def test_a_link_whose_answer_was_lost_and_that_was_repeated_is_ours(batch, monkeypatch):
+    link = os.link
+
+    def twice(*names):
+        link(*names)
+        link(*names)
+
+    monkeypatch.setattr(os, "link", twice)
+    Chain(str(batch), 0).claim(0, Head(rows=1), columns_of([b"ours"]))
+    monkeypatch.undo()
+    assert bodies_of(Chain(str(batch), 0).read()) == [b"ours"]
+
+
+@pytest.mark.parametrize("call", ["link", "fsync"])
+def test_a_failing_disk_is_told_and_leaves_no_temporary_file(batch, monkeypatch, call):
+    def fails(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, fails)
+    with pytest.raises(OSError, match="No space"):
+        Chain(str(batch), 0).claim(0, Head())
+    assert os.listdir(batch) == []
+
+
+def test_file_and_folder_are_on_disk_before_a_claim_returns(batch, monkeypatch):
+    calls = []
+    fsync, link = os.fsync, os.link
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (calls.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))), fsync(fd))
+    )
+    monkeypatch.setattr(os, "link", lambda *names: (calls.append("link"), link(*names)))
+    Chain(str(batch), 0).claim(0, Head())
+    assert calls[0].startswith("t-")
+    assert calls[1:] == ["link", "b1"]
+
+
+RACER = """
+import sys
+from nsq_fast.spark.journal.chain import Chain
+from nsq_fast.spark.journal.segment import Head
+from nsq_fast.errors import JournalTaken
+folder, name = sys.argv[1:]
+print("ready", flush=True)
+sys.stdin.readline()
+won = 0
+for slot in range(200):
+    try:
+        Chain(folder, slot, durable=False).claim(0, Head(run=name))
+    except JournalTaken:
+        continue
+    won += 1
+print(won, flush=True)
+"""
+
+
+def test_of_two_processes_that_race_one_wins_each_name(batch):
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, str(batch), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for name in "ab"
+    ]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    wins = {name: int(process.communicate(timeout=30)[0]) for name, process in zip("ab", processes, strict=True)}
+    owners = [Chain(str(batch), slot).read()[0].head.run for slot in range(200)]
+    assert {name: owners.count(name) for name in "ab"} == wins
+    assert sum(wins.values()) == 200
+
+
+# Seals
+
+
+def test_a_new_slot_has_nothing_to_settle(batch):
+    assert Chain(str(batch), 0).settle(lambda segments: pytest.fail("nobody is suspected")) is None
+
+
+def test_a_slot_that_an_attempt_left_is_sealed_with_what_there_is(batch):
+    chain = Chain(str(batch), 0)
+    for number in range(3):
+        chain.claim(number, Head(rows=1, run="dead", open=(1,) if number == 2 else ()), columns_of([b"%d" % number]))
+    suspected = []
+    assert bodies_of(chain.settle(suspected.append)) == [b"0", b"1", b"2"]
+    assert [each.path[-1] for each in uncertain(suspected[0])] == ["1", "2"]
+    assert chain.read()[-1].head == seal(chain.read()[:-1])
+    assert bodies_of(chain.settle(lambda segments: pytest.fail("it was sealed"))) == [b"0", b"1", b"2"]
+
+
+def test_after_the_seal_nothing_is_claimed(batch):
+    chain = Chain(str(batch), 0)
+    chain.claim(0, Head(rows=1), columns_of([b"0"]))
+    chain.settle(list)
+    with pytest.raises(JournalTaken):
+        chain.claim(1, Head(rows=1), columns_of([b"too late"]))
+    assert bodies_of(chain.settle(list)) == [b"0"]
+
+
+def test_one_who_was_thought_dead_and_claims_before_the_seal_is_part_of_it(batch):
+    chain = Chain(str(batch), 0)
+    chain.claim(0, Head(rows=1), columns_of([b"0"]))
+    rounds = []
+
+    def zombie(segments):
+        rounds.append(len(segments))
+        if len(rounds) == 1:
+            chain.claim(1, Head(rows=1), columns_of([b"1"]))
+
+    assert bodies_of(chain.settle(zombie)) == [b"0", b"1"]
+    assert rounds == [1, 2]
+
+
+def test_whatever_attempts_race_what_was_claimed_is_what_is_sealed(batch):
+    """A writer goes on claiming while others seal: no segment of whose claim it was told may be missing."""
+    for slot in range(30):
+        chain = Chain(str(batch), slot, durable=False)
+        chain.claim(0, Head(rows=1), columns_of([b"0"]))
+        claimed, sealed = [b"0"], []
+
+        def write(chain=chain, claimed=claimed):
+            try:
+                for number in range(1, 200):
+                    body = b"%d" % number
+                    chain.claim(number, Head(rows=1), columns_of([body]))
+                    claimed.append(body)
+            except JournalTaken:
+                pass
+
+        threads = [threading.Thread(target=write)]
+        threads += [threading.Thread(target=lambda c=chain, s=sealed: s.append(c.settle(list))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [bodies_of(each) for each in sealed] == [claimed, claimed]
+
+
+def test_the_seals_of_a_batch_say_what_each_run_took(batch):
+    first, second = Chain(str(batch), 0), Chain(str(batch), 12)
+    stored = [first.claim(n, Head(rows=1, run=run), columns_of([b"x"])) for n, run in enumerate(["a", "b", "a"])]
+    first.claim(3, seal(stored, "b", {b"k" * 24}))
+    second.claim(0, Head(rows=1), columns_of([b"not sealed"]))
+    assert seals(str(batch)) == {0: Head(is_seal=True, fresh={"a": 2, "b": 2}, seen=(b"k" * 24,))}
+
+
+# Suspects
+
+
+def test_a_message_that_came_again_is_left_out_and_the_others_kept(journal):
+    journal.suspects.add(keys_of(columns_of([b"a", b"b"])))
+    kept, dropped = Screen(journal.suspects).sift(columns_of([b"a", b"b", b"c"]))
+    assert kept.count == 1
+    assert bytes(kept.body) == b"c"
+    assert dropped == frozenset(keys_of(columns_of([b"a", b"b"])))
+
+
+def test_the_same_id_of_another_time_is_another_message(journal):
+    journal.suspects.add([b"%016x" % 0 + struct.pack("=q", 999)])
+    columns = columns_of([b"a"])
+    assert Screen(journal.suspects).sift(columns) == (columns, frozenset())
+
+
+def test_suspects_that_come_later_count_for_what_was_delivered_before(journal):
+    screen = Screen(journal.suspects)
+    journal.suspects.add(keys_of(columns_of([b"a"])))
+    assert screen.sift(columns_of([b"a"]))[0].count == 1
+    assert screen.sift(columns_of([b"a"], attempts=2))[0].count == 0
+
+
+def test_without_suppression_everything_passes():
+    columns = columns_of([b"a"], attempts=3)
+    assert Screen(None).sift(columns) == (columns, frozenset())
+
+
+def test_suspects_are_kept_until_they_are_seen_or_too_old(journal, monkeypatch):
+    keys = keys_of(columns_of([b"a", b"b", b"c"]))
+    journal.suspects.add(keys[:2])
+    journal.suspects.add(keys[2:])
+    again = Suspects(journal.suspects.folder)
+    assert again.load() == set(keys)
+    again.forget(keys[:1])
+    assert again.load() == set(keys[1:])
+    again.forget(keys[1:2])
+    assert len(os.listdir(again.folder)) == 1
+    monkeypatch.setattr(suspects_module.time, "time", lambda t=suspects_module.time.time: t() + 25 * 3600)
+    again.forget([])
+    assert again.load() == set()
+    assert os.listdir(again.folder) == []
+
+
+def test_a_suspect_file_that_the_driver_just_removed_is_no_error(journal, monkeypatch):
+    journal.suspects.add(keys_of(columns_of([b"a"])))
+    names = os.listdir(journal.suspects.folder)
+    journal.suspects.forget(keys_of(columns_of([b"a"])))
+    monkeypatch.setattr(os, "listdir", lambda folder: names)
+    assert journal.suspects.load() == set()
+
+
+def test_adding_nobody_writes_nothing(journal):
+    journal.suspects.add([])
+    assert os.listdir(journal.suspects.folder) == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.binary(max_size=20), st.booleans()), min_size=1, max_size=30), st.booleans())
+def test_taking_rows_of_columns_keeps_all_of_them(rows, detail):
+    bodies = [body for body, _ in rows]
+    columns = columns_of(bodies, ext=b'{"k":1}', detail=detail)
+    chosen = [number for number, (_, keep) in enumerate(rows) if keep]
+    facts = {"topic": "t", "partition": None, "nsqd": "n", "is_redesigned": True}
+    whole = to_batch(columns, NAMES, **facts)
+    assert to_batch(take(columns, chosen), NAMES, **facts).to_pylist() == [whole.to_pylist()[row] for row in chosen]
+
+
+# The folder of a query
+
+
+def test_a_journal_is_readable_by_its_owner_only(journal):
+    journal.open_batch(1)
+    journal.chain(1, 0).claim(0, Head())
+    modes = {path: path.stat().st_mode & 0o777 for path in Path(journal.path).rglob("*")}
+    assert Path(journal.path).stat().st_mode & 0o777 == 0o700
+    assert all(mode == (0o700 if path.is_dir() else 0o600) for path, mode in modes.items())
+
+
+def test_making_it_twice_changes_nothing(journal):
+    journal.create(ABOUT)
+    journal.check(ABOUT)
+
+
+def test_a_journal_that_is_not_there_is_a_hard_error(tmp_path):
+    with pytest.raises(JournalMissing, match="what was acknowledged and not committed would be lost"):
+        JournalFolder(str(tmp_path), "j").check(ABOUT)
+
+
+def test_a_journal_of_another_topic_is_refused(journal):
+    with pytest.raises(JournalError, match="is of topic orders, channel spark: a checkpoint cannot be used for a, b"):
+        journal.check(About("a", "b"))
+
+
+def test_commit_takes_a_batch_away_with_all_before_it(journal):
+    for number in (1, 2, 3):
+        journal.open_batch(number)
+        journal.chain(number, 0).claim(0, Head(rows=1), columns_of([b"x"]))
+    journal.commit(2)
+    journal.commit(2)
+    assert sorted(os.listdir(journal.path)) == ["about.json", "b3", "committed", "suspects"]
+    with pytest.raises(JournalClosed):
+        journal.chain(2, 0).claim(1, Head())
+    with pytest.raises(JournalMissing, match="batch 2 .* has been committed and deleted"):
+        journal.open_batch(2)
+    journal.open_batch(3)
+
+
+def test_what_was_mapped_before_a_commit_can_be_read_after_it(journal):
+    journal.open_batch(1)
+    stored = journal.chain(1, 0).claim(0, Head(rows=1), columns_of([b"x"]))
+    columns = stored.columns()
+    journal.commit(1)
+    assert bytes(columns.body) == b"x"
+
+
+def test_commit_goes_on_where_an_earlier_one_stopped(journal, monkeypatch):
+    journal.open_batch(1)
+    journal.chain(1, 0).claim(0, Head())
+
+    def fails(path):
+        raise OSError(errno.EIO, "I/O error", path)
+
+    monkeypatch.setattr("shutil.rmtree", fails)
+    journal.commit(1)
+    assert any(name.startswith("gone-1-") for name in os.listdir(journal.path))
+    monkeypatch.undo()
+    journal.commit(1)
+    assert not any(name.startswith("gone-") for name in os.listdir(journal.path))
+
+
+def test_commit_forgets_suspects_that_a_batch_has_met(journal):
+    keys = keys_of(columns_of([b"a", b"b"]))
+    journal.suspects.add(keys)
+    journal.open_batch(1)
+    journal.chain(1, 0).claim(0, seal([], "run", keys[:1]))
+    journal.commit(1)
+    assert journal.suspects.load() == {keys[1]}
+
+
+def test_a_plan_is_kept_once(journal):
+    assert journal.plan() is None
+    journal.claim_plan(b"one")
+    with pytest.raises(JournalTaken):
+        journal.claim_plan(b"two")
+    assert journal.plan() == b"one"
+
+
+# Where it may lie
+
+
+@pytest.mark.parametrize("journal", ["s3://bucket/j", "s3a://b/j", "hdfs://name:9000/j", "abfss://c@a/j", "gs:/b"])
+def test_what_is_no_path_is_refused_with_the_reason(journal):
+    with pytest.raises(ConfigError, match="not a path; a journal needs a local or network file system with hard links"):
+        check_path(journal)
+
+
+def test_a_relative_path_is_refused():
+    with pytest.raises(ConfigError, match="absolute"):
+        check_path("journal")
+
+
+@pytest.mark.parametrize("journal", ["/a/b", "file:///a/b", "file:/a/b", "/a//b/"])
+def test_a_path_may_be_a_file_url(journal):
+    assert check_path(journal) == "/a/b"
+
+
+def no_links(*names):
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+def replacing_links(source, target):
+    Path(target).write_bytes(Path(source).read_bytes())
+
+
+def copying_links(source, target):
+    with open(target, "xb"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("link", "reason"),
+    [(no_links, "Operation not permitted"), (replacing_links, "replaces a file"), (copying_links, "makes a copy")],
+)
+def test_a_file_system_whose_links_are_not_what_they_must_be_is_refused(tmp_path, monkeypatch, link, reason):
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(ConfigError, match=f"{reason}.*hard links"):
+        check_links(str(tmp_path))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="No such file or directory"):
+        check_links(str(tmp_path / "none"))
+
+
+def test_a_good_folder_is_left_as_it_was(tmp_path):
+    check_links(str(tmp_path))
+    assert os.listdir(tmp_path) == []
+
+
+def test_replacing_a_file_leaves_the_old_or_the_new(tmp_path):
+    path = tmp_path / "f"
+    for data in (b"one", b"", b"three"):
+        chain_module.replace_file(str(path), data)
+        assert path.read_bytes() == data
+    assert os.listdir(tmp_path) == ["f"]

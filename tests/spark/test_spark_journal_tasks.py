@@ -1,0 +1,676 @@
+"""Tasks of the journalled reader against our nsqd and the real one: whatever dies where, nothing is lost or doubled.
+
+The calls are those of Spark, made one by one. Faults are in readers derived from ours.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from support.journal import CHANNEL, TOPIC, Query, Server
+from support.servers import SERVERS, find_server
+from support.spark_ledger import account
+from support.waiting import until
+
+from nsq_fast.broker.redesigned.process import ClusterProcess
+from nsq_fast.errors import ConfigError, ConnectFailed, ConnectionLost, JournalClosed, JournalMissing, JournalTaken
+from nsq_fast.runtime.admin import NsqdHTTPClient
+from nsq_fast.runtime.columns import ColumnSubscription
+from nsq_fast.config import ConnectionConfig
+from nsq_fast.spark.journal import JournalBatchReader, JournalStreamReader, collect
+from nsq_fast.spark.journal.collect import Collector
+from nsq_fast.spark.options import SourceOptions
+
+QUICK = {"nsq.msg_timeout": "1"}
+ROWS = 6_000
+
+
+@pytest.fixture(params=["ours", "real"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    if request.param == "real" and find_server("nsqd") is None:
+        pytest.skip(f"no real nsqd below {SERVERS}")
+    folder = tmp_path / "nsqd"
+    folder.mkdir()
+    made = Server.broker(folder) if request.param == "ours" else Server.real(folder)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def query(server: Server, tmp_path: Path) -> Query:
+    return Query(tmp_path / "journal", server.options)
+
+
+class Stop(Exception):
+    """The fault."""
+
+
+class FaultyCollector(Collector):
+    """Fails once, at ``where``, for segment ``number``. When it ``dies``, its connections are cut and say nothing."""
+
+    where, number, dies = "", 0, False
+    happened = 0
+
+    def fault(self, where: str, number: int) -> None:
+        kind = type(self)
+        if (where, number) == (self.where, self.number) and not kind.happened:
+            kind.happened = 1
+            if self.dies:
+                self.finish = self._silent  # type: ignore[method-assign]
+                for lane in self._lanes:
+                    lane.subscription.abort()
+            raise Stop(where)
+
+    def claim(self, index: int, head: Any, columns: Any) -> Any:
+        self.fault("before claim", index)
+        return super().claim(index, head, columns)
+
+    def finish(self, lane: Any, ids: bytes) -> None:
+        if lane.unsure and lane.work is None:
+            self.fault("before finish", lane.unsure[-1].number)
+        super().finish(lane, ids)
+
+    def seal(self, index: int, head: Any) -> None:
+        self.fault("before seal", 0)
+        super().seal(index, head)
+
+    def _silent(self, lane: Any, ids: bytes) -> None:
+        raise ConnectionLost("dead")
+
+
+def faulty(where: str, number: int = 0, dies: bool = False) -> type[JournalStreamReader]:
+    kind = type("Faulty", (FaultyCollector,), {"where": where, "number": number, "dies": dies, "happened": 0})
+
+    class Reader(JournalStreamReader):
+        collector = kind
+
+        def make_collector(self, slot: Any) -> Collector:
+            return kind(slot)
+
+    return Reader
+
+
+# Without faults
+
+
+def test_all_messages_come_once_and_are_finished(server: Server, query: Query) -> None:
+    bodies = server.publish(ROWS)
+    assert len(query.batch()) == ROWS
+    account(bodies, query.rows).check()
+    assert server.depth() == (0, 0, 0)
+    assert not query.plan()
+
+
+def test_a_replay_gives_the_same_rows_in_the_same_order_and_asks_no_server(server: Server, query: Query) -> None:
+    server.publish(ROWS)
+    query.plan()
+    first = query.run()
+    server.close()
+    query.start()
+    assert query.run() == first
+    assert len(first) == ROWS
+
+
+def test_a_limit_is_kept_to_the_row_and_nothing_is_left_in_flight(server: Server, tmp_path: Path) -> None:
+    options = {**server.options, "maxOffsetsPerTrigger": "2600", "minPartitions": "2"}
+    query = Query(tmp_path / "journal", options)
+    bodies = server.publish(ROWS)
+    sizes = []
+    while rows := query.batch():
+        sizes.append(len(rows))
+        assert server.depth() == (ROWS - sum(sizes), 0, 0)
+    assert sizes == [2600, 2600, 800]
+    account(bodies, query.rows).check()
+
+
+def test_once_reads_all_there_is_whatever_the_limit(server: Server, tmp_path: Path) -> None:
+    query = Query(tmp_path / "journal", {**server.options, "maxOffsetsPerTrigger": "100"})
+    server.publish(700)
+    assert len(query.batch(ReadAllAvailable())) == 700
+
+
+def test_slots_read_side_by_side(server: Server, tmp_path: Path) -> None:
+    query = Query(tmp_path / "journal", {**server.options, "minPartitions": "3"})
+    bodies = server.publish(ROWS)
+    query.plan()
+    tasks = query.tasks()
+    assert [task.rows for task in tasks] == [2000, 2000, 2000]
+    results: list[list[bytes]] = []
+    threads = [threading.Thread(target=lambda task=task: results.append(query.run_task(task))) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    account(bodies, [row for rows in results for row in rows]).check()
+    assert server.depth() == (0, 0, 0)
+
+
+def test_large_messages_make_small_segments(server: Server, query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "MAX_SEGMENT_BYTES", 100_000)
+    monkeypatch.setattr(collect, "_STEP", 16)
+    bodies = server.publish(500, size=5_000)
+    query.plan()
+    (task,) = query.tasks()
+    segments = query.reader.make_collector(task).run()
+    assert len(segments) > 10
+    account(bodies, query.run_task(task)).check()
+    assert server.depth() == (0, 0, 0)
+
+
+def test_what_another_consumer_took_is_not_waited_for_long(server: Server, query: Query) -> None:
+    bodies = server.publish(1_000)
+    query.plan()
+    other = ColumnSubscription(server.tcp, TOPIC, CHANNEL, ConnectionConfig())
+    other.open()
+    other.set_rdy(300)
+    theirs = other.fetch(5, 300).count
+    rows = query.run()
+    assert (theirs, len(rows)) == (300, 700)
+    other.close()
+    query.done(rows)
+    query.drain(server)
+    account(bodies, query.rows).check()
+
+
+def test_messages_that_come_during_a_batch_are_for_the_next(server: Server, query: Query) -> None:
+    server.publish(500)
+    query.plan()
+    server.publish(100, "late")
+    assert len(query.run()) == 500
+    assert server.depth() == (100, 0, 0)
+
+
+def test_a_channel_is_made_before_the_first_message(server: Server, tmp_path: Path) -> None:
+    query = Query(tmp_path / "journal", {**server.options, "channel": "fresh"})
+    assert not query.plan()
+    bodies = server.publish(50)
+    query.batch()
+    account(bodies, query.rows).check()
+
+
+def test_a_paused_channel_is_left_alone(server: Server, query: Query) -> None:
+    server.publish(10)
+    server.client.pause_channel(TOPIC, CHANNEL)
+    assert not query.plan()
+    server.client.unpause_channel(TOPIC, CHANNEL)
+    assert len(query.batch()) == 10
+
+
+# What dies where
+
+POINTS = [
+    ("before claim", 0),
+    ("before claim", 1),
+    ("before finish", 0),
+    ("before finish", 1),
+    ("before finish", 2),
+    ("before seal", 0),
+]
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["raises", "dies"])
+@pytest.mark.parametrize(("where", "number"), POINTS)
+def test_a_task_that_fails_loses_and_doubles_nothing(
+    server: Server, tmp_path: Path, where: str, number: int, dies: bool
+) -> None:
+    query = Query(tmp_path / "journal", {**server.options, **QUICK})
+    bodies = server.publish(ROWS)
+    query.plan()
+    (task,) = query.tasks()
+    with pytest.raises((Stop, ConnectionLost)):
+        query.run_task(task, faulty(where, number, dies))
+    rows = query.run_task(task)
+    assert query.run_task(task) == rows
+    query.done(rows)
+    query.drain(server)
+    account(bodies, query.rows).check()
+
+
+@pytest.mark.parametrize(("where", "number"), POINTS)
+def test_a_restarted_server_gives_the_same_ids_again(server: Server, tmp_path: Path, where: str, number: int) -> None:
+    query = Query(tmp_path / "journal", server.options)  # with the default timeout: only the restart gives them back
+    bodies = server.publish(ROWS)
+    query.plan()
+    (task,) = query.tasks()
+    with pytest.raises((Stop, ConnectionLost)):
+        query.run_task(task, faulty(where, number, True))
+    server.restart()
+    query.start()
+    query.done(query.run())
+    query.drain(server)
+    account(bodies, query.rows).check()
+
+
+def test_without_suppression_one_segment_may_come_twice(server: Server, tmp_path: Path) -> None:
+    query = Query(tmp_path / "journal", {**server.options, **QUICK, "suppressDuplicates": "false"})
+    bodies = server.publish(ROWS)
+    query.plan()
+    (task,) = query.tasks()
+    with pytest.raises((Stop, ConnectionLost)):
+        query.run_task(task, faulty("before finish", 0, True))
+    query.done(query.run())
+    query.drain(server)
+    found = account(bodies, query.rows)
+    found.check(duplicates=5_000)
+    assert found.extra >= 2_500
+
+
+def test_suspects_outlive_the_driver_and_are_dropped_when_they_came(server: Server, tmp_path: Path) -> None:
+    query = Query(tmp_path / "journal", {**server.options, **QUICK})
+    server.publish(1_000)
+    query.plan()
+    (task,) = query.tasks()
+    with pytest.raises((Stop, ConnectionLost)):
+        query.run_task(task, faulty("before finish", 0, True))
+    query.done(query.run())
+    suspects = Path(task.suspects)
+    assert len(list(suspects.iterdir())) == 1
+    query.start()
+    query.drain(server)
+    query.reader.commit(query.offset)
+    assert list(suspects.iterdir()) == []
+    assert len(query.rows) == 1_000
+
+
+class Slow(Collector):
+    """Its FINs of one segment come after the server's timeout."""
+
+    slept = 0
+
+    def finish(self, lane: Any, ids: bytes) -> None:
+        if not Slow.slept:
+            Slow.slept = 1
+            time.sleep(1.3)
+        super().finish(lane, ids)
+
+
+class SlowReader(JournalStreamReader):
+    def make_collector(self, slot: Any) -> Collector:
+        return Slow(slot)
+
+
+@pytest.mark.parametrize("rows", [1_000, ROWS])
+def test_finished_too_late_is_delivered_again_and_left_out(server: Server, tmp_path: Path, rows: int) -> None:
+    Slow.slept = 0
+    query = Query(tmp_path / "journal", {**server.options, **QUICK}, SlowReader)
+    bodies = server.publish(rows)
+    query.batch()
+    assert Slow.slept == 1
+    query.drain(server)
+    account(bodies, query.rows).check()
+
+
+class Stalled(Collector):
+    """Writing takes longer than the server's timeout."""
+
+    def claim(self, index: int, head: Any, columns: Any) -> Any:
+        stored = super().claim(index, head, columns)
+        if index == 0:
+            time.sleep(1.2)
+        return stored
+
+
+class StalledReader(JournalStreamReader):
+    def make_collector(self, slot: Any) -> Collector:
+        return Stalled(slot)
+
+
+def test_what_waited_too_long_for_the_disk_is_given_back(server: Server, tmp_path: Path) -> None:
+    query = Query(tmp_path / "journal", {**server.options, **QUICK}, StalledReader)
+    bodies = server.publish(ROWS)
+    query.batch()
+    query.start(JournalStreamReader)
+    query.drain(server)
+    account(bodies, query.rows).check()
+
+
+# Attempts that run at the same time
+
+
+class Held(Collector):
+    """Waits before it claims, as a process that is stopped would."""
+
+    arrived = threading.Event()
+    go = threading.Event()
+
+    def claim(self, index: int, head: Any, columns: Any) -> Any:
+        self.arrived.set()
+        self.go.wait(20)
+        return super().claim(index, head, columns)
+
+
+class HeldReader(JournalStreamReader):
+    def make_collector(self, slot: Any) -> Collector:
+        return Held(slot)
+
+
+def hold(query: Query, task: Any) -> tuple[threading.Thread, list[BaseException]]:
+    """An attempt that stands before its first claim, in a thread."""
+    Held.arrived, Held.go = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def attempt() -> None:
+        try:
+            query.run_task(task, HeldReader)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    assert Held.arrived.wait(10)
+    return thread, errors
+
+
+def test_of_two_attempts_one_is_kept_and_the_other_gives_back(server: Server, query: Query) -> None:
+    bodies = server.publish(2_000)
+    query.plan()
+    (task,) = query.tasks()
+    task.rows = 1_000
+    thread, errors = hold(query, task)
+    rows = query.run_task(task)
+    assert server.depth() == (0, 1_000, 0)
+    Held.go.set()
+    thread.join()
+    assert [type(error) for error in errors] == [JournalTaken]
+    server.wait_depth(1_000, 0, 0)
+    assert query.run_task(task) == rows
+    query.done(rows)
+    query.drain(server)
+    account(bodies, query.rows).check()
+
+
+def test_one_that_wakes_up_after_the_commit_acknowledges_nothing(server: Server, query: Query) -> None:
+    bodies = server.publish(2_000)
+    query.plan()
+    (task,) = query.tasks()
+    task.rows = 1_000
+    thread, errors = hold(query, task)
+    query.done(query.run_task(task))
+    Held.go.set()
+    thread.join()
+    assert [type(error) for error in errors] == [JournalClosed]
+    server.wait_depth(1_000, 0, 0)
+    query.drain(server)
+    account(bodies, query.rows).check()
+
+
+class Paused(Collector):
+    """Stops between two segments until it is let go."""
+
+    arrived = threading.Event()
+    go = threading.Event()
+
+    def claim(self, index: int, head: Any, columns: Any) -> Any:
+        if index == 1:
+            self.arrived.set()
+            self.go.wait(20)
+        return super().claim(index, head, columns)
+
+
+class PausedReader(JournalStreamReader):
+    def make_collector(self, slot: Any) -> Collector:
+        return Paused(slot)
+
+
+def test_one_that_was_thought_dead_in_the_middle_is_cut_off(server: Server, tmp_path: Path) -> None:
+    query = Query(tmp_path / "journal", server.options)
+    bodies = server.publish(ROWS)
+    query.plan()
+    (task,) = query.tasks()
+    Paused.arrived, Paused.go = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def attempt() -> None:
+        try:
+            query.run_task(task, PausedReader)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    assert Paused.arrived.wait(10)
+    rows = query.run_task(task)
+    assert len(rows) == 2_500
+    Paused.go.set()
+    thread.join()
+    assert [type(error) for error in errors] == [JournalTaken]
+    query.done(rows)
+    query.drain(server)
+    account(bodies, query.rows).check()
+
+
+# Servers that go away
+
+
+class Cut(Collector):
+    """The server is restarted before segment 1 is finished."""
+
+    restart: Any = None
+
+    def finish(self, lane: Any, ids: bytes) -> None:
+        if Cut.restart is not None and lane.unsure[-1].number == 1:
+            again, Cut.restart = Cut.restart, None
+            again()
+        super().finish(lane, ids)
+
+
+class CutReader(JournalStreamReader):
+    def make_collector(self, slot: Any) -> Collector:
+        return Cut(slot)
+
+
+def test_a_server_that_restarts_in_the_middle_makes_a_short_batch(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = Query(tmp_path / "journal", server.options, CutReader)
+    bodies = server.publish(20_000)
+    Cut.restart = server.restart
+    assert len(query.batch()) < 20_000
+    assert "connection lost" in caplog.text
+    query.drain(server)
+    account(bodies, query.rows).check()
+
+
+def test_a_server_that_is_down_leaves_its_slot_empty(
+    server: Server, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "CONNECT_PATIENCE", 0.3)
+    bodies = server.publish(100)
+    query.plan()
+    server.client.close()
+    server.process.stop()
+    assert query.run() == []
+    query.done([])
+    assert not query.plan()
+    server.process.start()
+    query.drain(server)
+    account(bodies, query.rows).check()
+
+
+def test_settings_that_cannot_work_fail_the_task_at_once(server: Server, query: Query) -> None:
+    server.publish(1)
+    query.plan()
+    (task,) = query.tasks()
+    task.connection = task.connection.replace(tls_v1=True)
+    with pytest.raises(ConnectFailed, match="tls"):
+        query.run_task(task)
+
+
+# AvailableNow
+
+
+def test_available_now_reads_exactly_what_was_there(server: Server, tmp_path: Path) -> None:
+    query = Query(tmp_path / "journal", {**server.options, "maxOffsetsPerTrigger": "1000"})
+    server.publish(3_500)
+    query.reader.prepareForTriggerAvailableNow()
+    sizes = []
+    while rows := query.batch():
+        sizes.append(len(rows))
+        server.publish(400, f"later{len(sizes)}-")
+    assert sizes == [1000, 1000, 1000, 500]
+
+
+@pytest.mark.parametrize("was_read", [False, True])
+def test_a_batch_that_is_run_again_is_off_the_target_if_it_is_read_now(
+    server: Server, tmp_path: Path, was_read: bool
+) -> None:
+    query = Query(tmp_path / "journal", {**server.options, "maxOffsetsPerTrigger": "1000"})
+    server.publish(3_000)
+    query.plan()
+    if was_read:
+        query.run()
+    query.start()  # a restart: Spark runs the planned batch again, and asks for the target first
+    query.reader.prepareForTriggerAvailableNow()
+    rows = query.run()
+    server.publish(5_000, "later")
+    query.rows += rows
+    query.offset = query.planned
+    taken = []
+    while query.plan():
+        taken.append(query.run())
+        query.rows += taken[-1]
+        query.offset = query.planned
+    assert sum(map(len, taken)) == 2_000
+    assert len(query.rows) == 3_000
+
+
+# Offsets and progress
+
+
+def test_progress_tells_the_backlog(server: Server, query: Query) -> None:
+    server.publish(30)
+    assert query.reader.reportLatestOffset() == {"backlog": {str(server.tcp): 30}, "ready": {str(server.tcp): 30}}
+
+
+def test_statistics_are_asked_for_at_most_every_200_ms(
+    server: Server, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    stats = NsqdHTTPClient.stats
+    monkeypatch.setattr(
+        NsqdHTTPClient, "stats", lambda *args, **kw: (asked.append(time.monotonic()), stats(*args, **kw))[1]
+    )
+    end = time.monotonic() + 0.7
+    while time.monotonic() < end:
+        query.reader.latestOffset(query.offset, ReadAllAvailable())
+        query.reader.reportLatestOffset()
+    assert 3 <= len(asked) <= 5
+    assert min(b - a for a, b in zip(asked, asked[1:], strict=False)) > 0.19
+
+
+def test_a_server_that_does_not_answer_is_waited_for(server: Server, query: Query) -> None:
+    server.publish(5)
+    server.client.close()
+    server.process.stop()
+    assert query.reader.latestOffset(query.offset, ReadAllAvailable()) == query.offset
+    assert query.reader.reportLatestOffset() == {"backlog": {}, "ready": {}}
+    server.process.start()
+    assert len(query.batch()) == 5
+
+
+def test_a_journal_that_is_gone_stops_the_query(server: Server, query: Query, tmp_path: Path) -> None:
+    server.publish(5)
+    query.plan()
+    query.run()
+    (tmp_path / "journal").rename(tmp_path / "elsewhere")
+    query.start()
+    with pytest.raises(JournalMissing, match="what was acknowledged and not committed would be lost"):
+        query.run()
+    with pytest.raises(JournalMissing):
+        query.plan()
+
+
+def test_a_new_query_has_a_journal_of_its_own(server: Server, tmp_path: Path) -> None:
+    one, other = (Query(tmp_path / "journal", server.options) for _ in range(2))
+    assert one.offset != other.offset
+    assert len(list((tmp_path / "journal").iterdir())) == 2
+
+
+def test_a_reader_has_no_side_effects_until_it_is_used(server: Server, tmp_path: Path) -> None:
+    options = {"topic": TOPIC, "channel": CHANNEL, "journal": str(tmp_path / "none"), **server.options}
+    JournalStreamReader(SourceOptions.parse(options))
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("name", ["topic", "channel"])
+def test_what_vanishes_between_batches_is_refused(server: Server, tmp_path: Path, name: str) -> None:
+    options = {"topic": TOPIC, "channel": CHANNEL, "journal": str(tmp_path), **server.options, name: "x#ephemeral"}
+    with pytest.raises(ConfigError, match="x#ephemeral: vanishes"):
+        JournalStreamReader(SourceOptions.parse(options))
+
+
+# Batch reads
+
+
+def batch_rows(server: Server, **options: str) -> list[bytes]:
+    given = {"topic": TOPIC, "channel": CHANNEL, "reader": "journalled", "columns": "body", **server.options, **options}
+    reader = JournalBatchReader(SourceOptions.parse(given))
+    return [row for task in reader.partitions() for batch in reader.read(task) for row in batch["body"].to_pylist()]
+
+
+@pytest.mark.parametrize("count", [0, 10, ROWS])
+def test_a_batch_read_looks_and_puts_back(server: Server, count: int) -> None:
+    bodies = server.publish(count) if count else []
+    account(bodies, batch_rows(server)).check()
+    server.wait_depth(count, 0, 0)
+    account(bodies, batch_rows(server, minPartitions="3")).check()
+
+
+def test_a_batch_read_that_consumes_gives_the_same_rows_as_long_as_its_journal_is_there(
+    server: Server, tmp_path: Path
+) -> None:
+    bodies = server.publish(ROWS)
+    options = {"consume": "true", "journal": str(tmp_path / "one"), "minPartitions": "2"}
+    rows = batch_rows(server, **options)
+    account(bodies, rows).check()
+    assert server.depth() == (0, 0, 0)
+    server.publish(7, "later")
+    assert batch_rows(server, **options) == rows
+    assert len(batch_rows(server, **{**options, "journal": str(tmp_path / "two")})) == 7
+
+
+# Redesigned servers
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterProcess]:
+    with ClusterProcess(nodes=2, lookupds=1, takeover_delay=0.2, move_step=0.005) as made:
+        yield made
+
+
+def test_partitions_of_a_redesigned_topic_are_slots(cluster: ClusterProcess, tmp_path: Path) -> None:
+    bodies = fill(cluster, "shared", 4)
+    query = Query(tmp_path / "journal", cluster_options(cluster, "shared"))
+    query.plan()
+    assert query.planned is not None
+    assert sorted(query.planned["slots"]) == ["p0", "p1", "p2", "p3"]
+    tasks = query.tasks()
+    with pytest.raises((Stop, ConnectionLost)):
+        query.run_task(tasks[1], faulty("before finish", 0, True))
+    cluster.move_leader("shared", 2)
+    query.start()
+    query.done(query.run())
+    until(lambda: (query.batch(), len(query.rows) >= len(bodies))[1], timeout=20, every=0.1)
+    until(lambda: (query.batch(), set(query.reader.reportLatestOffset()["backlog"].values()) == {0})[1], 20, 0.1)
+    account(bodies, query.rows).check()
+
+
+def cluster_options(cluster: ClusterProcess, topic: str) -> dict[str, str]:
+    return {"topic": topic, "lookupd_http_addresses": str(cluster.lookupd.http), "nsq.msg_timeout": "1"}
+
+
+def fill(cluster: ClusterProcess, topic: str, partitions: int) -> list[bytes]:
+    from nsq_fast import Producer
+
+    cluster.create_topic(topic, partitions, channels=[CHANNEL], multi_part=True)
+    bodies = [b"%d" % number for number in range(1_000)]
+    with Producer(lookupd_http_addresses=str(cluster.lookupd.http)) as producer:
+        for start in range(0, len(bodies), 50):
+            producer.multipublish(topic, bodies[start : start + 50])
+    return bodies

@@ -1,0 +1,149 @@
+"""Servers and queries for the tests of the journalled reader: what Spark would call, called directly, step by step."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.streaming.datasource import ReadLimit
+
+from nsq_fast.broker import BrokerProcess
+from nsq_fast.names import Address
+from nsq_fast.runtime.admin import NsqdHTTPClient
+from nsq_fast.spark.journal import JournalStreamReader
+from nsq_fast.spark.options import SourceOptions
+
+from .servers import RealNsqd
+from .waiting import until
+
+TOPIC, CHANNEL = "orders", "spark"
+
+
+class Server:
+    """One original nsqd, ours or the real one."""
+
+    def __init__(self, tcp: Address, http: Address, process: Any) -> None:
+        self.tcp, self.http, self.process = tcp, http, process
+        self._published = 0
+        self.client = NsqdHTTPClient(*http)
+        self.client.create_topic(TOPIC)
+        self.client.create_channel(TOPIC, CHANNEL)
+
+    @classmethod
+    def broker(cls, folder: Path) -> Server:
+        process = BrokerProcess(lookupd=False, data_path=folder)
+        process.start()
+        return cls(process.nsqd.tcp, process.nsqd.http, process)
+
+    @classmethod
+    def real(cls, folder: Path) -> Server:
+        process = RealNsqd(folder, "-queue-scan-refresh-interval=100ms")  # timeouts of a new channel are seen soon
+        return cls(process.tcp_address, process.http_address, process)
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {"nsqd_tcp_addresses": str(self.tcp), "nsqd_http_addresses": str(self.http)}
+
+    def publish(self, count: int, prefix: str = "m", size: int = 0) -> list[bytes]:
+        bodies = [f"{prefix}{number}".encode().ljust(size, b".") for number in range(count)]
+        for start in range(0, count, 10_000):
+            self.client.multipublish(TOPIC, bodies[start : start + 10_000], binary=True)
+        self._published += count
+        until(lambda: self._counted() >= self._published)  # from the topic into the channel
+        return bodies
+
+    def _counted(self) -> int:
+        (topic,) = self.client.stats(TOPIC)["topics"]
+        return min(int(channel["message_count"]) for channel in topic["channels"])
+
+    def depth(self) -> tuple[int, int, int]:
+        """Messages that wait, are in flight, and are deferred."""
+        (topic,) = self.client.stats(TOPIC)["topics"]
+        (channel,) = topic["channels"]
+        return channel["depth"], channel["in_flight_count"], channel["deferred_count"]
+
+    def wait_depth(self, *depth: int) -> None:
+        until(lambda: self.depth() == depth)
+
+    def restart(self) -> None:
+        """End it in order, and start it again."""
+        self.client.close()
+        self.process.stop()
+        self.process.start()
+        self._published = 0
+
+    def close(self) -> None:
+        self.client.close()
+        self.process.kill()
+
+
+class Query:
+    """A streaming query without Spark. ``rows`` are those of its committed batches, as a sink would have them."""
+
+    def __init__(
+        self, folder: Path, options: dict[str, str], kind: type[JournalStreamReader] = JournalStreamReader
+    ) -> None:
+        given = {"topic": TOPIC, "channel": CHANNEL, "journal": str(folder), "reader": "journalled", "columns": "body"}
+        self._options = SourceOptions.parse({**given, **options})
+        self._kind = kind
+        self.rows: list[bytes] = []
+        self.offset: dict[str, Any] | None = None
+        self.planned: dict[str, Any] | None = None
+        self.start()
+
+    def start(self, kind: type[JournalStreamReader] | None = None) -> None:
+        """A new driver; it goes on from its checkpoint."""
+        self._kind = kind or self._kind
+        self.reader = self._kind(self._options)
+        if self.offset is None:
+            self.offset = _kept(self.reader.initialOffset())
+            assert _kept(self.reader.initialOffset()) == self.offset
+
+    def plan(self, limit: ReadLimit | None = None) -> bool:
+        """Plan a batch, if there is anything to read."""
+        assert self.offset is not None
+        self.reader.driver.backlog.fresh()
+        self.planned = _kept(self.reader.latestOffset(self.offset, limit or self.reader.getDefaultReadLimit()))
+        return self.planned != self.offset
+
+    def tasks(self) -> Sequence[Any]:
+        """The tasks of the batch that is planned, as executors get them."""
+        assert self.offset is not None
+        assert self.planned is not None
+        return [pickle.loads(pickle.dumps(each)) for each in self.reader.partitions(self.offset, self.planned)]
+
+    def run_task(self, task: Any, kind: type[JournalStreamReader] | None = None) -> list[bytes]:
+        """One attempt."""
+        reader = (kind or self._kind)(self._options)
+        return [row for batch in reader.read(task) for row in batch["body"].to_pylist()]
+
+    def run(self) -> list[bytes]:
+        """All tasks of the batch that is planned, one after another."""
+        return [row for task in self.tasks() for row in self.run_task(task)]
+
+    def done(self, rows: list[bytes]) -> None:
+        """The sink has them; the source is told, as Spark tells it, when the next batch is planned."""
+        assert self.planned is not None
+        self.rows += rows
+        self.offset = self.planned
+        self.reader.commit(self.offset)
+
+    def batch(self, limit: ReadLimit | None = None) -> list[bytes]:
+        """Plan, run, commit one batch. Nothing when there is nothing."""
+        if not self.plan(limit):
+            return []
+        rows = self.run()
+        self.done(rows)
+        return rows
+
+    def drain(self, server: Server) -> None:
+        """Batches until nothing is left at the server, in flight neither."""
+        until(lambda: (self.batch(), server.depth() == (0, 0, 0))[1], timeout=20, every=0.05)
+
+
+def _kept(offset: dict[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = json.loads(json.dumps(offset))
+    return kept
