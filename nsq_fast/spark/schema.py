@@ -79,8 +79,20 @@ class _Rows:
         wrapped = [None, *(pa.py_buffer(buffer) for buffer in buffers)]
         return pa.Array.from_buffers(kind, self.count, wrapped, offset=self.first)
 
-    def repeat(self, kind: pa.DataType, value: Any) -> pa.Array:
-        return pa.nulls(self.count, kind) if value is None else pa.repeat(pa.scalar(value, kind), self.count)
+    def repeat(self, kind: pa.DataType, value: str | int | None) -> pa.Array:
+        if value is None:
+            return pa.nulls(self.count, kind)
+        return _repeated(value, 1 << self.count.bit_length()).slice(0, self.count)
+
+
+@lru_cache(maxsize=64)
+def _repeated(value: str | int, count: int) -> pa.Array:
+    # pa.repeat would do, but needs ten times as long, and pandas to be imported.
+    if isinstance(value, int):
+        return pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(array("i", [value]) * count)])
+    text = value.encode()
+    offsets = array("i", (len(text) * row for row in range(count + 1)))
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(text * count)])
 
 
 def to_batch(

@@ -123,6 +123,17 @@ def test_batches_of_growing_size_share_what_is_the_same_in_all() -> None:
     assert [batch.column("message_id").to_pylist() for batch in batches] == [[ID] * size for size in (1, 5, 5000)]
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 1023, 1024, 1025])
+def test_what_is_the_same_in_each_row(size: int) -> None:
+    batch = to_batch(columns(*(full(n) for n in range(size))), ("topic", "partition", "nsqd"), **PLACE)
+    batch.validate(full=True)
+    assert batch.to_pydict() == {"topic": ["t"] * size, "partition": [3] * size, "nsqd": ["host:4150"] * size}
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    assert pa.ipc.open_stream(sink.getvalue()).read_all().to_batches() == [batch]
+
+
 def test_no_rows() -> None:
     batch = to_batch(columns(), **PLACE)
     assert (batch.num_rows, batch.schema) == (0, arrow_schema())
