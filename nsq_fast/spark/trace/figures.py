@@ -134,16 +134,13 @@ class _Tables:
 
 
 def _sources(records: DataFrame) -> tuple[list[Source], int, int]:
-    grouped = records.groupBy("source").agg(
-        F.count("*").alias("lines"), F.count("problem").alias("problems"), F.min("problem").alias("example")
-    )
+    grouped = records.groupBy("source").agg(F.count("*").alias("lines"), F.count("problem").alias("problems"))
     rows = grouped.orderBy(F.desc("problems"), F.desc("lines"), "source").limit(MOST_SOURCES).collect()
+    bad = records.where(F.col("problem").isNotNull()).groupBy("source").agg(F.min("problem").alias("example"))
+    examples = {row["source"]: row["example"] for row in bad.limit(MOST_SOURCES).collect()} if rows else {}
     lines, problems = grouped.agg(F.sum("lines"), F.sum("problems")).first() or (0, 0)
-    return (
-        [Source(row["source"], row["lines"], row["problems"], row["example"]) for row in rows],
-        lines or 0,
-        problems or 0,
-    )
+    sources = [Source(row["source"], row["lines"], row["problems"], examples.get(row["source"])) for row in rows]
+    return sources, lines or 0, problems or 0
 
 
 def _unconsumed(records: DataFrame) -> dict[str, int]:
