@@ -403,6 +403,23 @@ def test_a_dead_attempt_that_still_holds_a_registered_channel(make_topic: Callab
     zombie.abort()
 
 
+def test_an_attempt_that_wakes_after_the_commit_disturbs_nobody(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(1)
+    bodies = topic.fill(30_000, [0])
+    found, piece = piece_of(topic)
+    zombie = PieceReader(found, piece).batches()
+    woken = rows(iter([next(zombie)]))
+    reader = ReplayStreamReader(found)
+    [again] = whole(reader)
+    assert rows(reader.read(again)) == bodies
+    reader.commit({"0": again.end})
+    later = topic.fill(1000, [0], label="later")
+    following = PieceReader(found, Piece(0, again.end, topic.stats(0)["backend_depth"], again.route)).batches()
+    assert woken + rows(zombie) == bodies
+    assert rows(following) == later
+    assert topic.channels(0)["spark"]["depth"] == len(later)
+
+
 # --- what is lost
 
 

@@ -21,6 +21,7 @@ from nsq_fast.spark.options import SourceOptions
 LEADERS_AGE = 30.0
 """Leaders are looked up anew after so many seconds, even if they answer: there may be new partitions."""
 
+_LOOKUP_PAUSE = 0.5
 _NOT_FOUND = (400, 404, 500)  # nsqd stumbles over what lies behind the end of the log
 
 
@@ -87,7 +88,8 @@ class TopicLogs:
                 found.update(self._led_by(nsqd))
             except (HttpError, RemoteProtocolError) as error:  # noqa: PERF203  # the others are asked all the same
                 failure = error
-        if failure is not None or len(found) < self._partition_count:
+        is_whole = failure is None and len(found) >= self._partition_count
+        if not is_whole and time.monotonic() - self._looked_up_at > _LOOKUP_PAUSE:
             self.forget_leaders()
         if failure is not None and not found:
             raise failure

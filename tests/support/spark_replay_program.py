@@ -1,0 +1,108 @@
+"""A query of the replayable reader that holds, fails or dies where a test wants it; and what must be true afterwards.
+
+Each point is for once in all runs of the program: ``points`` says what happens
+there (``hold``, ``raise``, ``exit``). ``forever``: until the mark ``end``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .spark_ledger import Delivered, account
+
+PROGRAM = """
+import os, time
+
+from nsq_fast.spark import NsqDataSource
+from nsq_fast.spark.replay import ReplayStreamReader
+from nsq_fast.spark.replay.reading import PieceReader
+from support.spark_program import Collector, arguments, marks, say, session
+
+given, here = arguments(), marks()
+
+def point(name):
+    if name not in given["points"] or not here.once(name):
+        return
+    action = given["points"][name]
+    here.reach(name + "-reached")
+    if action == "hold":
+        here.hold(name)
+    elif action == "raise":
+        raise RuntimeError("a fault of the test")
+    elif action == "exit":
+        os._exit(3)
+
+class Reader(PieceReader):
+    def batches(self):
+        here.reach("attempt", f"{self.piece.partition}:{self.piece.start}")
+        point("before")
+        batches = super().batches()
+        yield next(batches)
+        point("reading")
+        yield from batches
+        point("read")
+
+class StreamReader(ReplayStreamReader):
+    def latestOffset(self, start, limit):
+        point("planning")
+        end = super().latestOffset(start, limit)
+        point("planned")
+        return end
+
+    def partitions(self, start, end):
+        point("partitions")
+        return super().partitions(start, end)
+
+    def commit(self, end):
+        point("commit")
+        super().commit(end)
+
+    def make_piece_reader(self, piece):
+        return Reader(self.options, piece)
+
+class Source(NsqDataSource):
+    @classmethod
+    def name(cls):
+        return "faulty"
+
+    def make_stream_reader(self, kind, options):
+        assert kind == "replayable"
+        return StreamReader(options)
+
+spark = session()
+spark.dataSource.register(Source)
+rows = spark.readStream.format("faulty").options(**given["options"]).load()
+collect = Collector(given["out"], ["partition", "offset", "body"])
+
+def sink(frame, number):
+    collect(frame, number)
+    point("sink")
+    say("batch", number=number)
+
+writer = rows.writeStream.foreachBatch(sink).option("checkpointLocation", given["checkpoint"])
+if given["forever"]:
+    query = writer.start()
+    while not here.count("end"):
+        query.awaitTermination(0.1)
+    query.processAllAvailable()
+    query.stop()
+else:
+    writer.trigger(availableNow=True).start().awaitTermination()
+say("progress", attempts=here.count("attempt"))
+"""
+
+
+def check(folder: Path, bodies: list[bytes]) -> Delivered:
+    """Nothing lost, nothing twice, replays the same, and each partition in its order."""
+    delivered = Delivered(folder / "out")
+    account(bodies, delivered.bodies()).check()
+    delivered.check_replays()
+    check_order(delivered)
+    return delivered
+
+
+def check_order(delivered: Delivered) -> None:
+    places = list(zip(delivered.column("partition"), delivered.column("offset"), strict=True))
+    for partition in set(delivered.column("partition")):
+        offsets = [offset for number, offset in places if number == partition]
+        assert offsets == sorted(offsets)
