@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from gevent import Timeout
 from gevent.socket import gethostname
 
-from nsq_fast._codec import fin_columns, req_columns
+from nsq_fast._codec import Message, fin_columns, req_columns
 from nsq_fast._frame import ColumnReader, Columns, join_columns
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
@@ -31,6 +31,7 @@ from nsq_fast.errors import (
     HeartbeatMissed,
     LocalProtocolError,
     NsqError,
+    RemoteProtocolError,
     ServerError,
 )
 from nsq_fast.names import Address
@@ -159,17 +160,18 @@ class ColumnSubscription:
             transport.send_all(self.session.sub(self.topic, self.channel, **self._options))
         except LocalProtocolError as error:
             return error
-        while True:
+        while self.session.pending_count:
             data = transport.recv()
             for event in self.session.receive(data):
+                if isinstance(event, Message):
+                    raise RemoteProtocolError("a message before RDY")
                 if event.send:
                     transport.send_all(event.send)
-                if isinstance(event, Reply):
-                    return None
                 if isinstance(event, (CommandFailed, ServerFailed)):
                     return event.error
             if not data:
                 raise ConnectionLost("closed by the server before its reply to SUB")
+        return None
 
     # Reading
 

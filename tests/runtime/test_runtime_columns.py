@@ -402,8 +402,15 @@ def test_open_fails_with_the_reason() -> None:
         peer.handshake()
         peer.read_line()
 
+    def pushes(peer: Peer) -> None:
+        peer.handshake()
+        peer.read_line()
+        peer.send(encode_frame(0, b"OK") + encode_message(1, 1, bytes(16), b"unasked"))
+        peer.read_all()
+
     assert isinstance(cause_of_open(demands_auth), AuthFirst)
     assert isinstance(cause_of_open(ends), ConnectionLost)
+    assert isinstance(cause_of_open(pushes), RemoteProtocolError)
 
 
 @pytest.mark.parametrize("stage", ["connected", "identified"])
@@ -592,6 +599,22 @@ def test_a_real_redesigned_nsqd(tmp_path: Path, subscribe: Subscribe) -> None:
         assert bodies_of(again.fetch(5.0, at_least=10)) == [b"%d" % number for number in range(20, 30)]
     finally:
         standalone.stop()
+
+
+def test_a_heartbeat_with_the_reply_to_sub_is_answered(subscribe: Subscribe) -> None:
+    def play(peer: Peer) -> None:
+        peer.handshake()
+        peer.read_line()
+        peer.send(encode_frame(0, b"OK") + encode_frame(0, b"_heartbeat_") + encode_frame(0, b"_heartbeat_")[:7])
+        assert peer.read_line() == b"NOP"
+        peer.send(encode_frame(0, b"_heartbeat_")[7:])
+        assert peer.read_line() == b"NOP"
+        peer.messages(1)
+        peer.read_all()
+
+    server = PeerServer(play)
+    assert subscribe(server.address).fetch(5.0).count == 1
+    server.stop()
 
 
 def test_the_layout_of_a_column(script: Callable[..., Address], subscribe: Subscribe) -> None:
