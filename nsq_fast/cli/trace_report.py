@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from nsq_fast.spark.trace import Figures, TraceSettings
+    from nsq_fast.spark.trace.settings import Order
 
 _SHUFFLE_BYTES = 64 << 20  # of logs that go into one partition of a shuffle
 _FEWEST, _MOST = 2, 512
@@ -85,7 +86,7 @@ def command(
     window: float,
     grace: float,
     slowest: int,
-    order: str,
+    order: Order,
     master: str,
     memory: str,
     settings: Sequence[tuple[str, str]],

@@ -12,7 +12,7 @@ import msgspec
 from .charts import microseconds
 from .svg import OF_PAGE, WIDTH, Theme, drawing, text
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, WIDTH - 80, 34, 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, WIDTH - 80, 34, 300
 _LABEL, _VALUE, _BAR = 230, 150, 24
 _TICKS = 6
 
@@ -62,7 +62,7 @@ def over_time(title: str, lines: Sequence[Line], theme: Theme = OF_PAGE) -> str:
         parts += _line(line, axes, colour)
         parts.append(f'<rect x="{_RIGHT + 12}" y="{_TOP + number * 18}" width="12" height="4" fill="{colour}"/>')
         parts.append(text(_RIGHT + 30, _TOP + number * 18 + 6, line.label, "start"))
-    return drawing(_BOTTOM + 30, title, parts, theme)
+    return drawing(_BOTTOM + 36, title, parts, theme)
 
 
 class _Axes:
@@ -84,11 +84,18 @@ class _Axes:
             y = self.y(10.0**exponent)
             yield f'<path d="M{_LEFT} {y:.1f}H{_RIGHT}" stroke="{theme.grid}"/>'
             yield text(_LEFT - 8, y + 4, microseconds(10.0**exponent), "end")
-        form = "%H:%M:%S" if self._span < 86_400 else "%d %b %H:%M"
+        shown = set()
         for number in range(_TICKS):
             time = self._begin + self._span * number / (_TICKS - 1)
-            words = datetime.fromtimestamp(time, timezone.utc).strftime(form)
-            yield text(self.x(time), _BOTTOM + 18, words, "middle")
+            words = self._moment(time)
+            if words not in shown:
+                yield text(self.x(time), _BOTTOM + 18, words, "middle")
+            shown.add(words)
+
+    def _moment(self, time: float) -> str:
+        form = "%H:%M:%S" if self._span < 86_400 else "%d %b %H:%M"
+        words = datetime.fromtimestamp(time, timezone.utc).strftime(form)
+        return words if self._span >= _TICKS else f"{words}.{int(time * 10) % 10}"
 
 
 def _line(line: Line, axes: _Axes, colour: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ _SERIES_NAMES = ("p50", "p95", "p99", "max")
 _CURVE_NAMES = {"latency": "end to end", "in_queue": "in queue", "handling": "handling"}
 _QUEUE, _HANDLING, _AGAIN, _PAUSE = 0, 1, 2, -1
 _SPAN_NAMES = ("in queue", "handled, finished", "handled, not finished", "", "between deliveries")
-_FAULT_NAMES = {"lost": "lost", "duplicates": "duplicates", "violations": "out of order"}
+_FAULT_NAMES = {"lost": "lost", "duplicates": "duplicated", "violations": "out of order"}
 
 
 def channel_charts(channel: Channel) -> Iterator[str]:

@@ -18,7 +18,7 @@ MOST_CHANNELS = 12  # that get charts
 MOST_POINTS = 120  # on the axis of time
 MOST_EXAMPLES = 20
 MOST_SOURCES = 30
-SHARES = (1, 5, 10, 20, 30, 40, 50, 60, 70, 75, 80, 85, 90, 92.5, 95, 97, 98, 99, 99.5, 99.7, 99.9, 99.95, 99.99, 100)
+SHARES = (1, 5, 10, 20, 30, 40, 50, 60, 70, 75, 80, 85, 90, 92.5, 95, 97, 98, 99, 99.5, 99.7, 99.9, 99.97, 100)
 FAULTS = ("lost", "duplicates", "violations")
 SERIES = (0.5, 0.95, 0.99, 1.0)
 

@@ -59,8 +59,8 @@ h2{font-size:18px;margin:36px 0 10px}h3{font-size:15px;margin:18px 0 6px}
 .tiles .fine b{color:var(--fine)}
 .note{border-left:3px solid var(--colour2);padding:2px 10px;margin:12px 0 0;color:var(--soft)}
 .wide{overflow-x:auto;background:var(--card);border:1px solid var(--line);border-radius:8px;margin:8px 0 16px}
-table{border-collapse:collapse;font-size:12.5px;width:100%;font-variant-numeric:tabular-nums}
-th,td{padding:4px 7px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}
+table{border-collapse:collapse;font-size:12px;width:100%;font-variant-numeric:tabular-nums}
+th,td{padding:4px 6px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}
 tr:last-child td{border-bottom:0}th{color:var(--soft);font-weight:600}
 thead tr:first-child th{text-align:center;border-bottom:0;padding-bottom:0}
 td.name,#lanes thead tr:last-child th:nth-child(-n+3){text-align:left}td.zero{color:var(--soft)}
@@ -72,7 +72,7 @@ td.bad{color:var(--bad);background:var(--badpaper);font-weight:600}
 #slowest td:last-child{white-space:normal;min-width:340px}
 figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:8px;padding:8px}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,520px),1fr));gap:12px}
-svg{max-width:100%;height:auto;display:block}svg text{font-family:inherit}figure.full{margin-bottom:10px}
+svg{max-width:100%;height:auto;display:block}svg text{font-family:inherit}figure.full{margin-bottom:10px;width:fit-content;max-width:100%}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:6px 16px;font-size:14px}dt{font-weight:600}
 dd{margin:0;color:var(--soft)}
 @media(max-width:640px){dl{display:block}dd{margin-bottom:8px}}
