@@ -409,7 +409,7 @@ def test_commit_takes_a_batch_away_with_all_before_it(journal):
     assert sorted(os.listdir(journal.path)) == ["about.json", "b3", "committed", "suspects"]
     with pytest.raises(JournalClosed):
         journal.chain(2, 0).claim(1, Head())
-    with pytest.raises(JournalMissing, match="batch 2 .* has been committed and deleted"):
+    with pytest.raises(JournalMissing, match=r"batch 2 .* has been committed and deleted"):
         journal.open_batch(2)
     journal.open_batch(3)
 

@@ -40,7 +40,7 @@ class Server:
 
     @classmethod
     def real(cls, folder: Path) -> Server:
-        process = RealNsqd(folder, "-queue-scan-refresh-interval=100ms")  # timeouts of a new channel are seen soon
+        process = RealNsqd(folder)
         return cls(process.tcp_address, process.http_address, process)
 
     @property
