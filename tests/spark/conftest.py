@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from support.spark_daemons import ConnectServer, StandaloneCluster
     from support.spark_driver import Driver
 
-TIMEOUT = 180  # a first JVM on a busy machine; a test that needs more says so
+TIMEOUT = 300  # a first JVM on a busy machine; a test that needs more says so
 
 
 class _CannotImport(pytest.Module):

@@ -105,7 +105,7 @@ def test_a_stream_brings_all_once(
     paths = {"out": str(tmp_path / "out"), "checkpoint": str(tmp_path / "checkpoint")}
     driver = spark_driver(STREAM, **deployment, **paths, options=source)
     driver.start()
-    assert driver.wait_said("done", timeout=120.0)["progress"] >= 3
+    assert driver.wait_said("done", timeout=200.0)["progress"] >= 3
     driver.wait()
     rows = read_sink(tmp_path / "out")
     account(BODIES, rows["body"].to_pylist()).check()
@@ -118,6 +118,6 @@ def test_the_sink_stores_all_that_is_written(
     options = {"topic": "orders", "lookupd_http_addresses": servers.lookupd}
     driver = spark_driver(WRITE, **deployment, count=len(BODIES), options=options)
     driver.start()
-    driver.wait_said("done", timeout=120.0)
+    driver.wait_said("done", timeout=200.0)
     driver.wait()
     account(BODIES, consume(servers.lookupd)).check()

@@ -16,7 +16,7 @@ from . import processes
 from .spark_marks import poll
 from .spark_settings import LOOPBACK, java_options, spark_environment, spark_settings
 
-START_TIMEOUT = 60.0
+START_TIMEOUT = 120.0
 _DEPLOY = "org.apache.spark.deploy"
 
 

@@ -26,7 +26,7 @@ from .spark_marks import LIMIT, Marks, poll
 from .spark_program import GIVEN, SAID
 from .spark_settings import LOCAL, spark_environment, spark_settings
 
-ENDED_TIMEOUT = 120.0
+ENDED_TIMEOUT = 200.0
 
 
 class Driver:

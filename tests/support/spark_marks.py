@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 POLL = 0.01
-LIMIT = 60.0
+LIMIT = 120.0
 T = TypeVar("T")
 
 
