@@ -50,7 +50,10 @@ def murmur3_partition(key: Key, partition_num: int) -> int:
     """The partition of ``key`` (str or bytes) as youzan's Go client computes it. Raises TypeError for an int."""
     if isinstance(key, int):
         raise TypeError(f"key for murmur3 must be str or bytes, not {type(key).__name__}")
-    return int(mmh3.hash(key, 0, signed=False)) % _checked(partition_num)
+    if partition_num < 1:
+        _checked(partition_num)
+    found: int = mmh3.hash(key, 0, False) % partition_num
+    return found
 
 
 def hashcode_partition(key: Key, partition_num: int) -> int:

@@ -205,24 +205,24 @@ class Connection(Answers):
         """
         return self.closed_error is None and self.session.is_idle and self._outbox.send_alone(data)
 
-    def await_reply(self) -> None:
+    def await_reply(self) -> bytes | None:
         """Wait for the next reply in the calling greenlet, if only one is due: then the reader need not wake up.
 
-        It may return with no reply at all; ``on_reply`` says what came.
+        What it returns is for ``take_reply``, at once. None: it is all left to the reader.
         """
         if self.session.pending_count != 1 or self._outbox.is_scheduled:
-            return
-        stand_in = self._transport.stand_in
+            return None
         try:
-            data = stand_in.recv()
+            return self._transport.stand_in.recv()
         except OSError as error:
             self._transport.cancel_recv(error)
-            return
-        if data is None:
-            return
+            return None
+
+    def take_reply(self, data: bytes) -> None:
+        """Deal with what ``await_reply`` has returned: ``on_reply`` is called, or the reader has it."""
         token = self.session.receive_ok(data)
         if token is None:
-            stand_in.pass_on(data)
+            self._transport.stand_in.pass_on(data)
         else:
             self.last_received_at = monotonic()
             self._owner.on_reply(self, token, b"OK")

@@ -59,12 +59,15 @@ class Composer:
 
     Args:
         refresh: called with a topic whose meta may be out of date.
+
+    Attributes:
+        partition_of_key: the number of the partition for a key and the count of partitions.
     """
 
     def __init__(self, config: ProducerConfig, trace: TraceLog, refresh: Callable[[str], None]) -> None:
         self._max_msg_size = config.max_msg_size
         self._max_body_size = config.max_body_size
-        self._partition_of_key = key_partitioner(config.key_strategy)
+        self.partition_of_key = key_partitioner(config.key_strategy)
         self._trace = trace
         self._refresh = refresh
 
@@ -147,7 +150,7 @@ class Composer:
             if partition is not None:
                 raise ConfigError(f"key={key!r} with partition={partition}: the key names the partition")
             try:
-                found = self._partition_of_key(key, route.partition_num or 1)
+                found = self.partition_of_key(key, route.partition_num or 1)
             except ValueError as error:
                 raise ConfigError(str(error)) from None
             return found if route.partition_num else None

@@ -1,13 +1,12 @@
 """From a publish to its outcome: attempts, replies, failures, retries, deadlines.
 
-A publish is written to an open link at once, or waits for one. Its reply
-settles it; a failure goes through the table in ``protocol.retry``; its
-deadline ends it wherever it is. A publish that ended while its reply was
-still owed stays with its connection, in its place, and the late reply is
-taken silently; until then it keeps its share of ``max_pending``.
+A publish is written to an open link at once, or waits for one. Its reply settles it; a
+failure goes through the table in ``protocol.retry``; its deadline ends it wherever it is.
+A publish that ended while its reply was still owed stays with its connection, in its place,
+and the late reply is taken silently; until then it keeps its share of ``max_pending``.
 
 Publishes that are pinned to a partition go through its ``Lane``: see ``pinned``.
-The path of one that just succeeds is ``submit``, ``_write``, ``replied``; keep it short.
+The path of one that just succeeds is ``submit`` (or ``prompt``), ``_write``, ``replied``; keep it short.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from .alarm import Agenda, Alarm
 from .lane import Lane
 from .pinned import Pinned, waits_in
 from .pool import Link, Pool
-from .publish import Batch, Publish, Wakeups
+from .publish import OK, Batch, Publish, Wakeups
 from .reasons import final_error, timeout_error
 from .room import Room
 from .routes import Route, Routes
@@ -96,9 +95,7 @@ class Delivery:
 
     def submit(self, publish: Publish) -> None:
         """Take a publish, for which there is room, on its way."""
-        self.pending.add(publish)
-        if publish.deadline < self._deadlines.at:
-            self._deadlines.set(publish.deadline)
+        self.track(publish)
         route = publish.route
         if route.waiting:
             route.waiting.append(publish)  # behind those that came before
@@ -107,32 +104,8 @@ class Delivery:
         else:
             self._attempt(publish)
 
-    def ask(self, route: Route, topic: str, body: bytes, deadline: float) -> Publish:
-        """Take one message on its way whose caller waits for its reply, and do first what the server waits for.
-
-        There is room for it, and the topic is plain; it is sent at once when nothing else is under way.
-        """
-        data = _codec.pub(topic, body)
-        link = None if route.waiting or self.wakeups.is_waking else route.choose()
-        conn = None if link is None else link.conn
-        if conn is None or not conn.ask(data):
-            self.room.used += 1
-            publish = Publish(route, topic, "PUB", data, deadline)
-            self.submit(publish)
-            return publish
-        # The server is at work now. Nothing switches to another greenlet before its reply is expected.
-        publish = Publish(route, topic, "PUB", data, deadline)
-        conn.session.expect("PUB", publish)
-        publish.conn = conn
-        publish.attempts = 1
-        self.room.used += 1
-        self.pending.add(publish)
-        if deadline < self._deadlines.at:
-            self._deadlines.set(deadline)
-        return publish
-
     def track(self, publish: Publish) -> None:
-        """Watch over the deadline of a publish that is not to be sent yet."""
+        """Watch over the deadline of a publish."""
         self.pending.add(publish)
         if publish.deadline < self._deadlines.at:
             self._deadlines.set(publish.deadline)
@@ -262,7 +235,8 @@ class Delivery:
 
     def replied(self, conn: Connection, publish: Publish, data: bytes) -> None:
         publish.conn = None
-        if publish.done or publish.__class__ is not Publish:
+        kind = publish.__class__
+        if publish.done or not (kind is Publish or (kind is Addressed and data == OK)):
             self._replied_otherwise(conn, publish, data)
         else:
             self.pending.discard(publish)
@@ -273,8 +247,10 @@ class Delivery:
             publish.done = True
             if publish.waiter is not None:
                 self.wakeups.add(publish)
-            else:
+            elif publish.result is not None or publish.gather is not None:
                 publish.settle(None, self.wakeups)
+            if kind is Addressed and publish.lane is not None:  # type: ignore[attr-defined]
+                publish.lane.ended([])  # type: ignore[attr-defined]
             if self._idle is not None:
                 self._check_idle()
         if "on_response" in self._signals:
@@ -284,7 +260,7 @@ class Delivery:
         lane = None
         if isinstance(publish, (Addressed, AddressedBatch)):
             lane = publish.lane
-            if data != b"OK":
+            if data != OK:
                 publish.take_receipt(traced_reply(data), conn.address, self._trace)
         if publish.done:
             self.came_late(conn, publish)

@@ -18,7 +18,7 @@ from nsq_fast.errors import ConnectionLost
 from nsq_fast.names import Address
 from nsq_fast.runtime.fork import Greenlet
 
-from .addressed import Addressed, AddressedBatch
+from .addressed import PLAIN, Addressed, AddressedBatch
 from .pool import Link
 
 if TYPE_CHECKING:
@@ -158,13 +158,16 @@ class Lane:
         """The publishes that leave together: of one kind, and within the limits of a batch."""
         waiting, first = self.waiting, self.waiting.popleft()
         taken = [first]
+        if first.is_alone:
+            return taken
+        kind, most, limit = first.saying.kind, self._sender.max_batch, self._sender.max_batch_bytes
         size = _LENGTH + _LENGTH + first.size
-        while waiting and len(taken) < self._sender.max_batch and not first.is_alone:
+        while waiting and len(taken) < most:
             following = waiting[0]
             if not following.done:
-                size += _LENGTH + following.size
-                is_same = following.saying.kind == first.saying.kind and not following.is_alone
-                if not is_same or size > self._sender.max_batch_bytes:
+                saying = following.saying
+                size += _LENGTH + (len(following.body) if saying is PLAIN else following.size)
+                if size > limit or following.is_alone or saying.kind != kind:
                     break
                 taken.append(following)
             waiting.popleft()
@@ -176,7 +179,7 @@ class Lane:
         self.waiting.extendleft(reversed(again))
         if delay:
             self.pause(delay)
-        else:
+        elif self.waiting:
             self.pump()
 
     def pause(self, delay: float) -> None:

@@ -20,6 +20,7 @@ from nsq_fast.runtime.trace import TraceLog, trace_log
 from .compose import Composer
 from .delivery import Delivery
 from .linger import Linger
+from .prompt import Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,8 @@ class ProducerLife:
         self._routes = self._delivery.routes.by_topic
         self._room = self._delivery.room
         self._wakeups = self._delivery.wakeups
+        self._prompt = Prompt(self._delivery)
+        self._partition_of_key = self._composer.partition_of_key
         self._timeout = self.config.publish_timeout
         self._max_msg_size = self.config.max_msg_size
 

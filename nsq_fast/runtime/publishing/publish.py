@@ -104,13 +104,19 @@ class Outcome:
 
     def wait(self, wakeups: Wakeups) -> Any:
         """Block the calling greenlet until it is done; return its value or raise its error."""
+        conn = self.conn
+        if conn is not None and not self.done:
+            self.waiter = getcurrent()
+            try:
+                data = conn.await_reply()
+            finally:
+                self.waiter = None
+            if data is not None:
+                conn.take_reply(data)
         if not self.done:
             self.waiter = getcurrent()
             try:
-                if self.conn is not None:
-                    self.conn.await_reply()
-                if not self.done:
-                    wakeups.sleep()
+                wakeups.sleep()
             finally:
                 self.waiter = None
         if self.error is not None:
