@@ -1,15 +1,16 @@
 # The commands of nsq_fast. `make demo` and `make test` work from a clean clone: each sets up what it needs.
 #
-#   make demo       the main job on an embedded broker: lookup, publish, consume, acknowledge   ARGS="--messages 1000000"
-#   make test       the tests; those of Spark need a JRE 17 or newer, and are skipped without    ARGS="-k frame -x"
-#   make proof      what is promised for the redesigned NSQ, on a real cluster: needs etcd and its servers, many minutes
-#   make bench      the compiled core, and a short comparison of clients                        SERVERS=DIR of an nsqd
-#   make check      ruff, mypy --strict, cython-lint, layering
-#   make setup      the virtual environment with everything, and the compiled extension
-#   make build      recompile the extension if its sources changed
-#   make sanitize   the core's tests under address and undefined-behaviour sanitizers
-#   make dist       sdist and wheel in dist/
-#   make clean      remove what these commands made
+#   make demo        the main job on an embedded broker: lookup, publish, consume, acknowledge   ARGS="--messages 1000000"
+#   make test        the tests; those of Spark need a JRE 17 or newer, and are skipped without   ARGS="-k frame -x"
+#   make proof       what is promised for the redesigned NSQ, on a real cluster: needs etcd and its servers, many minutes
+#   make bench       the compiled core, and a short comparison of clients                        SERVERS=DIR of an nsqd
+#   make bench-spark the source, the sink and the traces of Spark: needs a JRE                   SERVERS=DIR of an nsqd
+#   make check       ruff, mypy --strict, cython-lint, layering
+#   make setup       the virtual environment with everything, and the compiled extension
+#   make build       recompile the extension if its sources changed
+#   make sanitize    the core's tests under address and undefined-behaviour sanitizers
+#   make dist        sdist and wheel in dist/
+#   make clean       remove what these commands made
 #
 # PYTHON chooses the interpreter (3.10 or newer), VENV the folder of the virtual environment.
 
@@ -23,12 +24,12 @@ SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi) setup.py
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUILD_NEEDS := "setuptools>=77" "Cython>=3.1,<4"
 
-.PHONY: help setup demo test proof bench check build sanitize dist clean
+.PHONY: help setup demo test proof bench bench-spark check build sanitize dist clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,12s/^#  *//p' Makefile
+	@sed -n '3,14s/^#  *//p' Makefile
 
 # A stamp says what has been done to the environment, so that a second run is instant.
 VENV_STAMP := $(VENV)/.created
@@ -77,12 +78,20 @@ test: $(DEV_STAMP) $(BUILD_STAMP)
 
 proof: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest tests/servers --run-real-cluster $(ARGS)
+	NSQ_FAST_DAY_SECONDS=300 $(BIN)/python -m pytest -s tests/spark/test_spark_day.py
 
 bench: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest bench --benchmark-only --timeout 600 $(ARGS)
 	$(BIN)/python -m nsq_fast bench suite --short --duration 0.7 --json bench/results/latest.json \
 	  $(if $(SERVERS),--servers $(SERVERS))
 	$(BIN)/python -m nsq_fast bench report bench/results/latest.json --html bench/results/latest.html
+
+bench-spark: $(DEV_STAMP) $(BUILD_STAMP)
+	@java -version >/dev/null 2>&1 || { echo "no Java: install a JRE 17 or newer (Debian: openjdk-17-jre-headless)" >&2; exit 1; }
+	$(if $(SERVERS),$(BIN)/python bench/spark_source.py --servers $(dir $(abspath $(SERVERS))),\
+	  @echo "The source is measured with a real nsqd: set SERVERS")
+	$(BIN)/python bench/spark_sink.py $(if $(SERVERS),--servers $(SERVERS))
+	$(BIN)/python bench/spark_trace.py --records 1000000
 
 check: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/ruff check .
