@@ -40,15 +40,24 @@ class OrderLedger:
 
     repeated: int = 0
     violations: int = 0
-    _last: dict[Hashable, Position] = dataclasses.field(default_factory=dict)
+    _last: dict[Hashable, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
     def last(self, partition: Hashable) -> Position | None:
         """The position that the next message is measured by; None before the first."""
-        return self._last.get(partition)
+        last = self._last.get(partition)
+        return None if last is None else Position(*last)
+
+    def moves_on(self, partition: Hashable, internal_id: int, offset: int) -> bool:
+        """Move on to a message that lies behind the last one, as nearly all do; False leaves it to ``check``."""
+        last = self._last.get(partition)
+        if last is None or internal_id <= last[0] or offset <= last[1]:
+            return False
+        self._last[partition] = internal_id, offset
+        return True
 
     def check(self, partition: Hashable, seen: Position) -> Verdict:
         """Judge the next message of a partition, and move on to it unless it lies behind."""
-        last = self._last.get(partition)
+        last = self.last(partition)
         if last is None:
             self._last[partition] = seen
             return Verdict.NEXT

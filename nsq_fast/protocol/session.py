@@ -157,10 +157,11 @@ class Session:
             return self._end()
         if self.failure is not None:
             raise self.failure
-        frames = self._reader.feed(data, now)
-        self.message_count = count = self._reader.message_count
-        if self._reader.error is not None:
-            self.failure = self._reader.error
+        reader = self._reader
+        frames = reader.feed(data, now)
+        self.message_count = count = reader.message_count
+        if reader.error is not None:
+            self.failure = reader.error
         if count:
             self.in_flight += count
             if count == len(frames):
@@ -528,4 +529,5 @@ class Session:
 
     def _answered(self, count: int) -> None:
         # Answering an id twice is possible for an embedder; the ledger must not go below zero for it.
-        self.in_flight = max(0, self.in_flight - count)
+        left = self.in_flight - count
+        self.in_flight = left if left > 0 else 0

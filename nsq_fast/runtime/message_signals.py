@@ -31,19 +31,20 @@ class MessageSignals:
 
 
 class SignalBook:
-    """The signals of those messages of one responder for which somebody asked. False when there are none."""
+    """The signals of those messages of one responder for which somebody asked.
+
+    Attributes:
+        entries: by the id() of the message; empty when nobody asked.
+    """
 
     def __init__(self) -> None:
-        self._entries: dict[int, MessageSignals] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._entries)
+        self.entries: dict[int, MessageSignals] = {}
 
     def of(self, message: Message) -> MessageSignals:
         """The signals of a message, kept until it is answered."""
-        entry = self._entries.get(id(message))  # the entry holds the message, so its id is not used again
+        entry = self.entries.get(id(message))  # the entry holds the message, so its id is not used again
         if entry is None:
-            entry = self._entries[id(message)] = MessageSignals(message)
+            entry = self.entries[id(message)] = MessageSignals(message)
         return entry
 
     def finished(self, messages: Iterable[Message]) -> None:
@@ -57,11 +58,11 @@ class SignalBook:
 
     def touched(self, message: Message) -> None:
         """The TOUCH of a message is queued."""
-        entry = self._entries.get(id(message))
+        entry = self.entries.get(id(message))
         if entry is not None:
             entry.send("on_touch")
 
     def _end(self, message: Message, name: str, **values: Any) -> None:
-        entry = self._entries.pop(id(message), None)
+        entry = self.entries.pop(id(message), None)
         if entry is not None:
             entry.send(name, **values)

@@ -12,7 +12,7 @@ one buffer at the end of the hub's turn, even if the next handler blocks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -41,17 +41,18 @@ class Lane:
 
     Args:
         connection: who delivered the messages.
-        on_finished: called with the connection and the messages whose FINs are due, at the end of the hub's turn.
+        on_finished: called with the connection and the messages whose FINs are due, at the end of the hub's turn, or
+            at once where the order of a partition has the server wait for each.
 
     Attributes:
         turn: of an ordered partition, which one worker at a time may handle; None when any number may.
     """
 
-    __slots__ = ("_on_finished", "connection", "fins", "is_queued", "turn", "waiting")
+    __slots__ = ("connection", "fins", "is_queued", "on_finished", "turn", "waiting")
 
-    def __init__(self, connection: Connection, on_finished: Callable[[Connection, list[Message]], None]) -> None:
+    def __init__(self, connection: Connection, on_finished: Callable[[Connection, Sequence[Message]], None]) -> None:
         self.connection = connection
-        self._on_finished = on_finished
+        self.on_finished = on_finished
         self.waiting: deque[Message] = deque()
         self.fins: list[Message] = []
         self.is_queued = False
@@ -63,10 +64,10 @@ class Lane:
             self.schedule_flush()
         self.fins.append(message)
 
-    def leave(self) -> None:
-        """A worker is done with this lane for now."""
+    def leave(self, pool: Pool) -> None:
+        """A worker of ``pool`` is done with this lane for now."""
         if self.turn is not None:
-            self.turn.give_back()
+            self.turn.give_back(pool)
 
     def schedule_flush(self) -> None:
         """Have ``flush`` run before the hub waits for anything."""
@@ -78,17 +79,24 @@ class Lane:
         if fins:
             batch = fins[:]
             fins.clear()  # workers hold on to this list
-            self._on_finished(self.connection, batch)
+            self.on_finished(self.connection, batch)
 
 
 class Pool:
-    """A fixed number of workers that serve some lanes; 0 workers when a program takes the messages by itself."""
+    """A fixed number of workers that serve some lanes; 0 workers when a program takes the messages by itself.
+
+    Attributes:
+        idle: workers that wait.
+        source: the one connection that these workers serve, which a worker reads itself in place of waiting for a
+            message; None when there are several, or none.
+    """
 
     def __init__(self, outcomes: Outcomes, size: int, name: str) -> None:
         self.outcomes = outcomes
         self.is_stopped = False
+        self.source: Connection | None = None
         self._ready: deque[Lane] = deque()
-        self._idle = 0
+        self.idle = 0
         self._wake = Semaphore(0)
         self.workers = [Worker(self) for _ in range(size)]
         for number, worker in enumerate(self.workers):
@@ -100,9 +108,12 @@ class Pool:
         if not lane.is_queued:
             lane.is_queued = True
             self._ready.append(lane)
-        wake = min(self._idle, count)
-        self._idle -= wake
-        for _ in range(wake):
+        if self.idle:
+            self._wake_up(min(self.idle, count))
+
+    def _wake_up(self, count: int) -> None:
+        self.idle -= count
+        for _ in range(count):
             self._wake.release()
 
     def take(self) -> Lane | None:
@@ -114,8 +125,9 @@ class Pool:
             lane = self._next()
             if lane is not None:
                 return lane
-            self._idle += 1
-            self._wake.acquire()
+            if self.source is None or not self.source.read_instead():
+                self.idle += 1
+                self._wake.acquire()
         return None
 
     def _next(self) -> Lane | None:
@@ -133,16 +145,17 @@ class Pool:
 
     def wake(self) -> None:
         """Have a worker look again: a turn is free."""
-        if self._idle:
-            self._idle -= 1
-            self._wake.release()
+        if self.idle:
+            self._wake_up(1)
+        elif self.source is not None:
+            self.source.stop_reading_instead()
 
     def stop(self) -> None:
         """Let each worker end after what it is handling now."""
         self.is_stopped = True
-        for _ in range(self._idle):
-            self._wake.release()
-        self._idle = 0
+        if self.source is not None:
+            self.source.stop_reading_instead()
+        self._wake_up(self.idle)
 
     def forked(self) -> None:
         """In the child of a fork: nothing that was received is handled, or is even begun with."""
@@ -179,7 +192,7 @@ class Worker:
         while (lane := self._pool.take()) is not None:
             try:
                 if lane.turn is not None:
-                    self._handle_ordered(lane)
+                    self._handle_ordered(lane, lane.turn)
                 elif self._outcomes.batch_handler is None:
                     self._handle_some(lane)
                 else:
@@ -189,27 +202,36 @@ class Worker:
                 self._outcomes.log_fault(self.current)
             finally:
                 self.current = None
-                lane.leave()
+                lane.leave(self._pool)
             if lane.waiting:
                 sleep(0)
 
-    def _handle_ordered(self, lane: Lane) -> None:
-        """Handle what an ordered partition has sent: one message, hardly ever more. Its FIN leaves at once."""
-        outcomes = self._outcomes
-        handle, finish = outcomes.single_handler(), outcomes.finish_in(lane)
-        threshold = outcomes.ordered.threshold
-        while lane.waiting:
-            message = self.current = lane.waiting.popleft()
-            if message.attempts > threshold and not outcomes.ordered.begins(lane, message):
-                continue
-            try:
-                handle(outcomes.consumer, message)
-            except BaseException as error:
-                outcomes.failed(message, error)
-                continue
-            if not message.is_async() and message.mark_responded():
-                finish(message)
-                lane.flush()  # the server sends the next one only then
+    def _handle_ordered(self, lane: Lane, turn: Turn) -> None:
+        """Handle what an ordered partition sends, one message after the other; each FIN leaves at once.
+
+        Between two messages the turn is free for others, and the worker reads by itself, if it can.
+        """
+        pool, outcomes, waiting = self._pool, self._outcomes, lane.waiting
+        consumer, threshold = outcomes.consumer, outcomes.ordered.threshold
+        while waiting:
+            is_finished = False
+            message = self.current = waiting.popleft()
+            if message.attempts <= threshold or outcomes.ordered.begins(lane, message):
+                try:
+                    outcomes.single_handler()(consumer, message)
+                except BaseException as error:
+                    outcomes.failed(message, error)
+                else:
+                    if not message.is_async() and message.mark_responded():
+                        lane.on_finished(lane.connection, (message,))  # the server sends the next one only then
+                        outcomes.tell_finished(message)
+                        is_finished = True
+            self.current = None
+            if not waiting:
+                turn.give_back(pool)
+                source = pool.source
+                if source is None or not source.read_instead(is_finished) or not waiting or not turn.take(pool):
+                    return
 
     def _handle_some(self, lane: Lane) -> None:
         """Handle messages until the lane is empty or the time slice is used up: the hot loop."""

@@ -30,7 +30,7 @@ def messages(pool: Pool, outcomes: Outcomes) -> Iterator[Message]:
             try:
                 yield from _messages_of(lane, worker, outcomes)
             finally:
-                lane.leave()
+                lane.leave(pool)
             worker.current = None
             if lane.waiting:
                 sleep(0)

@@ -9,7 +9,7 @@ or shortly before the server would take it back by itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -46,24 +46,26 @@ def check_blocked_policy(policy: BlockedPolicy) -> BlockedPolicy:
 class Turn:
     """The right to handle messages of one ordered partition: one worker has it, over all its connections."""
 
-    __slots__ = ("_is_taken", "_waiting")
+    __slots__ = ("_holder", "_waiting")
 
     def __init__(self) -> None:
-        self._is_taken = False
+        self._holder: Pool | None = None
         self._waiting: list[Pool] = []
 
     def take(self, pool: Pool) -> bool:
-        """Take it if it is free; if not, ``pool`` is woken when it is."""
-        if not self._is_taken:
-            self._is_taken = True
+        """Take it for a worker of ``pool`` if it is free; if not, ``pool`` is woken when it is."""
+        if self._holder is None:
+            self._holder = pool
             return True
         if pool not in self._waiting:
             self._waiting.append(pool)
         return False
 
-    def give_back(self) -> None:
-        """Let another worker have it."""
-        self._is_taken = False
+    def give_back(self, pool: Pool) -> None:
+        """Let another worker have it, if one of ``pool`` has it now."""
+        if self._holder is not pool:
+            return
+        self._holder = None
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for pool in waiting:
@@ -96,19 +98,28 @@ class Ordered:
 
     # Order, in the reader greenlet
 
-    def in_order(self, target: Target, messages: list[Message]) -> list[Message]:
-        """Verify the order; return what shall be handled."""
-        key, check = _key(target), self.ledger.check
-        good = []
-        for message in messages:
-            last = self.ledger.last(key)
-            seen = Position(message.internal_id, message.offset or 0)
-            if check(key, seen) is not Verdict.BACKWARDS or last is None or self._violates(target, last, message, seen):
-                good.append(message)
-        return good
+    def check_of(self, target: Target) -> Callable[[list[Message]], list[Message]]:
+        """What verifies the order of messages of ``target``, and returns those that shall be handled."""
+        key, moves_on = _key(target), self.ledger.moves_on
+
+        def in_order(messages: list[Message]) -> list[Message]:
+            return [
+                message
+                for message in messages
+                if moves_on(key, message.internal_id, message.offset or 0) or self._may_follow(target, message)
+            ]
+
+        return in_order
+
+    def _may_follow(self, target: Target, message: Message) -> bool:
+        """Judge a message that is the first, comes again or goes backwards; whether it shall be handled."""
+        seen = Position(message.internal_id, message.offset or 0)
+        last = self.ledger.last(_key(target))
+        is_backwards = self.ledger.check(_key(target), seen) is Verdict.BACKWARDS
+        return last is None or not is_backwards or self._violates(target, last, message, seen)
 
     def _violates(self, target: Target, last: Position, message: Message, seen: Position) -> bool:
-        """Tell of a message that lies behind, and do what the policy says; whether it shall be handled."""
+        """Tell of a message that goes backwards, and do what the policy says; whether it shall be handled."""
         error = OrderViolated(target.partition, last, seen)
         self._log.error("%s: %s: %s", target, error, self._order_policy)
         emit(self._consumer, "on_order_violation", message=message, error=error)

@@ -52,6 +52,7 @@ class Outcomes:
     ) -> None:
         self.consumer = consumer
         self.ordered: Ordered  # set when both are there
+        self._signals = vars(consumer)  # each that somebody asked for is in there
         self._handler = handler
         self.batch_handler: Any = batch_handler
         self.batch_size = consumer.config.batch_size
@@ -71,6 +72,11 @@ class Outcomes:
 
         return finish
 
+    def tell_finished(self, message: Message) -> None:
+        """Tell those who listen that a message was finished."""
+        if "on_finish" in self._signals:
+            emit(self.consumer, "on_finish", message_id=message.id)
+
     @property
     def has_handler(self) -> bool:
         """Whether there is anything to call with a message."""
@@ -78,7 +84,7 @@ class Outcomes:
 
     def present_handler(self) -> Handler:
         """What to call with each message: the handler itself, or with it those who listen to ``on_message``."""
-        if not is_heard(self.consumer, "on_message"):
+        if "on_message" not in self._signals or not is_heard(self.consumer, "on_message"):
             return self._handler if self._handler is not None else _no_handler
         # Asked for once a slice, not for each message: what blinker does to find them takes longer than all else.
         called = receivers(self.consumer.on_message, self.consumer)
@@ -99,7 +105,8 @@ class Outcomes:
         """What to call with one message, also where the handler is one for batches."""
         batch_handler = self.batch_handler
         if batch_handler is None:
-            return self.present_handler()
+            # As ``present_handler``, at once in the usual case: an ordered partition asks for each message.
+            return self._handler if self._handler and "on_message" not in self._signals else self.present_handler()
         return lambda consumer, message: batch_handler(consumer, [message])
 
     # Failures

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -84,11 +84,11 @@ class Subscriber:
         self._consumer = consumer
         self._owner = owner
         self._mode = owner.mode
+        self._in_order: Callable[[list[Message]], list[Message]]
         self._select: Callable[[list[Message]], list[Message]] | None = None
         self._pool = pool if pool is not None else consumer.new_pool(1, f"worker {target}")
         self._owns_pool = pool is None
         self._reconnect = ReconnectDelay(consumer.config.max_reconnect_delay, random=random.random)
-        self._may_be_compressed = False
         self._is_closing = False
         self._is_retired = False
         self._is_draining = False
@@ -226,13 +226,17 @@ class Subscriber:
         self._reconnect.connected(monotonic())
         self.share = Share(max_rdy_count=1 if self.is_ordered else info.max_rdy_count)
         self._select = None
+        self._in_order = consumer.ordered.check_of(self.target)
         if self.is_ordered:
             self.lane.turn = consumer.ordered.turn(self.target)
             self.connection.hold = consumer.ordered.hold
             self.connection.answer_promptly()
-        self._may_be_compressed = consumer.config.decompress and self._mode.extend_support
-        if self.is_ordered or self._may_be_compressed:
+        if consumer.config.decompress and self._mode.extend_support:
             self._select = self._readable_in_order
+        elif self.is_ordered:
+            self._select = self._in_order
+        if self._owns_pool:
+            self._pool.source = self.connection
         self.is_connected = True
         consumer.logger.info("%s: subscribed to %s/%s", self.target, consumer.topic, consumer.channel)
         self._owner.joined(self)
@@ -273,14 +277,16 @@ class Subscriber:
 
     def on_messages(self, conn: Connection, messages: list[Message]) -> None:
         self.counters.received += len(messages)
-        if self._is_ending:
+        if self._is_closing or self._is_draining:
             self.lane.waiting.extend(messages)
             self._give_back_unstarted()
             return
         if self._select is not None:
             messages = self._select(messages)
-        self.lane.waiting.extend(messages)
-        self._pool.put(self.lane, len(messages))
+        lane, pool = self.lane, self._pool
+        lane.waiting.extend(messages)
+        if pool.idle or not lane.is_queued:
+            pool.put(lane, len(messages))
 
     @property
     def _is_ending(self) -> bool:
@@ -289,9 +295,7 @@ class Subscriber:
     def _readable_in_order(self, messages: list[Message]) -> list[Message]:
         """Those that a handler may get: bodies decompressed, the order of ordered partitions verified."""
         if self.is_ordered:
-            messages = self._consumer.ordered.in_order(self.target, messages)
-        if not self._may_be_compressed:
-            return messages
+            messages = self._in_order(messages)
         return [each for each in map(self._readable, messages) if each is not None]
 
     def _readable(self, message: Message) -> Message | None:
@@ -355,6 +359,8 @@ class Subscriber:
         was_connected, self.is_connected = self.is_connected, False
         unstarted = len(self.lane.waiting)
         self.lane.waiting.clear()
+        if self._owns_pool:
+            self._pool.source = None
         self._changed.set()
         if not was_connected:
             return
@@ -368,8 +374,8 @@ class Subscriber:
 
     # Answers
 
-    def _finished(self, connection: Connection, messages: list[Message]) -> None:
-        """Send the FINs of a turn of the hub."""
+    def _finished(self, connection: Connection, messages: Sequence[Message]) -> None:
+        """Send FINs."""
         try:
             connection.finish_many(messages)
         except ConnectionLost:

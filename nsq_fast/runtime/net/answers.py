@@ -54,14 +54,15 @@ class Answers:
         self._outbox.finish(message)
         if self._on_finish is not None:
             self._on_finish(self, message)
-        if self._signals:
+        if self._signals.entries:
             self._signals.finished((message,))
 
     def finish_many(self, messages: Sequence[Message]) -> None:
         """FIN for a batch, as one buffer. ``on_finish`` of the owner is not called: it knows."""
-        self._check_open()
+        if self.closed_error is not None:
+            self._check_open()
         self._outbox.write(self.session.fin_many(messages))
-        if self._signals:
+        if self._signals.entries:
             self._signals.finished(messages)
 
     def requeue(self, message: Message, time_ms: int | None = None, backoff: bool = True) -> None:
@@ -75,7 +76,7 @@ class Answers:
         self._outbox.write(self.session.req(message, time_ms))
         if self._on_requeue is not None:
             self._on_requeue(self, message, time_ms, backoff)
-        if self._signals:
+        if self._signals.entries:
             self._signals.requeued(message, time_ms, backoff)
 
     def touch(self, message: Message) -> None:
@@ -84,7 +85,7 @@ class Answers:
         self._outbox.write(self.session.touch(message))
         if self._on_touch is not None:
             self._on_touch(self, message)
-        if self._signals:
+        if self._signals.entries:
             self._signals.touched(message)
 
     def answer_promptly(self) -> None:

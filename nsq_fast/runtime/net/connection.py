@@ -16,7 +16,7 @@ import logging
 from time import monotonic
 from typing import Any
 
-from gevent import Timeout, get_hub, getcurrent, sleep
+from gevent import Timeout, get_hub, getcurrent
 from gevent.event import AsyncResult, Event
 from gevent.socket import gethostname
 from greenlet import greenlet
@@ -45,10 +45,6 @@ from .watch import SilenceWatch
 
 logger = logging.getLogger(__name__)
 
-# The reader lets others run after so many bytes: two full reads keep the batches large and the hub alive.
-YIELD_BYTES = 128 * 1024
-# What one read counts for besides its bytes, so that a flood of tiny reads yields as well.
-READ_COST = 2048
 SILENT_INTERVALS = 2
 CLOSE_TIMEOUT = 2.0
 
@@ -212,17 +208,24 @@ class Connection(Answers):
         """
         if self.session.pending_count != 1 or self._outbox.is_scheduled:
             return None
+        transport = self._transport
+        if transport.receiver is None:
+            return None
         try:
-            return self._transport.stand_in.recv()
-        except OSError as error:
-            self._transport.cancel_recv(error)
+            data = transport.recv_at_once()
+            return transport.recv_instead() if data is None else data
+        except Exception as error:
+            transport.cancel_recv(error)  # it is the reader that ends the connection
             return None
 
     def take_reply(self, data: bytes) -> None:
-        """Deal with what ``await_reply`` has returned: ``on_reply`` is called, or the reader has it."""
+        """Deal with what ``await_reply`` has returned: ``on_reply`` is called, or the owner hears of what it is."""
         token = self.session.receive_ok(data)
         if token is None:
-            self._transport.stand_in.pass_on(data)
+            try:
+                self._received(data)
+            except Exception as error:
+                self._transport.cancel_recv(error)
         else:
             self.last_received_at = monotonic()
             self._owner.on_reply(self, token, b"OK")
@@ -262,29 +265,52 @@ class Connection(Answers):
             self._end(reason)
 
     def _read(self) -> None:
-        recv, session, receive = self._transport.recv, self.session, self.session.receive
-        on_messages = self._owner.on_messages
-        budget = YIELD_BYTES
         while True:
             if self.closed_error is not None:
                 raise self.closed_error
-            data = recv()
-            if not data:
-                raise self._outbox.error or ConnectionLost(f"{self.address}: closed by the server")
-            self.last_received_at = now = monotonic()
-            events = receive(data, now)
-            if session.message_count == len(events):
-                if events:
-                    self.last_message_at = now
-                    on_messages(self, events)
-            else:
-                self._dispatch(events)
-            if session.failure is not None:
-                raise session.failure
-            budget -= len(data) + READ_COST
-            if budget < 0:
-                budget = YIELD_BYTES
-                sleep(0)
+            self._received(self._transport.recv())
+
+    def read_instead(self, is_soon: bool = False) -> bool:
+        """Do one read of the reader's in the calling greenlet, so that what comes needs no switch to get there.
+
+        False if that is not possible: the reader is busy, or the connection is ending. True does not say that
+        anything came: see ``stop_reading_instead``. Whenever the caller does anything else, the reader reads.
+
+        Args:
+            is_soon: the server was just told to send the next message.
+        """
+        transport = self._transport
+        if self.closed_error is not None or transport.receiver is None:
+            return False
+        try:
+            data = transport.recv_soon() if is_soon else None
+            if data is None:
+                data = transport.recv_instead()
+            if data is not None:
+                self._received(data)
+        except Exception as error:
+            transport.cancel_recv(error)
+            return False
+        return True
+
+    def stop_reading_instead(self) -> None:
+        """Make a ``read_instead`` that is waiting in another greenlet return."""
+        self._transport.interrupt()
+
+    def _received(self, data: bytes) -> None:
+        if not data:
+            raise self._outbox.error or ConnectionLost(f"{self.address}: closed by the server")
+        session = self.session
+        self.last_received_at = now = monotonic()
+        events = session.receive(data, now)
+        if session.message_count == len(events):
+            if events:
+                self.last_message_at = now
+                self._owner.on_messages(self, events)
+        else:
+            self._dispatch(events)
+        if session.failure is not None:
+            raise session.failure
 
     def _dispatch(self, events: list[Any]) -> None:
         """Hand a mixed list to the owner, in order: runs of messages as lists."""

@@ -75,6 +75,9 @@ class Outbox:
 
     def write(self, data: bytes) -> None:
         """Append bytes."""
+        if self.is_prompt and self._writer is None and not self._parts and not self.finished:
+            self._send_now(data)
+            return
         self._parts.append(data)
         self._size += len(data)
         if not self.is_scheduled:
@@ -86,12 +89,7 @@ class Outbox:
         """Send bytes at once, unless others wait to be sent, or nothing can be; whether it was done."""
         if self.is_scheduled or self._writer is not None or self.error is not None or self._is_stopped:
             return False
-        try:
-            self._unsent = self._transport.send_now(data)
-            if self._unsent is not None:
-                self._start_writer()
-        except Exception as error:
-            self._fail(error)
+        self._send_now(data)
         return True
 
     def finish(self, message: Message) -> None:
@@ -130,35 +128,43 @@ class Outbox:
         if self._writer is not None:
             return  # it takes what has gathered when it is rid of what it has
         try:
-            if self._gather() and not self._send():
-                self._start_writer()
+            data = self._gather()
+        except Exception as error:
+            self._fail(error)
+            return
+        if data is not None:
+            self._send_now(data)
+
+    def _send_now(self, data: bytes) -> None:
+        """Send, before anything else that may wait. A writer takes care of what is left, as hardly ever anything is."""
+        if self._is_stopped or self.error is not None:
+            return
+        try:
+            self._unsent = self._transport.send_now(data)
+            if self._unsent is not None:
+                self._writer = Greenlet.spawn(self._write_loop)
+                self._writer.name = "nsq_fast-writer"
         except Exception as error:
             self._fail(error)
 
-    def _start_writer(self) -> None:
-        self._writer = Greenlet.spawn(self._write_loop)
-        self._writer.name = "nsq_fast-writer"
-
-    def _gather(self) -> bool:
-        """Make one buffer of what waits; False if nothing does, or if it can no longer be sent."""
+    def _gather(self) -> bytes | None:
+        """Make one buffer of what waits, not encoded; None if nothing does, or if it can no longer be sent."""
         if self._is_stopped or self.error is not None:
             self._drop()
-            return False
+            return None
         parts = self._parts
         if self.finished:
             # Emptied first: a message is either here or off the session's in-flight count.
             finished, self.finished = self.finished, []
             parts.append(self._build_fins(finished))
         if not parts:
-            return False
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
+            return None
         self._parts = []
         self._size = 0
-        self._unsent = memoryview(self._transport.encode(data))
-        return True
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _send(self) -> bool:
-        """Send without blocking; whether all of it went."""
+        """Send what is left without blocking; whether all of it went."""
         unsent = self._unsent
         while unsent:
             sent = self._transport.try_send(unsent)
@@ -176,8 +182,10 @@ class Outbox:
             while True:
                 while not self._send():
                     self._transport.wait_writable(self._write_timeout)
-                if not self._gather():
+                data = self._gather()
+                if data is None:
                     return
+                self._unsent = memoryview(self._transport.encode(data))
         except Exception as error:
             self._fail(error)
         finally:

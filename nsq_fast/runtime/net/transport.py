@@ -9,11 +9,12 @@ were read too early are simply fed to the next layer.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from _socket import socket as CSocket  # which monkey.patch_all leaves as it is
 from typing import Any
 
-from gevent import Timeout, get_hub
+from gevent import Timeout, get_hub, getcurrent, sleep
 from gevent import socket as gsocket
+from greenlet import greenlet
 
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConnectFailed
@@ -21,40 +22,55 @@ from nsq_fast.names import Address
 from nsq_fast.runtime.fork import drop_socket, tell_forks
 
 from .layers import Layer, TlsLayer, make_layer
-from .standin import StandIn
+from .moment import Moment
+from .tries import Tries
 
 # 64 KiB decodes fastest: smaller reads cost syscalls, larger ones fall out of the cache.
 READ_SIZE = 64 * 1024
 # So few bytes are taken for all there was: to try at once for more costs a syscall and an exception, 1.3 us, which
 # a publisher that waits for each reply pays for each. A larger read is followed by a try.
 SHORT_READ = 2048
+# Who reads lets others run after so many bytes: two full reads keep the batches large and the hub alive. A short read
+# needs no such limit: the hub runs before the next one.
+YIELD_BYTES = 128 * 1024
 READ, WRITE = 1, 2
+
+
+class _Interrupted(Exception):
+    """Ends a ``recv_instead``."""
 
 
 class Transport:
     """One connected socket with its layers. One greenlet reads; one at a time writes.
 
+    The watcher that wakes the reader is left running between reads: to start and stop it, and what ``hub.wait`` makes
+    for each wait, takes longer than to read a message.
+
     Attributes:
         address: the peer, as it was asked for.
         local_address: our end.
-        stand_in: reads in place of the greenlet that waits in ``recv``; not allowed where there are layers.
+        layers: what bytes go through on their way, the one below first; empty for plain TCP.
+        receiver: the greenlet that waits for bytes; None while none does.
     """
 
     def __init__(self, sock: Any, address: Address, config: ConnectionConfig) -> None:
         self.address = address
         self.local_address = Address(*sock.getsockname()[:2])
         self._config = config
-        self._layers: list[Layer] = []
+        self.layers: list[Layer] = []
         self._hub = get_hub()
-        self._socket = sock
+        # Without gevent's wrapper: nothing here ever waits in a call of the socket's.
+        self._socket = CSocket(fileno=sock.detach())
+        self._socket.settimeout(0.0)
         self._is_drained = False
-        sock.settimeout(0.0)
-        self._readable = self._hub.loop.io(sock.fileno(), READ)
-        self._writable = self._hub.loop.io(sock.fileno(), WRITE)
-        # gevent's own methods are written in Python, and wait; these are the system's.
-        self._recv: Callable[[int], bytes] = sock._sock.recv
-        self._send: Callable[[memoryview | bytes], int] = sock._sock.send
-        self.stand_in = StandIn(self._recv, self._readable)
+        self._budget = YIELD_BYTES
+        self._tries = Tries(self._socket.recv)
+        self._moment: Moment | None = None
+        self.receiver: greenlet | None = None
+        self._relieved: greenlet | None = None  # who waited for them until another began to read in its place
+        self._is_watching = False
+        self._readable = self._hub.loop.io(self._socket.fileno(), READ)
+        self._writable = self._hub.loop.io(self._socket.fileno(), WRITE)
         tell_forks(self)
 
     @classmethod
@@ -78,19 +94,22 @@ class Transport:
 
     def recv(self) -> bytes:
         """Read and decode; blocks. ``b""`` at the end of the stream. Raises OSError, RemoteProtocolError."""
-        if not self._layers:
-            return self._recv_raw()
+        return self._recv_decoded() if self.layers else self._recv_raw()
+
+    def _recv_decoded(self) -> bytes:
         while True:
-            data = self._read_layer(len(self._layers) - 1)
-            if data or self._layers[0].is_ended:
+            data = self._read_layer(len(self.layers) - 1)
+            if data or self.layers[0].is_ended:
+                if self._is_due(len(data)):
+                    sleep(0)
                 return data
             raw = self._recv_raw()
             if not raw:
                 return b""
-            self._layers[0].feed(raw)
+            self.layers[0].feed(raw)
 
     def _read_layer(self, level: int) -> bytes:
-        layer = self._layers[level]
+        layer = self.layers[level]
         while True:
             data = layer.read()
             if data or level == 0:
@@ -101,42 +120,127 @@ class Transport:
             layer.feed(below)
 
     def _recv_raw(self) -> bytes:
-        if self._is_drained:
-            self._hub.wait(self._readable)
-        while (data := self._try_recv()) is None:
-            self._hub.wait(self._readable)
-        self._is_drained = len(data) < SHORT_READ
+        has_waited = self._is_drained
+        if has_waited:
+            self._wait_readable()
+        while True:
+            try:
+                data = self._socket.recv(READ_SIZE)
+            except BlockingIOError:
+                if has_waited and self._relieved is not None:
+                    raise _Interrupted from None  # it was not for bytes that this greenlet was woken
+                self._wait_readable()
+                has_waited = True
+                continue
+            self._is_drained = len(data) < SHORT_READ or self._is_due(len(data))
+            return data
+
+    def _is_due(self, size: int) -> bool:
+        """Note that so many bytes were read; whether it is time to let others run."""
+        self._budget -= size
+        if self._budget > 0:
+            return False
+        self._budget = YIELD_BYTES
+        return True
+
+    def _wait_readable(self) -> None:
+        if not self._is_watching:
+            self._is_watching = True
+            self._readable.start(self._on_readable)
+        self.receiver = getcurrent()
+        try:
+            self._hub.switch()
+        finally:
+            self.receiver = None
+
+    def _on_readable(self) -> None:
+        receiver = self.receiver
+        if receiver is not None:
+            receiver.switch()
+            return
+        self._is_watching = False  # nobody wants what there is; the next wait watches again
+        self._readable.stop()
+
+    def recv_soon(self) -> bytes | None:
+        """What arrives in a moment, received without a turn of the hub; None if it is the hub that has to wait."""
+        if self._moment is None:
+            self._moment = Moment(self._hub.loop)
+        if self.layers or not self._moment.wait():
+            return None
+        try:
+            data = self._socket.recv(READ_SIZE)
+        except BlockingIOError:
+            self._moment.rest()
+            return None
+        self._is_drained = len(data) < SHORT_READ or self._is_due(len(data))
         return data
 
-    def _try_recv(self) -> bytes | None:
-        try:
-            return self.stand_in.take() or self._recv(READ_SIZE)
-        except BlockingIOError:
+    def recv_at_once(self) -> bytes | None:
+        """What a few tries to read bring, without a turn of the hub; None if it is the hub that has to wait."""
+        if self.layers:
             return None
+        data = self._tries.recv(READ_SIZE)
+        if data is not None:
+            self._is_drained = len(data) < SHORT_READ or self._is_due(len(data))
+        return data
+
+    def recv_instead(self) -> bytes | None:
+        """``recv``, in place of another greenlet that waits in it, and waits on. None when it was woken by something
+        else than bytes, as ``interrupt`` does, and at once when a third one is reading so.
+
+        Whenever the caller does anything but wait here, the other one is there to receive.
+        """
+        if self._relieved is not None:
+            return None
+        self._relieved, self.receiver = self.receiver, None
+        try:
+            return self._recv_decoded() if self.layers else self._recv_raw()
+        except _Interrupted:
+            return None
+        finally:
+            self.receiver, self._relieved = self._relieved, None
+
+    def interrupt(self) -> None:
+        """Make a ``recv_instead`` that is waiting in another greenlet return None."""
+        if self._relieved is not None:
+            self._hub.loop.run_callback(self._interrupt)
+
+    def _interrupt(self) -> None:
+        if self._relieved is not None and self.receiver is not None:
+            self.receiver.throw(_Interrupted)
 
     def cancel_recv(self, error: BaseException) -> None:
-        """Make a ``recv`` that is waiting in another greenlet raise ``error``."""
-        self.stand_in.give_back()
-        self._hub.cancel_wait(self._readable, error)
+        """Make a ``recv`` that is waiting in another greenlet raise ``error``, and a ``recv_instead`` return None."""
+        if self.receiver is not None:
+            self._hub.loop.run_callback(self._cancel_recv, error)
+
+    def _cancel_recv(self, error: BaseException) -> None:
+        reader, self._relieved = self._relieved, None
+        if reader is None:
+            reader = self.receiver
+        elif self.receiver is not None:
+            self.receiver.throw(_Interrupted)
+        if reader is not None:
+            reader.throw(error)
 
     # Writing
 
     def encode(self, data: bytes) -> bytes:
         """The bytes that carry ``data`` through all layers."""
-        for layer in reversed(self._layers):
+        for layer in reversed(self.layers):
             data = layer.encode(data)
         return data
 
     def try_send(self, data: memoryview | bytes) -> int:
         """Send encoded bytes without blocking; how many went, 0 for none. Raises OSError."""
         try:
-            return self._send(data)
+            return self._socket.send(data)
         except BlockingIOError:
             return 0
 
     def send_now(self, data: bytes) -> memoryview | None:
         """Encode and send without blocking; returns the encoded bytes that did not go. Raises OSError."""
-        if self._layers:
+        if self.layers:
             data = self.encode(data)
         sent = self.try_send(data)
         return None if sent == len(data) else memoryview(data)[sent:]
@@ -162,13 +266,12 @@ class Transport:
 
     def upgrade(self, kind: str, leftover: bytes) -> None:
         """Put a layer on top. ``leftover`` was received for it already. Blocks for a TLS handshake."""
-        self.stand_in.is_barred = True
         layer = make_layer(kind, self._config, self.address.host)
         if leftover:
             layer.feed(leftover)
         if isinstance(layer, TlsLayer):
             self._tls_handshake(layer)
-        self._layers.append(layer)
+        self.layers.append(layer)
 
     def _tls_handshake(self, layer: TlsLayer) -> None:
         while not layer.try_handshake():
@@ -191,8 +294,9 @@ class Transport:
     def close(self) -> None:
         """Close the socket. A ``recv`` still waiting raises OSError. Idempotent."""
         closed = OSError(errno.EBADF, "closed in another greenlet")
-        self.stand_in.give_back()
-        self._hub.cancel_waits_close_and_then((self._readable, self._writable), closed, self._socket.close)
+        self.cancel_recv(closed)
+        self._readable.close()
+        self._hub.cancel_waits_close_and_then((self._writable,), closed, self._socket.close)
 
     def forked(self) -> None:
         """In the child of a fork: let go of the socket. Who waits in ``recv`` is not woken."""

@@ -1,0 +1,471 @@
+"""A worker that reads its connection by itself, in the reader's place: whatever its handler does, somebody reads."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import gevent
+import pytest
+from gevent import getcurrent
+from gevent.event import Event
+from support.partitions import PartitionNsqd, answers, push_record
+from support.waiting import until
+
+from nsq_fast import Consumer
+from nsq_fast.config import ConnectionConfig
+from nsq_fast.names import Address
+from nsq_fast.runtime.net import moment
+from nsq_fast.runtime.net.moment import Moment
+from nsq_fast.runtime.net.transport import Transport
+from nsq_fast.runtime.net.tries import HITS, TRIES, Tries
+
+COUNT = 10_000
+HEARTBEAT = struct.pack(">II", 15, 0) + b"_heartbeat_"
+
+Consume = Callable[..., Consumer]
+
+
+@pytest.fixture
+def nsqd() -> Iterator[PartitionNsqd]:
+    server = PartitionNsqd()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=[True, False], ids=["ordered", "plain"])
+def consume(request: pytest.FixtureRequest, nsqd: PartitionNsqd) -> Iterator[Consume]:
+    consumers = []
+
+    def start(handler: Callable[..., object], **options: Any) -> Consumer:
+        options = {"ordered": request.param, "max_in_flight": 5, "requeue_delay": 0} | options
+        consumer = Consumer("t", "c", str(nsqd.address), message_handler=handler, **options)
+        consumers.append(consumer)
+        consumer.start(block=False)
+        return consumer
+
+    yield start
+    for consumer in consumers:
+        consumer.close(drain=False)
+
+
+def sequence_of(message: Any) -> int:
+    return int(message.internal_id & ((1 << 50) - 1))
+
+
+# A worker that reads
+
+
+def test_a_message_needs_no_switch_to_its_handler(nsqd: PartitionNsqd, consume: Consume) -> None:
+    consumer = consume(lambda consumer, message: handled_in.append(getcurrent()))
+    handled_in: list[Any] = []
+    heard_in = []
+    consumer.on_response.connect(lambda sender, response: heard_in.append(getcurrent()), weak=False)
+    connection = nsqd.subscriber(None)
+    push_record(connection, 1)
+    connection.wait_for(lambda: answers(connection, b"FIN") == [1])
+    connection.send(HEARTBEAT)
+    connection.wait_for(lambda: b"NOP" in connection.words())
+    assert heard_in == handled_in
+
+
+@pytest.mark.parametrize("is_endless", [False, True])
+def test_heartbeats_are_answered_while_a_handler_waits(nsqd: PartitionNsqd, consume: Consume, is_endless: bool) -> None:
+    release = Event()
+    consume(lambda consumer, message: release.wait())
+    connection = nsqd.subscriber(None)
+    push_record(connection, 1)
+    for count in range(1, 4):
+        connection.send(HEARTBEAT)
+        connection.wait_for(lambda count=count: connection.words().count(b"NOP") == count)
+    assert not answers(connection, b"FIN")
+    if not is_endless:
+        release.set()
+        connection.wait_for(lambda: answers(connection, b"FIN") == [1])
+        push_record(connection, 2)
+        connection.wait_for(lambda: answers(connection, b"FIN") == [1, 2])
+
+
+def test_what_arrives_while_a_handler_waits_is_handled_after_it(nsqd: PartitionNsqd, consume: Consume) -> None:
+    release, seen = Event(), []
+
+    def handle(consumer: Any, message: Any) -> None:
+        seen.append(sequence_of(message))
+        release.wait()
+
+    consume(handle)
+    connection = nsqd.subscriber(None)
+    push_record(connection, 1)
+    until(lambda: seen == [1])
+    push_record(connection, 2)
+    connection.send(HEARTBEAT)
+    connection.wait_for(lambda: b"NOP" in connection.words())
+    assert seen == [1]
+    release.set()
+    connection.wait_for(lambda: answers(connection, b"FIN") == [1, 2])
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), gevent.Timeout(1), gevent.GreenletExit()])
+def test_a_handler_that_fails_leaves_the_worker_reading(
+    nsqd: PartitionNsqd, consume: Consume, error: BaseException
+) -> None:
+    def handle(consumer: Any, message: Any) -> None:
+        if sequence_of(message) == 1:
+            raise error
+
+    consume(handle, max_backoff_duration=0)
+    connection = nsqd.subscriber(None)
+    push_record(connection, 1)
+    connection.wait_for(lambda: answers(connection, b"REQ") == [1])
+    push_record(connection, 2)
+    connection.wait_for(lambda: answers(connection, b"FIN") == [2])
+
+
+def test_a_timeout_of_the_handler_ends_nothing_but_the_handler(nsqd: PartitionNsqd, consume: Consume) -> None:
+    def handle(consumer: Any, message: Any) -> None:
+        if sequence_of(message) == 1:
+            with gevent.Timeout(0.01):
+                gevent.sleep(5)
+
+    consume(handle, max_backoff_duration=0)
+    connection = nsqd.subscriber(None)
+    push_record(connection, 1)
+    connection.wait_for(lambda: answers(connection, b"REQ") == [1])
+    push_record(connection, 2)
+    connection.wait_for(lambda: answers(connection, b"FIN") == [2])
+
+
+def test_closing_lets_the_handler_finish(nsqd: PartitionNsqd, consume: Consume) -> None:
+    release, running = Event(), Event()
+
+    def handle(consumer: Any, message: Any) -> None:
+        running.set()
+        release.wait()
+
+    consumer = consume(handle)
+    connection = nsqd.subscriber(None)
+    push_record(connection, 1)
+    assert running.wait(5)
+    closer = gevent.spawn(consumer.close)
+    connection.wait_for(lambda: b"CLS" in connection.words())
+    assert not answers(connection, b"FIN")
+    release.set()
+    closer.join(5)
+    assert closer.successful()
+    assert answers(connection, b"FIN") == [1]
+
+
+def test_closing_while_the_worker_waits_for_bytes(nsqd: PartitionNsqd, consume: Consume) -> None:
+    consumer = consume(lambda consumer, message: None)
+    push_record(nsqd.subscriber(None), 1)
+    nsqd.subscriber(None).wait_for(lambda: answers(nsqd.subscriber(None), b"FIN") == [1])
+    workers = [worker.greenlet for pool in consumer._pools for worker in pool.workers]
+    with gevent.Timeout(5):
+        consumer.close()
+    until(lambda: all(worker.dead for worker in workers))
+
+
+def test_closing_from_the_handler(nsqd: PartitionNsqd, consume: Consume) -> None:
+    consumer = consume(lambda consumer, message: consumer.close())
+    push_record(nsqd.subscriber(None), 1)
+    assert consumer.join(5)
+
+
+def test_a_pause_takes_effect_while_the_worker_reads(nsqd: PartitionNsqd, consume: Consume) -> None:
+    consumer = consume(lambda consumer, message: None)
+    connection = nsqd.subscriber(None)
+    ready = connection.rdy
+    consumer.pause()
+    connection.wait_rdy(0)
+    push_record(connection, 1)  # it was on its way
+    connection.wait_for(lambda: answers(connection, b"FIN") == [1])
+    consumer.resume()
+    connection.wait_rdy(ready)
+
+
+def test_a_lost_connection_is_followed_by_another(nsqd: PartitionNsqd, consume: Consume) -> None:
+    consume(lambda consumer, message: None)
+    for sequence in (1, 2, 3):
+        connection = nsqd.subscriber(None)
+        push_record(connection, sequence)
+        connection.wait_for(lambda connection=connection, s=sequence: answers(connection, b"FIN") == [s])
+        connection.close()
+        until(lambda: not nsqd.live(None))
+
+
+def test_a_connection_lost_while_the_handler_waits(nsqd: PartitionNsqd, consume: Consume) -> None:
+    release = Event()
+    consumer = consume(lambda consumer, message: release.wait())
+    connection = nsqd.subscriber(None)
+    push_record(connection, 1)
+    until(lambda: consumer.stats().in_flight == 1)
+    connection.close()
+    until(lambda: not nsqd.live(None))
+    release.set()
+    connection = nsqd.subscriber(None)
+    push_record(connection, 2)
+    connection.wait_for(lambda: answers(connection, b"FIN") == [2])
+    assert consumer.stats().totals.answers_lost == 1
+
+
+def test_an_error_that_the_worker_reads_ends_the_connection(nsqd: PartitionNsqd, consume: Consume) -> None:
+    errors = []
+    consumer = consume(lambda consumer, message: None)
+    consumer.on_error.connect(lambda sender, error: errors.append(str(error)), weak=False)
+    connection = nsqd.subscriber(None)
+    connection.send(b"garbage, not frames")
+    connection.wait_for(lambda: not connection.is_open)
+    assert "frame size" in errors[0]
+    push_record(nsqd.subscriber(None), 1)
+
+
+# One read in the place of another
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Transport, socket.socket]]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    transport = Transport.connect(Address(*listener.getsockname()), ConnectionConfig())
+    peer, _ = listener.accept()
+    yield transport, peer
+    transport.close()
+    peer.close()
+    listener.close()
+
+
+@pytest.fixture
+def reader(ends: tuple[Transport, socket.socket]) -> Iterator[gevent.Greenlet]:
+    """Gives what ``recv`` returns, or raises."""
+
+    def read() -> bytes | Exception:
+        try:
+            return ends[0].recv()
+        except Exception as error:
+            return error
+
+    greenlet = gevent.spawn(read)
+    gevent.sleep(0)
+    yield greenlet
+    greenlet.kill()
+
+
+Ends = tuple[Transport, socket.socket]
+
+
+def test_bytes_go_to_who_reads_instead(ends: Ends, reader: gevent.Greenlet) -> None:
+    transport, peer = ends
+    other = gevent.spawn(transport.recv_instead)
+    gevent.sleep(0)
+    peer.sendall(b"first")
+    assert other.get(timeout=5) == b"first"
+    assert not reader.ready()
+    peer.sendall(b"second")
+    assert reader.get(timeout=5) == b"second"
+
+
+def test_an_interrupted_one_gets_nothing(ends: Ends, reader: gevent.Greenlet) -> None:
+    transport, peer = ends
+    transport.interrupt()  # nobody to interrupt: nothing happens
+    other = gevent.spawn(transport.recv_instead)
+    gevent.sleep(0)
+    transport.interrupt()
+    assert other.get(timeout=5) is None
+    peer.sendall(b"bytes")
+    assert reader.get(timeout=5) == b"bytes"
+
+
+def test_one_that_is_woken_by_something_else_gets_nothing(ends: Ends, reader: gevent.Greenlet) -> None:
+    transport, peer = ends
+    for _ in range(2):  # the second one waits before it tries to read
+        other = gevent.spawn(transport.recv_instead)
+        gevent.sleep(0)
+        gevent.get_hub().loop.run_callback(other.switch)
+        assert other.get(timeout=5) is None
+        other = gevent.spawn(transport.recv_instead)
+        gevent.sleep(0)
+        peer.sendall(b"bytes")
+        assert other.get(timeout=5) == b"bytes"
+    assert not reader.ready()
+
+
+def test_a_killed_one_leaves_the_reader_reading(ends: Ends, reader: gevent.Greenlet) -> None:
+    transport, peer = ends
+    other = gevent.spawn(transport.recv_instead)
+    gevent.sleep(0)
+    other.kill()
+    peer.sendall(b"bytes")
+    assert reader.get(timeout=5) == b"bytes"
+
+
+def test_an_error_is_for_the_reader(ends: Ends, reader: gevent.Greenlet) -> None:
+    transport, _ = ends
+    other = gevent.spawn(transport.recv_instead)
+    gevent.sleep(0)
+    transport.cancel_recv(RuntimeError("enough"))
+    assert isinstance(reader.get(timeout=5), RuntimeError)
+    assert other.get(timeout=5) is None
+    assert transport.receiver is None
+
+
+def test_closing_ends_both(ends: Ends, reader: gevent.Greenlet) -> None:
+    transport, _ = ends
+    other = gevent.spawn(transport.recv_instead)
+    gevent.sleep(0)
+    transport.close()
+    assert isinstance(reader.get(timeout=5), OSError)
+    assert other.get(timeout=5) is None
+
+
+def test_bytes_that_nobody_reads_keep_nobody_busy(ends: Ends) -> None:
+    transport, peer = ends
+    peer.sendall(b"first")
+    assert transport.recv() == b"first"
+    peer.sendall(b"second")
+    turns = 0
+    end = monotonic() + 0.05
+    while monotonic() < end:
+        gevent.sleep(0.005)
+        turns += 1
+    assert turns < 15
+    assert not transport._is_watching
+    assert transport.recv() == b"second"
+
+
+def test_only_one_reads_instead(ends: Ends, reader: gevent.Greenlet) -> None:
+    transport, peer = ends
+    other = gevent.spawn(transport.recv_instead)
+    gevent.sleep(0)
+    assert transport.recv_instead() is None
+    peer.sendall(b"bytes")
+    assert other.get(timeout=5) == b"bytes"
+
+
+# Trying at once
+
+
+class Answers:
+    """A ``recv`` that has something at each ``every``-th try."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.tries = 0
+
+    def __call__(self, size: int) -> bytes:
+        self.tries += 1
+        if self.every and self.tries % self.every == 0:
+            return b"answer"
+        raise BlockingIOError
+
+
+def test_what_comes_at_once_needs_no_hub_but_the_hub_has_its_turn() -> None:
+    tries = Tries(Answers(TRIES))
+    got = [tries.recv(100) for _ in range(3 * (HITS + 1))]
+    assert got == ([b"answer"] * HITS + [None]) * 3
+
+
+def test_tries_in_vain_become_rare() -> None:
+    answers = Answers(0)
+    tries = Tries(answers)
+    counts = []
+    for _ in range(5000):
+        before = answers.tries
+        assert tries.recv(100) is None
+        counts.append(answers.tries - before)
+    assert set(counts) == {0, TRIES}
+    assert counts.count(TRIES) < 20
+
+
+def test_the_end_is_no_miss() -> None:
+    assert Tries(lambda size: b"").recv(100) == b""
+
+
+# Waiting for a moment
+
+
+@pytest.fixture
+def watched(ends: Ends) -> Ends:
+    """So that the hub's loop watches the socket."""
+    transport, peer = ends
+    waiting = gevent.spawn(transport.recv)
+    gevent.sleep(0.001)
+    peer.sendall(b"first")
+    assert waiting.get(timeout=5) == b"first"
+    gevent.sleep(0.001)
+    return ends
+
+
+def test_only_what_comes_quickly_is_waited_for(watched: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moment, "QUICK", 10.0)
+    monkeypatch.setattr(moment, "TURN", 10.0)
+    waited = Moment(gevent.get_hub().loop)
+    assert not waited.wait(), "the first comes after nothing"
+    watched[1].sendall(b"second")
+    assert waited.wait()
+    monkeypatch.setattr(moment, "QUICK", 0.0)
+    assert not waited.wait(), "too long since the last"
+
+
+def test_waiting_in_vain_is_not_repeated_soon(watched: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moment, "QUICK", 10.0)
+    monkeypatch.setattr(moment, "TURN", 10.0)
+    waited = Moment(gevent.get_hub().loop)
+    waited.wait()
+    assert not waited.wait(), "nothing came"
+    watched[1].sendall(b"second")
+    assert not waited.wait(), "it rests"
+    monkeypatch.setattr(moment, "REST", 0.0)
+    waited.rest()
+    assert waited.wait()
+
+
+def test_a_loop_without_a_descriptor_waits_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loop:
+        fileno = staticmethod(lambda: None)
+
+    monkeypatch.setattr(moment, "QUICK", 10.0)
+    waited = Moment(Loop())
+    assert [waited.wait() for _ in range(5)] == [False] * 5
+
+
+def test_the_hub_has_its_turn(watched: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moment, "QUICK", 10.0)
+    monkeypatch.setattr(moment, "TURN", -1.0)
+    watched[1].sendall(b"second")
+    waited = Moment(gevent.get_hub().loop)
+    assert [waited.wait() for _ in range(5)] == [False] * 5
+
+
+@pytest.fixture
+def prompt_nsqd() -> Iterator[Address]:
+    """A server in a process of its own that sends COUNT ordered messages, each as soon as it may."""
+    program = Path(__file__).parent.parent / "support" / "prompt_nsqd.py"
+    with subprocess.Popen([sys.executable, str(program), str(COUNT)], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        yield Address("127.0.0.1", int(server.stdout.readline()))
+        server.kill()
+
+
+def test_a_quick_partition_does_not_keep_others_from_running(prompt_nsqd: Address) -> None:
+    done, seen, turns = Event(), [], []
+
+    def tick() -> None:
+        while not done.wait(0.001):
+            turns.append(len(seen))
+
+    def handle(consumer: Any, message: Any) -> None:
+        seen.append(message.internal_id)
+        if len(seen) == COUNT:
+            done.set()
+
+    consumer = Consumer("t", "c", str(prompt_nsqd), message_handler=handle, ordered=True)
+    consumer.start(block=False)
+    gevent.spawn(tick).join(30)
+    consumer.close(drain=False)
+    assert seen == list(range(1, COUNT + 1))
+    assert len(set(turns)) >= 5
