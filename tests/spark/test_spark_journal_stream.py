@@ -169,7 +169,7 @@ def test_tasks_that_fail_lose_and_double_nothing(
     if master == LOCAL_CLUSTER:
         places |= {"before claim 1": "exit", "after finish 1": "hold"}
     settings = {"spark.speculation": "true", "spark.speculation.interval": "50ms", "spark.speculation.quantile": "0.5"}
-    given = arguments(server, tmp_path, places, minPartitions="2")
+    given = arguments(server, tmp_path, places, minPartitions="2", maxOffsetsPerTrigger="16000")
     driver = spark_driver(PROGRAM, master, {**settings, "spark.task.maxFailures": "8"}, **given)
     driver.start()
     if master == LOCAL_CLUSTER:
