@@ -202,6 +202,9 @@ def test_messages_may_come_as_bodies(spark: SparkSession) -> None:
         '{"event":"publish","time":1,"topic":"t","partition":null,"nsqd":"n","internal_id":-1,"trace_id":1}',
         '{"event":"publish","time":1,"topic":"t","partition":null,"nsqd":"n","internal_id":18446744073709551616,"trace_id":1}',
         '{"event":"publish","time":"now","topic":"t","partition":null,"nsqd":"n","internal_id":1,"trace_id":1}',
+        '{"event":"publish","time":9000000000000000000,"topic":"t","partition":null,"nsqd":"n","internal_id":1,"trace_id":1}',
+        '{"event":"consume","time":1,"topic":"t","partition":null,"channel":"c","nsqd":"n","local":"l","internal_id":1,'
+        '"trace_id":1,"timestamp":1,"attempts":1,"outcome":"FIN","handling_time":1e300}',
         '{"event":"deliver","time":1,"topic":"t","partition":null,"nsqd":"n","internal_id":1,"trace_id":1}',
         '{"event":"consume","time":1,"topic":"t","partition":null,"nsqd":"n","internal_id":1,"trace_id":1}',
         "\ufffd\x00{{{",

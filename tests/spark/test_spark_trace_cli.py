@@ -64,6 +64,17 @@ def test_logs_in_which_nothing_was_traced(java: None, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_synthetic_log_at_size_holds_what_was_planted(java: None, tmp_path: Path) -> None:
+    program = Path(__file__).parents[2] / "bench" / "spark_trace.py"
+    arguments = ["--records", "200000", "--memory", "512m", "--partitions", "2", "--folder", tmp_path]
+    command = [sys.executable, program, *arguments, "--json", tmp_path / "figures.json"]
+    env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(program.parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "figures.json").read_text())["found"]
+    assert found == {"lost": 1, "duplicates": 1, "violations": 1, "skews": 0}
+
+
 def test_without_java_it_says_how_to_get_one(tmp_path: Path) -> None:
     log = tmp_path / "some.log"
     log.write_text("INFO started\n")

@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support import trace_logs
 from support.trace_logs import SECOND
+from support.waiting import until
 
+from nsq_fast.broker import BrokerProcess
+from nsq_fast.runtime.admin import NsqdHTTPClient
 from nsq_fast.runtime.trace import TraceRecord
-from nsq_fast.spark.trace import TraceSettings, read_logs, read_table, stream_logs, stream_tables, write_tables
+from nsq_fast.spark.trace import (
+    TraceSettings,
+    parse_lines,
+    read_logs,
+    read_table,
+    stream_logs,
+    stream_tables,
+    write_tables,
+)
 from nsq_fast.spark.trace.tables import BatchWriter
 
 if TYPE_CHECKING:
@@ -182,3 +193,27 @@ def test_tables_of_another_query_are_refused(spark: SparkSession, tmp_path: Path
     query = stream_tables(stream_logs(spark, feed.folder), tables, tmp_path / "other", SETTINGS, availableNow=True)
     with pytest.raises(Exception, match="not those of this checkpoint"):
         query.awaitTermination()
+
+
+def test_records_may_come_through_nsq_itself(spark: SparkSession, batch: Path, tmp_path: Path) -> None:
+    with BrokerProcess(lookupd=False) as broker:
+        client = NsqdHTTPClient.from_url(f"http://{broker.nsqd.http}")
+        client.create_topic("traces")
+        client.create_channel("traces", "spark")
+        bodies = [str(record).encode() for record in records()]
+        client.multipublish("traces", bodies, binary=True)
+        until(lambda: client.stats("traces")["topics"][0]["channels"][0]["depth"] == len(bodies))
+        lines = (
+            spark.readStream.format("nsq")
+            .option("nsqd_tcp_addresses", str(broker.nsqd.tcp))
+            .option("nsqd_http_addresses", str(broker.nsqd.http))
+            .option("topic", "traces")
+            .option("channel", "spark")
+            .option("journal", str(tmp_path / "journal"))
+            .load()
+        )
+        query = stream_tables(
+            parse_lines(lines, "body"), tmp_path / "tables", tmp_path / "checkpoint", SETTINGS, availableNow=True
+        )
+        query.awaitTermination()
+    check(spark, batch, tmp_path / "tables")

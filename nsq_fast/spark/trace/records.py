@@ -18,10 +18,11 @@ from pyspark.sql import functions as F
 
 from nsq_fast.errors import ConfigError
 
-from .schema import ID, LINE, MAX_ID, columns
+from .schema import ID, LATEST_NS, LINE, MAX_ID, columns
 from .settings import SECOND
 
 _PROBLEM_LENGTH = 200
+_LONGEST = 1e9  # seconds
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _GLOB = re.compile(r"([\[\]{}*?,\\])")
 _NEEDED = ("time", "topic", "nsqd", "internal_id", "trace_id")
@@ -102,6 +103,9 @@ def _is_record() -> Column:
         _field("_malformed").isNull(),
         *(_field(name).isNotNull() for name in _NEEDED),
         *(_field(name).between(0, F.lit(str(MAX_ID)).cast(ID)) for name in ("internal_id", "trace_id")),
+        _field("time").between(0, LATEST_NS),
+        _field("timestamp").isNull() | _field("timestamp").between(0, LATEST_NS),
+        _field("handling_time").isNull() | _field("handling_time").between(0, _LONGEST),
         (_field("event") == "publish") | (is_consume & _field("outcome").isin("FIN", "REQ", "TIMEOUT")),
         *(~is_consume | _field(name).isNotNull() for name in _NEEDED_OF_CONSUME),
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 ID = "decimal(20,0)"
 MAX_ID = 2**64 - 1
+LATEST_NS = 2**62  # in the year 2116; what says it is later, is wrong
 
 # What a line of a trace log holds. See nsq_fast.runtime.trace for the meaning of each.
 LINE = (

@@ -81,7 +81,10 @@ class _Batches:
 
 
 def _query_of(spark: SparkSession) -> str:
-    return spark.sparkContext.getLocalProperty("sql.streaming.queryId") or ""
+    try:
+        return spark.sparkContext.getLocalProperty("sql.streaming.queryId") or ""
+    except AttributeError:  # Spark Connect does not tell
+        return ""
 
 
 class _State:

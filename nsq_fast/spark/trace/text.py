@@ -72,7 +72,8 @@ td.bad{color:var(--bad);background:var(--badpaper);font-weight:600}
 #slowest td:last-child{white-space:normal;min-width:340px}
 figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:8px;padding:8px}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,520px),1fr));gap:12px}
-svg{max-width:100%;height:auto;display:block}svg text{font-family:inherit}figure.full{margin-bottom:10px;width:fit-content;max-width:100%}
+svg{max-width:100%;height:auto;display:block}svg text{font-family:inherit}
+figure.full{margin-bottom:10px;width:fit-content;max-width:100%}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:6px 16px;font-size:14px}dt{font-weight:600}
 dd{margin:0;color:var(--soft)}
 @media(max-width:640px){dl{display:block}dd{margin-bottom:8px}}
