@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,18 +55,17 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
     from pyspark.sql import SparkSession
     from support.spark_program import register
 
-    before = dict(os.environ)
-    os.environ.update({name: value for name, value in spark_environment().items() if os.environ.get(name) != value})
     builder = SparkSession.builder
     for name, value in spark_settings(LOCAL, tmp_path_factory.mktemp("spark")).items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    with pytest.MonkeyPatch.context() as patch:  # the JVM keeps it, for the Pythons that it starts; other tests do not
+        for name, value in spark_environment().items():
+            patch.setenv(name, value)
+        session = builder.getOrCreate()
     register(session)
     yield session
     session.stop()
     _end_gateway()
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def _end_gateway() -> None:

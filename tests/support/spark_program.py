@@ -13,7 +13,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +54,7 @@ def register(spark: Any) -> None:
     """Make the format known to a session."""
     import nsq_fast.spark
 
-    with suppress(AttributeError):
-        nsq_fast.spark.register(spark)
+    nsq_fast.spark.register(spark)
 
 
 def say(what: str, **facts: Any) -> None:
