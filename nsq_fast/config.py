@@ -341,7 +341,8 @@ class ConsumerConfig(Config):
 class ProducerConfig(Config):
     """How a producer publishes, retries and batches."""
 
-    publish_timeout: float = option(10.0, "limit for one publish with all its attempts", unit="s", minimum=0.001)
+    # Twice what a cluster of the redesigned servers takes to elect a leader.
+    publish_timeout: float = option(30.0, "limit for one publish with all its attempts", unit="s", minimum=0.001)
     max_publish_attempts: int = option(3, "attempts of one publish", minimum=1, maximum=1000)
     max_leader_attempts: int = option(
         20,
