@@ -57,70 +57,51 @@ def start(spark_driver: Drivers, tmp_path: Path, topic: Topic) -> Start:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("master", "points"),
-    [
-        (LOCAL, ["planning", "partitions", "reading", "sink"]),
-        (LOCAL_CLUSTER, ["reading", "sink"]),  # executors outlive the driver a little
-    ],
-)
-def test_a_driver_is_killed_at_every_point(
-    master: str, points: list[str], start: Start, topic: Topic, tmp_path: Path
-) -> None:
+def test_a_driver_is_killed_at_every_point_and_tasks_fail(start: Start, topic: Topic, tmp_path: Path) -> None:
     bodies = topic.fill(COUNT)
-    driver = start(master, dict.fromkeys(points, "hold"))
-    reached = []
-    while True:
-        name = next_hold(driver, points)
-        if name is None:
-            break
-        reached.append(name)
+    kills = ["planning", "partitions", "reading", "sink"]
+    faults = {"before": "raise", "read": "exit"}
+    driver = start(LOCAL_RETRYING, {**dict.fromkeys(kills, "hold"), **faults})
+    for _ in kills:
+        next_hold(driver, kills)
         driver.kill_driver()
         driver.start()
     driver.wait()
-    assert sorted(reached) == sorted(points)
-    delivered = check(tmp_path, bodies)
-    assert delivered.replays()
+    assert all(driver.marks.count(f"{name}-reached") == 1 for name in (*kills, *faults))
+    assert check(tmp_path, bodies).replays()
 
 
-def next_hold(driver: Driver, points: list[str]) -> str | None:
-    """The next point at which the program holds; None when it ends instead. Those that it has passed are let go."""
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_drivers_and_executors_of_a_cluster_are_killed(start: Start, topic: Topic, tmp_path: Path) -> None:
+    bodies = topic.fill(COUNT)
+    points = ["before", "reading", "sink"]
+    driver = start(LOCAL_CLUSTER, dict.fromkeys(points, "hold"))
+    for _ in points:
+        held = next_hold(driver, points)
+        if held == "before":
+            [worker] = driver.marks.pids("before-reached")
+            processes.kill(executor_of(driver, worker))
+            driver.marks.release("before")
+        else:
+            driver.kill_driver()  # executors outlive it a little, and what they do then must not matter
+            driver.start()
+    driver.wait()
+    assert all(driver.marks.count(f"{name}-reached") == 1 for name in points)
+    assert check(tmp_path, bodies).replays()
+
+
+def next_hold(driver: Driver, points: list[str]) -> str:
+    """The next point at which the program holds. Those that it has passed are let go."""
     passed = [name for name in points if driver.marks.count(name)]
     for name in passed:
         driver.marks.release(name)
 
-    def held() -> list[str] | None:
-        found = [name for name in points if name not in passed and driver.marks.count(name)]
-        return found or (None if driver.is_running else ["ended"])
+    def held() -> list[str]:
+        assert driver.is_running, driver.log()
+        return [name for name in points if name not in passed and driver.marks.count(name)]
 
-    found = poll(held, 120.0, "the next point")
-    return None if found == ["ended"] else found[0]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_task_fails_and_is_tried_again(start: Start, topic: Topic, tmp_path: Path) -> None:
-    bodies = topic.fill(COUNT)
-    faults = {"before": "raise", "reading": "exit", "read": "raise"}
-    driver = start(LOCAL_RETRYING, faults)
-    driver.wait()
-    assert all(driver.marks.count(f"{name}-reached") == 1 for name in faults)
-    delivered = check(tmp_path, bodies)
-    assert not delivered.replays()
-    assert len(delivered.runs()) == 3
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_an_executor_is_killed(start: Start, topic: Topic, tmp_path: Path) -> None:
-    bodies = topic.fill(COUNT)
-    driver = start(LOCAL_CLUSTER, {"reading": "hold"})
-    driver.wait_mark("reading")
-    [worker] = driver.marks.pids("reading")
-    processes.kill(executor_of(driver, worker))
-    driver.marks.release("reading")
-    driver.wait()
-    check(tmp_path, bodies)
+    return poll(held, 120.0, "the next point")[0]
 
 
 def executor_of(driver: Driver, worker: int) -> int:

@@ -182,6 +182,8 @@ def test_starting_offsets(make_topic: Callable[..., Topic]) -> None:
     assert initial(f'{{"0": {middle}, "1": -1}}') == {"0": middle, "1": end, "initial": True}
     with pytest.raises(ConfigError, match="startingOffsets: names partitions"):
         initial('{"0": 5}')
+    with pytest.raises(ConfigError, match=f"startingOffsets: partition 1 ends at {end}, not at {end + 1}"):
+        initial(f'{{"0": 0, "1": {end + 1}}}')
 
 
 def test_the_channel_keeps_what_is_not_committed(make_topic: Callable[..., Topic]) -> None:

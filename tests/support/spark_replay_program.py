@@ -26,7 +26,7 @@ def point(name):
     action = given["points"][name]
     here.reach(name + "-reached")
     if action == "hold":
-        here.hold(name)
+        here.hold(name, 300)
     elif action == "raise":
         raise RuntimeError("a fault of the test")
     elif action == "exit":

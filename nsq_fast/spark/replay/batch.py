@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from nsq_fast.errors import ConfigError, DataLost
+from nsq_fast.errors import DataLost
 from nsq_fast.spark.options import EARLIEST, SourceOptions
 
 from .log import Log, TopicLogs
 from .piece import Piece, Route, pieces
-from .position import Offsets
 from .reading import PieceReader
 from .start import Resolver
 
@@ -37,7 +36,7 @@ class ReplayBatchReader(DataSourceReader):
             starts, ends = resolver.starting(logs, EARLIEST), resolver.ending(logs)
         finally:
             topic_logs.close()
-        starts = {partition: self._checked(partition, starts[partition], ends, log) for partition, log in logs.items()}
+        starts = {partition: self._checked(partition, starts[partition], log) for partition, log in logs.items()}
         routes = {partition: Route.of(log) for partition, log in logs.items()}
         found: list[InputPartition] = []
         found += pieces(starts, ends, routes, self.options.min_partitions)
@@ -52,10 +51,8 @@ class ReplayBatchReader(DataSourceReader):
         """What reads a piece, in a task. To be overridden by tests of failures."""
         return PieceReader(self.options, piece)
 
-    def _checked(self, partition: int, start: int, ends: Offsets, log: Log) -> int:
+    def _checked(self, partition: int, start: int, log: Log) -> int:
         """The start, or where the log begins when that is behind it and ``failOnDataLoss`` is false."""
-        if ends[partition] > log.end:
-            raise ConfigError(f"endingOffsets: partition {partition} ends at {log.end}, not at {ends[partition]}")
         if start >= log.start:
             return start
         reason = f"the log begins at {log.start}"

@@ -47,7 +47,11 @@ class Resolver:
                 f"{option}: names partitions {sorted(wanted)}, and topic {self._options.topic!r} has {sorted(logs)};"
                 " all of them must be named"
             )
-        return {partition: _named(wanted[partition], log) for partition, log in logs.items()}
+        found = {partition: _named(wanted[partition], log) for partition, log in logs.items()}
+        for partition, log in logs.items():
+            if found[partition] > log.end:
+                raise ConfigError(f"{option}: partition {partition} ends at {log.end}, not at {found[partition]}")
+        return found
 
     def _where_channel_stands(self, partition: int, log: Log) -> int:
         """A channel that is not there would begin at the end. In numbers: a channel may lag behind with offsets."""
