@@ -112,6 +112,9 @@ def test_a_stream_brings_all_once(
     assert set(rows["topic"].to_pylist()) == {"orders"}
 
 
+@pytest.mark.parametrize(
+    ("servers", "deployment"), [("journalled", "connect"), ("replayable", "standalone")], indirect=True
+)
 def test_the_sink_stores_all_that_is_written(
     servers: Servers, deployment: dict[str, Any], spark_driver: Drivers, tmp_path: Path
 ) -> None:
