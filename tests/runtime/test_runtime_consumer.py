@@ -6,6 +6,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.scripted_nsqd import ScriptedNsqd, frame
+from support.waiting import until
 
 from nsq_fast import Consumer, RequeueMessage
 from nsq_fast.errors import AlreadyResponded, ConfigError, ConnectionLost, NameInvalid, NotRunning
@@ -93,6 +94,30 @@ def test_concurrency_runs_so_many_handlers(nsqd, consume, concurrency):
     assert len(running) == concurrency
     release.set()
     conn.wait_for(lambda: len(conn.answered(b"FIN")) == 6)
+
+
+def test_nsqds_take_turns_where_handlers_wait(nsqd, consume):
+    seen, release = [], Event()
+    other = ScriptedNsqd()
+    try:
+        consumer = consume(concurrency=1)
+        consumer.nsqd_addresses.append(other.address)
+
+        def handler(consumer, message):
+            release.wait()
+            gevent.sleep(0.001)
+            seen.append(message.responder.address)
+
+        consumer.on_message.connect(lambda consumer, message: handler(consumer, message), weak=False)
+        consumer.start(block=False)
+        for server in (nsqd, other):
+            server.connection().push(*range(4))
+        until(lambda: consumer.stats().unstarted == 7)
+        release.set()
+        until(lambda: len(seen) == 8)
+        assert set(seen[1:3]) == set(seen[3:5]) == {nsqd.address, other.address}
+    finally:
+        other.stop()
 
 
 def test_slow_handlers_overlap_and_heartbeats_are_answered(nsqd, consume):

@@ -52,6 +52,7 @@ class ScriptedConnection:
     def __init__(self, server: ScriptedNsqd, sock: socket.socket) -> None:
         self.server = server
         self.sock = sock
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.commands: list[tuple[bytes, ...]] = []
         self.identify: dict[str, Any] = {}
         self.is_open = True

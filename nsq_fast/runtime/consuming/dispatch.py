@@ -46,9 +46,10 @@ class Lane:
 
     Attributes:
         turn: of an ordered partition, which one worker at a time may handle; None when any number may.
+        turns: a number that changes when the hub has run after a message was finished.
     """
 
-    __slots__ = ("connection", "fins", "is_queued", "on_finished", "turn", "waiting")
+    __slots__ = ("connection", "fins", "is_queued", "on_finished", "turn", "turns", "waiting")
 
     def __init__(self, connection: Connection, on_finished: Callable[[Connection, Sequence[Message]], None]) -> None:
         self.connection = connection
@@ -57,6 +58,7 @@ class Lane:
         self.fins: list[Message] = []
         self.is_queued = False
         self.turn: Turn | None = None
+        self.turns = 0
 
     def finish(self, message: Message) -> None:
         """FIN a message that is marked as responded, with the next flush."""
@@ -71,7 +73,11 @@ class Lane:
 
     def schedule_flush(self) -> None:
         """Have ``flush`` run before the hub waits for anything."""
-        get_hub().loop.run_callback(self.flush)
+        get_hub().loop.run_callback(self._end_of_turn)
+
+    def _end_of_turn(self) -> None:
+        self.turns += 1
+        self.flush()
 
     def flush(self) -> None:
         """Hand the FINs over now."""
@@ -190,6 +196,7 @@ class Worker:
 
     def _run(self) -> None:
         while (lane := self._pool.take()) is not None:
+            turns = lane.turns
             try:
                 if lane.turn is not None:
                     self._handle_ordered(lane, lane.turn)
@@ -203,7 +210,7 @@ class Worker:
             finally:
                 self.current = None
                 lane.leave(self._pool)
-            if lane.waiting:
+            if lane.waiting and lane.turns == turns:  # no handler has let others run
                 sleep(0)
 
     def _handle_ordered(self, lane: Lane, turn: Turn) -> None:
