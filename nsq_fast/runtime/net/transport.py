@@ -179,7 +179,7 @@ class Transport:
         """What a few tries to read bring, without a turn of the hub; None if it is the hub that has to wait."""
         if self.layers:
             return None
-        data = self._tries.recv(READ_SIZE)
+        data = self._tries.recv(SHORT_READ)
         if data is not None:
             self._is_drained = len(data) < SHORT_READ or self._is_due(len(data))
         return data
