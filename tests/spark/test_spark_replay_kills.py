@@ -22,7 +22,8 @@ from nsq_fast.broker import ClusterProcess
 
 Drivers = Callable[..., Driver]
 Start = Callable[..., Driver]
-COUNT = 12_000
+COUNT = 60_000
+BATCH = 40_000  # in two tasks, each of which hands on 10,000 rows and has as many to come when it is held
 NAMES = (f"topic{number}" for number in count())
 
 
@@ -46,7 +47,7 @@ def start(spark_driver: Drivers, tmp_path: Path, topic: Topic) -> Start:
     def start(
         master: str, points: dict[str, str], settings: dict[str, str] | None = None, forever: bool = False, **given: str
     ) -> Driver:
-        options = {**topic.options, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "4000", **given}
+        options = {**topic.options, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(BATCH), **given}
         paths = {"out": str(tmp_path / "out"), "checkpoint": str(tmp_path / "checkpoint")}
         driver = spark_driver(PROGRAM, master, settings, options=options, points=points, forever=forever, **paths)
         driver.start()
