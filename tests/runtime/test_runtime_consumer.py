@@ -105,7 +105,7 @@ def test_nsqds_take_turns_where_handlers_wait(nsqd, consume):
 
         def handler(consumer, message):
             release.wait()
-            gevent.sleep(0.001)
+            gevent.sleep(0.006)  # longer than a time slice
             seen.append(message.responder.address)
 
         consumer.on_message.connect(lambda consumer, message: handler(consumer, message), weak=False)
