@@ -24,7 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 from nsq_fast.runtime.admin import NsqdHTTPClient
 from nsq_fast.spark.journal import JournalStreamReader
@@ -111,9 +111,12 @@ class ReadySource(DataSource):
         return ReadyReader(int(self.options["rows"]), int(self.options["perbatch"]))
 
 
-class ReadyReader(DataSourceStreamReader):
+class ReadyReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, rows: int, per_batch: int) -> None:
         self.rows, self.per_batch = rows, per_batch
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        pass
 
     def initialOffset(self) -> dict[str, int]:
         return {"at": 0}
@@ -219,8 +222,13 @@ def session(folder: Path) -> Any:
 
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, str(Path(here).parent), os.environ.get("PYTHONPATH", "")])
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").config("spark.driver.memory", "1g")
-    for name, value in {"spark.ui.enabled": "false", "spark.local.dir": str(folder / "spark")}.items():
+    for name, value in {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": str(folder / "spark"),
+    }.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

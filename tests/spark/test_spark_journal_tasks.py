@@ -55,6 +55,7 @@ class Stop(Exception):
 class FaultyCollector(Collector):
     """Fails once, at ``where``, for segment ``number``. When it ``dies``, its connections are cut and say nothing."""
 
+    lanes, group = 2, 1  # segments are numbered alike, however slow the disk is
     where, number, dies = "", 0, False
     happened = 0
 
@@ -160,6 +161,30 @@ def test_large_messages_make_small_segments(server: Server, query: Query, monkey
     (task,) = query.tasks()
     segments = query.reader.make_collector(task).run()
     assert len(segments) > 10
+    account(bodies, query.run_task(task)).check()
+    assert server.depth() == (0, 0, 0)
+
+
+class SlowDisk(Collector):
+    """Every claim takes longer than gathering."""
+
+    def claim(self, index: int, head: Any, columns: Any) -> Any:
+        time.sleep(0.05)
+        return super().claim(index, head, columns)
+
+
+class SlowDiskReader(JournalStreamReader):
+    def make_collector(self, slot: Any) -> Collector:
+        return SlowDisk(slot)
+
+
+def test_the_slower_the_disk_the_larger_the_segments(server: Server, tmp_path: Path) -> None:
+    query = Query(tmp_path / "journal", server.options, SlowDiskReader)
+    bodies = server.publish(30_000)
+    query.plan()
+    (task,) = query.tasks()
+    segments = query.reader.make_collector(task).run()
+    assert max(segment.head.rows for segment in segments) > 2_500
     account(bodies, query.run_task(task)).check()
     assert server.depth() == (0, 0, 0)
 
@@ -411,6 +436,7 @@ def test_one_that_wakes_up_after_the_commit_acknowledges_nothing(server: Server,
 class Paused(Collector):
     """Stops between two segments until it is let go."""
 
+    lanes, group = 2, 1
     arrived = threading.Event()
     go = threading.Event()
 
@@ -459,6 +485,7 @@ def test_one_that_was_thought_dead_in_the_middle_is_cut_off(server: Server, tmp_
 class Cut(Collector):
     """The server is restarted before segment 1 is finished."""
 
+    lanes, group = 2, 1
     restart: Any = None
 
     def finish(self, lane: Any, ids: bytes) -> None:

@@ -2,8 +2,8 @@
 
 For each segment: gather what was granted; write it, fsync, claim its number,
 fsync the folder; then FIN. Writing is done in a thread, and where there is more
-than one segment to come two connections take turns, so that one receives while
-the other's segment is on its way to the disk.
+than one segment to come several connections take turns, so that one receives
+while what another has gathered is on its way to the disk.
 
 Nothing is acknowledged before it is claimed. Whatever ends the work early, what
 was claimed is finished and what was not goes back to the queue, if the
@@ -16,8 +16,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from ssl import SSLError
 from typing import Any
@@ -36,6 +36,7 @@ from .lane import Lane, Work
 from .screen import Screen
 from .segment import Head, Stored
 from .suspects import Suspects
+from .writer import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,14 @@ class Collector:
     """The work on one slot. Used once.
 
     ``open_lane``, ``claim``, ``finish`` and ``seal`` are its steps, each of which may be derived.
+
+    Attributes:
+        lanes: most connections.
+        group: most windows that one segment holds, should the disk be slow.
     """
+
+    lanes = 4
+    group = 4
 
     def __init__(self, slot: Slot, *, durable: bool = True) -> None:
         self.slot = slot
@@ -93,7 +101,7 @@ class Collector:
         self._screen = Screen(self.suspects)
         self._left = slot.rows
         self._segments: list[Stored] = []
-        self._unsure: set[int] = set()
+        self._unsure: Counter[int] = Counter()
         self._seen: set[bytes] = set()
         self._lanes: list[Lane] = []
         self._is_over = False
@@ -147,7 +155,7 @@ class Collector:
     # The work
 
     def _collect(self) -> None:
-        with ThreadPoolExecutor(1, "nsq-journal") as writer:
+        with Writer(self._keep, self.group, MAX_SEGMENT_BYTES) as writer:
             try:
                 self._fill(writer)
             except BaseException:
@@ -155,7 +163,7 @@ class Collector:
                 raise
         self.seal(len(self._segments), seal(self._segments, self.slot.run, self._seen))
 
-    def _fill(self, writer: ThreadPoolExecutor) -> None:
+    def _fill(self, writer: Writer) -> None:
         if self.slot.rows and self._open_lanes():
             while working := [lane for lane in self._lanes if lane.outstanding or lane.work]:
                 for lane in working:
@@ -174,8 +182,8 @@ class Collector:
                 raise
             logger.warning("slot %s stays empty: %s", self.slot.name, error)
             return False
-        if self._left:
-            with contextlib.suppress(ConnectFailed, ServerError):  # one is enough
+        with contextlib.suppress(ConnectFailed, ServerError):  # one is enough
+            while self._left and len(self._lanes) < self.lanes:
                 self._add_lane()
         return True
 
@@ -193,7 +201,7 @@ class Collector:
         self._left -= rows
         lane.grant(rows)
 
-    def _turn(self, lane: Lane, writer: ThreadPoolExecutor) -> None:
+    def _turn(self, lane: Lane, writer: Writer) -> None:
         try:
             self._settle(lane)
             columns = self._gather(lane)
@@ -251,35 +259,38 @@ class Collector:
 
     def _refuse(self, lane: Lane, work: Work) -> None:
         """It is too late to keep these: the server gives them to somebody else, or has done so."""
+        logger.warning("slot %s: %s messages came too late to be kept", self.slot.name, len(work.ids) // 16)
         self._is_over = True
         self._grant(lane)
         lane.subscription.requeue(work.ids)
 
-    def _write(self, lane: Lane, columns: Columns, writer: ThreadPoolExecutor) -> None:
-        self._unsure.difference_update(lane.sure())
+    def _write(self, lane: Lane, columns: Columns, writer: Writer) -> None:
+        for number in lane.sure():
+            self._unsure[number] -= 1
         kept, dropped = self._screen.sift(columns, self._unfinished)
-        result = writer.submit(self._keep, kept, lane.deadline) if kept.count else None
+        result = writer.write(kept, lane.deadline) if kept.count else None
         lane.begin(columns.ids, dropped, result)
 
     def _unfinished(self) -> list[Stored]:
-        return [self._segments[number] for number in sorted(self._unsure)]
+        return [self._segments[number] for number in self._open()]
 
-    def _keep(self, columns: Any, deadline: float) -> int | None:
-        """In the thread: make a segment, and return its number. None when it is too late."""
-        if time.monotonic() > deadline:
-            logger.warning("slot %s: %s messages came too late to be kept", self.slot.name, columns.count)
-            return None
+    def _open(self) -> list[int]:
+        """The segments that one of their lanes is not sure of."""
+        return sorted(number for number, lanes in list(self._unsure.items()) if lanes > 0)
+
+    def _keep(self, columns: Any, lanes: int) -> int:
+        """In the thread: make a segment of what so many lanes have gathered, and return its number."""
         number = len(self._segments)
         head = Head(
             rows=columns.count,
             run=self.slot.run,
-            open=tuple(sorted(self._unsure)),
+            open=tuple(self._open()),
             nsqd=str(self.slot.address),
             partition=self.slot.partition,
             is_redesigned=self.slot.is_redesigned,
         )
         self._segments.append(self.claim(number, head, columns))
-        self._unsure.add(number)
+        self._unsure[number] = lanes
         return number
 
     # The end
