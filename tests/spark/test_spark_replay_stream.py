@@ -107,6 +107,7 @@ def test_a_stream_goes_on_and_tells_how_far_it_is(query: Query, topic: Topic) ->
         bodies += topic.fill(10, label="two")
         poll(lambda: len(query.bodies()) == 1010, 30)
         account(bodies, query.bodies()).check()
+        poll(lambda: sum(each["numInputRows"] for each in running.recentProgress) == 1010, 30)
         batches = [each for each in running.recentProgress if each["numInputRows"]]
         assert max(each["numInputRows"] for each in batches) == 400
         told = [json.loads(each["sources"][0]["latestOffset"]) for each in batches]
