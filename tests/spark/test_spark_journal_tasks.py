@@ -293,6 +293,25 @@ def test_without_suppression_one_segment_may_come_twice(server: Server, tmp_path
 
 
 @pytest.mark.parametrize("server", ["ours"], indirect=True)
+def test_what_a_dead_task_claimed_is_left_out_by_other_slots_before_it_is_tried_again(
+    server: Server, tmp_path: Path
+) -> None:
+    query = Query(tmp_path / "journal", {**server.options, **QUICK, "minPartitions": "2"})
+    bodies = server.publish(2_000)
+    query.plan()
+    first, second = query.tasks()
+    with pytest.raises((Stop, ConnectionLost)):
+        query.run_task(first, faulty("before finish", 0, True))
+    server.wait_depth(2_000, 0, 0)
+    second.rows = 2_000
+    rows = query.run_task(second)
+    assert len(rows) == 1_000
+    query.done(query.run_task(first) + rows)
+    query.drain(server)
+    account(bodies, query.rows).check()
+
+
+@pytest.mark.parametrize("server", ["ours"], indirect=True)
 def test_suspects_outlive_the_driver_and_are_dropped_when_they_came(server: Server, tmp_path: Path) -> None:
     query = Query(tmp_path / "journal", {**server.options, **QUICK})
     server.publish(1_000)

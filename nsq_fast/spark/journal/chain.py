@@ -140,13 +140,26 @@ def uncertain(segments: list[Stored]) -> list[Stored]:
 
 def seals(folder: str) -> dict[int, Head]:
     """The seals in the folder of a batch, by slot."""
+    return {slot: last.head for slot, last in _last_files(folder).items() if last.head.is_seal}
+
+
+def uncertain_elsewhere(folder: str, slot: int) -> list[Stored]:
+    """The segments of the other slots of a batch whose messages may be delivered again, and are no suspects yet."""
+    found = []
+    for other, last in _last_files(folder).items():
+        if other != slot and not last.head.is_seal:
+            chain = Chain(folder, other)
+            found += [last, *(read(chain.path(index)) for index in last.head.open)]
+    return found
+
+
+def _last_files(folder: str) -> dict[int, Stored]:
     last: dict[int, int] = {}
     for name in os.listdir(folder):
         if name.startswith("s"):
             slot, index = map(int, name[1:].split("-"))
             last[slot] = max(index, last.get(slot, 0))
-    heads = {slot: read(os.path.join(folder, f"s{slot}-{index}")).head for slot, index in last.items()}
-    return {slot: head for slot, head in heads.items() if head.is_seal}
+    return {slot: read(os.path.join(folder, f"s{slot}-{index}")) for slot, index in last.items()}
 
 
 def replace_file(path: str, data: bytes) -> None:

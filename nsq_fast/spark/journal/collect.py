@@ -31,7 +31,7 @@ from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ProtocolErr
 from nsq_fast.names import Address
 from nsq_fast.runtime.columns import ColumnSubscription
 
-from .chain import Chain, seal, uncertain
+from .chain import Chain, seal, uncertain, uncertain_elsewhere
 from .lane import Lane, Work
 from .screen import Screen
 from .segment import Head, Stored
@@ -272,7 +272,11 @@ class Collector:
         lane.begin(columns.ids, dropped, result)
 
     def _unfinished(self) -> list[Stored]:
-        return [self._segments[number] for number in self._open()]
+        """What is claimed in this batch and may come again: of this slot, and of those whose attempt may have died."""
+        ours = [self._segments[number] for number in self._open()]
+        with contextlib.suppress(FileNotFoundError):  # too late for this attempt, as its next claim will tell
+            return ours + uncertain_elsewhere(self.chain.folder, self.chain.slot)
+        return ours
 
     def _open(self) -> list[int]:
         """The segments that one of their lanes is not sure of."""

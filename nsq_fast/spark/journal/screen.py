@@ -25,7 +25,7 @@ class Screen:
     def sift(self, columns: Any, unsure: Callable[[], Iterable[Stored]] = list) -> tuple[Any, frozenset[bytes]]:
         """The messages that are new, as columns, and the keys of the others.
 
-        ``unsure`` are segments of the same slot that may not be finished; it is called when something comes again.
+        ``unsure`` are segments of the same batch that may not be finished; it is called when something comes again.
         """
         if self._suspects is None:
             return columns, frozenset()
