@@ -3,7 +3,9 @@
 A ``Lane`` holds what one connection has received and nobody has begun to
 handle. A ``Pool`` is a fixed number of worker greenlets that serve lanes: one
 for each lane keeps the order of its connection, N for all lanes handle N at a
-time. Nothing is spawned, no timer armed and no signal built per message.
+time. Nothing is spawned, no timer armed and no signal built per message. A
+worker that serves one connection alone reads it by itself when it has nothing
+to handle: what comes needs no switch to its handler.
 
 A FIN joins its lane's list when its handler returns, and the list leaves in
 one buffer at the end of the hub's turn, even if the next handler blocks.

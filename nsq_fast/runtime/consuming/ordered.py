@@ -96,7 +96,7 @@ class Ordered:
         """The one turn of a partition, whoever leads it."""
         return self._turns.setdefault(_key(target), Turn())
 
-    # Order, in the reader greenlet
+    # Order, in the greenlet that reads
 
     def check_of(self, target: Target) -> Callable[[list[Message]], list[Message]]:
         """What verifies the order of messages of ``target``, and returns those that shall be handled."""

@@ -273,7 +273,7 @@ class Subscriber:
         self.connection.close()
         self._is_draining = False
 
-    # What the connection tells, in its reader greenlet
+    # What the connection tells, in its reader greenlet or the worker that reads
 
     def on_messages(self, conn: Connection, messages: list[Message]) -> None:
         self.counters.received += len(messages)

@@ -1,8 +1,10 @@
 """One nsqd: a reader greenlet, one writer, the heartbeat rule, around a Session.
 
-The owner (a consumer, a producer) is called back in the reader greenlet and
-must not block there. Everything else may be called from any greenlet of the
-hub that connected.
+The owner (a consumer, a producer) is called back in the reader greenlet, or
+in one that reads in its place, and must not block there. The reader is there
+whenever such a greenlet does anything but read, so no handler keeps heartbeats
+waiting. Everything else may be called from any greenlet of the hub that
+connected.
 
 What is written in one turn of the hub leaves in one send, FINs as one buffer:
 see ``outbox``. A connection ends once, whatever ends it: pending commands are
@@ -246,7 +248,7 @@ class Connection(Answers):
         """Wait until everything queued was handed to the system; False if it was not within ``timeout`` seconds."""
         return self._outbox.drain(timeout)
 
-    # Reading, in the reader greenlet
+    # Reading, in the reader greenlet or in its place
 
     def _read_loop(self) -> None:
         reason: NsqError = ConnectionClosed(f"{self.address}: the reader was killed")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ConnectionOwner(Protocol):
-    """Who is told what happens on a connection, in its reader greenlet. None of these may block.
+    """Who is told what happens on a connection, in its reader greenlet or one in its place. None of these may block.
 
     An owner may also have ``on_finish(conn, message)``, ``on_requeue(conn, message, delay_ms, backoff)`` and
     ``on_touch(conn, message)``, called when the command is queued, and ``requeue_delay_ms(conn, message) -> int``,
