@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nsq_fast._lazy import lazy_names
+from .extra import names_of_extra
 
 if TYPE_CHECKING:
     from .options import SinkOptions as SinkOptions
@@ -24,25 +24,16 @@ _HOME = {
     "SinkOptions": "options",
     "SourceOptions": "options",
 }
-_EXTRA = {"pyspark", "pyarrow", "pandas", "numpy"}
-_resolve = lazy_names(__name__, _HOME)
 
 __all__ = ["register", *_HOME]
+
+__getattr__ = names_of_extra(__name__, _HOME)
 
 
 def register(spark: Any) -> None:
     """Make the format "nsq" known to a session, of Spark Connect too. Once for each session; again does no harm."""
     source = __getattr__("NsqDataSource")
     spark.dataSource.register(source)
-
-
-def __getattr__(name: str) -> Any:
-    try:
-        return _resolve(name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRA:
-            raise
-        raise ImportError(f"nsq_fast.spark needs {error.name}: pip install 'nsq-fast[spark]'") from error
 
 
 def __dir__() -> list[str]:

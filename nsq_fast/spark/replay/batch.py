@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from nsq_fast.errors import DataLost
 from nsq_fast.spark.options import EARLIEST, SourceOptions
 
 from .log import Log, TopicLogs
-from .piece import Piece, Route, pieces
-from .reading import PieceReader
+from .piece import Route, pieces
+from .reading import ReadsPieces
 from .start import Resolver
 
 logger = logging.getLogger(__name__)
@@ -21,7 +19,7 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT = 60.0
 
 
-class ReplayBatchReader(DataSourceReader):
+class ReplayBatchReader(ReadsPieces, DataSourceReader):
     """Reads one slice, and leaves the channel where it is. Pickled into tasks: only the options travel."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -41,15 +39,6 @@ class ReplayBatchReader(DataSourceReader):
         found: list[InputPartition] = []
         found += pieces(starts, ends, routes, self.options.min_partitions)
         return found
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one piece."""
-        assert isinstance(partition, Piece)
-        return self.make_piece_reader(partition).batches()
-
-    def make_piece_reader(self, piece: Piece) -> PieceReader:
-        """What reads a piece, in a task. To be overridden by tests of failures."""
-        return PieceReader(self.options, piece)
 
     def _checked(self, partition: int, start: int, log: Log) -> int:
         """The start, or where the log begins when that is behind it and ``failOnDataLoss`` is false."""

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 from gevent import sleep
+from pyspark.sql.datasource import InputPartition
 
 from nsq_fast.errors import (
     ConnectionLost,
@@ -247,6 +248,21 @@ class PieceReader:
     def _wait_for_rest(self) -> None:
         self._wait = _FIRST_WAIT
         self._ask_at = time.monotonic() + self._wait
+
+
+class ReadsPieces:
+    """The half of a reader that runs in tasks."""
+
+    options: SourceOptions
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one piece."""
+        assert isinstance(partition, Piece)
+        return self.make_piece_reader(partition).batches()
+
+    def make_piece_reader(self, piece: Piece) -> PieceReader:
+        """What reads a piece, in a task. To be overridden by tests of failures."""
+        return PieceReader(self.options, piece)
 
 
 def own_channel(channel: str) -> str:

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
 from gevent import sleep
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -22,9 +20,9 @@ from nsq_fast.errors import ConfigError, DataLost, NsqError
 from nsq_fast.spark.options import SourceOptions
 
 from .driver import Driver
-from .piece import Piece, pieces
+from .piece import pieces
 from .position import Offsets, Position, keyed_by_text, start_of
-from .reading import PieceReader
+from .reading import ReadsPieces
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +36,7 @@ _TURN = 0.2
 _BACKLOG = "backlogBytes"
 
 
-class ReplayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads ranges of offsets. Made in several processes and pickled into tasks: what it has learnt stays behind."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -115,15 +113,6 @@ class ReplayStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found: list[InputPartition] = []
         found += pieces(start_of(first, last), last.offsets, self.driver.routes(), self.options.min_partitions)
         return found
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one piece."""
-        assert isinstance(partition, Piece)
-        return self.make_piece_reader(partition).batches()
-
-    def make_piece_reader(self, piece: Piece) -> PieceReader:
-        """What reads a piece, in a task. To be overridden by tests of failures."""
-        return PieceReader(self.options, piece)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark is done with all before ``end``: the servers need not keep it for us."""

@@ -10,9 +10,9 @@ but figures of the report comes to the driver. ``schema`` says what the tables h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nsq_fast._lazy import lazy_names
+from nsq_fast.spark.extra import names_of_extra
 
 if TYPE_CHECKING:
     from .figures import Figures as Figures
@@ -42,19 +42,10 @@ _HOME = {
     "write_report": "report",
     "write_tables": "tables",
 }
-_EXTRA = {"pyspark", "py4j"}
-_resolve = lazy_names(__name__, _HOME)
 
 __all__ = list(_HOME)
 
-
-def __getattr__(name: str) -> Any:
-    try:
-        return _resolve(name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRA:
-            raise
-        raise ImportError(f"nsq_fast.spark.trace needs {error.name}: pip install 'nsq-fast[spark]'") from error
+__getattr__ = names_of_extra(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,25 @@
+"""What is missing when the extra ``spark`` is not installed, said when a name that needs it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nsq_fast._lazy import lazy_names
+
+_MODULES = {"pyspark", "py4j", "pyarrow", "pandas", "numpy"}
+
+
+def names_of_extra(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
+    """As ``lazy_names``; an ImportError says how to install what is missing of the extra."""
+    resolve = lazy_names(package, home)
+
+    def find(name: str) -> Any:
+        try:
+            return resolve(name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in _MODULES:
+                raise
+            raise ImportError(f"{package} needs {error.name}: pip install 'nsq-fast[spark]'") from error
+
+    return find
