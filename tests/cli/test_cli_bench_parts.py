@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_fast.page.charts import Bar, Curve, bars, latency_curves
 from nsq_fast.bench.clients import PROGRAMS, Client, names
 from nsq_fast.bench.compare import verdict_on
 from nsq_fast.bench.figures import Figure, figure, limit_of, value_of
@@ -22,6 +21,7 @@ from nsq_fast.bench.settings import Settings
 from nsq_fast.bench.suite import plans
 from nsq_fast.bench.syscalls import read_report
 from nsq_fast.errors import ConfigError
+from nsq_fast.page.charts import Bar, Curve, bars, latency_curves
 
 
 def meter() -> ModuleType:
