@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
+from gevent import sleep
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
@@ -15,7 +16,7 @@ from nsq_fast.errors import ConfigError, HttpError, LookupFailed, RemoteProtocol
 from nsq_fast.names import is_ephemeral
 from nsq_fast.spark.options import SourceOptions
 
-from .backlog import Backlog
+from .backlog import STATS_INTERVAL, Backlog
 from .collect import Collector, Slot
 from .folder import JournalFolder
 from .location import check_path
@@ -87,7 +88,11 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             available = self.driver.target.bound(available)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         slots = plan_batch(self.options, available, rows)
-        return offset.following(slots).encode() if slots else start
+        if slots:
+            return offset.following(slots).encode()
+        if self.driver.target is None:
+            sleep(STATS_INTERVAL)  # Spark asks again in 10 ms, and there is no news before
+        return start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The backlog of each source, for the progress of the query."""

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from nsq_fast.errors import ConfigError, DataLost, NsqError
 from nsq_fast.spark.options import SourceOptions
 
-from .driver import Driver
+from .driver import POLL_INTERVAL, Driver
 from .piece import pieces
 from .position import Offsets, Position, keyed_by_text, start_of
 from .reading import ReadsPieces
@@ -76,7 +76,10 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
 
     def _next_end(self, start: Offsets, most: int | None) -> Offsets:
         if self._target is None:
-            return self._try_end(start, most, give_up=False)
+            end = self._try_end(start, most, give_up=False)
+            if end == start:
+                sleep(POLL_INTERVAL)  # Spark asks again in 10 ms, and there is no news before
+            return end
         deadline = time.monotonic() + TARGET_TIMEOUT
         while not _has_reached(start, self._target):
             end = self._try_end(start, most, give_up=time.monotonic() > deadline)
