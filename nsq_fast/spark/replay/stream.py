@@ -32,6 +32,9 @@ START_TIMEOUT = 60.0
 TARGET_TIMEOUT = 300.0
 """How long one that has to reach an end waits for what is missing."""
 
+IDLE_AFTER = 1.0
+"""A query without news for so many seconds is idle."""
+
 _TURN = 0.2
 _BACKLOG = "backlogBytes"
 
@@ -45,6 +48,7 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         self._initial: Position | None = None
         self._target: Offsets | None = None
         self._planned: Offsets = {}
+        self._news_at = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_driver": None, "_initial": None, "_target": None, "_planned": {}}
@@ -77,8 +81,7 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
     def _next_end(self, start: Offsets, most: int | None) -> Offsets:
         if self._target is None:
             end = self._try_end(start, most, give_up=False)
-            if end == start:
-                sleep(POLL_INTERVAL)  # Spark asks again in 10 ms, and there is no news before
+            self._rest(is_idle=end == start)
             return end
         deadline = time.monotonic() + TARGET_TIMEOUT
         while not _has_reached(start, self._target):
@@ -87,6 +90,14 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
                 return end
             sleep(_TURN)
         return start
+
+    def _rest(self, *, is_idle: bool) -> None:
+        """Keep a query that has been idle for a while from asking each 10 ms: there is no news sooner than that."""
+        now = time.monotonic()
+        if not is_idle:
+            self._news_at = now
+        elif now - self._news_at > IDLE_AFTER:
+            sleep(POLL_INTERVAL)
 
     def _try_end(self, start: Offsets, most: int | None, *, give_up: bool) -> Offsets:
         """``start`` when servers cannot be asked, for a reason that may pass."""
