@@ -66,8 +66,12 @@ def test_a_write_while_leaders_move_and_die(fleet: Fleet, small: Scale, report: 
         fleet.wait_stable()
         rows += write_during(fleet, first, half, small.patience, trouble)
     leaders = until(lambda: len(found := fleet.leaders(TOPIC)) == PARTITIONS and found, small.patience)
+    keys_of = {
+        number: [key for key in range(KEYS) if murmur3_partition(f"key-{key}", PARTITIONS) == number]
+        for number in leaders
+    }
     stored = {
-        number: taken(address, TOPIC, small.messages, partition=number, advanced=True)
+        number: taken(address, TOPIC, len(keys_of[number]) * small.messages // KEYS, partition=number, advanced=True)
         for number, address in leaders.items()
     }
     found = account(numbered(small.messages), [body for bodies in stored.values() for body in bodies])
@@ -77,7 +81,6 @@ def test_a_write_while_leaders_move_and_die(fleet: Fleet, small: Scale, report: 
     assert not found.unexpected
     for number, bodies in stored.items():
         firsts = list(dict.fromkeys(bodies))
-        for key in range(KEYS):
-            if murmur3_partition(f"key-{key}", PARTITIONS) == number:
-                mine = [body for body in firsts if int(body) % KEYS == key]
-                assert mine == numbered(small.messages)[key::KEYS]
+        for key in keys_of[number]:
+            mine = [body for body in firsts if int(body) % KEYS == key]
+            assert mine == numbered(small.messages)[key::KEYS]

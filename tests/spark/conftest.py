@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import spark_needs
+from support.spark_replay import Topic
 from support.spark_settings import LOCAL, spark_environment, spark_settings
+
+from nsq_fast.broker import ClusterProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from support.spark_daemons import ConnectServer, StandaloneCluster
     from support.spark_driver import Driver
 
+TOPIC_NUMBERS = count()
 TIMEOUT = 300  # a first JVM on a busy machine; a test that needs more says so
 
 
@@ -38,6 +43,21 @@ def java() -> None:
     """Skips where Spark cannot run."""
     if reason := spark_needs.missing_for_spark():
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterProcess]:
+    """An embedded redesigned cluster whose leaders may move and die."""
+    with ClusterProcess(nodes=3, lookupds=1, takeover_delay=0.2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster: ClusterProcess) -> Topic:
+    """A topic of two partitions, unlike all others."""
+    name = f"topic{next(TOPIC_NUMBERS)}"
+    cluster.create_topic(name, partitions=2, replicas=2, multi_part=True, channels=["spark"])
+    return Topic(name, str(cluster.lookupds[0].http))
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +23,6 @@ Drivers = Callable[..., Driver]
 Start = Callable[..., Driver]
 COUNT = 60_000
 BATCH = 40_000  # in two tasks, each of which hands on 10,000 rows and has as many to come when it is held
-NAMES = (f"topic{number}" for number in count())
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ClusterProcess]:
-    with ClusterProcess(nodes=3, lookupds=1, takeover_delay=0.2) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def topic(cluster: ClusterProcess) -> Topic:
-    name = next(NAMES)
-    cluster.create_topic(name, partitions=2, replicas=2, multi_part=True, channels=["spark"])
-    return Topic(name, str(cluster.lookupds[0].http))
 
 
 @pytest.fixture

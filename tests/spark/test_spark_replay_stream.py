@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +14,6 @@ from support.spark_publisher import Publisher
 from support.spark_replay import Topic
 
 from nsq_fast.broker import ClusterProcess
-
-NAMES = (f"stream{number}" for number in count())
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ClusterProcess]:
-    with ClusterProcess(nodes=3, lookupds=1, takeover_delay=0.2) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def topic(cluster: ClusterProcess) -> Topic:
-    name = next(NAMES)
-    cluster.create_topic(name, partitions=2, replicas=2, multi_part=True, channels=["spark"])
-    return Topic(name, str(cluster.lookupds[0].http))
 
 
 class Query:
