@@ -1,7 +1,7 @@
 # The commands of nsq_fast. `make demo` and `make test` work from a clean clone: each sets up what it needs.
 #
 #   make demo        the main job on an embedded broker: lookup, publish, consume, acknowledge   ARGS="--messages 1000000"
-#   make test        the tests; those of Spark need a JRE 17 or newer, and are skipped without   ARGS="-k frame -x"
+#   make test        the tests; those of Spark need a JRE 17 or newer, and are skipped without   ARGS="-k frame -x" JOBS=1
 #   make proof       what is promised for the redesigned NSQ, on a real cluster: needs etcd and its servers, many minutes
 #   make bench       the compiled core, and a short comparison of clients                        SERVERS=DIR of an nsqd
 #   make bench-spark the source, the sink and the traces of Spark: needs a JRE                   SERVERS=DIR of an nsqd
@@ -12,11 +12,13 @@
 #   make dist        sdist and wheel in dist/
 #   make clean       remove what these commands made
 #
-# PYTHON chooses the interpreter (3.10 or newer), VENV the folder of the virtual environment.
+# PYTHON chooses the interpreter (3.10 or newer), VENV the folder of the virtual environment, JOBS how many tests run at
+# once (1 for a debugger).
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+JOBS ?= 2
 SERVERS ?= $(wildcard $(HOME)/.cache/nsq-fast/servers/original)
 
 BIN := $(VENV)/bin
@@ -73,8 +75,11 @@ build: $(VENV_STAMP) $(BUILD_STAMP)
 demo: $(RUN_STAMP) $(BUILD_STAMP)
 	@$(BIN)/nsq-fast demo $(ARGS)
 
+# Half of the time of the tests is waiting, for JVMs and deadlines. Those of a file share servers, so they stay together.
+SIDE_BY_SIDE = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile)
+
 test: $(DEV_STAMP) $(BUILD_STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 proof: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest tests/servers --run-real-cluster $(ARGS)

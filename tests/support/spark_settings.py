@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
@@ -17,7 +18,13 @@ LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 
 def java_options(level: str = "error") -> str:
     """Options of every JVM: what it logs, and how little it does at its start."""
-    return f"-Dlog4j2.configurationFile={_QUIET} -Dnsq.log.level={level} -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+    options = f"-Dlog4j2.configurationFile={_QUIET} -Dnsq.log.level={level} -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+    return f"{options} -XX:SharedArchiveFile={archive()} -Xlog:disable" if archive().exists() else options
+
+
+def archive() -> Path:
+    """Where the classes of this Spark are kept between runs: see ``spark_archive``."""
+    return ROOT / ".pytest_cache" / f"spark-{version('pyspark')}.jsa"
 
 
 def spark_settings(master: str, folder: Path) -> dict[str, str]:
