@@ -36,7 +36,8 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         can_negotiate: its program asks for compression, TLS, and an nsqd that does not buffer.
         can_open_loop: it measures latency at a rate.
-        can_spread: it holds several connections, and its handlers may sleep.
+        can_spread: it holds several connections.
+        can_sleep: its handlers may sleep.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     can_negotiate: bool = False
     can_open_loop: bool = True
     can_spread: bool = False
+    can_sleep: bool = False
 
     def takes_part(self, settings: Settings) -> bool:
         """Whether it can do what a scenario asks."""
@@ -57,7 +59,9 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
             return False
         if settings.rate and not self.can_open_loop:
             return False
-        return self.can_spread or (settings.connections == 1 and not settings.handler_sleep)
+        if settings.handler_sleep and not self.can_sleep:
+            return False
+        return self.can_spread or settings.connections == 1
 
 
 def available(peer_python: str | None = None) -> list[Client]:
@@ -78,7 +82,7 @@ def _program(name: str, python: str = sys.executable) -> tuple[str, ...]:
 
 def _ours() -> Iterator[Client]:
     program = _program("use_nsq_fast")
-    able: dict[str, Any] = {"can_negotiate": True, "can_spread": True}
+    able: dict[str, Any] = {"can_negotiate": True, "can_spread": True, "can_sleep": True}
     yield Client(name="nsq_fast", command=program, version=__version__, kinds=_EVERYTHING, **able)
     yield Client(
         name="nsq_fast batches",
@@ -120,6 +124,7 @@ def _go() -> Iterator[Client]:
         kinds=_EVERYTHING - {"ordered"},
         can_negotiate=True,
         can_spread=True,
+        can_sleep=True,
     )
     yield Client(
         name="go-nsq async",
@@ -208,6 +213,7 @@ def _floors() -> Iterator[Client]:
         name="floor: core",
         command=_program("floor_core"),
         version=__version__,
+        can_spread=True,
         modes=frozenset({"single", "batch"}),
         can_open_loop=False,
     )

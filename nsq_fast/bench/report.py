@@ -44,6 +44,7 @@ other Python clients; go-nsq is built where Go is.
   rounds, the spread is their range as a share of it. The first tenth of a round is left out.
 - A consumer finds its backlog on the server. How many messages a client gets is found by shorter rounds before, so that
   each works for about the same time.
+- Scenarios that are held against each other, from one connection to a hundred, take turns in the same way.
 - CPU is user and system time of the client's process, over messages. The server's is read from /proc at the same
   moments.
 - *limit* says what kept a client from being faster: `client`, it used a core or more; `machine`, client and server

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -35,36 +35,65 @@ class ClientFailed(NsqError):
     """A client's program gave no result; the message has the end of its stderr."""
 
 
-def run_scenario(
-    name: str,
-    settings: Settings,
-    clients: Sequence[Client],
-    source: Source,
-    progress: Progress = lambda line: None,
-    with_syscalls: bool = False,
-) -> Scenario:
-    """Measure the clients that can take part. One that fails is left out of later rounds, and its failure kept."""
-    taking_part = [client for client in clients if client.takes_part(settings)]
-    results = {client.name: ClientResult(client=client.name, rounds=[]) for client in taking_part}
-    with source(settings) as server:
-        turns = Turns(settings, server)
-        counts = {client.name: settings.count for client in taking_part}
-        for number in range(settings.rounds):
-            for client in taking_part:
-                result = results[client.name]
-                if result.failure:
-                    continue
-                progress(f"{name}: round {number + 1} of {settings.rounds}, {client.name}")
-                try:
-                    counts[client.name] = counts[client.name] or turns.calibrate(client)
-                    result.rounds.append(turns.take(client, counts[client.name]))
-                except ClientFailed as error:
-                    result.failure = str(error)
+class Task(msgspec.Struct, frozen=True):
+    """A scenario to be measured: which clients, and where."""
+
+    name: str
+    settings: Settings
+    clients: Sequence[Client]
+    source: Source
+
+
+def run_scenarios(
+    tasks: Sequence[Task], progress: Progress = lambda line: None, with_syscalls: bool = False
+) -> list[Scenario]:
+    """Measure scenarios that are held against each other: they take turns, round by round, each on its own server."""
+    with ExitStack() as stack:
+        running = [_Running(task, stack.enter_context(task.source(task.settings)), progress) for task in tasks]
+        for number in range(max(task.settings.rounds for task in tasks)):
+            for each in running:
+                each.take_round(number)
         if with_syscalls:
-            for client in taking_part:
-                progress(f"{name}: system calls, {client.name}")
-                results[client.name].syscalls_per_message = turns.syscalls(client, counts[client.name])
-        return Scenario(name=name, settings=settings, server=server.name, clients=list(results.values()))
+            for each in running:
+                each.count_syscalls()
+        return [each.scenario() for each in running]
+
+
+class _Running:
+    """A scenario while it is measured, with the clients that can take part. One that fails is left out of later
+    rounds, and its failure kept."""
+
+    def __init__(self, task: Task, server: Server, progress: Progress) -> None:
+        self._name, self._settings, self._server = task.name, task.settings, server
+        self._clients = [client for client in task.clients if client.takes_part(task.settings)]
+        self._results = {client.name: ClientResult(client=client.name) for client in self._clients}
+        self._counts = {client.name: task.settings.count for client in self._clients}
+        self._turns = Turns(task.settings, server)
+        self._progress = progress
+
+    def take_round(self, number: int) -> None:
+        if number >= self._settings.rounds:
+            return
+        for client in self._clients:
+            result = self._results[client.name]
+            if result.failure:
+                continue
+            self._progress(f"{self._name}: round {number + 1} of {self._settings.rounds}, {client.name}")
+            try:
+                count = self._counts[client.name] = self._counts[client.name] or self._turns.calibrate(client)
+                result.rounds.append(self._turns.take(client, count))
+            except ClientFailed as error:
+                result.failure = str(error)
+
+    def count_syscalls(self) -> None:
+        for client in self._clients:
+            self._progress(f"{self._name}: system calls, {client.name}")
+            count = self._counts[client.name]
+            self._results[client.name].syscalls_per_message = self._turns.syscalls(client, count)
+
+    def scenario(self) -> Scenario:
+        results = list(self._results.values())
+        return Scenario(name=self._name, settings=self._settings, server=self._server.name, clients=results)
 
 
 class Turns:

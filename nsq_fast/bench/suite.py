@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -12,10 +14,15 @@ _OURS = ("nsq_fast", "nsq_fast as gnsq", "go-nsq")
 _FLOOR = ("nsq_fast", "floor: core")
 _PUBLISH: dict[str, Any] = {"kind": "publish"}
 _CONSUME: dict[str, Any] = {"kind": "consume"}
+CONNECTIONS = (1, 10, 100)
+IN_FLIGHT = (10, 100, 1000, 10_000)
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A scenario of the suite: its name, what it measures, with which clients (all when empty)."""
+    """A scenario of the suite: its name, what it measures, with which clients (all when empty).
+
+    Plans that follow each other and have the same ``group`` are held against each other, so they take turns.
+    """
 
     name: str
     title: str
@@ -23,14 +30,20 @@ class Plan(msgspec.Struct, frozen=True):
     clients: tuple[str, ...] = ()
     is_short: bool = False
     is_embedded: bool = False
+    group: str = ""
 
 
 def plans(duration: float, rounds: int) -> list[Plan]:
     """The suite, each client busy for ``duration`` seconds a round."""
 
-    def plan(name: str, title: str, clients: tuple[str, ...] = (), short: bool = False, **settings: object) -> Plan:
+    def plan(
+        name: str, title: str, clients: tuple[str, ...] = (), short: bool = False, group: str = "", **settings: object
+    ) -> Plan:
         made = msgspec.convert({"duration": duration, "rounds": rounds, **settings}, Settings)
-        return Plan(name, title, made, clients, short, made.kind == "ordered")
+        return Plan(name, title, made, clients, short, made.kind == "ordered", group)
+
+    def growing(group: str, amount: int, title: str, **settings: Any) -> Plan:
+        return plan(f"{group}-{amount}", title, _FLOOR, group=group, **_CONSUME, **settings)
 
     rate: dict[str, Any] = {"rate": 10_000.0, "duration": max(1.0, duration)}
     return [
@@ -47,15 +60,23 @@ def plans(duration: float, rounds: int) -> list[Plan]:
         plan("latency", "Publish to handler, 10,000/s", short=True, kind="roundtrip", unbuffered=True, **rate),
         plan("latency-buffered", "The same, nsqd's output buffer on", _OURS, kind="roundtrip", **rate),
         plan("idle", "100 idle connections", _OURS, kind="idle", connections=100, settle=2.0),
-        plan("connections-1", "1 connection", _OURS[:1], max_in_flight=10_000, **_CONSUME),
-        plan("connections-10", "10 connections", _OURS[:1], connections=10, max_in_flight=10_000, **_CONSUME),
-        plan("connections-100", "100 connections", _OURS[:1], connections=100, max_in_flight=10_000, **_CONSUME),
-        plan("in-flight-10", "10 in flight", _FLOOR, max_in_flight=10, **_CONSUME),
-        plan("in-flight-100", "100 in flight", _FLOOR, max_in_flight=100, **_CONSUME),
-        plan("in-flight-1000", "1,000 in flight", _FLOOR, max_in_flight=1000, **_CONSUME),
-        plan("in-flight-10000", "10,000 in flight", _FLOOR, max_in_flight=10_000, **_CONSUME),
+        *(
+            growing("connections", many, _counted(many, "connection"), connections=many, max_in_flight=10_000)
+            for many in CONNECTIONS
+        ),
+        *(growing("in-flight", many, f"{many:,} in flight", max_in_flight=many) for many in IN_FLIGHT),
         plan("ordered", "Ordered, 4 partitions (embedded cluster)", _OURS[:1], kind="ordered", partitions=4),
     ]
+
+
+def _counted(many: int, what: str) -> str:
+    return f"{many:,} {what}" if many == 1 else f"{many:,} {what}s"
+
+
+def in_turns(todo: Iterable[Plan]) -> Iterator[list[Plan]]:
+    """Those that take turns, together; each other one alone."""
+    for _, together in groupby(todo, key=lambda plan: plan.group or plan.name):
+        yield list(together)
 
 
 def titles() -> dict[str, str]:

@@ -15,10 +15,10 @@ from nsq_fast.bench.clients import Client, available, chosen, names
 from nsq_fast.bench.goals import judge
 from nsq_fast.bench.machine import about
 from nsq_fast.bench.results import Run, Scenario
-from nsq_fast.bench.runner import run_scenario
+from nsq_fast.bench.runner import Task, run_scenarios
 from nsq_fast.bench.servers import Source, embedded, from_folder, given_lookupds, given_nsqds
 from nsq_fast.bench.settings import COMPRESSIONS, MODES, Settings
-from nsq_fast.bench.suite import Plan, plans
+from nsq_fast.bench.suite import Plan, in_turns, plans
 from nsq_fast.names import Address
 from nsq_fast.runtime.net.http import Endpoint
 
@@ -168,12 +168,14 @@ def _run(
 ) -> Run:
     clients = chosen(available(peer_python), wanted)
     run = Run(about=about(_versions(clients)))
-    for plan in todo:
-        taking_part = chosen(clients, plan.clients)
-        where = embedded if plan.is_embedded else source
-        scenario = run_scenario(plan.name, plan.settings, taking_part, where, _progress, syscalls)
-        run.scenarios.append(scenario)
-        _show(scenario, plan.title, run.about.cores)
+    for together in in_turns(todo):
+        tasks = [
+            Task(plan.name, plan.settings, chosen(clients, plan.clients), embedded if plan.is_embedded else source)
+            for plan in together
+        ]
+        for plan, scenario in zip(together, run_scenarios(tasks, _progress, syscalls), strict=True):
+            run.scenarios.append(scenario)
+            _show(scenario, plan.title, run.about.cores)
         if target:
             results.save(run, target)
     return run

@@ -91,6 +91,12 @@ def test_idle_holds_many_connections_to_one_nsqd(tmp_path: Path) -> None:
     assert rounds_of(measured(tmp_path, *arguments, *OURS))[0]["messages"] == 0
 
 
+def test_clients_hold_several_connections_to_one_nsqd(tmp_path: Path) -> None:
+    run = measured(tmp_path, "consume", "--connections", "3", *SMALL, *OURS, "--client", "floor: core")
+    for client in ("nsq_fast", "floor: core"):
+        assert [each["messages"] for each in rounds_of(run, client)] == [2000 - 1 - 200] * 2
+
+
 def test_without_a_count_a_client_is_kept_busy_for_the_duration(tmp_path: Path) -> None:
     run = measured(tmp_path, "consume", "--duration", "0.2", "--rounds", "1", *OURS)
     (each,) = rounds_of(run)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import re
+import sys
 import xml.etree.ElementTree
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 import pytest
@@ -17,10 +21,13 @@ from nsq_fast.bench.compare import verdict_on
 from nsq_fast.bench.figures import Figure, figure, limit_of, value_of
 from nsq_fast.bench.goals import judge
 from nsq_fast.bench.results import About, ClientResult, Round, Run, Scenario
+from nsq_fast.bench.runner import Task, run_scenarios
+from nsq_fast.bench.servers import Server
 from nsq_fast.bench.settings import Settings
-from nsq_fast.bench.suite import plans
+from nsq_fast.bench.suite import in_turns, plans
 from nsq_fast.bench.syscalls import read_report
 from nsq_fast.errors import ConfigError
+from nsq_fast.names import Address
 from nsq_fast.page.charts import Bar, Curve, bars, latency_curves
 
 
@@ -129,7 +136,7 @@ def test_every_scenario_of_the_suite_has_its_own_name_and_known_clients() -> Non
 
 def test_clients_take_part_in_what_they_can_do() -> None:
     plain = Client(name="plain", command=("x",))
-    able = Client(name="able", command=("x",), can_negotiate=True, can_spread=True)
+    able = Client(name="able", command=("x",), can_negotiate=True, can_spread=True, can_sleep=True)
     for settings in (
         Settings(kind="consume", tls=True),
         Settings(kind="consume", compression="snappy"),
@@ -138,6 +145,9 @@ def test_clients_take_part_in_what_they_can_do() -> None:
     ):
         assert not plain.takes_part(settings)
         assert able.takes_part(settings)
+    awake = Client(name="awake", command=("x",), can_spread=True)
+    assert awake.takes_part(Settings(kind="consume", connections=10))
+    assert not awake.takes_part(Settings(kind="consume", handler_sleep=0.005))
     assert plain.takes_part(Settings(kind="consume"))
     assert not able.takes_part(Settings(kind="ordered"))
 
@@ -180,18 +190,77 @@ def test_charts_are_well_formed_and_to_scale() -> None:
     xml.etree.ElementTree.fromstring(latency_curves("None", []))
 
 
+def scenario(name: str, *clients: ClientResult) -> Scenario:
+    return Scenario(name=name, settings=Settings(kind="consume"), server="x", clients=list(clients))
+
+
+def judged(*scenarios: Scenario) -> list[tuple[str, str, str]]:
+    about = About(date="", nsq_fast="", git_commit="", python="", gevent="", system="", cpu="", cores=2, memory_mib=1)
+    return [(each.target, each.actual, each.verdict) for each in judge(Run(about=about, scenarios=list(scenarios)))]
+
+
 def test_goals_are_judged_by_the_figures_of_the_run() -> None:
     clients = [
         ClientResult(client="nsq_fast", rounds=[a_round(1_000_000, 1.0, 0.4)]),
         ClientResult(client="go-nsq", rounds=[a_round(200_000, 1.0, 0.8)]),
         ClientResult(client="gnsq", rounds=[a_round(100_000, 1.0, 1.0)]),
     ]
-    scenario = Scenario(name="consume", settings=Settings(kind="consume"), server="x", clients=clients)
-    about = About(date="", nsq_fast="", git_commit="", python="", gevent="", system="", cpu="", cores=2, memory_mib=1)
-    found = [(each.target, each.actual, each.verdict) for each in judge(Run(about=about, scenarios=[scenario]))]
+    found = judged(scenario("consume", *clients))
     assert ("at most 0.5 us", "0.400 us", "met") in found
     assert ("at most 1/8 go-nsq", "1/10.0", "met") in found
     assert ("at most 1/40 gnsq", "1/25.0", "missed") in found
     assert ("at least 3x go-nsq", "5.00x", "met") in found
     assert ("at least 14x gnsq", "10.00x", "missed") in found
     assert ("at least 7x asyncnsq", "-", "not measured") in found
+
+
+@pytest.mark.parametrize(("slowest", "verdict"), [(0.5, "met"), (0.8, "missed")])
+def test_growth_is_shown_beside_that_of_the_floor(slowest: float, verdict: str) -> None:
+    def at(connections: int, ours: float, floor: float) -> Scenario:
+        clients = [("nsq_fast", ours), ("floor: core", floor)]
+        found = [ClientResult(client=name, rounds=[a_round(1_000_000, 1.0, cpu)]) for name, cpu in clients]
+        return scenario(f"connections-{connections}", *found)
+
+    found = judged(at(1, 0.4, 0.2), at(10, slowest, 0.3), at(100, 0.45, 0.2))
+    text = f"{slowest / 0.4:.2f}x (0.400, {slowest:.3f}, 0.450 us); floor: core 1.50x"
+    assert ("less than 1.3x", text, verdict) in found
+    assert ("less than 1.3x", "-", "not measured") in found  # nothing in flight was measured
+
+
+def test_scenarios_that_are_held_against_each_other_take_turns() -> None:
+    together = [[plan.name for plan in group] for group in in_turns(plans(1.0, 3))]
+    assert ["connections-1", "connections-10", "connections-100"] in together
+    assert ["consume"] in together
+    assert [name for group in together for name in group] == [plan.name for plan in plans(1.0, 3)]
+
+
+@contextmanager
+def nowhere(settings: Settings) -> Iterator[Server]:
+    yield Server("nowhere", (Address("127.0.0.1", 1),))
+
+
+def reporting(name: str, messages: int, status: int = 0) -> Client:
+    """A client that reports at once that it has published."""
+    result = {"event": "result", "messages": messages, "seconds": 1.0, "cpu_seconds": 0.5, "peak_kib": 2048}
+    code = f"import sys; print('warming up'); {status or f'print({json.dumps(result)!r})'}; sys.exit({status})"
+    return Client(name=name, command=(sys.executable, "-c", code))
+
+
+def test_scenarios_take_turns_round_by_round_and_one_that_fails_is_left_out() -> None:
+    def task(name: str, *clients: Client, rounds: int = 2) -> Task:
+        return Task(name, Settings(kind="publish", mode="single", count=1000, rounds=rounds), clients, nowhere)
+
+    seen: list[str] = []
+    few, many = run_scenarios(
+        [task("few", reporting("a", 1), reporting("broken", 0, status=3)), task("many", reporting("a", 5), rounds=3)],
+        seen.append,
+    )
+    assert seen == [
+        "few: round 1 of 2, a", "few: round 1 of 2, broken", "many: round 1 of 3, a",
+        "few: round 2 of 2, a", "many: round 2 of 3, a",
+        "many: round 3 of 3, a",
+    ]  # fmt: skip
+    assert [each.messages for each in few.clients[0].rounds] == [1, 1]
+    assert [each.messages for each in many.clients[0].rounds] == [5, 5, 5]
+    assert few.clients[1].rounds == []
+    assert "status 3" in few.clients[1].failure

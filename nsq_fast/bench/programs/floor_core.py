@@ -1,8 +1,10 @@
-"""The floor at C speed: the compiled core on a bare blocking socket, and no client.
+"""The floor at C speed: the compiled core on bare blocking sockets, and no client.
 
-Consume: a Python handler, FINs gathered. Publish: a command, its reply, the next command.
+Consume: a Python handler, FINs gathered; epoll says which of several sockets has something. Publish: a command, its
+reply, the next command.
 """
 
+import select
 import socket
 from time import time_ns
 
@@ -14,9 +16,6 @@ from nsq_fast._frame import FrameReader
 told = settings()
 meter = Meter(told)
 topic = told["topic"]
-sock = socket.create_connection(tuple(told["nsqds"][0]))
-sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-reader = FrameReader()
 done = False
 
 
@@ -26,40 +25,64 @@ def handle(message, take=meter.take, marks=meter.marks):
         done = True
 
 
-def consume():
-    sock.sendall(f"  V2SUB {topic} {told['channel']}\nRDY {told['max_in_flight']}\n".encode())
-    while not done:
-        messages = [item for item in reader.feed(sock.recv(65536)) if item.__class__ is Message]
+class Link:
+    def __init__(self, address):
+        self.sock = socket.create_connection(tuple(address))
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.reader = FrameReader()
+
+    def subscribe(self, rdy):
+        self.sock.sendall(f"  V2SUB {topic} {told['channel']}\nRDY {rdy}\n".encode())
+
+    def serve(self):
+        messages = [item for item in self.reader.feed(self.sock.recv(65536)) if item.__class__ is Message]
         for message in messages:
             handle(message)
         if messages:
-            sock.sendall(fin_many(messages))
+            self.sock.sendall(fin_many(messages))
+
+    def ask(self, command):
+        self.sock.sendall(command)
+        while not self.reader.feed(self.sock.recv(65536)):
+            pass
 
 
-def ask(command):
-    sock.sendall(command)
-    while not reader.feed(sock.recv(65536)):
-        pass
+def consume():
+    links = [Link(address) for address in told["nsqds"]]
+    for link in links:
+        link.subscribe(told["max_in_flight"] // len(links))
+    if len(links) == 1:
+        while not done:
+            links[0].serve()
+        return
+    poll = select.epoll()
+    by_descriptor = {link.sock.fileno(): link for link in links}
+    for descriptor in by_descriptor:
+        poll.register(descriptor, select.EPOLLIN)
+    while not done:
+        for descriptor, _ in poll.poll():
+            by_descriptor[descriptor].serve()
 
 
-def publish_mode(count):
+def publish_mode(link, count):
     body = b"x" * told["size"]
     if told["mode"] == "batch":
         batch = [body] * told["batch"]
         for _ in range(count // told["batch"]):
-            ask(mpub(topic, batch))
+            link.ask(mpub(topic, batch))
         return
     for _ in range(count):
         start = time_ns()
-        ask(pub(topic, body))
+        link.ask(pub(topic, body))
         meter.seen(start)
 
 
 def publish():
-    sock.sendall(b"  V2")
-    publish_mode(told["warmup"])
+    link = Link(told["nsqds"][0])
+    link.sock.sendall(b"  V2")
+    publish_mode(link, told["warmup"])
     meter.start()
-    publish_mode(told["count"])
+    publish_mode(link, told["count"])
     meter.report(told["count"])
 
 
