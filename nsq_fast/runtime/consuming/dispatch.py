@@ -212,7 +212,10 @@ class Worker:
             finally:
                 self.current = None
                 lane.leave(self._pool)
-            if lane.waiting and lane.turns == turns:  # no handler has let others run
+            if not lane.waiting:
+                if self._pool.source is not None:  # its messages are all answered: nothing more joins the FINs
+                    lane.flush()
+            elif lane.turns == turns:  # no handler has let others run
                 sleep(0)
 
     def _handle_ordered(self, lane: Lane, turn: Turn) -> None:

@@ -58,10 +58,12 @@ class Answers:
             self._signals.finished((message,))
 
     def finish_many(self, messages: Sequence[Message]) -> None:
-        """FIN for a batch, as one buffer. ``on_finish`` of the owner is not called: it knows."""
+        """FIN for a batch, as one buffer, at once. ``on_finish`` of the owner is not called: it knows."""
         if self.closed_error is not None:
             self._check_open()
-        self._outbox.write(self.session.fin_many(messages))
+        fins = self.session.fin_many(messages)
+        if not self._outbox.send_alone(fins):
+            self._outbox.write(fins)
         if self._signals.entries:
             self._signals.finished(messages)
 

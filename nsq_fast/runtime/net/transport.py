@@ -27,9 +27,11 @@ from .tries import Tries
 
 # 64 KiB decodes fastest: smaller reads cost syscalls, larger ones fall out of the cache.
 READ_SIZE = 64 * 1024
-# So few bytes are taken for all there was: to try at once for more costs a syscall and an exception, 1.3 us, which
-# a publisher that waits for each reply pays for each. A larger read is followed by a try.
-SHORT_READ = 2048
+# So few bytes are taken for all there was: to try at once for more costs a syscall and an exception, 1.3 us, which a
+# publisher pays for each reply, and a consumer of few messages at a time for each batch. A larger read, of more than
+# nsqd's output buffer holds, is followed by a try.
+SHORT_READ = 20_000
+REPLY_SIZE = 2048
 # Who reads lets others run after so many bytes: two full reads keep the batches large and the hub alive. A short read
 # needs no such limit: the hub runs before the next one.
 YIELD_BYTES = 128 * 1024
@@ -179,9 +181,9 @@ class Transport:
         """What a few tries to read bring, without a turn of the hub; None if it is the hub that has to wait."""
         if self.layers:
             return None
-        data = self._tries.recv(SHORT_READ)
+        data = self._tries.recv(REPLY_SIZE)
         if data is not None:
-            self._is_drained = len(data) < SHORT_READ or self._is_due(len(data))
+            self._is_drained = len(data) < REPLY_SIZE or self._is_due(len(data))
         return data
 
     def recv_instead(self) -> bytes | None:
