@@ -13,9 +13,10 @@ from pathlib import Path
 from nsq_fast.errors import ConfigError
 from nsq_fast.page.document import document, table
 
+from .figures import figure
 from .goals import figure_in, judge
 from .pictures import charts_of, core_chart, title_of
-from .results import About, Run
+from .results import Run
 from .tables import CORE_HEADER, core_rows, header, markdown, rows
 
 README_BLOCK = re.compile(r"(<!-- figures:begin[^>]*-->\n).*?(<!-- figures:end -->)", re.DOTALL)
@@ -47,6 +48,8 @@ other Python clients; go-nsq is built where Go is.
 - Scenarios that are held against each other, from one connection to a hundred, take turns in the same way.
 - CPU is user and system time of the client's process, over messages. The server's is read from /proc at the same
   moments.
+- *speed*, at the top, is how fast the machine was in between, before each scenario. Where it is another, so is all that
+  is given in microseconds or messages a second.
 - *limit* says what kept a client from being faster: `client`, it used a core or more; `machine`, client and server
   together used all cores; `server`, the server used a core or more; `waiting`, neither: they waited for each other.
 - At a rate, messages are due at times fixed in advance, and latency counts from the time a message was due, so a stall
@@ -65,7 +68,7 @@ def html(run: Run) -> str:
     title = "nsq_fast benchmark"
     parts = [
         f"<h1>{title}</h1>",
-        table(["", ""], about_rows(run.about)),
+        table(["", ""], about_rows(run)),
         *_html_goals(run),
         *_html_scenarios(run),
         *_html_core(run),
@@ -74,12 +77,17 @@ def html(run: Run) -> str:
     return document(title, _STYLE, parts)
 
 
-def about_rows(about: About) -> Iterator[list[str]]:
+def about_rows(run: Run) -> Iterator[list[str]]:
     """What a run was made with and on."""
+    about = run.about
     clients = ", ".join(f"{name} {version}".strip() for name, version in about.clients.items())
     yield ["date", about.date]
     yield ["nsq_fast", f"{about.nsq_fast}, commit {about.git_commit or 'unknown'}"]
     yield ["machine", f"{about.cpu}, {about.cores} cores, {about.memory_mib:,} MiB, {about.system}"]
+    speeds = [scenario.loop_ms for scenario in run.scenarios if scenario.loop_ms]
+    if speeds:
+        speed = figure(speeds)
+        yield ["speed", f"a million additions in Python: {speed.median:.0f} ms ({speed.low:.0f} to {speed.high:.0f})"]
     yield ["Python, gevent", f"{about.python}, {about.gevent}"]
     yield ["clients", clients]
 
@@ -113,7 +121,7 @@ def docs(run: Run) -> str:
     parts = [
         "# Performance",
         "Written by `nsq-fast bench report`; change the harness, not this page.",
-        markdown(["run", ""], about_rows(run.about)),
+        markdown(["run", ""], about_rows(run)),
         "## Method",
         METHOD.strip(),
     ]

@@ -35,12 +35,14 @@ class ClientResult(msgspec.Struct, kw_only=True):
 
 
 class Scenario(msgspec.Struct, kw_only=True):
-    """One scenario: the clients took turns on one server."""
+    """One scenario: the clients took turns on one server. ``loop_ms`` is how fast the machine was just before, see
+    ``machine``; 0 where that was not measured."""
 
     name: str
     settings: Settings
     server: str
     clients: list[ClientResult]
+    loop_ms: float = 0.0
 
     def client(self, name: str) -> ClientResult | None:
         """The result of a client that gave one."""

@@ -18,6 +18,7 @@ from nsq_fast.errors import NsqError
 
 from . import fill
 from .clients import PROGRAMS, Client
+from .machine import loop_ms
 from .results import ClientResult, Round, Scenario
 from .servers import Server, Source
 from .settings import SMALLEST_COUNT, Settings
@@ -48,6 +49,7 @@ def run_scenarios(
     tasks: Sequence[Task], progress: Progress = lambda line: None, with_syscalls: bool = False
 ) -> list[Scenario]:
     """Measure scenarios that are held against each other: they take turns, round by round, each on its own server."""
+    speed = loop_ms()
     with ExitStack() as stack:
         running = [_Running(task, stack.enter_context(task.source(task.settings)), progress) for task in tasks]
         for number in range(max(task.settings.rounds for task in tasks)):
@@ -56,7 +58,7 @@ def run_scenarios(
         if with_syscalls:
             for each in running:
                 each.count_syscalls()
-        return [each.scenario() for each in running]
+        return [each.scenario(speed) for each in running]
 
 
 class _Running:
@@ -91,9 +93,14 @@ class _Running:
             count = self._counts[client.name]
             self._results[client.name].syscalls_per_message = self._turns.syscalls(client, count)
 
-    def scenario(self) -> Scenario:
-        results = list(self._results.values())
-        return Scenario(name=self._name, settings=self._settings, server=self._server.name, clients=results)
+    def scenario(self, speed: float) -> Scenario:
+        return Scenario(
+            name=self._name,
+            settings=self._settings,
+            server=self._server.name,
+            clients=list(self._results.values()),
+            loop_ms=speed,
+        )
 
 
 class Turns:

@@ -47,6 +47,7 @@ def test_consume_writes_every_round_with_versions_machine_and_settings(tmp_path:
         200,
         "embedded nsqd",
     )
+    assert scenario["loop_ms"] > 1
     for client in ("nsq_fast", "floor: core"):
         rounds = rounds_of(run, client)
         assert len(rounds) == 2
@@ -149,6 +150,8 @@ def nine_times_slower(each: results.Round) -> results.Round:
 
 def test_compare_fails_when_a_client_became_slower(suite_run: Path, tmp_path: Path) -> None:
     run = results.load(suite_run)
+    speeds = [scenario.loop_ms for scenario in run.scenarios]
+    assert f"({min(speeds):.0f} to {max(speeds):.0f})" in text
     for scenario in run.scenarios:
         for client in scenario.clients:
             if client.client == "nsq_fast":
@@ -169,6 +172,8 @@ def test_the_report_stands_alone_and_has_the_numbers_of_the_run(suite_run: Path,
     page, text = html.read_text(), docs.read_text()
     assert not re.search(r"""(?:src|href)=|@import|url\(|<script""", page)
     run = results.load(suite_run)
+    speeds = [scenario.loop_ms for scenario in run.scenarios]
+    assert f"({min(speeds):.0f} to {max(speeds):.0f})" in text
     for scenario in run.scenarios:
         for client in scenario.clients:
             rates = sorted(each.messages / each.seconds for each in client.rounds)
