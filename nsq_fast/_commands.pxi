@@ -213,6 +213,20 @@ def pub_trace(topic, trace_id, body, partition=None):
     return _records(line, NO_PREFIX, [body], [checked_int(trace_id, "trace_id", 0, _MAX_U64)], None)
 
 
+def mpub_size(list bodies not None, Py_ssize_t max_msg_size):
+    """The size of ``mpub_body(bodies)`` where each is a ``bytes`` of 1 to ``max_msg_size``; -1 where one is not."""
+    cdef Py_ssize_t i, size, total = COUNT_ONLY
+    for i in range(PyList_GET_SIZE(bodies)):
+        body = <object> PyList_GET_ITEM(bodies, i)
+        if type(body) is not bytes:
+            return -1
+        size = PyBytes_GET_SIZE(body)
+        if not 0 < size <= max_msg_size:
+            return -1
+        total += 4 + size
+    return total
+
+
 def mpub_trace(topic, pairs, partition=None):
     """MPUB_TRACE of (trace id, body) pairs. Redesigned servers only."""
     trace_ids, bodies = _unzipped(pairs)

@@ -150,8 +150,6 @@ def nine_times_slower(each: results.Round) -> results.Round:
 
 def test_compare_fails_when_a_client_became_slower(suite_run: Path, tmp_path: Path) -> None:
     run = results.load(suite_run)
-    speeds = [scenario.loop_ms for scenario in run.scenarios]
-    assert f"({min(speeds):.0f} to {max(speeds):.0f})" in text
     for scenario in run.scenarios:
         for client in scenario.clients:
             if client.client == "nsq_fast":

@@ -133,6 +133,20 @@ def test_an_error_in_a_generator_is_the_one_that_comes_out() -> None:
 
 
 @settings(deadline=None)
+@given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=40))
+def test_the_size_of_an_mpub_is_known_before_it_is_made(bodies: list[bytes]) -> None:
+    largest = max(map(len, bodies))
+    assert _codec.mpub_size(bodies, largest) == len(_codec.mpub_body(bodies))
+    assert _codec.mpub_size(bodies, largest - 1) == -1
+
+
+@pytest.mark.parametrize("odd", [b"", bytearray(b"a"), memoryview(b"a"), "a", None])
+def test_what_is_no_plain_message_has_no_size_known_before(odd: object) -> None:
+    assert _codec.mpub_size([b"a", odd], 100) == -1
+    assert _codec.mpub_size([odd, b"a"], 100) == -1
+
+
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=40))
 def test_mpub_is_what_join_makes(bodies: list[bytes]) -> None:
     records = b"".join(struct.pack(">I", len(body)) + body for body in bodies)
@@ -179,6 +193,9 @@ def test_fin_many_is_many_fins(ids: list[bytes]) -> None:
         (lambda: untyped.mpub("t", "abc"), TypeError, "bodies"),
         (lambda: untyped.mpub("t", [b"a", "b"]), TypeError, "bodies"),
         (lambda: untyped.mpub_body([]), ValueError, "bodies"),
+        (lambda: untyped.mpub_size((b"a",), 100), TypeError, "bodies"),
+        (lambda: untyped.mpub_size(None, 100), TypeError, "bodies"),
+        (lambda: untyped.mpub_size([b"a"], "100"), TypeError, "int"),
         (lambda: untyped.dpub("t", -1, b""), ValueError, "delay_ms"),
         (lambda: untyped.dpub("t", 1.5, b""), TypeError, "delay_ms"),
         (lambda: untyped.dpub("t", None, b""), TypeError, "delay_ms"),

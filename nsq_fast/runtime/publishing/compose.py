@@ -257,10 +257,9 @@ class Composer:
         """Check every message; return the size of an MPUB body of them all."""
         if not messages:
             raise BodyInvalid("bodies is empty: nsqd takes no empty batch")
-        if set(map(type, messages)) == {bytes}:
-            sizes = list(map(len, messages))
-            if min(sizes) > 0 and max(sizes) <= self._max_msg_size:
-                return _MPUB_HEADER + _LENGTH * len(sizes) + sum(sizes)
+        total = _codec.mpub_size(messages, self._max_msg_size)
+        if total >= 0:
+            return total
         total = _MPUB_HEADER
         for number, message in enumerate(messages):
             try:
