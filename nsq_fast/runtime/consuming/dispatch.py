@@ -8,7 +8,8 @@ worker that serves one connection alone reads it by itself when it has nothing
 to handle: what comes needs no switch to its handler.
 
 A FIN joins its lane's list when its handler returns, and the list leaves in
-one buffer at the end of the hub's turn, even if the next handler blocks.
+one buffer at the end of the hub's turn, even if the next handler blocks; a
+worker that has handled all its connection has sent need not wait for that.
 """
 
 from __future__ import annotations
@@ -39,12 +40,11 @@ MAX_STRIDE = 64
 
 
 class Lane:
-    """Messages of one connection that wait for a worker, and FINs that wait for the end of the hub's turn.
+    """Messages of one connection that wait for a worker, and FINs that wait to leave together.
 
     Args:
         connection: who delivered the messages.
-        on_finished: called with the connection and the messages whose FINs are due, at the end of the hub's turn, or
-            at once where the order of a partition has the server wait for each.
+        on_finished: called with the connection and the messages whose FINs are to leave now.
 
     Attributes:
         turn: of an ordered partition, which one worker at a time may handle; None when any number may.
