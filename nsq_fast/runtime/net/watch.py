@@ -39,7 +39,8 @@ class SilenceWatch:
     def _sleep(self, seconds: float, is_suspected: bool) -> None:
         self.stop()
         self._timer = get_hub().loop.timer(seconds)
-        self._timer.start(self._look, is_suspected)
+        # The loop knows what time it was at its last turn: from there on, the timer would be early.
+        self._timer.start(self._look, is_suspected, update=True)
 
     def _look(self, is_suspected: bool) -> None:
         left = self._last_heard() + self._limit - monotonic()
