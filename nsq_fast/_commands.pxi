@@ -201,18 +201,6 @@ def mpub_body(bodies):
     return _records(b"", COUNT_ONLY, _listed(bodies, "bodies"), None, None)
 
 
-def dpub(topic, delay_ms, body):
-    """DPUB: deliver not before ``delay_ms`` milliseconds have passed. Original servers only."""
-    line = _line([b"DPUB", _word(topic, "topic"), _number(delay_ms, "delay_ms", _MAX_I64)])
-    return _records(line, NO_PREFIX, [body], None, None)
-
-
-def pub_trace(topic, trace_id, body, partition=None):
-    """PUB_TRACE. The answer is a traced_reply. Redesigned servers only."""
-    line = _line(_target(b"PUB_TRACE", topic, partition))
-    return _records(line, NO_PREFIX, [body], [checked_int(trace_id, "trace_id", 0, _MAX_U64)], None)
-
-
 def mpub_size(list bodies not None, Py_ssize_t max_msg_size):
     """The size of ``mpub_body(bodies)`` where each is a ``bytes`` of 1 to ``max_msg_size``; -1 where one is not."""
     cdef Py_ssize_t i, size, total = COUNT_ONLY
@@ -225,6 +213,18 @@ def mpub_size(list bodies not None, Py_ssize_t max_msg_size):
             return -1
         total += 4 + size
     return total
+
+
+def dpub(topic, delay_ms, body):
+    """DPUB: deliver not before ``delay_ms`` milliseconds have passed. Original servers only."""
+    line = _line([b"DPUB", _word(topic, "topic"), _number(delay_ms, "delay_ms", _MAX_I64)])
+    return _records(line, NO_PREFIX, [body], None, None)
+
+
+def pub_trace(topic, trace_id, body, partition=None):
+    """PUB_TRACE. The answer is a traced_reply. Redesigned servers only."""
+    line = _line(_target(b"PUB_TRACE", topic, partition))
+    return _records(line, NO_PREFIX, [body], [checked_int(trace_id, "trace_id", 0, _MAX_U64)], None)
 
 
 def mpub_trace(topic, pairs, partition=None):

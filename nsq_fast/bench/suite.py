@@ -61,7 +61,7 @@ def plans(duration: float, rounds: int) -> list[Plan]:
         plan("latency-buffered", "The same, nsqd's output buffer on", _OURS, kind="roundtrip", **rate),
         plan("idle", "100 idle connections", _OURS, kind="idle", connections=100, settle=2.0),
         *(
-            growing("connections", many, _counted(many, "connection"), connections=many, max_in_flight=10_000)
+            growing("connections", many, _connections(many), connections=many, max_in_flight=10_000)
             for many in CONNECTIONS
         ),
         *(growing("in-flight", many, f"{many:,} in flight", max_in_flight=many) for many in IN_FLIGHT),
@@ -69,8 +69,8 @@ def plans(duration: float, rounds: int) -> list[Plan]:
     ]
 
 
-def _counted(many: int, what: str) -> str:
-    return f"{many:,} {what}" if many == 1 else f"{many:,} {what}s"
+def _connections(many: int) -> str:
+    return "1 connection" if many == 1 else f"{many:,} connections"
 
 
 def in_turns(todo: Iterable[Plan]) -> Iterator[list[Plan]]:

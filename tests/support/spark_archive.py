@@ -13,27 +13,24 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from .spark_program import GIVEN
 from .spark_settings import LOCAL, archive, spark_environment, spark_settings
 
 TIMEOUT = 240.0
 
 # What most tests do, so that its classes are there: tables, Pythons that Spark starts, streams.
 _PROGRAM = """
-import json, sys
-from pyspark.sql import SparkSession, functions as F
+from pyspark.sql import functions as F
+from support.spark_program import arguments, session
 
-given = json.loads(sys.argv[1])
-builder = SparkSession.builder
-for name, value in given["settings"].items():
-    builder = builder.config(name, value)
-spark = builder.getOrCreate()
+spark, folder = session(), arguments()["folder"]
 numbers = spark.range(100).withColumn("kind", F.col("id") % 3)
-numbers.mapInArrow(lambda batches: batches, numbers.schema).write.parquet(given["folder"] + "/table")
-table = spark.read.parquet(given["folder"] + "/table")
+numbers.mapInArrow(lambda batches: batches, numbers.schema).write.parquet(folder + "/table")
+table = spark.read.parquet(folder + "/table")
 table.join(table.groupBy("kind").agg(F.count("*").alias("many")), "kind").orderBy("id").toArrow()
 rows = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
 query = rows.writeStream.foreachBatch(lambda batch, number: batch.toArrow())
-query = query.option("checkpointLocation", given["folder"] + "/checkpoint").start()
+query = query.option("checkpointLocation", folder + "/checkpoint").start()
 while query.lastProgress is None or query.lastProgress["batchId"] < 1:
     query.awaitTermination(0.1)
 query.stop()
@@ -58,8 +55,10 @@ def _make(target: Path, folder: Path) -> None:
     unfinished = target.with_suffix(".unfinished")
     settings = spark_settings(LOCAL, folder)
     settings["spark.driver.extraJavaOptions"] += f" -XX:ArchiveClassesAtExit={unfinished}"
-    given = json.dumps({"settings": settings, "folder": str(folder)})
-    command = [sys.executable, "-c", _PROGRAM, given]
+    given = json.dumps({"settings": settings, "arguments": {"folder": str(folder)}})
+    command = [sys.executable, "-c", _PROGRAM]
+    environment = {**spark_environment(), GIVEN: given}
     with suppress(subprocess.SubprocessError):
-        subprocess.run(command, cwd=folder, env=spark_environment(), capture_output=True, timeout=TIMEOUT, check=True)
+        # The JVM writes the archive after the program has ended; it holds the pipes until it has.
+        subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=TIMEOUT, check=True)
         unfinished.replace(target)
