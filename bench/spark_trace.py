@@ -38,7 +38,7 @@ def synthetic_lines(spark: SparkSession, messages: int) -> DataFrame:
     within = (number / (2 * PARTITIONS)).cast("bigint")
     topic = F.concat(F.lit("topic"), (number / PARTITIONS).cast("bigint") % 2)
     published = F.lit(START) + number * (1_000_000_000 // MESSAGES_PER_SECOND)
-    # A lane is finished in order: a message a lane-turn, a time in queue that grows and falls slowly.
+    # A group is finished in order: a message a group-turn, a time in queue that grows and falls slowly.
     turn = 2 * PARTITIONS * (1_000_000_000 // MESSAGES_PER_SECOND)
     wave = (F.sin(number / 500_000) * 400 + 500) * 1_000_000
     handling = (F.pmod(F.xxhash64("id"), F.lit(900)) + 100) * 1000

@@ -18,7 +18,7 @@ _HOME = {
     "Producer": "runtime.producer",
     "ColumnProducer": "runtime.column_producer",
     "Receipt": "runtime.publishing.addressed",
-    "ColumnSubscription": "runtime.columns",
+    "ColumnSubscription": "runtime.column_subscription",
     "NsqdHTTPClient": "runtime.admin",
     "LookupdHTTPClient": "runtime.admin",
     "TraceLog": "runtime.trace",

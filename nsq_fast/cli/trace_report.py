@@ -172,11 +172,11 @@ def _write(path: Path, figures: Figures) -> None:
 
 def _print_json(figures: Figures) -> None:
     found: dict[str, Any] = {**figures.totals, "problems": figures.problems, "records": figures.records}
-    lanes = [
-        {"topic": lane.topic, "partition": lane.partition, "channel": lane.channel, **lane.counts, **lane.durations}
-        for lane in figures.lanes
+    groups = [
+        {"topic": each.topic, "partition": each.partition, "channel": each.channel, **each.counts, **each.durations}
+        for each in figures.groups
     ]
-    click.echo(json.dumps({**found, "publishes": figures.publishes, "lanes": lanes}))
+    click.echo(json.dumps({**found, "publishes": figures.publishes, "groups": groups}))
 
 
 def _print_table(figures: Figures, html_file: Path | None) -> None:

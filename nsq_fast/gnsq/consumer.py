@@ -10,14 +10,14 @@ from nsq_fast._codec import Message
 from nsq_fast.errors import NSQException
 from nsq_fast.names import Address
 from nsq_fast.runtime.consumer import Consumer as _Consumer
-from nsq_fast.runtime.consuming.outcomes import NO_LIMIT, Outcomes
+from nsq_fast.runtime.consuming.disposition import NO_LIMIT, Disposition
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.signals import receivers
 
 from .backoff_states import BackoffStates
+from .disposition import GnsqDisposition
 from .lookupd import LookupdClient
 from .options import connection_options
-from .outcomes import GnsqOutcomes
 from .util import parse_lookupds, parse_nsqds
 
 CLOSE_TIMEOUT = 10.0
@@ -42,7 +42,7 @@ class Consumer(BackoffStates, _Consumer):
     The others are those of ``nsq_fast.Consumer``. A subclass may override ``handle_message`` or ``_handle_message``.
     """
 
-    outcomes_class: ClassVar[type[Outcomes]] = GnsqOutcomes
+    disposition_class: ClassVar[type[Disposition]] = GnsqDisposition
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Consumer(BackoffStates, _Consumer):
     @max_tries.setter
     def max_tries(self, value: int) -> None:
         self.config = self.config.replace(max_tries=value)
-        self.outcomes.max_tries = value or NO_LIMIT
+        self.disposition.max_tries = value or NO_LIMIT
 
     @property
     def requeue_delay(self) -> int | None:
@@ -144,7 +144,7 @@ class Consumer(BackoffStates, _Consumer):
         try:
             self._handle_message(message)
         except (Exception, NSQException) as error:
-            self.outcomes.failed(message, error)
+            self.disposition.failed(message, error)
 
     def _handle_message(self, message: Message) -> None:
         for receiver in receivers(self.on_message, self):

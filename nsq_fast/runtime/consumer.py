@@ -1,7 +1,7 @@
 """Consumer: take the messages of a topic from all the nsqds that have it, and answer every one of them.
 
 This module is the public face and puts the parts together: ``subscriber`` (one
-nsqd), ``flow`` (RDY and backoff), ``dispatch`` (worker greenlets), ``outcomes``
+nsqd), ``flow`` (RDY and backoff), ``dispatch`` (worker greenlets), ``disposition``
 (what follows a handler), ``deadlines`` (handlers that run long), ``closing``.
 """
 
@@ -27,11 +27,11 @@ from nsq_fast.protocol.position import StartPositions, parse_start
 from .consuming.closing import begin_closing, close_subscribers
 from .consuming.deadlines import Deadlines
 from .consuming.dispatch import Pool
+from .consuming.disposition import BatchHandler, Disposition, Handler
 from .consuming.failures import Discard, GiveUpPolicy
 from .consuming.flow import Flow
 from .consuming.iteration import messages
 from .consuming.ordered import PAUSE, BlockedPolicy, Ordered, check_blocked_policy
-from .consuming.outcomes import BatchHandler, Handler, Outcomes
 from .consuming.stats import ConsumerStats
 from .consuming.subscriber import Subscriber
 from .consuming.subscriptions import Subscriptions
@@ -101,7 +101,7 @@ class Consumer(ConsumerOptions):
     on_blocked = LazySignal("on_blocked(message): an ordered message has more attempts than attempts_threshold")
     on_close = LazySignal("on_close(): the consumer is closed")
 
-    outcomes_class: ClassVar[type[Outcomes]] = Outcomes
+    disposition_class: ClassVar[type[Disposition]] = Disposition
 
     def __init__(
         self,
@@ -189,8 +189,8 @@ class Consumer(ConsumerOptions):
             jitter=config.requeue_jitter,
             random=random.random,
         )
-        self.outcomes = self.outcomes_class(self, message_handler, batch_handler, self._give_up, delay)
-        self.ordered = self.outcomes.ordered = Ordered(self, self._blocked_policy, self.logger)
+        self.disposition = self.disposition_class(self, message_handler, batch_handler, self._give_up, delay)
+        self.ordered = self.disposition.ordered = Ordered(self, self._blocked_policy, self.logger)
         backoff = Backoff(config.max_backoff_duration, random=random.random)
         idle_timeout = config.low_ready_idle_timeout
         self.flow = Flow(config.max_in_flight, idle_timeout, backoff, self._count_orphans, self.logger)
@@ -211,7 +211,7 @@ class Consumer(ConsumerOptions):
         Raises RuntimeError when there is neither a handler nor a receiver of ``on_message``, NotRunning after close;
         with ``block`` also what ``join`` raises.
         """
-        if not self.outcomes.has_handler:
+        if not self.disposition.has_handler:
             raise RuntimeError("no receivers connected to on_message, and no message_handler or batch_handler")
         self._start(is_iterated=False)
         if block:
@@ -232,7 +232,7 @@ class Consumer(ConsumerOptions):
 
     def new_pool(self, size: int, name: str) -> Pool:
         """Make worker greenlets."""
-        pool = Pool(self.outcomes, size, f"{self.name} {name}")
+        pool = Pool(self.disposition, size, f"{self.name} {name}")
         self._pools.append(pool)
         return pool
 
@@ -260,7 +260,7 @@ class Consumer(ConsumerOptions):
         return is_closed
 
     def __enter__(self) -> Consumer:
-        self._start(is_iterated=not self.outcomes.has_handler)
+        self._start(is_iterated=not self.disposition.has_handler)
         return self
 
     def __exit__(
@@ -274,7 +274,7 @@ class Consumer(ConsumerOptions):
         Asking for the next message finishes the one before, unless it was answered or made asynchronous. A message
         at which the loop is left early is requeued, unless it was answered.
         """
-        if self.outcomes.has_handler:
+        if self.disposition.has_handler:
             raise RuntimeError("a consumer with a handler cannot be iterated")
         if not self._is_started:
             self._start(is_iterated=True)
@@ -283,7 +283,7 @@ class Consumer(ConsumerOptions):
         return self._messages(self._pool)
 
     def _messages(self, pool: Pool) -> Iterator[Message]:
-        yield from messages(pool, self.outcomes)
+        yield from messages(pool, self.disposition)
         if self._failure is not None:
             raise self._failure
 

@@ -42,8 +42,8 @@ from nsq_fast.errors import (
     SubFailed,
 )
 from nsq_fast.names import Address
-from nsq_fast.runtime.columns import ColumnSubscription
-from nsq_fast.runtime.held import HeldIds
+from nsq_fast.runtime.column_subscription import ColumnSubscription
+from nsq_fast.runtime.in_flight_ids import InFlightIds
 from nsq_fast.runtime.net.transport import Transport
 
 BODIES = [b"%d " % number + b"x" * (number * 37 % 300) for number in range(5000)]
@@ -634,7 +634,7 @@ def test_the_layout_of_a_column(script: Callable[..., Address], subscribe: Subsc
 
 
 def test_held_ids() -> None:
-    held = HeldIds()
+    held = InFlightIds()
     ids = [b"%016x" % number for number in range(10)]
     held.add(b"".join(ids[:4]))
     held.add(b"".join(ids[4:]))
@@ -646,7 +646,7 @@ def test_held_ids() -> None:
 
 
 def test_many_held_ids_are_compared_now_and_then() -> None:
-    held = HeldIds()
+    held = InFlightIds()
     stuck = b"s" * 16
     held.add(stuck)
     for start in range(0, 200_000, 1000):
@@ -659,7 +659,7 @@ def test_many_held_ids_are_compared_now_and_then() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 7), st.booleans()), max_size=30), st.randoms())
 def test_held_ids_are_those_received_and_not_answered(steps: list[tuple[int, int, bool]], random: Any) -> None:
-    held = HeldIds()
+    held = InFlightIds()
     expected: list[bytes] = []
     number = 0
     for received, answered, in_order in steps:

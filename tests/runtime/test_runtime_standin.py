@@ -14,7 +14,7 @@ from support.waiting import until
 
 from nsq_fast import Producer, errors
 from nsq_fast.broker import BrokerProcess
-from nsq_fast.runtime.net.tries import Tries
+from nsq_fast.runtime.net.spin_reader import SpinReader
 
 HEARTBEAT = frame(0, b"_heartbeat_")
 OK = frame(0, b"OK")
@@ -165,7 +165,7 @@ def test_a_server_far_away_is_hardly_tried_and_one_that_comes_near_is_found() ->
         return b"OK"
 
     is_near = False
-    tries = Tries(recv)
+    tries = SpinReader(recv)
     assert [tries.recv(10) for _ in range(1000)] == [None] * 1000
     assert calls < 200
     is_near = True

@@ -310,7 +310,7 @@ def test_the_seals_of_a_batch_say_what_each_run_took(batch):
 
 def test_a_message_that_came_again_is_left_out_and_the_others_kept(journal):
     journal.suspects.add(keys_of(columns_of([b"a", b"b"])))
-    kept, dropped = Screen(journal.suspects).sift(columns_of([b"a", b"b", b"c"]))
+    kept, dropped = Screen(journal.suspects).drop_known(columns_of([b"a", b"b", b"c"]))
     assert kept.count == 1
     assert bytes(kept.body) == b"c"
     assert dropped == frozenset(keys_of(columns_of([b"a", b"b"])))
@@ -319,19 +319,19 @@ def test_a_message_that_came_again_is_left_out_and_the_others_kept(journal):
 def test_the_same_id_of_another_time_is_another_message(journal):
     journal.suspects.add([b"%016x" % 0 + struct.pack("=q", 999)])
     columns = columns_of([b"a"])
-    assert Screen(journal.suspects).sift(columns) == (columns, frozenset())
+    assert Screen(journal.suspects).drop_known(columns) == (columns, frozenset())
 
 
 def test_suspects_that_come_later_count_for_what_was_delivered_before(journal):
     screen = Screen(journal.suspects)
     journal.suspects.add(keys_of(columns_of([b"a"])))
-    assert screen.sift(columns_of([b"a"]))[0].count == 1
-    assert screen.sift(columns_of([b"a"], attempts=2))[0].count == 0
+    assert screen.drop_known(columns_of([b"a"]))[0].count == 1
+    assert screen.drop_known(columns_of([b"a"], attempts=2))[0].count == 0
 
 
 def test_without_suppression_everything_passes():
     columns = columns_of([b"a"], attempts=3)
-    assert Screen(None).sift(columns) == (columns, frozenset())
+    assert Screen(None).drop_known(columns) == (columns, frozenset())
 
 
 def test_suspects_are_kept_until_they_are_seen_or_too_old(journal, monkeypatch):

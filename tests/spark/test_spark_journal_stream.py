@@ -50,7 +50,7 @@ def at(place):
         HERE.hold(place + " go")
 
 class Faulty(Task):
-    lanes, group = 2, 1  # segments are numbered alike, however slow the disk is
+    connections, group = 2, 1  # segments are numbered alike, however slow the disk is
 
     def claim(self, index, head, columns):
         at(f"before claim {index}")
@@ -58,12 +58,12 @@ class Faulty(Task):
         at(f"after claim {index}")
         return stored
 
-    def finish(self, lane, ids):
-        if lane.unsure:
-            at(f"before finish {lane.unsure[-1].number}")
-        super().finish(lane, ids)
-        if lane.unsure:
-            at(f"after finish {lane.unsure[-1].number}")
+    def finish(self, connection, ids):
+        if connection.unsure:
+            at(f"before finish {connection.unsure[-1].number}")
+        super().finish(connection, ids)
+        if connection.unsure:
+            at(f"after finish {connection.unsure[-1].number}")
 
     def seal(self, index, head):
         at("before seal")

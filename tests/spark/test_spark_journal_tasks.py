@@ -23,7 +23,7 @@ from nsq_fast.broker.redesigned.process import ClusterProcess
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConfigError, ConnectFailed, ConnectionLost, JournalClosed, JournalMissing, JournalTaken
 from nsq_fast.runtime.admin import NsqdHTTPClient
-from nsq_fast.runtime.columns import ColumnSubscription
+from nsq_fast.runtime.column_subscription import ColumnSubscription
 from nsq_fast.spark.journal import JournalBatchReader, JournalStreamReader, collect
 from nsq_fast.spark.journal.collect import Collector
 from nsq_fast.spark.options import SourceOptions
@@ -55,7 +55,7 @@ class Stop(Exception):
 class FaultyCollector(Collector):
     """Fails once, at ``where``, for segment ``number``. When it ``dies``, its connections are cut and say nothing."""
 
-    lanes, group = 2, 1  # segments are numbered alike, however slow the disk is
+    connections, group = 2, 1  # segments are numbered alike, however slow the disk is
     where, number, dies = "", 0, False
     happened = 0
 
@@ -65,24 +65,24 @@ class FaultyCollector(Collector):
             kind.happened = 1
             if self.dies:
                 self.finish = self._silent  # type: ignore[method-assign]
-                for lane in self._lanes:
-                    lane.subscription.abort()
+                for connection in self._connections:
+                    connection.subscription.abort()
             raise Stop(where)
 
     def claim(self, index: int, head: Any, columns: Any) -> Any:
         self.fault("before claim", index)
         return super().claim(index, head, columns)
 
-    def finish(self, lane: Any, ids: bytes) -> None:
-        if lane.unsure and lane.work is None:
-            self.fault("before finish", lane.unsure[-1].number)
-        super().finish(lane, ids)
+    def finish(self, connection: Any, ids: bytes) -> None:
+        if connection.unsure and connection.work is None:
+            self.fault("before finish", connection.unsure[-1].number)
+        super().finish(connection, ids)
 
     def seal(self, index: int, head: Any) -> None:
         self.fault("before seal", 0)
         super().seal(index, head)
 
-    def _silent(self, lane: Any, ids: bytes) -> None:
+    def _silent(self, connection: Any, ids: bytes) -> None:
         raise ConnectionLost("dead")
 
 
@@ -334,11 +334,11 @@ class Slow(Collector):
 
     slept = 0
 
-    def finish(self, lane: Any, ids: bytes) -> None:
+    def finish(self, connection: Any, ids: bytes) -> None:
         if not Slow.slept:
             Slow.slept = 1
             time.sleep(1.3)
-        super().finish(lane, ids)
+        super().finish(connection, ids)
 
 
 class SlowReader(JournalStreamReader):
@@ -455,7 +455,7 @@ def test_one_that_wakes_up_after_the_commit_acknowledges_nothing(server: Server,
 class Paused(Collector):
     """Stops between two segments until it is let go."""
 
-    lanes, group = 2, 1
+    connections, group = 2, 1
     arrived = threading.Event()
     go = threading.Event()
 
@@ -504,14 +504,14 @@ def test_one_that_was_thought_dead_in_the_middle_is_cut_off(server: Server, tmp_
 class Cut(Collector):
     """The server is restarted before segment 1 is finished."""
 
-    lanes, group = 2, 1
+    connections, group = 2, 1
     restart: Any = None
 
-    def finish(self, lane: Any, ids: bytes) -> None:
-        if Cut.restart is not None and lane.unsure[-1].number == 1:
+    def finish(self, connection: Any, ids: bytes) -> None:
+        if Cut.restart is not None and connection.unsure[-1].number == 1:
             again, Cut.restart = Cut.restart, None
             again()
-        super().finish(lane, ids)
+        super().finish(connection, ids)
 
 
 class CutReader(JournalStreamReader):

@@ -14,7 +14,7 @@ from support.spark_replay import Topic
 
 from nsq_fast.broker import ClusterProcess
 from nsq_fast.errors import ConfigError, ConnectionLost, DataLost, HttpError, LookupFailed, NotLeader, Unauthorized
-from nsq_fast.runtime.columns import ColumnSubscription
+from nsq_fast.runtime.column_subscription import ColumnSubscription
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.replay import ReplayBatchReader, ReplayStreamReader
 from nsq_fast.spark.replay.piece import Piece, Route

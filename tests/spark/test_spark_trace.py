@@ -113,7 +113,7 @@ def test_figures_are_those_of_an_independent_computation(run: Run) -> None:
     for row in run.rows("windows"):
         counts = totals.setdefault((row.topic, row.partition, row.channel), Counter(dict.fromkeys(names, 0)))
         counts.update({name: row[name] for name in names})
-    assert totals == {lane: {name: getattr(value, name) for name in names} for lane, value in expected.items()}
+    assert totals == {group: {name: getattr(value, name) for name in names} for group, value in expected.items()}
 
 
 def test_percentiles_of_a_window_are_exact(run: Run) -> None:
@@ -122,7 +122,7 @@ def test_percentiles_of_a_window_are_exact(run: Run) -> None:
         if life.state == "finished":
             finish = life.finish
             window = finish.timestamp // (10 * SECOND) * 10 * SECOND
-            latencies.setdefault((*life.lane, window), []).append(finish.time - finish.timestamp)
+            latencies.setdefault((*life.group, window), []).append(finish.time - finish.timestamp)
     expected = {
         key: tuple(trace_logs.nearest_rank(sorted(found), percent) for percent in (50, 95, 99, 100))
         for key, found in latencies.items()

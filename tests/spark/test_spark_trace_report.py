@@ -53,7 +53,7 @@ class Page(HTMLParser):
         self.tables: dict[str, list[str]] = {}
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.chart_texts: list[str] = []
-        self._lane = self._section = ""
+        self._group = self._section = ""
         self._figure: tuple[str, str] | None = None
         self._is_in_chart = False
         self.feed(text)
@@ -64,11 +64,11 @@ class Page(HTMLParser):
         self._section = found.get("id") or self._section
         self._is_in_chart = tag == "text"
         if tag == "tr":
-            self._lane = found.get("data-lane") or ""
+            self._group = found.get("data-group") or ""
             self.tables.setdefault(self._section, []).append("")
         self._figure = None
         if name := found.get("data-figure"):
-            self._figure = (self._lane, name)
+            self._figure = (self._group, name)
             if title := found.get("title"):
                 self.exact[self._figure] = int(title.removesuffix(" ns").replace(",", ""))
 
@@ -104,28 +104,28 @@ def number(text: str) -> int:
     return int(text.replace(",", ""))
 
 
-def test_counts_of_every_lane_are_right(report: Report, page: Page) -> None:
+def test_counts_of_every_group_are_right(report: Report, page: Page) -> None:
     expected = expected_of(report)
     shown = {
-        lane: {name: number(page.figures[lane, name]) for name in COUNTS}
-        for lane in {lane for lane, _ in page.figures if lane}
+        group: {name: number(page.figures[group, name]) for name in COUNTS}
+        for group in {group for group, _ in page.figures if group}
     }
-    assert shown == {lane: {name: getattr(each, name) for name in COUNTS} for lane, each in expected.items()}
+    assert shown == {group: {name: getattr(each, name) for name in COUNTS} for group, each in expected.items()}
 
 
-def test_latencies_of_every_lane_are_right(report: Report, page: Page) -> None:
-    for lane, expected in expected_of(report).items():
+def test_latencies_of_every_group_are_right(report: Report, page: Page) -> None:
+    for group, expected in expected_of(report).items():
         for name, field in POINTS.items():
             wanted = getattr(expected, field)
-            assert page.exact[lane, name] == wanted
-            value, unit = page.figures[lane, name].split()
+            assert page.exact[group, name] == wanted
+            value, unit = page.figures[group, name].split()
             assert float(value) * UNITS[unit] == pytest.approx(wanted, rel=0.006)
 
 
 def test_totals_are_right(report: Report, page: Page) -> None:
-    lanes = expected_of(report).values()
-    totals = {name: sum(getattr(each, name) for each in lanes) for name in COUNTS[:6]}
-    redelivered = sum(sum(each[6:9]) for each in lanes)
+    groups = expected_of(report).values()
+    totals = {name: sum(getattr(each, name) for each in groups) for name in COUNTS[:6]}
+    redelivered = sum(sum(each[6:9]) for each in groups)
     expected = {**totals, "redelivered": redelivered, "problems": len(BAD_LINES)}
     assert {name: number(page.figures["", name]) for name in expected} == expected
 

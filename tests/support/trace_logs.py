@@ -244,7 +244,7 @@ def write_logs(records: Iterable[TraceRecord], folder: Path) -> list[Path]:
 
 
 class Figures(NamedTuple):
-    """Of one lane: counts, and nearest-rank percentiles of the latency in nanoseconds."""
+    """Of one group: counts, and nearest-rank percentiles of the latency in nanoseconds."""
 
     messages: int
     finished: int
@@ -262,15 +262,15 @@ class Figures(NamedTuple):
 
 
 def figures_of(records: Iterable[TraceRecord], grace: int = 60 * SECOND) -> dict[Lane, Figures]:
-    """The figures of every lane that has a message."""
-    lanes: dict[Lane, list[_Life]] = defaultdict(list)
+    """The figures of every group that has a message."""
+    groups: dict[Lane, list[_Life]] = defaultdict(list)
     for life in lives_of(list(records), grace):
-        lanes[life.lane].append(life)
-    return {lane: _figures(lives) for lane, lives in lanes.items()}
+        groups[life.group].append(life)
+    return {group: _figures(lives) for group, lives in groups.items()}
 
 
 class _Life(NamedTuple):
-    lane: Lane
+    group: Lane
     message: Message
     deliveries: list[ConsumeRecord]
     state: str

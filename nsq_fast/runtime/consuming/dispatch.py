@@ -1,13 +1,13 @@
 """Worker greenlets: from received messages to handlers, and from handlers to FINs.
 
-A ``Lane`` holds what one connection has received and nobody has begun to
-handle. A ``Pool`` is a fixed number of worker greenlets that serve lanes: one
-for each lane keeps the order of its connection, N for all lanes handle N at a
+A ``InboundQueue`` holds what one connection has received and nobody has begun to
+handle. A ``Pool`` is a fixed number of worker greenlets that serve inbound queues: one
+for each inbound keeps the order of its connection, N for all inbound queues handle N at a
 time. Nothing is spawned, no timer armed and no signal built per message. A
 worker that serves one connection alone reads it by itself when it has nothing
 to handle: what comes needs no switch to its handler.
 
-A FIN joins its lane's list when its handler returns, and the list leaves in
+A FIN joins its inbound's list when its handler returns, and the list leaves in
 one buffer at the end of the hub's turn, even if the next handler blocks; a
 worker that has handled all its connection has sent need not wait for that.
 """
@@ -29,8 +29,8 @@ from nsq_fast.runtime.fork import Greenlet, tell_forks
 if TYPE_CHECKING:
     from nsq_fast.runtime.net.connection import Connection
 
+    from .disposition import Disposition
     from .ordered import Turn
-    from .outcomes import Outcomes
 
 SLICE = 0.005
 """Seconds that a worker handles messages before it lets heartbeats, lookups and others run."""
@@ -39,7 +39,7 @@ QUICK = 0.001
 MAX_STRIDE = 64
 
 
-class Lane:
+class InboundQueue:
     """Messages of one connection that wait for a worker, and FINs that wait to leave together.
 
     Args:
@@ -69,7 +69,7 @@ class Lane:
         self.fins.append(message)
 
     def leave(self, pool: Pool) -> None:
-        """A worker of ``pool`` is done with this lane for now."""
+        """A worker of ``pool`` is done with this inbound for now."""
         if self.turn is not None:
             self.turn.give_back(pool)
 
@@ -91,7 +91,7 @@ class Lane:
 
 
 class Pool:
-    """A fixed number of workers that serve some lanes; 0 workers when a program takes the messages by itself.
+    """A fixed number of workers that serve some inbound queues; 0 workers when a program takes the messages by itself.
 
     Attributes:
         idle: workers that wait.
@@ -99,11 +99,11 @@ class Pool:
             message; None when there are several, or none.
     """
 
-    def __init__(self, outcomes: Outcomes, size: int, name: str) -> None:
-        self.outcomes = outcomes
+    def __init__(self, disposition: Disposition, size: int, name: str) -> None:
+        self.disposition = disposition
         self.is_stopped = False
         self.source: Connection | None = None
-        self._ready: deque[Lane] = deque()
+        self._ready: deque[InboundQueue] = deque()
         self.idle = 0
         self._wake = Semaphore(0)
         self.workers = [Worker(self) for _ in range(size)]
@@ -111,11 +111,11 @@ class Pool:
             worker.start(f"{name}-{number}")
         tell_forks(self)
 
-    def put(self, lane: Lane, count: int) -> None:
-        """Note that ``count`` messages joined the lane."""
-        if not lane.is_queued:
-            lane.is_queued = True
-            self._ready.append(lane)
+    def put(self, inbound: InboundQueue, count: int) -> None:
+        """Note that ``count`` messages joined the inbound."""
+        if not inbound.is_queued:
+            inbound.is_queued = True
+            self._ready.append(inbound)
         if self.idle:
             self._wake_up(min(self.idle, count))
 
@@ -124,31 +124,31 @@ class Pool:
         for _ in range(count):
             self._wake.release()
 
-    def take(self) -> Lane | None:
-        """Wait for a lane with messages; None when the pool is stopped. Lanes take turns.
+    def take(self) -> InboundQueue | None:
+        """Wait for a inbound with messages; None when the pool is stopped. Lanes take turns.
 
-        Who takes a lane calls its ``leave`` when done with it.
+        Who takes a inbound calls its ``leave`` when done with it.
         """
         while not self.is_stopped:
-            lane = self._next()
-            if lane is not None:
-                return lane
-            if self.source is None or not self.source.read_instead():
+            inbound = self._next()
+            if inbound is not None:
+                return inbound
+            if self.source is None or not self.source.read_for_reader():
                 self.idle += 1
                 self._wake.acquire()
         return None
 
-    def _next(self) -> Lane | None:
+    def _next(self) -> InboundQueue | None:
         ready = self._ready
         for _ in range(len(ready)):
-            lane = ready[0]
-            if not lane.waiting:
+            inbound = ready[0]
+            if not inbound.waiting:
                 ready.popleft()
-                lane.is_queued = False
+                inbound.is_queued = False
                 continue
             ready.rotate(-1)
-            if lane.turn is None or lane.turn.take(self):
-                return lane
+            if inbound.turn is None or inbound.turn.take(self):
+                return inbound
         return None
 
     def wake(self) -> None:
@@ -156,21 +156,21 @@ class Pool:
         if self.idle:
             self._wake_up(1)
         elif self.source is not None:
-            self.source.stop_reading_instead()
+            self.source.stop_reading_for_reader()
 
     def stop(self) -> None:
         """Let each worker end after what it is handling now."""
         self.is_stopped = True
         if self.source is not None:
-            self.source.stop_reading_instead()
+            self.source.stop_reading_for_reader()
         self._wake_up(self.idle)
 
     def forked(self) -> None:
         """In the child of a fork: nothing that was received is handled, or is even begun with."""
         self.is_stopped = True
-        for lane in self._ready:
-            lane.waiting.clear()
-            lane.fins.clear()
+        for inbound in self._ready:
+            inbound.waiting.clear()
+            inbound.fins.clear()
 
 
 class Worker:
@@ -180,11 +180,11 @@ class Worker:
         current: the message, or list of messages, whose handler runs now; None when none does.
     """
 
-    __slots__ = ("_outcomes", "_pool", "_stride", "current", "greenlet")
+    __slots__ = ("_disposition", "_pool", "_stride", "current", "greenlet")
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._outcomes = pool.outcomes
+        self._disposition = pool.disposition
         self._stride = 1
         self.current: Message | list[Message] | None = None
         self.greenlet: greenlet | None = None
@@ -197,59 +197,59 @@ class Worker:
         runner.start()
 
     def _run(self) -> None:
-        while (lane := self._pool.take()) is not None:
-            turns = lane.turns
+        while (inbound := self._pool.take()) is not None:
+            turns = inbound.turns
             try:
-                if lane.turn is not None:
-                    self._handle_ordered(lane, lane.turn)
-                elif self._outcomes.batch_handler is None:
-                    self._handle_some(lane)
+                if inbound.turn is not None:
+                    self._handle_ordered(inbound, inbound.turn)
+                elif self._disposition.batch_handler is None:
+                    self._handle_some(inbound)
                 else:
-                    self._handle_batch(lane)
+                    self._handle_batch(inbound)
             except Exception:
                 # A fault of ours, not of a handler: those are dealt with below. The worker must go on.
-                self._outcomes.log_fault(self.current)
+                self._disposition.log_fault(self.current)
             finally:
                 self.current = None
-                lane.leave(self._pool)
-            if not lane.waiting:
+                inbound.leave(self._pool)
+            if not inbound.waiting:
                 if self._pool.source is not None:  # its messages are all answered: nothing more joins the FINs
-                    lane.flush()
-            elif lane.turns == turns:  # no handler has let others run
+                    inbound.flush()
+            elif inbound.turns == turns:  # no handler has let others run
                 sleep(0)
 
-    def _handle_ordered(self, lane: Lane, turn: Turn) -> None:
+    def _handle_ordered(self, inbound: InboundQueue, turn: Turn) -> None:
         """Handle what an ordered partition sends, one message after the other; each FIN leaves at once.
 
         Between two messages the turn is free for others, and the worker reads by itself, if it can.
         """
-        pool, outcomes, waiting = self._pool, self._outcomes, lane.waiting
-        consumer, threshold = outcomes.consumer, outcomes.ordered.threshold
+        pool, disposition, waiting = self._pool, self._disposition, inbound.waiting
+        consumer, threshold = disposition.consumer, disposition.ordered.threshold
         while waiting:
             is_finished = False
             message = self.current = waiting.popleft()
-            if message.attempts <= threshold or outcomes.ordered.begins(lane, message):
+            if message.attempts <= threshold or disposition.ordered.begins(inbound, message):
                 try:
-                    outcomes.single_handler()(consumer, message)
+                    disposition.single_handler()(consumer, message)
                 except BaseException as error:
-                    outcomes.failed(message, error)
+                    disposition.failed(message, error)
                 else:
                     if not message.is_async() and message.mark_responded():
-                        lane.on_finished(lane.connection, (message,))  # the server sends the next one only then
-                        outcomes.tell_finished(message)
+                        inbound.on_finished(inbound.connection, (message,))  # the server sends the next one only then
+                        disposition.tell_finished(message)
                         is_finished = True
             self.current = None
             if not waiting:
                 turn.give_back(pool)
                 source = pool.source
-                if source is None or not source.read_instead(is_finished) or not waiting or not turn.take(pool):
+                if source is None or not source.read_for_reader(is_finished) or not waiting or not turn.take(pool):
                     return
 
-    def _handle_some(self, lane: Lane) -> None:
-        """Handle messages until the lane is empty or the time slice is used up: the hot loop."""
-        outcomes = self._outcomes
-        consumer, handler, max_tries = outcomes.consumer, outcomes.present_handler(), outcomes.max_tries
-        waiting, fins, finish = lane.waiting, lane.fins, outcomes.finish_in(lane)
+    def _handle_some(self, inbound: InboundQueue) -> None:
+        """Handle messages until the inbound is empty or the time slice is used up: the hot loop."""
+        disposition = self._disposition
+        consumer, handler, max_tries = disposition.consumer, disposition.present_handler(), disposition.max_tries
+        waiting, fins, finish = inbound.waiting, inbound.fins, disposition.finish_in(inbound)
         popleft = waiting.popleft
         stride = self._stride
         began = monotonic()
@@ -261,17 +261,17 @@ class Worker:
                 message = popleft()
                 if message.attempts > max_tries:
                     self.current = message
-                    outcomes.give_up(lane, message)
+                    disposition.give_up(inbound, message)
                     continue
                 self.current = message
                 try:
                     handler(consumer, message)
                 except BaseException as error:
-                    outcomes.failed(message, error)
+                    disposition.failed(message, error)
                     continue
                 if not message.is_async() and message.mark_responded():
                     if not fins:
-                        lane.schedule_flush()
+                        inbound.schedule_flush()
                     finish(message)
             now = monotonic()
             # Look at the clock often when handlers are slow, seldom when they are quick.
@@ -281,23 +281,23 @@ class Worker:
             began = now
         self._stride = stride
 
-    def _handle_batch(self, lane: Lane) -> None:
-        outcomes = self._outcomes
-        waiting = lane.waiting
-        messages = [waiting.popleft() for _ in range(min(len(waiting), outcomes.batch_size))]
+    def _handle_batch(self, inbound: InboundQueue) -> None:
+        disposition = self._disposition
+        waiting = inbound.waiting
+        messages = [waiting.popleft() for _ in range(min(len(waiting), disposition.batch_size))]
         self.current = messages
-        messages = outcomes.without_given_up(lane, messages)
+        messages = disposition.without_given_up(inbound, messages)
         if not messages:
             return
         self.current = messages
         try:
-            outcomes.batch_handler(outcomes.consumer, messages)
+            disposition.batch_handler(disposition.consumer, messages)
         except BaseException as error:
-            outcomes.batch_failed(messages, error)
+            disposition.batch_failed(messages, error)
             return
-        fins, finish = lane.fins, outcomes.finish_in(lane)
+        fins, finish = inbound.fins, disposition.finish_in(inbound)
         for message in messages:
             if not message.is_async() and message.mark_responded():
                 if not fins:
-                    lane.schedule_flush()
+                    inbound.schedule_flush()
                 finish(message)

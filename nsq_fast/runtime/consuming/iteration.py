@@ -10,13 +10,13 @@ from gevent import getcurrent, sleep
 
 from nsq_fast._codec import Message
 
-from .dispatch import SLICE, Lane, Pool, Worker
+from .dispatch import SLICE, InboundQueue, Pool, Worker
 
 if TYPE_CHECKING:
-    from .outcomes import Outcomes
+    from .disposition import Disposition
 
 
-def messages(pool: Pool, outcomes: Outcomes) -> Iterator[Message]:
+def messages(pool: Pool, disposition: Disposition) -> Iterator[Message]:
     """Yield messages until the pool is stopped.
 
     Asking for the next message finishes the one before, unless it is answered or asynchronous. Leaving the loop
@@ -26,32 +26,32 @@ def messages(pool: Pool, outcomes: Outcomes) -> Iterator[Message]:
     worker.greenlet = getcurrent()  # the taker is a worker for whoever looks at what is being handled
     pool.workers.append(worker)
     try:
-        while (lane := pool.take()) is not None:
+        while (inbound := pool.take()) is not None:
             try:
-                yield from _messages_of(lane, worker, outcomes)
+                yield from _messages_of(inbound, worker, disposition)
             finally:
-                lane.leave(pool)
+                inbound.leave(pool)
             worker.current = None
-            if lane.waiting:
+            if inbound.waiting:
                 sleep(0)
     finally:
         pool.workers.remove(worker)
         left = worker.current
         if isinstance(left, Message) and not left.is_async():
-            outcomes.requeue(left, 0, False)
+            disposition.requeue(left, 0, False)
 
 
-def _messages_of(lane: Lane, worker: Worker, outcomes: Outcomes) -> Iterator[Message]:
-    """Yield until the lane is empty or the time slice is used up."""
+def _messages_of(inbound: InboundQueue, worker: Worker, disposition: Disposition) -> Iterator[Message]:
+    """Yield until the inbound is empty or the time slice is used up."""
     end = monotonic() + SLICE
-    waiting, fins, finish = lane.waiting, lane.fins, outcomes.finish_in(lane)
+    waiting, fins, finish = inbound.waiting, inbound.fins, disposition.finish_in(inbound)
     while waiting and monotonic() < end:
         message = waiting.popleft()
         worker.current = message
-        if outcomes.is_given_up(lane, message):
+        if disposition.is_given_up(inbound, message):
             continue
         yield message
         if not message.is_async() and message.mark_responded():
             if not fins:
-                lane.schedule_flush()
+                inbound.schedule_flush()
             finish(message)

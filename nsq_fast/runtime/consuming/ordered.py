@@ -27,7 +27,7 @@ from .failures import GiveUpPolicy, message_name
 if TYPE_CHECKING:
     from nsq_fast.runtime.consumer import Consumer
 
-    from .dispatch import Lane, Pool
+    from .dispatch import InboundQueue, Pool
 
 PAUSE, RETRY, STOP = "pause", "retry", "stop"
 BlockedPolicy = str | GiveUpPolicy
@@ -131,23 +131,23 @@ class Ordered:
         else:
             # Neither handled nor finished: finishing it might lose it. The partition stands still until the
             # server is right again, or somebody looks into it.
-            self._consumer.outcomes.requeue(message, None, False)
+            self._consumer.disposition.requeue(message, None, False)
         return False
 
     def _stop(self, message: Message, error: NsqError) -> None:
         self._consumer.fail(error)
-        self._consumer.outcomes.requeue(message, 0, False)
+        self._consumer.disposition.requeue(message, 0, False)
 
     # Blocked messages, in a worker
 
-    def begins(self, lane: Lane, message: Message) -> bool:
+    def begins(self, inbound: InboundQueue, message: Message) -> bool:
         """Look at the attempts of a message; say whether its handler shall be called."""
         if message.attempts <= self.threshold:
             return True
         self._tell_blocked(message)
         policy = self._blocked_policy
         if callable(policy):
-            self._consumer.outcomes.give_up(lane, message, policy)
+            self._consumer.disposition.give_up(inbound, message, policy)
             return False
         if policy == STOP:
             self._stop(message, PartitionBlocked(_blocked_text(message)))
@@ -169,7 +169,7 @@ class Ordered:
         """How long a failed message is held when nobody says otherwise."""
         if self._blocked_policy == RETRY and message.attempts > self.threshold:
             return 0
-        return self._consumer.outcomes.requeue_delay(message.attempts)
+        return self._consumer.disposition.requeue_delay(message.attempts)
 
     # Holding
 

@@ -1,6 +1,6 @@
 """One nsqd or partition from a consumer's side: connect, subscribe, take messages, reconnect, drain at the end.
 
-A subscriber outlives its connections. Each connection has a ``Lane`` of its
+A subscriber outlives its connections. Each connection has a ``InboundQueue`` of its
 own, so that nothing of a lost one is mixed up with its successor.
 """
 
@@ -36,7 +36,7 @@ from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.signals import emit
 
 from .bodies import decompressed, is_compressed
-from .dispatch import Lane, Pool
+from .dispatch import InboundQueue, Pool
 from .failures import message_name
 from .stats import ConnectionStats, Counters
 
@@ -62,7 +62,7 @@ class Subscriber:
     """Keeps one subscription alive until it is stopped.
 
     Attributes:
-        connection, lane, share: of the present connection, or the last one.
+        connection, inbound, share: of the present connection, or the last one.
         is_connected: whether messages may arrive.
         is_wanted: whether to reconnect when the connection is lost.
         is_ordered: whether messages come one by one and in order.
@@ -102,7 +102,7 @@ class Subscriber:
         if self._mode.extend_support != config.extend_support:
             config = config.replace(extend_support=self._mode.extend_support)
         self.connection = Connection(self.address, config, self)
-        self.lane = Lane(self.connection, self._finished)
+        self.inbound = InboundQueue(self.connection, self._finished)
 
     @property
     def pool(self) -> Pool:
@@ -112,7 +112,7 @@ class Subscriber:
     @property
     def held(self) -> int:
         """Messages that handlers have got and not answered."""
-        return self.connection.in_flight - len(self.lane.waiting) - len(self.lane.fins)
+        return self.connection.in_flight - len(self.inbound.waiting) - len(self.inbound.fins)
 
     # Connecting and reconnecting
 
@@ -228,7 +228,7 @@ class Subscriber:
         self._select = None
         self._in_order = consumer.ordered.check_of(self.target)
         if self.is_ordered:
-            self.lane.turn = consumer.ordered.turn(self.target)
+            self.inbound.turn = consumer.ordered.turn(self.target)
             self.connection.hold = consumer.ordered.hold
             self.connection.answer_promptly()
         if consumer.config.decompress and self._mode.extend_support:
@@ -269,7 +269,7 @@ class Subscriber:
         self._ask_for_the_end()
         self.wait_for_close_wait(deadline)
         self.wait_for_answers(deadline)
-        self.lane.flush()
+        self.inbound.flush()
         self.connection.close()
         self._is_draining = False
 
@@ -278,15 +278,15 @@ class Subscriber:
     def on_messages(self, conn: Connection, messages: list[Message]) -> None:
         self.counters.received += len(messages)
         if self._is_closing or self._is_draining:
-            self.lane.waiting.extend(messages)
+            self.inbound.waiting.extend(messages)
             self._give_back_unstarted()
             return
         if self._select is not None:
             messages = self._select(messages)
-        lane, pool = self.lane, self._pool
-        lane.waiting.extend(messages)
-        if pool.idle or not lane.is_queued:
-            pool.put(lane, len(messages))
+        inbound, pool = self.inbound, self._pool
+        inbound.waiting.extend(messages)
+        if pool.idle or not inbound.is_queued:
+            pool.put(inbound, len(messages))
 
     @property
     def _is_ending(self) -> bool:
@@ -301,13 +301,13 @@ class Subscriber:
     def _readable(self, message: Message) -> Message | None:
         if not is_compressed(message):
             return message
-        outcomes = self._consumer.outcomes
+        disposition = self._consumer.disposition
         try:
             return decompressed(message, self._consumer.config.max_decompressed_size)
         except NsqError as error:
-            if outcomes.is_beyond(self.lane, message):
+            if disposition.is_beyond(self.inbound, message):
                 return message  # for the give-up policy, as it came
-            outcomes.unreadable(message, error)
+            disposition.unreadable(message, error)
             return None
 
     def on_finish(self, conn: Connection, message: Message) -> None:
@@ -331,7 +331,7 @@ class Subscriber:
     def requeue_delay_ms(self, conn: Connection, message: Message) -> int:
         if self.is_ordered:
             return self._consumer.ordered.requeue_delay_ms(message)
-        return self._consumer.outcomes.requeue_delay(message.attempts)
+        return self._consumer.disposition.requeue_delay(message.attempts)
 
     def on_answer_failed(self, conn: Connection, error: ServerError, message_id: bytes | None) -> None:
         self.counters.answers_failed += 1
@@ -357,8 +357,8 @@ class Subscriber:
 
     def on_disconnect(self, conn: Connection, error: NsqError) -> None:
         was_connected, self.is_connected = self.is_connected, False
-        unstarted = len(self.lane.waiting)
-        self.lane.waiting.clear()
+        unstarted = len(self.inbound.waiting)
+        self.inbound.waiting.clear()
         if self._owns_pool:
             self._pool.source = None
         self._changed.set()
@@ -435,15 +435,15 @@ class Subscriber:
     def close(self) -> None:
         """Send what is queued and close."""
         self._give_back_unstarted()
-        self.lane.flush()
+        self.inbound.flush()
         self.connection.close()
         if self._owns_pool:
             self._pool.stop()
 
     def _give_back_unstarted(self) -> None:
-        unstarted = list(self.lane.waiting)
-        self.lane.waiting.clear()
-        self._consumer.outcomes.give_back(unstarted)
+        unstarted = list(self.inbound.waiting)
+        self.inbound.waiting.clear()
+        self._consumer.disposition.give_back(unstarted)
 
     def stats(self) -> ConnectionStats:
         """A snapshot."""
@@ -453,7 +453,7 @@ class Subscriber:
             is_connected=is_connected,
             rdy=self.share.rdy if is_connected else 0,
             in_flight=self.connection.in_flight if is_connected else 0,
-            unstarted=len(self.lane.waiting),
+            unstarted=len(self.inbound.waiting),
             counters=self.counters.copy(),
             partition=self.target.partition,
         )

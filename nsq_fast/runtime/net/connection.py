@@ -38,10 +38,10 @@ from nsq_fast.protocol.identify import AuthInfo, ServerInfo
 from nsq_fast.protocol.session import Session
 from nsq_fast.runtime.fork import Greenlet, tell_forks
 
-from .answers import Answers, lost_error
 from .handshake import connecting, shake_hands
 from .outbox import Outbox
 from .owner import ConnectionOwner
+from .responder import Responder, lost_error
 from .transport import Transport
 from .watch import SilenceWatch
 
@@ -55,7 +55,7 @@ class _Waiter(AsyncResult):  # type: ignore[type-arg]  # not subscriptable when 
     """The token of a command whose caller waits; no owner ever sees it."""
 
 
-class Connection(Answers):
+class Connection(Responder):
     """A connection to one nsqd, made by ``connect()`` and used once.
 
     Attributes:
@@ -196,7 +196,7 @@ class Connection(Answers):
         self.session.expect(command, token)
         self._outbox.write(data)
 
-    def ask(self, data: bytes) -> bool:
+    def send_if_idle(self, data: bytes) -> bool:
         """Send a command at once, if no reply is due and nothing waits to be sent; whether that was so.
 
         ``session.expect`` has to follow before another greenlet runs.
@@ -215,7 +215,7 @@ class Connection(Answers):
             return None
         try:
             data = transport.recv_at_once()
-            return transport.recv_instead() if data is None else data
+            return transport.recv_for_reader() if data is None else data
         except Exception as error:
             transport.cancel_recv(error)  # it is the reader that ends the connection
             return None
@@ -272,11 +272,11 @@ class Connection(Answers):
                 raise self.closed_error
             self._received(self._transport.recv())
 
-    def read_instead(self, is_soon: bool = False) -> bool:
+    def read_for_reader(self, is_soon: bool = False) -> bool:
         """Do one read of the reader's in the calling greenlet, so that what comes needs no switch to get there.
 
         False if that is not possible: the reader is busy, or the connection is ending. True does not say that
-        anything came: see ``stop_reading_instead``. Whenever the caller does anything else, the reader reads.
+        anything came: see ``stop_reading_for_reader``. Whenever the caller does anything else, the reader reads.
 
         Args:
             is_soon: the server was just told to send the next message.
@@ -287,7 +287,7 @@ class Connection(Answers):
         try:
             data = transport.recv_soon() if is_soon else None
             if data is None:
-                data = transport.recv_instead()
+                data = transport.recv_for_reader()
             if data is not None:
                 self._received(data)
         except Exception as error:
@@ -295,8 +295,8 @@ class Connection(Answers):
             return False
         return True
 
-    def stop_reading_instead(self) -> None:
-        """Make a ``read_instead`` that is waiting in another greenlet return."""
+    def stop_reading_for_reader(self) -> None:
+        """Make a ``read_for_reader`` that is waiting in another greenlet return."""
         self._transport.interrupt()
 
     def _received(self, data: bytes) -> None:

@@ -21,9 +21,9 @@ from nsq_fast.errors import ConnectFailed
 from nsq_fast.names import Address
 from nsq_fast.runtime.fork import drop_socket, tell_forks
 
+from .busy_poll import BusyPoll
 from .layers import Layer, TlsLayer, make_layer
-from .moment import Moment
-from .tries import Tries
+from .spin_reader import SpinReader
 
 # 64 KiB decodes fastest: smaller reads cost syscalls, larger ones fall out of the cache.
 READ_SIZE = 64 * 1024
@@ -39,7 +39,7 @@ READ, WRITE = 1, 2
 
 
 class _Interrupted(Exception):
-    """Ends a ``recv_instead``."""
+    """Ends a ``recv_for_reader``."""
 
 
 class Transport:
@@ -66,8 +66,8 @@ class Transport:
         self._socket.settimeout(0.0)
         self._is_drained = False
         self._budget = YIELD_BYTES
-        self._tries = Tries(self._socket.recv)
-        self._moment: Moment | None = None
+        self._spin_reader = SpinReader(self._socket.recv)
+        self._busy_poll: BusyPoll | None = None
         self.receiver: greenlet | None = None
         self._relieved: greenlet | None = None  # who waited for them until another began to read in its place
         self._is_watching = False
@@ -165,14 +165,14 @@ class Transport:
 
     def recv_soon(self) -> bytes | None:
         """What arrives in a moment, received without a turn of the hub; None if it is the hub that has to wait."""
-        if self._moment is None:
-            self._moment = Moment(self._hub.loop)
-        if self.layers or not self._moment.wait():
+        if self._busy_poll is None:
+            self._busy_poll = BusyPoll(self._hub.loop)
+        if self.layers or not self._busy_poll.wait():
             return None
         try:
             data = self._socket.recv(READ_SIZE)
         except BlockingIOError:
-            self._moment.rest()
+            self._busy_poll.rest()
             return None
         self._is_drained = len(data) < SHORT_READ or self._is_due(len(data))
         return data
@@ -181,12 +181,12 @@ class Transport:
         """What a few tries to read bring, without a turn of the hub; None if it is the hub that has to wait."""
         if self.layers:
             return None
-        data = self._tries.recv(REPLY_SIZE)
+        data = self._spin_reader.recv(REPLY_SIZE)
         if data is not None:
             self._is_drained = len(data) < REPLY_SIZE or self._is_due(len(data))
         return data
 
-    def recv_instead(self) -> bytes | None:
+    def recv_for_reader(self) -> bytes | None:
         """``recv``, in place of another greenlet that waits in it, and waits on. None when it was woken by something
         else than bytes, as ``interrupt`` does, and at once when a third one is reading so.
 
@@ -203,7 +203,7 @@ class Transport:
             self.receiver, self._relieved = self._relieved, None
 
     def interrupt(self) -> None:
-        """Make a ``recv_instead`` that is waiting in another greenlet return None."""
+        """Make a ``recv_for_reader`` that is waiting in another greenlet return None."""
         if self._relieved is not None:
             self._hub.loop.run_callback(self._interrupt)
 
@@ -212,7 +212,7 @@ class Transport:
             self.receiver.throw(_Interrupted)
 
     def cancel_recv(self, error: BaseException) -> None:
-        """Make a ``recv`` that is waiting in another greenlet raise ``error``, and a ``recv_instead`` return None."""
+        """Make a waiting ``recv`` raise ``error``, and a waiting ``recv_for_reader`` return None."""
         if self.receiver is not None:
             self._hub.loop.run_callback(self._cancel_recv, error)
 

@@ -39,7 +39,7 @@ class Prompt:
         data = _codec.pub(topic, body)
         link = None if route.waiting or self._wakeups.is_waking else route.choose()
         conn = None if link is None else link.conn
-        if conn is None or not conn.ask(data):
+        if conn is None or not conn.send_if_idle(data):
             publish = Publish(route, topic, "PUB", data, deadline)
             self._delivery.submit(publish)
             return publish
@@ -83,7 +83,7 @@ class Prompt:
         conn = None if link is None else link.conn
         if conn is None or not conn.session.dialect.has_partitions:
             return None
-        return conn if conn.ask(_codec.pub(topic, body, lane.partition)) else None
+        return conn if conn.send_if_idle(_codec.pub(topic, body, lane.partition)) else None
 
     def _expect(self, publish: Addressed, conn: Connection, lane: Lane) -> None:
         conn.session.expect("PUB", publish)

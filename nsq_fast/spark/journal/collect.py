@@ -29,10 +29,10 @@ from nsq_fast._frame import Columns, join_columns
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ProtocolError, ServerError
 from nsq_fast.names import Address
-from nsq_fast.runtime.columns import ColumnSubscription
+from nsq_fast.runtime.column_subscription import ColumnSubscription
 
 from .chain import Chain, seal, uncertain, uncertain_elsewhere
-from .lane import Lane, Work
+from .connection import JournalConnection, Work
 from .screen import Screen
 from .segment import Head, Stored
 from .suspects import Suspects
@@ -84,14 +84,14 @@ class Slot(InputPartition):
 class Collector:
     """The work on one slot. Used once.
 
-    ``open_lane``, ``claim``, ``finish`` and ``seal`` are its steps, each of which may be derived.
+    ``open_connection``, ``claim``, ``finish`` and ``seal`` are its steps, each of which may be derived.
 
     Attributes:
-        lanes: most connections.
+        connections: most connections.
         group: most windows that one segment holds, should the disk be slow.
     """
 
-    lanes = 4
+    connections = 4
     group = 4
 
     def __init__(self, slot: Slot, *, durable: bool = True) -> None:
@@ -103,7 +103,7 @@ class Collector:
         self._segments: list[Stored] = []
         self._unsure: Counter[int] = Counter()
         self._seen: set[bytes] = set()
-        self._lanes: list[Lane] = []
+        self._connections: list[JournalConnection] = []
         self._is_over = False
 
     def run(self) -> list[Stored]:
@@ -119,10 +119,10 @@ class Collector:
 
     # The steps
 
-    def open_lane(self) -> Lane:
+    def open_connection(self) -> JournalConnection:
         """A connection, subscribed. Raises ConnectFailed after a while, or the server's refusal."""
         assert self.slot.address is not None
-        until = time.monotonic() + (0 if self._lanes else CONNECT_PATIENCE)
+        until = time.monotonic() + (0 if self._connections else CONNECT_PATIENCE)
         while True:
             subscription = ColumnSubscription(
                 self.slot.address,
@@ -134,7 +134,7 @@ class Collector:
             )
             try:
                 subscription.open()
-                return Lane(subscription)
+                return JournalConnection(subscription)
             except (ConnectFailed, ServerError) as error:
                 if time.monotonic() > until or not _is_passing(error):
                     raise
@@ -144,9 +144,9 @@ class Collector:
         """Write a segment. Called in a thread, one at a time."""
         return self.chain.claim(index, head, columns)
 
-    def finish(self, lane: Lane, ids: bytes) -> None:
+    def finish(self, connection: JournalConnection, ids: bytes) -> None:
         """FIN what a claimed segment holds."""
-        lane.subscription.finish(ids)
+        connection.subscription.finish(ids)
 
     def seal(self, index: int, head: Head) -> None:
         """End the slot. Every FIN has been judged before."""
@@ -164,112 +164,116 @@ class Collector:
         self.seal(len(self._segments), seal(self._segments, self.slot.run, self._seen))
 
     def _fill(self, writer: Writer) -> None:
-        if self.slot.rows and self._open_lanes():
-            while working := [lane for lane in self._lanes if lane.outstanding or lane.work]:
-                for lane in working:
-                    self._turn(lane, writer)
-        for lane in self._lanes:
-            self._close(lane)
+        if self.slot.rows and self._open_connections():
+            while working := [
+                connection for connection in self._connections if connection.outstanding or connection.work
+            ]:
+                for connection in working:
+                    self._turn(connection, writer)
+        for connection in self._connections:
+            self._close(connection)
 
-    def _open_lanes(self) -> bool:
+    def _open_connections(self) -> bool:
         if self.slot.address is None:
             logger.warning("slot %s stays empty: nobody leads the partition now", self.slot.name)
             return False
         try:
-            self._add_lane()
+            self._add_connection()
         except (ConnectFailed, ServerError) as error:
             if not _is_passing(error):
                 raise
             logger.warning("slot %s stays empty: %s", self.slot.name, error)
             return False
         with contextlib.suppress(ConnectFailed, ServerError):  # one is enough
-            while self._left and len(self._lanes) < self.lanes:
-                self._add_lane()
+            while self._left and len(self._connections) < self.connections:
+                self._add_connection()
         return True
 
-    def _add_lane(self) -> None:
-        lane = self.open_lane()
-        self._lanes.append(lane)
+    def _add_connection(self) -> None:
+        connection = self.open_connection()
+        self._connections.append(connection)
         with contextlib.suppress(ConnectionLost):
-            self._grant(lane)
+            self._grant(connection)
 
-    def _grant(self, lane: Lane) -> None:
+    def _grant(self, connection: JournalConnection) -> None:
         if self._is_over:
-            lane.give_up()
-        window = min(lane.subscription.info.max_rdy_count, MAX_WINDOW)
-        rows = 0 if self._is_over else min(window - lane.outstanding, self._left)
+            connection.give_up()
+        window = min(connection.subscription.info.max_rdy_count, MAX_WINDOW)
+        rows = 0 if self._is_over else min(window - connection.outstanding, self._left)
         self._left -= rows
-        lane.grant(rows)
+        connection.grant(rows)
 
-    def _turn(self, lane: Lane, writer: Writer) -> None:
+    def _turn(self, connection: JournalConnection, writer: Writer) -> None:
         try:
-            self._settle(lane)
-            columns = self._gather(lane)
+            self._settle(connection)
+            columns = self._gather(connection)
         except (ConnectionLost, ServerError) as error:
-            self._lose(lane, error)
+            self._lose(connection, error)
             return
         if columns.count:
-            self._write(lane, columns, writer)
+            self._write(connection, columns, writer)
 
-    def _gather(self, lane: Lane) -> Columns:
+    def _gather(self, connection: JournalConnection) -> Columns:
         """What was granted, or as much of it as comes."""
         parts: list[Columns] = []
         size = 0
-        until = lane.deadline
-        while lane.outstanding and size < MAX_SEGMENT_BYTES:
-            columns = lane.subscription.fetch(self._patience(lane, bool(parts)), min(lane.outstanding, _STEP))
-            lane.took(columns)
+        until = connection.deadline
+        while connection.outstanding and size < MAX_SEGMENT_BYTES:
+            columns = connection.subscription.fetch(
+                self._patience(connection, bool(parts)), min(connection.outstanding, _STEP)
+            )
+            connection.took(columns)
             if not columns.count or time.monotonic() > until:
                 self._is_over = True
-                lane.give_up()
+                connection.give_up()
             parts.append(columns)
             size += len(columns.body)
-            for other in self._lanes:
-                if other is not lane and other.work and _is_done(other.work):
+            for other in self._connections:
+                if other is not connection and other.work and _is_done(other.work):
                     self._settle_other(other)
         return join_columns(parts)
 
-    def _patience(self, lane: Lane, has_some: bool) -> float:
+    def _patience(self, connection: JournalConnection, has_some: bool) -> float:
         if self._is_over:
             return _LAST_WAIT
         least = self.slot.connection.output_buffer_timeout / 1000
         return least + (_IDLE_WAIT if has_some or self._segments else _FIRST_WAIT)
 
-    def _settle_other(self, lane: Lane) -> None:
+    def _settle_other(self, connection: JournalConnection) -> None:
         try:
-            self._settle(lane)
+            self._settle(connection)
         except (ConnectionLost, ServerError) as error:
-            self._lose(lane, error)
+            self._lose(connection, error)
 
-    def _settle(self, lane: Lane) -> None:
+    def _settle(self, connection: JournalConnection) -> None:
         """What was being written is, so finish it; and ask for more before that makes room."""
-        work = lane.work
+        work = connection.work
         if work is None:
             return
         number = None if work.result is None else work.result.result()
-        lane.work = None
+        connection.work = None
         if number is not None:
-            lane.claimed(work, number)
+            connection.claimed(work, number)
         elif work.result is not None:
-            self._refuse(lane, work)
+            self._refuse(connection, work)
             return
-        self._grant(lane)
-        self.finish(lane, work.ids)
-        lane.dropped.update(work.dropped)
+        self._grant(connection)
+        self.finish(connection, work.ids)
+        connection.dropped.update(work.dropped)
 
-    def _refuse(self, lane: Lane, work: Work) -> None:
+    def _refuse(self, connection: JournalConnection, work: Work) -> None:
         """It is too late to keep these: the server gives them to somebody else, or has done so."""
         logger.warning("slot %s: %s messages came too late to be kept", self.slot.name, len(work.ids) // 16)
         self._is_over = True
-        self._grant(lane)
-        lane.subscription.requeue(work.ids)
+        self._grant(connection)
+        connection.subscription.requeue(work.ids)
 
-    def _write(self, lane: Lane, columns: Columns, writer: Writer) -> None:
-        for number in lane.sure():
+    def _write(self, connection: JournalConnection, columns: Columns, writer: Writer) -> None:
+        for number in connection.sure():
             self._unsure[number] -= 1
-        kept, dropped = self._screen.sift(columns, self._unfinished)
-        result = writer.write(kept, lane.deadline) if kept.count else None
-        lane.begin(columns.ids, dropped, result)
+        kept, dropped = self._screen.drop_known(columns, self._unfinished)
+        result = writer.write(kept, connection.deadline) if kept.count else None
+        connection.begin(columns.ids, dropped, result)
 
     def _unfinished(self) -> list[Stored]:
         """What is claimed in this batch and may come again: of this slot, and of those whose attempt may have died."""
@@ -279,11 +283,11 @@ class Collector:
         return ours
 
     def _open(self) -> list[int]:
-        """The segments that one of their lanes is not sure of."""
-        return sorted(number for number, lanes in list(self._unsure.items()) if lanes > 0)
+        """The segments that one of their connections is not sure of."""
+        return sorted(number for number, connections in list(self._unsure.items()) if connections > 0)
 
-    def _keep(self, columns: Any, lanes: int) -> int:
-        """In the thread: make a segment of what so many lanes have gathered, and return its number."""
+    def _keep(self, columns: Any, connections: int) -> int:
+        """In the thread: make a segment of what so many connections have gathered, and return its number."""
         number = len(self._segments)
         head = Head(
             rows=columns.count,
@@ -294,52 +298,52 @@ class Collector:
             is_redesigned=self.slot.is_redesigned,
         )
         self._segments.append(self.claim(number, head, columns))
-        self._unsure[number] = lanes
+        self._unsure[number] = connections
         return number
 
     # The end
 
-    def _lose(self, lane: Lane, error: NsqError) -> None:
-        """What the lane has claimed is kept, the rest comes again. The slot is sealed with what there is.
+    def _lose(self, connection: JournalConnection, error: NsqError) -> None:
+        """What the connection has claimed is kept, the rest comes again. The slot is sealed with what there is.
 
         Raises what will not be better the next time.
         """
         if not _is_passing(error):
             raise error
         logger.warning("slot %s: connection lost: %s", self.slot.name, error)
-        work, lane.work = lane.work, None
-        lane.give_up()
-        lane.subscription.abort()
+        work, connection.work = connection.work, None
+        connection.give_up()
+        connection.subscription.abort()
         if work is not None and work.result is not None and (number := work.result.result()) is not None:
-            lane.claimed(work, number)
-        self._suspect(self._segments[each.number] for each in lane.unsure)
+            connection.claimed(work, number)
+        self._suspect(self._segments[each.number] for each in connection.unsure)
 
-    def _close(self, lane: Lane) -> None:
-        if not lane.subscription.is_open:
+    def _close(self, connection: JournalConnection) -> None:
+        if not connection.subscription.is_open:
             return
         try:
-            lane.subscription.close(_CLOSE_TIMEOUT)
+            connection.subscription.close(_CLOSE_TIMEOUT)
         except (ConnectionLost, ServerError) as error:
-            self._lose(lane, error)
+            self._lose(connection, error)
             return
-        late = set(lane.subscription.unfinished)
-        self._seen.update(key for key in lane.dropped if key[:16] not in late)
+        late = set(connection.subscription.unfinished)
+        self._seen.update(key for key in connection.dropped if key[:16] not in late)
         if late and self.suspects is not None:
             self.suspects.add(key for key in _message_keys(self._segments) if key[:16] in late)
 
     def _leave_in_order(self) -> None:
         """After a failure: finish what is claimed, give back what is not."""
-        for lane in self._lanes:
+        for connection in self._connections:
             with contextlib.suppress(Exception):
-                self._finish_claimed(lane)
+                self._finish_claimed(connection)
             with contextlib.suppress(Exception):
-                lane.subscription.close(timeout=1.0)
+                connection.subscription.close(timeout=1.0)
 
-    def _finish_claimed(self, lane: Lane) -> None:
-        work = lane.work
+    def _finish_claimed(self, connection: JournalConnection) -> None:
+        work = connection.work
         if work is not None and work.result is not None and work.result.result() is not None:
-            lane.subscription.set_rdy(0)
-            self.finish(lane, work.ids)
+            connection.subscription.set_rdy(0)
+            self.finish(connection, work.ids)
 
     def _suspect(self, segments: Iterable[Stored]) -> None:
         if self.suspects is not None:

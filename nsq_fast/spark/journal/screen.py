@@ -22,7 +22,7 @@ class Screen:
         self._suspects = suspects
         self._known = suspects.load() if suspects is not None else set()
 
-    def sift(self, columns: Any, unsure: Callable[[], Iterable[Stored]] = list) -> tuple[Any, frozenset[bytes]]:
+    def drop_known(self, columns: Any, unsure: Callable[[], Iterable[Stored]] = list) -> tuple[Any, frozenset[bytes]]:
         """The messages that are new, as columns, and the keys of the others.
 
         ``unsure`` are segments of the same batch that may not be finished; it is called when something comes again.

@@ -36,7 +36,7 @@ from nsq_fast.errors import (
     ServerError,
 )
 from nsq_fast.names import MAX_NAME_LENGTH
-from nsq_fast.runtime.columns import ColumnSubscription
+from nsq_fast.runtime.column_subscription import ColumnSubscription
 from nsq_fast.spark.options import SourceOptions
 
 from .assembly import Assembly, Run
@@ -111,7 +111,7 @@ class PieceReader:
                 if columns.count:
                     subscription.finish(columns.ids)
                 if not has_come_on:
-                    self._mind_hole(route, channel, has_come=columns.count > 0)
+                    self._check_gap(route, channel, has_come=columns.count > 0)
                 if self._batches.is_full or not columns.count:
                     yield from self._handed_on()
         finally:
@@ -155,7 +155,7 @@ class PieceReader:
 
     # When it does not go on
 
-    def _mind_hole(self, route: Route, channel: str, *, has_come: bool) -> None:
+    def _check_gap(self, route: Route, channel: str, *, has_come: bool) -> None:
         """Ask why at once when something else came; when it takes long, ask again, and for the records again."""
         now = time.monotonic()
         if now >= self._ask_at:

@@ -9,7 +9,7 @@ from nsq_fast.page.charts import Curve, latency_curves
 from nsq_fast.page.series import Life, Line, Span, Stack, over_time, spans, stacks
 from nsq_fast.page.svg import OF_PAGE
 
-from .figures import FAULTS, SHARES, Channel, Lane
+from .figures import FAULTS, SHARES, Channel, TraceGroup
 from .text import count, duration, place
 
 _MOST_BARS = 24
@@ -35,27 +35,27 @@ def channel_charts(channel: Channel) -> Iterator[str]:
     yield latency_curves("Share of messages that were as fast", curves, OF_PAGE)
 
 
-def fault_chart(lanes: Sequence[Lane]) -> str:
-    """Faults by lane, those with most first; empty when there are none."""
-    faulty = sorted((lane for lane in lanes if _faults(lane)), key=_faults, reverse=True)[:_MOST_BARS]
+def fault_chart(groups: Sequence[TraceGroup]) -> str:
+    """Faults by group, those with most first; empty when there are none."""
+    faulty = sorted((group for group in groups if _faults(group)), key=_faults, reverse=True)[:_MOST_BARS]
     if not faulty:
         return ""
-    rows = [Stack(_lane_name(lane), [lane.counts[kind] for kind in FAULTS], _fault_text(lane)) for lane in faulty]
+    rows = [Stack(_group_name(group), [group.counts[kind] for kind in FAULTS], _fault_text(group)) for group in faulty]
     chart = stacks("Faults by topic, partition and channel", [_FAULT_NAMES[kind] for kind in FAULTS], rows)
     return f'<figure class="full">{chart}</figure>'
 
 
-def _faults(lane: Lane) -> int:
-    return sum(lane.counts[kind] for kind in FAULTS)
+def _faults(group: TraceGroup) -> int:
+    return sum(group.counts[kind] for kind in FAULTS)
 
 
-def _lane_name(lane: Lane) -> str:
-    partition = "" if lane.partition is None else f"/{lane.partition}"
-    return f"{lane.topic}{partition} {lane.channel}"[-34:]
+def _group_name(group: TraceGroup) -> str:
+    partition = "" if group.partition is None else f"/{group.partition}"
+    return f"{group.topic}{partition} {group.channel}"[-34:]
 
 
-def _fault_text(lane: Lane) -> str:
-    return ", ".join(f"{count(lane.counts[kind])} {_FAULT_NAMES[kind]}" for kind in FAULTS if lane.counts[kind])
+def _fault_text(group: TraceGroup) -> str:
+    return ", ".join(f"{count(group.counts[kind])} {_FAULT_NAMES[kind]}" for kind in FAULTS if group.counts[kind])
 
 
 def life_chart(slowest: Sequence[dict[str, Any]]) -> str:

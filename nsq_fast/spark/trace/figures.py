@@ -10,10 +10,10 @@ import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from .schema import KEY, LANE, columns
+from .schema import GROUP, KEY, columns
 from .tables import COUNTS, DURATIONS, percentiles, read_table, statistics
 
-MOST_LANES = 200
+MOST_GROUPS = 200
 MOST_CHANNELS = 12  # that get charts
 MOST_POINTS = 120  # on the axis of time
 MOST_EXAMPLES = 20
@@ -23,7 +23,7 @@ FAULTS = ("lost", "duplicates", "violations")
 SERIES = (0.5, 0.95, 0.99, 1.0)
 
 
-class Lane(msgspec.Struct, frozen=True):
+class TraceGroup(msgspec.Struct, frozen=True):
     """A channel in a partition of a topic: counts and durations (nanoseconds) by name, as in table ``windows``."""
 
     topic: str
@@ -64,7 +64,7 @@ class Figures(msgspec.Struct, frozen=True):
         lines, problems, records, publishes: over all sources.
         unconsumed: publishes to topics of which no delivery was recorded.
         unpublished: messages that were delivered, with no record of their producer.
-        totals: over all lanes; ``lanes`` are those with faults first, no more than `MOST_LANES`.
+        totals: over all groups; ``groups`` are those with faults first, no more than `MOST_GROUPS`.
         examples: by kind of fault, the first few.
     """
 
@@ -81,8 +81,8 @@ class Figures(msgspec.Struct, frozen=True):
     unpublished: int
     late: int
     totals: dict[str, int]
-    lane_count: int
-    lanes: list[Lane]
+    group_count: int
+    groups: list[TraceGroup]
     channels: list[Channel]
     slowest: list[dict[str, Any]]
     examples: dict[str, list[dict[str, Any]]]
@@ -97,8 +97,8 @@ def figures_of(spark: SparkSession, folder: str | os.PathLike[str]) -> Figures:
     counted = tables["records"].agg(F.count_if(F.col("event") == "publish"), F.min("time_ns"), F.max("time_ns")).first()
     publishes, begin_ns, end_ns = counted or (0, 0, 0)
     run = tables["runs"].orderBy(F.desc("batch")).first()
-    lanes = statistics(tables["lives"], tables["violations"])
-    totals = lanes.agg(F.count("*").alias("lanes"), *(F.sum(name).alias(name) for name in COUNTS)).first()
+    groups = statistics(tables["lives"], tables["violations"])
+    totals = groups.agg(F.count("*").alias("groups"), *(F.sum(name).alias(name) for name in COUNTS)).first()
     return Figures(
         lines=lines,
         problems=problems,
@@ -113,8 +113,8 @@ def figures_of(spark: SparkSession, folder: str | os.PathLike[str]) -> Figures:
         unpublished=tables["lives"].where(~F.col("is_published")).count(),
         late=tables["late"].count(),
         totals={name: int(totals[name] or 0) if totals else 0 for name in COUNTS},
-        lane_count=totals["lanes"] if totals else 0,
-        lanes=_lanes(lanes),
+        group_count=totals["groups"] if totals else 0,
+        groups=_groups(groups),
         channels=_channels(tables["lives"], run["window_ns"] if run else 1),
         slowest=_slowest(tables["slowest"]),
         examples={kind: _examples(tables[kind]) for kind in FAULTS},
@@ -146,18 +146,18 @@ def _sources(records: DataFrame) -> tuple[list[Source], int, int]:
 def _unconsumed(records: DataFrame) -> dict[str, int]:
     by_topic = records.where(F.col("event").isNotNull()).groupBy("topic")
     counted = by_topic.agg(F.count("*").alias("records"), F.count("channel").alias("deliveries"))
-    rows = counted.where("deliveries = 0").orderBy(F.desc("records"), "topic").limit(MOST_LANES).collect()
+    rows = counted.where("deliveries = 0").orderBy(F.desc("records"), "topic").limit(MOST_GROUPS).collect()
     return {row["topic"]: row["records"] for row in rows}
 
 
-def _lanes(lanes: DataFrame) -> list[Lane]:
+def _groups(groups: DataFrame) -> list[TraceGroup]:
     faults = F.lit(0)
     for kind in FAULTS:
         faults = faults + F.col(kind)
-    most = lanes.orderBy(F.desc(faults), F.desc("messages"), *LANE).limit(MOST_LANES).collect()
+    most = groups.orderBy(F.desc(faults), F.desc("messages"), *GROUP).limit(MOST_GROUPS).collect()
     durations = [name for name in columns("windows") if name.endswith("_ns") and name != "window_ns"]
     found = [
-        Lane(
+        TraceGroup(
             row["topic"],
             row["partition"],
             row["channel"],
@@ -166,7 +166,9 @@ def _lanes(lanes: DataFrame) -> list[Lane]:
         )
         for row in most
     ]
-    return sorted(found, key=lambda lane: (lane.topic, lane.channel, -1 if lane.partition is None else lane.partition))
+    return sorted(
+        found, key=lambda group: (group.topic, group.channel, -1 if group.partition is None else group.partition)
+    )
 
 
 def _channels(lives: DataFrame, window_ns: int) -> list[Channel]:
@@ -220,13 +222,13 @@ def _series(
 
 
 def _slowest(slowest: DataFrame) -> list[dict[str, Any]]:
-    rows = slowest.orderBy(F.desc("latency_ns"), *LANE, "internal_id").limit(MOST_EXAMPLES).collect()
+    rows = slowest.orderBy(F.desc("latency_ns"), *GROUP, "internal_id").limit(MOST_EXAMPLES).collect()
     return [_plain(row.asDict(recursive=True)) for row in rows]
 
 
 def _examples(table: DataFrame) -> list[dict[str, Any]]:
     return [
-        _plain(row.asDict()) for row in table.orderBy("window_ns", *LANE, "internal_id").limit(MOST_EXAMPLES).collect()
+        _plain(row.asDict()) for row in table.orderBy("window_ns", *GROUP, "internal_id").limit(MOST_EXAMPLES).collect()
     ]
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from .schema import LANE, columns
+from .schema import GROUP, columns
 from .settings import TraceSettings
 
-COLUMNS = (*LANE, "internal_id", "trace_id", "offset", "window_ns", "finished_ns")
+COLUMNS = (*GROUP, "internal_id", "trace_id", "offset", "window_ns", "finished_ns")
 CARRIED = (
     "topic string, partition int, channel string, internal_id decimal(20,0), trace_id decimal(20,0), offset bigint,"
     " window_ns bigint, finished_ns bigint"
@@ -31,7 +31,7 @@ def judged(lives: DataFrame, settings: TraceSettings) -> DataFrame:
 def violations_of(finishes: DataFrame) -> DataFrame:
     """Table ``violations`` without ``batch``, of what `judged` gave."""
     earlier = (
-        Window.partitionBy(*LANE)
+        Window.partitionBy(*GROUP)
         .orderBy("finished_ns", "internal_id", "offset")
         .rowsBetween(Window.unboundedPreceding, -1)
     )
@@ -43,8 +43,8 @@ def violations_of(finishes: DataFrame) -> DataFrame:
 
 
 def carried(finishes: DataFrame, until_ns: int) -> DataFrame:
-    """What is kept of ``finishes`` to judge later ones: those from ``until_ns`` on, one for the rest of a lane."""
-    reached = finishes.where(F.col("finished_ns") < until_ns).groupBy(*LANE)
+    """What is kept of ``finishes`` to judge later ones: those from ``until_ns`` on, one for the rest of a group."""
+    reached = finishes.where(F.col("finished_ns") < until_ns).groupBy(*GROUP)
     summary = reached.agg(
         F.max("internal_id").alias("internal_id"),
         F.max("offset").alias("offset"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nsq_fast.page.document import document, element, table
 
 from .drawings import channel_charts, fault_chart, life_chart
-from .figures import FAULTS, Figures, Lane, figures_of
+from .figures import FAULTS, Figures, TraceGroup, figures_of
 from .text import DEFINITIONS, STYLE, count, duration, percent, place
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def html(figures: Figures) -> str:
         _tiles(figures),
         *_notes(figures),
         "<h2>By topic, channel and partition</h2>",
-        _lane_table(figures),
-        fault_chart(figures.lanes),
+        _group_table(figures),
+        fault_chart(figures.groups),
         *_channels(figures),
         *_slowest(figures),
         *_examples(figures),
@@ -126,33 +126,33 @@ def _notes(figures: Figures) -> Iterator[str]:
         yield _note(f"{figures.unpublished:,} messages were delivered without a record of their producer.")
     if figures.late:
         yield _note(f"{figures.late:,} messages had a delivery after the stream had decided on them; see table late.")
-    if figures.lane_count > len(figures.lanes):
-        yield _note(f"{len(figures.lanes):,} of {figures.lane_count:,} rows are shown, those with faults first.")
+    if figures.group_count > len(figures.groups):
+        yield _note(f"{len(figures.groups):,} of {figures.group_count:,} rows are shown, those with faults first.")
 
 
 def _note(words: str) -> str:
     return element("p", escape(words), {"class": "note"})
 
 
-def _lane_table(figures: Figures) -> str:
+def _group_table(figures: Figures) -> str:
     groups = "".join(f'<th colspan="{width}">{escape(name)}</th>' for name, width in _GROUPS)
     names = ["topic", "channel", "part.", *(title for _, title in (*_LANE_COUNTS, *_LANE_DURATIONS))]
     head = f"<tr>{groups}</tr><tr>{''.join(f'<th>{escape(name)}</th>' for name in names)}</tr>"
-    rows = "".join(_lane_row(lane) for lane in figures.lanes)
-    inner = element("table", f"<thead>{head}</thead><tbody>{rows}</tbody>", {"id": "lanes"})
+    rows = "".join(_group_row(group) for group in figures.groups)
+    inner = element("table", f"<thead>{head}</thead><tbody>{rows}</tbody>", {"id": "groups"})
     return element("div", inner, {"class": "wide"})
 
 
-def _lane_row(lane: Lane) -> str:
-    partition = "" if lane.partition is None else str(lane.partition)
-    cells = [element("td", escape(each), {"class": "name"}) for each in (lane.topic, lane.channel, partition or "-")]
+def _group_row(group: TraceGroup) -> str:
+    partition = "" if group.partition is None else str(group.partition)
+    cells = [element("td", escape(each), {"class": "name"}) for each in (group.topic, group.channel, partition or "-")]
     for name, _ in _LANE_COUNTS:
-        value = lane.counts[name]
+        value = group.counts[name]
         marked = "bad" if name in FAULTS and value else "zero" if not value else ""
         cells.append(element("td", count(value), {"data-figure": name, "class": marked}))
     for name, _ in _LANE_DURATIONS:
-        cells.append(_duration_cell(name, lane.durations[name]))
-    return element("tr", "".join(cells), {"data-lane": f"{lane.topic}|{partition}|{lane.channel}"})
+        cells.append(_duration_cell(name, group.durations[name]))
+    return element("tr", "".join(cells), {"data-group": f"{group.topic}|{partition}|{group.channel}"})
 
 
 def _duration_cell(name: str, value: int | None) -> str:

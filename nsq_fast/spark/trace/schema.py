@@ -20,7 +20,7 @@ LINE = (
 )
 
 KEY = ("internal_id", "trace_id", "partition", "topic")  # of a message: what its records have in common
-LANE = ("topic", "partition", "channel")  # where messages are counted, and where their order is judged
+GROUP = ("topic", "partition", "channel")  # where messages are counted, and where their order is judged
 
 _LIFE = (
     "window_ns bigint",  # begin of the time window it was published in

@@ -2,7 +2,7 @@
 
 A window of time is decided when the watermark, the time of the latest record less ``lateness``, has passed its end by
 ``grace``. Each micro-batch writes what it decided, computed by the same functions as in a batch, and keeps the rest:
-records of open messages, the channels known, and how far the order of each lane has come. Spark's own state could
+records of open messages, the channels known, and how far the order of each group has come. Spark's own state could
 not hold channels that appear later, nor judge order.
 
 Micro-batch n writes ``<table>/batch=n``, replaced as a whole, and then its state, beside that of n - 1. After a crash

@@ -13,7 +13,7 @@ from nsq_fast.errors import ConfigError
 
 from .lives import channels_of, lives_of
 from .order import judged, violations_of
-from .schema import KEY, LANE, TABLES, columns, ddl
+from .schema import GROUP, KEY, TABLES, columns, ddl
 from .settings import TraceSettings
 
 ACCURACY = 10_000  # percentiles are off by at most one rank in so many; exact up to so many messages
@@ -121,7 +121,7 @@ def statistics(lives: DataFrame, violations: DataFrame, *more: str) -> DataFrame
 
     Percentiles are values that occur: the smallest that no less than so many per cent are equal to or below.
     """
-    names = (*LANE, *more)
+    names = (*GROUP, *more)
     messages = lives.select(
         *names, "state", "finishes", *COUNTS[-3:], *(f"{each}_ns" for each in DURATIONS), F.lit(0).alias("violation")
     )
@@ -151,7 +151,7 @@ def percentiles(name: str, points: tuple[float, ...]) -> Column:
 
 def slowest_of(lives: DataFrame, records: DataFrame, count: int) -> DataFrame:
     """The lives with the longest latency, with what is recorded of them in the order of their time."""
-    top = lives.where(F.col("latency_ns").isNotNull()).orderBy(F.desc("latency_ns"), *LANE, "internal_id").limit(count)
+    top = lives.where(F.col("latency_ns").isNotNull()).orderBy(F.desc("latency_ns"), *GROUP, "internal_id").limit(count)
     event = F.struct(
         "event",
         F.col("time_ns").alias("at_ns"),

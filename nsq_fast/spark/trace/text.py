@@ -63,7 +63,7 @@ table{border-collapse:collapse;font-size:12px;width:100%;font-variant-numeric:ta
 th,td{padding:4px 6px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}
 tr:last-child td{border-bottom:0}th{color:var(--soft);font-weight:600}
 thead tr:first-child th{text-align:center;border-bottom:0;padding-bottom:0}
-td.name,#lanes thead tr:last-child th:nth-child(-n+3){text-align:left}td.zero{color:var(--soft)}
+td.name,#groups thead tr:last-child th:nth-child(-n+3){text-align:left}td.zero{color:var(--soft)}
 td.bad{color:var(--bad);background:var(--badpaper);font-weight:600}
 #slowest td:first-child,#slowest th:first-child,#slowest td:last-child,#slowest th:last-child,
 #sources td:first-child,#sources th:first-child,#sources td:last-child,#sources th:last-child,

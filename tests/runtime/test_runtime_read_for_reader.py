@@ -21,10 +21,10 @@ from support.waiting import until
 from nsq_fast import Consumer
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.names import Address
-from nsq_fast.runtime.net import moment
-from nsq_fast.runtime.net.moment import Moment
+from nsq_fast.runtime.net import busy_poll
+from nsq_fast.runtime.net.busy_poll import BusyPoll
+from nsq_fast.runtime.net.spin_reader import HITS, TRIES, SpinReader
 from nsq_fast.runtime.net.transport import Transport
-from nsq_fast.runtime.net.tries import HITS, TRIES, Tries
 
 COUNT = 10_000
 HEARTBEAT = struct.pack(">II", 15, 0) + b"_heartbeat_"
@@ -260,7 +260,7 @@ Ends = tuple[Transport, socket.socket]
 
 def test_bytes_go_to_who_reads_instead(ends: Ends, reader: gevent.Greenlet) -> None:
     transport, peer = ends
-    other = gevent.spawn(transport.recv_instead)
+    other = gevent.spawn(transport.recv_for_reader)
     gevent.sleep(0)
     peer.sendall(b"first")
     assert other.get(timeout=5) == b"first"
@@ -272,7 +272,7 @@ def test_bytes_go_to_who_reads_instead(ends: Ends, reader: gevent.Greenlet) -> N
 def test_an_interrupted_one_gets_nothing(ends: Ends, reader: gevent.Greenlet) -> None:
     transport, peer = ends
     transport.interrupt()  # nobody to interrupt: nothing happens
-    other = gevent.spawn(transport.recv_instead)
+    other = gevent.spawn(transport.recv_for_reader)
     gevent.sleep(0)
     transport.interrupt()
     assert other.get(timeout=5) is None
@@ -283,11 +283,11 @@ def test_an_interrupted_one_gets_nothing(ends: Ends, reader: gevent.Greenlet) ->
 def test_one_that_is_woken_by_something_else_gets_nothing(ends: Ends, reader: gevent.Greenlet) -> None:
     transport, peer = ends
     for _ in range(2):  # the second one waits before it tries to read
-        other = gevent.spawn(transport.recv_instead)
+        other = gevent.spawn(transport.recv_for_reader)
         gevent.sleep(0)
         gevent.get_hub().loop.run_callback(other.switch)
         assert other.get(timeout=5) is None
-        other = gevent.spawn(transport.recv_instead)
+        other = gevent.spawn(transport.recv_for_reader)
         gevent.sleep(0)
         peer.sendall(b"bytes")
         assert other.get(timeout=5) == b"bytes"
@@ -296,7 +296,7 @@ def test_one_that_is_woken_by_something_else_gets_nothing(ends: Ends, reader: ge
 
 def test_a_killed_one_leaves_the_reader_reading(ends: Ends, reader: gevent.Greenlet) -> None:
     transport, peer = ends
-    other = gevent.spawn(transport.recv_instead)
+    other = gevent.spawn(transport.recv_for_reader)
     gevent.sleep(0)
     other.kill()
     peer.sendall(b"bytes")
@@ -305,7 +305,7 @@ def test_a_killed_one_leaves_the_reader_reading(ends: Ends, reader: gevent.Green
 
 def test_an_error_is_for_the_reader(ends: Ends, reader: gevent.Greenlet) -> None:
     transport, _ = ends
-    other = gevent.spawn(transport.recv_instead)
+    other = gevent.spawn(transport.recv_for_reader)
     gevent.sleep(0)
     transport.cancel_recv(RuntimeError("enough"))
     assert isinstance(reader.get(timeout=5), RuntimeError)
@@ -315,7 +315,7 @@ def test_an_error_is_for_the_reader(ends: Ends, reader: gevent.Greenlet) -> None
 
 def test_closing_ends_both(ends: Ends, reader: gevent.Greenlet) -> None:
     transport, _ = ends
-    other = gevent.spawn(transport.recv_instead)
+    other = gevent.spawn(transport.recv_for_reader)
     gevent.sleep(0)
     transport.close()
     assert isinstance(reader.get(timeout=5), OSError)
@@ -339,9 +339,9 @@ def test_bytes_that_nobody_reads_keep_nobody_busy(ends: Ends) -> None:
 
 def test_only_one_reads_instead(ends: Ends, reader: gevent.Greenlet) -> None:
     transport, peer = ends
-    other = gevent.spawn(transport.recv_instead)
+    other = gevent.spawn(transport.recv_for_reader)
     gevent.sleep(0)
-    assert transport.recv_instead() is None
+    assert transport.recv_for_reader() is None
     peer.sendall(b"bytes")
     assert other.get(timeout=5) == b"bytes"
 
@@ -364,20 +364,20 @@ class Answers:
 
 
 def test_what_comes_at_once_needs_no_hub_but_the_hub_has_its_turn() -> None:
-    tries = Tries(Answers(TRIES))
+    tries = SpinReader(Answers(TRIES))
     got = [tries.recv(100) for _ in range(3 * (HITS + 1))]
     assert got == ([b"answer"] * HITS + [None]) * 3
 
 
 def test_tries_in_vain_become_rare() -> None:
     answers = Answers(0)
-    tries = Tries(answers)
+    tries = SpinReader(answers)
     assert [tries.recv(100) for _ in range(5000)] == [None] * 5000
     assert answers.tries < 500
 
 
 def test_the_end_is_no_miss() -> None:
-    assert Tries(lambda size: b"").recv(100) == b""
+    assert SpinReader(lambda size: b"").recv(100) == b""
 
 
 # Waiting for a moment
@@ -396,25 +396,25 @@ def watched(ends: Ends) -> Ends:
 
 
 def test_only_what_comes_quickly_is_waited_for(watched: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moment, "QUICK", 10.0)
-    monkeypatch.setattr(moment, "TURN", 10.0)
-    waited = Moment(gevent.get_hub().loop)
+    monkeypatch.setattr(busy_poll, "QUICK", 10.0)
+    monkeypatch.setattr(busy_poll, "TURN", 10.0)
+    waited = BusyPoll(gevent.get_hub().loop)
     assert not waited.wait(), "the first comes after nothing"
     watched[1].sendall(b"second")
     assert waited.wait()
-    monkeypatch.setattr(moment, "QUICK", 0.0)
+    monkeypatch.setattr(busy_poll, "QUICK", 0.0)
     assert not waited.wait(), "too long since the last"
 
 
 def test_waiting_in_vain_is_not_repeated_soon(watched: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moment, "QUICK", 10.0)
-    monkeypatch.setattr(moment, "TURN", 10.0)
-    waited = Moment(gevent.get_hub().loop)
+    monkeypatch.setattr(busy_poll, "QUICK", 10.0)
+    monkeypatch.setattr(busy_poll, "TURN", 10.0)
+    waited = BusyPoll(gevent.get_hub().loop)
     waited.wait()
     assert not waited.wait(), "nothing came"
     watched[1].sendall(b"second")
     assert not waited.wait(), "it rests"
-    monkeypatch.setattr(moment, "REST", 0.0)
+    monkeypatch.setattr(busy_poll, "REST", 0.0)
     waited.rest()
     assert waited.wait()
 
@@ -423,16 +423,16 @@ def test_a_loop_without_a_descriptor_waits_by_itself(monkeypatch: pytest.MonkeyP
     class Loop:
         fileno = staticmethod(lambda: None)
 
-    monkeypatch.setattr(moment, "QUICK", 10.0)
-    waited = Moment(Loop())
+    monkeypatch.setattr(busy_poll, "QUICK", 10.0)
+    waited = BusyPoll(Loop())
     assert [waited.wait() for _ in range(5)] == [False] * 5
 
 
 def test_the_hub_has_its_turn(watched: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moment, "QUICK", 10.0)
-    monkeypatch.setattr(moment, "TURN", -1.0)
+    monkeypatch.setattr(busy_poll, "QUICK", 10.0)
+    monkeypatch.setattr(busy_poll, "TURN", -1.0)
     watched[1].sendall(b"second")
-    waited = Moment(gevent.get_hub().loop)
+    waited = BusyPoll(gevent.get_hub().loop)
     assert [waited.wait() for _ in range(5)] == [False] * 5
 
 

@@ -17,7 +17,7 @@ ID_SIZE = 16
 COMPARE_AT = 50_000
 
 
-class HeldIds:
+class InFlightIds:
     """The ids received and not answered. Ids come and go side by side, 16 bytes each.
 
     Attributes:

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from nsq_fast._frame import Columns
-from nsq_fast.runtime.columns import ColumnSubscription
+from nsq_fast.runtime.column_subscription import ColumnSubscription
 
 STALE = 0.8
 """After this part of the server's message timeout, messages are left to run into it rather than kept."""
@@ -27,7 +27,7 @@ SURE = 0.5
 
 
 class Claimed(NamedTuple):
-    """A segment of this lane: its number, how many messages had arrived with its last, since when they could."""
+    """A segment of this connection: its number, how many messages had arrived with its last, since when they could."""
 
     number: int
     arrived: int
@@ -50,7 +50,7 @@ class Work(NamedTuple):
     result: Future[int | None] | None
 
 
-class Lane:
+class JournalConnection:
     """A subscription with its accounts.
 
     Attributes:

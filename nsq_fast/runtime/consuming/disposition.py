@@ -19,7 +19,7 @@ from nsq_fast.protocol.backoff import RequeueDelay
 from nsq_fast.runtime.fork import CopyEnded
 from nsq_fast.runtime.signals import emit, is_heard, receivers
 
-from .dispatch import Lane
+from .dispatch import InboundQueue
 from .failures import GiveUpPolicy, message_name
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ Handler = Callable[[Any, Message], object]
 BatchHandler = Callable[[Any, list[Message]], object]
 
 
-class Outcomes:
+class Disposition:
     """The handlers of a consumer and what becomes of their messages.
 
     Attributes:
@@ -61,13 +61,13 @@ class Outcomes:
         self._give_up = give_up
         self._log = consumer.logger
 
-    def finish_in(self, lane: Lane) -> Callable[[Message], object]:
-        """What takes a message that was marked as responded: the lane's list, and the signal where it is heard."""
+    def finish_in(self, inbound: InboundQueue) -> Callable[[Message], object]:
+        """What takes a message that was marked as responded: the inbound's list, and the signal where it is heard."""
         if not is_heard(self.consumer, "on_finish"):
-            return lane.fins.append
+            return inbound.fins.append
 
         def finish(message: Message) -> None:
-            lane.fins.append(message)
+            inbound.fins.append(message)
             emit(self.consumer, "on_finish", message_id=message.id)
 
         return finish
@@ -163,20 +163,20 @@ class Outcomes:
 
     # Giving up
 
-    def is_beyond(self, lane: Lane, message: Message) -> bool:
+    def is_beyond(self, inbound: InboundQueue, message: Message) -> bool:
         """Whether a policy, and not the handler, gets this message."""
-        return message.attempts > self.max_tries if lane.turn is None else self.ordered.gives_up(message)
+        return message.attempts > self.max_tries if inbound.turn is None else self.ordered.gives_up(message)
 
-    def is_given_up(self, lane: Lane, message: Message) -> bool:
+    def is_given_up(self, inbound: InboundQueue, message: Message) -> bool:
         """Give a message up if it has too many attempts; say whether no handler shall see it."""
-        if lane.turn is not None:
-            return not self.ordered.begins(lane, message)
+        if inbound.turn is not None:
+            return not self.ordered.begins(inbound, message)
         if message.attempts <= self.max_tries:
             return False
-        self.give_up(lane, message)
+        self.give_up(inbound, message)
         return True
 
-    def give_up(self, lane: Lane, message: Message, policy: GiveUpPolicy | None = None) -> None:
+    def give_up(self, inbound: InboundQueue, message: Message, policy: GiveUpPolicy | None = None) -> None:
         """Hand a message with too many attempts to the policy, then finish it; keep it if that fails."""
         try:
             if is_heard(self.consumer, "on_giving_up"):
@@ -188,16 +188,16 @@ class Outcomes:
             return
         self.consumer.given_up += 1
         if not message.is_async() and message.mark_responded():
-            lane.finish(message)
+            inbound.finish(message)
 
-    def without_given_up(self, lane: Lane, messages: list[Message]) -> list[Message]:
+    def without_given_up(self, inbound: InboundQueue, messages: list[Message]) -> list[Message]:
         """The messages of a batch that a handler shall see; the others are given up."""
         max_tries = self.max_tries
         if all(message.attempts <= max_tries for message in messages):
             return messages
         for message in messages:
             if message.attempts > max_tries:
-                self.give_up(lane, message)
+                self.give_up(inbound, message)
         return [message for message in messages if message.attempts <= max_tries]
 
     def give_back(self, messages: Iterable[Message]) -> None:

@@ -30,7 +30,7 @@ REST = 0.05
 """Seconds that the hub does the waiting after it was in vain here."""
 
 
-class Moment:
+class BusyPoll:
     """Says when there may be something to read, as long as waiting for it keeps nobody waiting.
 
     It waits for any event of the hub's loop, not for one socket: only greenlets that are ready to run wait for it.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsq_fast._codec import Message
 from nsq_fast.protocol.backoff import RequeueDelay
-from nsq_fast.runtime.consuming.outcomes import Handler, Outcomes
+from nsq_fast.runtime.consuming.disposition import Disposition, Handler
 
 if TYPE_CHECKING:
     from .consumer import Consumer
@@ -18,7 +18,7 @@ class _Kept(Exception):
     """A subclass has kept a message for later."""
 
 
-class GnsqOutcomes(Outcomes):
+class GnsqDisposition(Disposition):
     """What follows a handler, by gnsq's rules.
 
     ``message.requeue()`` has no delay; the consumer's ``requeue_delay`` is for failures.

@@ -40,7 +40,7 @@ from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Heartbeat, Rep
 from nsq_fast.protocol.identify import ServerInfo
 from nsq_fast.protocol.session import Session
 
-from .held import HeldIds
+from .in_flight_ids import InFlightIds
 from .net.handshake import connecting, shake_hands
 from .net.transport import Transport
 
@@ -97,7 +97,7 @@ class ColumnSubscription:
         self._options: dict[str, Any] = {"partition": partition, "ordered": ordered, "advanced": advanced}
         self._transport: Transport | None = None
         self._reader: ColumnReader
-        self._held = HeldIds()
+        self._held = InFlightIds()
         self._early: list[Columns] = []
         self._has_close_wait = False
 
@@ -232,10 +232,10 @@ class ColumnSubscription:
         if columns.count:
             self._held.add(columns.ids)
         for event in events:
-            self._heed(event)
+            self._handle_event(event)
         return columns
 
-    def _heed(self, event: Any) -> None:
+    def _handle_event(self, event: Any) -> None:
         if isinstance(event, Heartbeat):
             self._send(event.send)
         elif isinstance(event, Reply):

@@ -28,7 +28,7 @@ SINGLE = 64
 _BEST_SCORE = 8
 
 
-class Tries:
+class SpinReader:
     """Reads what comes at once, from a socket that does not block.
 
     Args:

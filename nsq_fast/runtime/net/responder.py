@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 
-class Answers:
+class Responder:
     """The side of a connection that messages see.
 
     Attributes:
