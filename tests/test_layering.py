@@ -11,7 +11,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +50,19 @@ IMPURE = {
     "urllib",
 }  # fmt: skip
 PURE_LAYERS = {"protocol", "page", *DATA}
+# Modules that import each other in a circle, to be taken apart: this list may only become shorter.
+KNOWN_CIRCLES = {
+    frozenset(names.split())
+    for names in (
+        "broker.authorize broker.command_set broker.commands broker.connection broker.dialect broker.tcp",
+        "runtime.consumer runtime.consuming.closing runtime.consuming.dispatch runtime.consuming.disposition"
+        " runtime.consuming.iteration runtime.consuming.ordered runtime.consuming.subscriber"
+        " runtime.consuming.subscriptions",
+        "runtime.net.connection runtime.net.owner runtime.net.responder",
+        "runtime.publishing.addressed runtime.publishing.lane runtime.publishing.publish runtime.publishing.routes",
+        "runtime.publishing.delivery runtime.publishing.pinned",
+    )
+}
 
 
 class Import(NamedTuple):
@@ -66,13 +79,13 @@ def layer_of(path: Path) -> str:
     return parts[0]
 
 
-def module_of(path: Path) -> str:
-    parts = ("nsq_fast", *path.relative_to(PACKAGE).with_suffix("").parts)
+def module_of(path: Path, package: Path = PACKAGE) -> str:
+    parts = ("nsq_fast", *path.relative_to(package).with_suffix("").parts)
     return ".".join(parts)
 
 
-def imports_of(path: Path) -> list[Import]:
-    return list(_walk(ast.parse(path.read_text()), module_of(path), True))
+def imports_of(path: Path, package: Path = PACKAGE) -> list[Import]:
+    return list(_walk(ast.parse(path.read_text()), module_of(path, package), True))
 
 
 def _walk(node: ast.AST, module: str, at_run_time: bool) -> Iterator[Import]:
@@ -114,6 +127,50 @@ def allowed(path: Path) -> set[str]:
     return ALLOWED[own] | {own} | MAY_ALSO_IMPORT.get(path.relative_to(PACKAGE).as_posix(), set())
 
 
+def imported_modules(package: Path = PACKAGE) -> dict[str, set[str]]:
+    """Each module of the package, by its dotted name below it -> the modules of the package that it imports.
+
+    Every import statement counts: those under ``TYPE_CHECKING`` and those inside functions, too.
+    """
+    named = {name_in(path, package): path for path in sorted(package.rglob("*.py"))}
+    return {
+        name: {target for item in imports_of(path, package) for target in _targets(item, named)} - {name}
+        for name, path in named.items()
+    }
+
+
+def name_in(path: Path, package: Path) -> str:
+    return module_of(path, package).removeprefix("nsq_fast.").removesuffix(".__init__")
+
+
+def _targets(item: Import, modules: Collection[str]) -> Iterator[str]:
+    """The modules that a statement imports: `from package import name` takes a module, where one has that name."""
+    if item.module.partition(".")[0] != "nsq_fast":
+        return
+    for name in item.names or ("",):
+        whole = f"{item.module}.{name}".removeprefix("nsq_fast.")
+        target = whole if whole in modules else item.module.removeprefix("nsq_fast").removeprefix(".") or "__init__"
+        if target in modules:
+            yield target
+
+
+def circles(graph: Mapping[str, set[str]]) -> set[frozenset[str]]:
+    """The groups of two modules or more of which each reaches each other one."""
+    reach = {name: reachable(graph, name) for name in graph}
+    return {frozenset(other for other in reach[name] if name in reach[other]) for name in graph if name in reach[name]}
+
+
+def reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
+    """What imports lead to from a module; with the module itself where they lead back to it."""
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = graph[waiting.pop()] - found
+        found |= new
+        waiting.extend(new)
+    return found
+
+
 def shown(path: Path, item: Import) -> str:
     return f"{path.relative_to(PACKAGE.parent)}:{item.line} imports {item.module} {' '.join(item.names)}".rstrip()
 
@@ -127,6 +184,27 @@ def test_imports_go_downwards_only() -> None:
         shown(path, item) for path in SOURCES for item in imports_of(path) if layers_imported(item) - allowed(path)
     ]
     assert wrong == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    found = circles(imported_modules())
+    assert sorted(map(sorted, found - KNOWN_CIRCLES)) == [], "a new circle, or one of KNOWN_CIRCLES that has changed"
+    assert sorted(map(sorted, KNOWN_CIRCLES - found)) == [], "no longer a circle like that: shorten KNOWN_CIRCLES"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("from .b import Name", "from .a import other"),
+        ("from . import b", "from nsq_fast import a"),
+        ("if TYPE_CHECKING:\n    from .b import Name", "from . import a"),
+        ("def later():\n    import nsq_fast.b", "from .a import x"),
+    ],
+)
+def test_a_circle_is_seen_through_every_form_of_import(tmp_path: Path, first: str, second: str) -> None:
+    for name, text in {"a": first, "b": second, "c": "from . import a, b"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    assert circles(imported_modules(tmp_path)) == {frozenset({"a", "b"})}
 
 
 def test_pure_layers_do_no_input_or_output() -> None:

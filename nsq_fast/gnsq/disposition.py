@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from nsq_fast._codec import Message
 from nsq_fast.protocol.backoff import RequeueDelay
 from nsq_fast.runtime.consuming.disposition import Disposition, Handler
-
-if TYPE_CHECKING:
-    from .consumer import Consumer
 
 _NO_DELAY = RequeueDelay(0, base=0.0, factor=1.0, cap=0.0, jitter=0.0, random=lambda: 0.0)
 
@@ -18,16 +15,27 @@ class _Kept(Exception):
     """A subclass has kept a message for later."""
 
 
+class GnsqOptions(Protocol):
+    """What these rules ask of gnsq's Consumer."""
+
+    @property
+    def requeue_delay(self) -> int | None:
+        """ms until a message that failed is delivered again; None: computed from its attempts."""
+
+    @property
+    def overrides_handling(self) -> bool:
+        """Whether a subclass has methods of its own to handle messages."""
+
+
 class GnsqDisposition(Disposition):
     """What follows a handler, by gnsq's rules.
 
     ``message.requeue()`` has no delay; the consumer's ``requeue_delay`` is for failures.
     """
 
-    consumer: Consumer
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, consumer: Any, *args: Any) -> None:
+        super().__init__(consumer, *args)
+        self._options: GnsqOptions = consumer
         self._failure_delay, self.requeue_delay = self.requeue_delay, _NO_DELAY
 
     def failed(self, message: Message, error: BaseException) -> None:
@@ -35,13 +43,13 @@ class GnsqDisposition(Disposition):
             super().failed(message, error)
 
     def requeue(self, message: Message, delay_ms: int | None, backoff: bool) -> None:
-        fixed = self.consumer.requeue_delay
+        fixed = self._options.requeue_delay
         if delay_ms is None:
             delay_ms = fixed if fixed is not None else self._failure_delay(message.attempts)
         super().requeue(message, delay_ms, backoff)
 
     def present_handler(self) -> Handler:
-        return _routed if self.consumer.overrides_handling else super().present_handler()
+        return _routed if self._options.overrides_handling else super().present_handler()
 
 
 def _routed(consumer: Any, message: Message) -> None:
