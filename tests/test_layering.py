@@ -54,7 +54,8 @@ PURE_LAYERS = {"protocol", "page", *DATA}
 KNOWN_CIRCLES = {
     frozenset(names.split())
     for names in (
-        "broker.authorize broker.command_set broker.commands broker.connection broker.dialect broker.tcp",
+        "broker.tcp.authorize broker.tcp.command_set broker.tcp.commands broker.tcp.connection broker.tcp.dialect"
+        " broker.tcp.server",
         "runtime.consumer runtime.consuming.closing runtime.consuming.dispatch runtime.consuming.disposition"
         " runtime.consuming.iteration runtime.consuming.ordered runtime.consuming.subscriber"
         " runtime.consuming.subscriptions",

@@ -16,28 +16,28 @@ from typing import TYPE_CHECKING
 from nsq_fast._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .facade import Broker as Broker
-    from .faults import Faults as Faults
-    from .group import serve as serve
-    from .lookupd_server import LookupdServer as LookupdServer
-    from .nsqd_server import NsqdServer as NsqdServer
+    from .net.faults import Faults as Faults
     from .options import LookupdOptions as LookupdOptions
     from .options import NsqdOptions as NsqdOptions
-    from .process import BrokerProcess as BrokerProcess
     from .redesigned.cluster import RedesignedCluster as RedesignedCluster
     from .redesigned.process import ClusterProcess as ClusterProcess
+    from .servers.broker import Broker as Broker
+    from .servers.group import serve as serve
+    from .servers.lookupd import LookupdServer as LookupdServer
+    from .servers.nsqd import NsqdServer as NsqdServer
+    from .servers.process import BrokerProcess as BrokerProcess
 
 _HOME = {
-    "Broker": "facade",
-    "BrokerProcess": "process",
+    "Broker": "servers.broker",
+    "BrokerProcess": "servers.process",
     "ClusterProcess": "redesigned.process",
-    "Faults": "faults",
+    "Faults": "net.faults",
     "LookupdOptions": "options",
-    "LookupdServer": "lookupd_server",
+    "LookupdServer": "servers.lookupd",
     "NsqdOptions": "options",
-    "NsqdServer": "nsqd_server",
+    "NsqdServer": "servers.nsqd",
     "RedesignedCluster": "redesigned.cluster",
-    "serve": "group",
+    "serve": "servers.group",
 }
 
 __all__ = [*_HOME]

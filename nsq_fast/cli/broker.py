@@ -15,10 +15,10 @@ import click
 from click.core import ParameterSource
 
 from nsq_fast.broker import Broker, RedesignedCluster
-from nsq_fast.broker.group import ServerGroup
-from nsq_fast.broker.nsqd_server import NsqdServer
 from nsq_fast.broker.options import LookupdOptions, NsqdOptions
 from nsq_fast.broker.redesigned.options import ClusterOptions
+from nsq_fast.broker.servers.group import ServerGroup
+from nsq_fast.broker.servers.nsqd import NsqdServer
 from nsq_fast.errors import ConfigError
 
 from . import options

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from nsq_fast.broker.executable import main
+from nsq_fast.broker.servers.executable import main
 
 
 @click.command(

@@ -13,7 +13,7 @@ from support.http import ask, exchange, parse
 from support.wire import WireClient
 
 from nsq_fast.broker import Faults, LookupdServer, NsqdServer
-from nsq_fast.broker.faults import reset
+from nsq_fast.broker.net.faults import reset
 from nsq_fast.errors import ConfigError
 
 

@@ -11,9 +11,9 @@ from support.waiting import until
 from support.wire import WireClient
 
 from nsq_fast.broker import NsqdServer
-from nsq_fast.broker.ids import SnowflakeIds
-from nsq_fast.broker.log import Position, SegmentLog, deferred_record
+from nsq_fast.broker.diskqueue.log import Position, SegmentLog, deferred_record
 from nsq_fast.broker.message import encode_frames
+from nsq_fast.broker.nsqd.guid import SnowflakeIds
 
 
 def records(first: int, count: int, size: int = 20) -> list[bytes]:

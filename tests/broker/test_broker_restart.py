@@ -17,7 +17,7 @@ from support.wire import WireClient
 
 from nsq_fast.broker import BrokerProcess, NsqdOptions, NsqdServer
 from nsq_fast.broker.errors import DataPathError
-from nsq_fast.broker.nsqd import Nsqd
+from nsq_fast.broker.nsqd.nsqd import Nsqd
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_a_disk_that_fails_refuses_the_publish_and_is_reported(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("nsq_fast.broker.log.os.pwrite", fail)
+        patched.setattr("nsq_fast.broker.diskqueue.log.os.pwrite", fail)
         answer = client.command(b"PUB t\n\0\0\0\x012")
     assert answer == b"E_PUB_FAILED PUB failed [Errno 28] No space left on device"
     assert server.nsqd.error is not None
@@ -241,7 +241,7 @@ def test_messages_are_synced_before_ok_whenever_sync_every_is_reached(
     with NsqdServer(options) as server:
         server.nsqd.get_topic("t")
         synced: list[int] = []
-        monkeypatch.setattr("nsq_fast.broker.nsqd.os.fsync", synced.append)
+        monkeypatch.setattr("nsq_fast.broker.nsqd.nsqd.os.fsync", synced.append)
         client = WireClient(server.tcp_address)
         for n in range(5):
             client.publish("t", b"%d" % n)

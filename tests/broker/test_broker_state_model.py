@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nsq_fast.broker.inflight import InFlight
-from nsq_fast.broker.nsqd import Nsqd
+from nsq_fast.broker.nsqd.in_flight import InFlight
+from nsq_fast.broker.nsqd.nsqd import Nsqd
 from nsq_fast.broker.options import NsqdOptions
 
 FAR = 1e12

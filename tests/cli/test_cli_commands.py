@@ -22,7 +22,7 @@ from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
 
 from nsq_fast import LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.broker import BrokerProcess, ClusterProcess
-from nsq_fast.broker.process import ServerAddresses
+from nsq_fast.broker.servers.process import ServerAddresses
 from nsq_fast.cli import main
 
 LIMIT = 30.0

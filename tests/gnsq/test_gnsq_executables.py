@@ -13,7 +13,7 @@ import pytest
 from support.waiting import until
 
 from nsq_fast import Producer, gnsq
-from nsq_fast.broker.executable import parse_flags
+from nsq_fast.broker.servers.executable import parse_flags
 from nsq_fast.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

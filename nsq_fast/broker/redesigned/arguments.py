@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from nsq_fast.broker.command_set import quote
-from nsq_fast.broker.connection import FatalError
+from nsq_fast.broker.tcp.command_set import quote
+from nsq_fast.broker.tcp.connection import FatalError
 
 _INTEGER = re.compile(rb"[+-]?[0-9]+\Z")
 _LIMIT = 1 << 63

@@ -20,9 +20,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from nsq_fast.broker.channel import SAMPLE_OF
 from nsq_fast.broker.errors import Exiting, NotOwner
-from nsq_fast.broker.inflight import InFlight
+from nsq_fast.broker.nsqd.channel import SAMPLE_OF
+from nsq_fast.broker.nsqd.in_flight import InFlight
 from nsq_fast.names import is_ephemeral
 
 from .filters import Matches, tag_of

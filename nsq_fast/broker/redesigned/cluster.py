@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nsq_fast.broker.group import ServerGroup, count_up, listen_options
-from nsq_fast.broker.http import Router
-from nsq_fast.broker.lookupd_server import LookupdServer
-from nsq_fast.broker.nsqd_server import NsqdServer
+from nsq_fast.broker.http.router import Router
 from nsq_fast.broker.options import LookupdOptions, NsqdOptions
+from nsq_fast.broker.servers.group import ServerGroup, count_up, listen_options
+from nsq_fast.broker.servers.lookupd import LookupdServer
+from nsq_fast.broker.servers.nsqd import NsqdServer
 from nsq_fast.config import split_options
 from nsq_fast.errors import ConfigError
 

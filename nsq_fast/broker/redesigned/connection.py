@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from nsq_fast.broker.connection import Connection
+from nsq_fast.broker.tcp.connection import Connection
 
 from .channel import PartitionChannel
 from .filters import make_filter

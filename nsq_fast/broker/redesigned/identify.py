@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from nsq_fast.broker.identify import IdentifyError, Negotiation, Profile, Request, Upgrades
 from nsq_fast.broker.options import NsqdOptions
+from nsq_fast.broker.tcp.identify import IdentifyError, Negotiation, Profile, Request, Upgrades
 
 from .filters import FilterRequest
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from nsq_fast.broker.lookupd import LookupDB, Peer
+from nsq_fast.broker.lookupd.registration_db import LookupDB, Peer
 
 from .state import ClusterState, Partition, TopicMeta
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gevent import Greenlet, sleep, spawn
 
-from nsq_fast.broker.host import Host
+from nsq_fast.broker.nsqd.host import Host
 from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.errors import NotLeader, NotWritable, TopicNotExist
 

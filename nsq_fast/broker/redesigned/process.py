@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nsq_fast.broker.process import BrokerProcess, ServerAddresses, run
+from nsq_fast.broker.servers.process import BrokerProcess, ServerAddresses, run
 
 from .cluster import RedesignedCluster
 

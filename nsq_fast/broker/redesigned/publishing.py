@@ -14,10 +14,10 @@ from typing import cast
 
 import msgspec
 
-from nsq_fast.broker.authorize import require_permission
-from nsq_fast.broker.command_set import INCOMPLETE, Handler, has, size_at, text
-from nsq_fast.broker.commands import mpub_bodies, mpub_count
-from nsq_fast.broker.connection import OK, RESPONSE, Connection, FatalError, frame
+from nsq_fast.broker.tcp.authorize import require_permission
+from nsq_fast.broker.tcp.command_set import INCOMPLETE, Handler, has, size_at, text
+from nsq_fast.broker.tcp.commands import mpub_bodies, mpub_count
+from nsq_fast.broker.tcp.connection import OK, RESPONSE, Connection, FatalError, frame
 from nsq_fast.errors import (
     BadPartition,
     ExtNotSupported,

@@ -6,11 +6,11 @@ import socket
 from collections.abc import Callable
 from typing import Any, cast
 
-from nsq_fast.broker.http import Router
-from nsq_fast.broker.lookupd_server import LookupdServer
-from nsq_fast.broker.nsqd_config import Settings
-from nsq_fast.broker.nsqd_server import NsqdServer
+from nsq_fast.broker.http.router import Router
+from nsq_fast.broker.nsqd.config import Settings
 from nsq_fast.broker.options import LookupdOptions, NsqdOptions
+from nsq_fast.broker.servers.lookupd import LookupdServer
+from nsq_fast.broker.servers.nsqd import NsqdServer
 
 from .commands import REDESIGNED
 from .coordinator import Coordinator

@@ -1,0 +1,1 @@
+"""What an nsqd keeps on disk: the log of each topic."""

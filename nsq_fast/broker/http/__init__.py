@@ -1,0 +1,1 @@
+"""HTTP for nsqd and nsqlookupd: routes, requests, and how replies look."""

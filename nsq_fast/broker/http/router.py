@@ -1,0 +1,276 @@
+"""A tiny HTTP router on gevent.pywsgi: what the HTTP faces of nsqd and nsqlookupd have in common.
+
+A handler takes a ``Request`` and returns text, bytes, None (an empty reply), or
+anything else, which goes out as JSON; it refuses by raising
+``request.refuse(status, text)``. How a result or a refusal looks on the wire is
+the router's *style*: ``style_v1`` is what servers since 1.0 always do,
+``style_negotiated`` what redesigned servers do on their older routes, decided
+by the request's Accept header.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs
+
+import msgspec
+from gevent.pywsgi import WSGIHandler, WSGIServer
+from gevent.ssl import SSLContext
+
+from nsq_fast.broker.net.faults import Faults
+from nsq_fast.broker.net.listener import Listener, bind
+from nsq_fast.errors import HttpError
+from nsq_fast.names import Address
+
+logger = logging.getLogger("nsq_fast.broker.http.router")
+
+ACCEPT_V1 = "application/vnd.nsq; version=1.0"
+_NSQ_TYPE = ("X-Nsq-Content-Type", "nsq; version=1.0")
+_JSON_TYPE = ("Content-Type", "application/json; charset=utf-8")
+_TEXT_TYPE = ("Content-Type", "text/plain; charset=utf-8")
+_BAD_QUERY = re.compile(r"%(?![0-9a-fA-F]{2})|;")
+
+Headers = list[tuple[str, str]]
+
+
+class Reply(NamedTuple):
+    """A reply as it goes out."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+Handler = Callable[["Request"], Any]
+Style = Callable[["Request", int, Any], Reply]
+
+
+class Request:
+    """One HTTP request. ``argument`` is the rest of the path for routes that end in ``/*``."""
+
+    def __init__(self, environ: dict[str, Any]) -> None:
+        self._environ = environ
+        self._arguments: dict[str, list[str]] | None = None
+        self.method: str = environ["REQUEST_METHOD"]
+        self.path: str = environ["PATH_INFO"]
+        self.argument = ""
+
+    def get(self, name: str) -> str | None:
+        """The first value of a query argument, or None; refuses the request when its query is malformed."""
+        if self._arguments is None:
+            query = self._environ.get("QUERY_STRING", "")
+            if _BAD_QUERY.search(query):
+                raise self.refuse(400, "INVALID_REQUEST")
+            self._arguments = parse_qs(query, keep_blank_values=True)
+        values = self._arguments.get(name)
+        return values[0] if values else None
+
+    def header(self, name: str) -> str:
+        """The value of a request header, or an empty string."""
+        value: str = self._environ.get("HTTP_" + name.upper().replace("-", "_"), "")
+        return value
+
+    def headers_with_prefix(self, prefix: str) -> dict[str, str]:
+        """The request headers whose names begin so; the rest of each name, in lower case, and the value."""
+        start = "HTTP_" + prefix.upper().replace("-", "_")
+        return {
+            name[len(start) :].lower().replace("_", "-"): value
+            for name, value in self._environ.items()
+            if name.startswith(start)
+        }
+
+    def body(self, limit: int, refusal: str) -> bytes:
+        """Read the body; refuse with 413 and the text ``refusal`` beyond ``limit`` bytes, before reading them all."""
+        self.check_length(limit, refusal)
+        try:
+            data: bytes = self._environ["wsgi.input"].read(limit + 1)
+        except OSError as error:
+            raise self.refuse(500, "INTERNAL_ERROR") from error
+        if len(data) > limit:
+            raise self.refuse(413, refusal)
+        return data
+
+    def check_length(self, limit: int, refusal: str) -> None:
+        """Refuse a body that says it is longer than ``limit`` bytes, with 413 and the text ``refusal``."""
+        if int(self._environ.get("CONTENT_LENGTH") or 0) > limit:
+            raise self.refuse(413, refusal)
+
+    def refuse(self, status: int, text: str) -> HttpError:
+        """The exception to raise for an error reply."""
+        return HttpError(self.path, status, text)
+
+    @property
+    def waits_to_send_its_body(self) -> bool:
+        """Whether the client holds its body back until it is told to go on, and was not told."""
+        stream = self._environ["wsgi.input"]
+        return self.header("Expect").lower() == "100-continue" and stream.position == 0
+
+
+def style_v1(request: Request, status: int, data: Any) -> Reply:
+    """Bare text or JSON, real status codes, errors as ``{"message": ...}``."""
+    if status != 200:
+        return Reply(status, [_JSON_TYPE, _NSQ_TYPE], msgspec.json.encode({"message": str(data)}))
+    if data is None:
+        return Reply(200, [_NSQ_TYPE], b"")
+    if isinstance(data, (str, bytes)):
+        return Reply(200, [_TEXT_TYPE, _NSQ_TYPE], data.encode() if isinstance(data, str) else data)
+    return Reply(200, [_JSON_TYPE, _NSQ_TYPE], msgspec.json.encode(data))
+
+
+def style_negotiated(request: Request, status: int, data: Any) -> Reply:
+    """As ``style_v1`` for a client that accepts it; for others wrapped, and every error as status 500."""
+    if request.header("Accept") == ACCEPT_V1:
+        return style_v1(request, status, data)
+    failed = status != 200
+    wrapped = {
+        "status_code": 500 if failed else 200,
+        "status_txt": str(data) if failed else "OK",
+        "data": None if failed else data,
+    }
+    return Reply(500 if failed else 200, [_JSON_TYPE], msgspec.json.encode(wrapped))
+
+
+def style_text(request: Request, status: int, data: Any) -> Reply:
+    """Plain text, errors too, without NSQ's header: the style of /ping."""
+    return Reply(status, [_TEXT_TYPE], str(data).encode())
+
+
+class _Route(NamedTuple):
+    handler: Handler
+    style: Style
+
+
+class Router:
+    """The WSGI application: a table of method and path to handler.
+
+    Like the original's router it answers 404 and 405 in the server's style, tells
+    the allowed methods, and redirects where only the case or a slash at the end is off.
+    """
+
+    def __init__(self, style: Style = style_v1) -> None:
+        self._style = style
+        self._routes: dict[str, dict[str, _Route]] = {}
+
+    def add(self, method: str, path: str, handler: Handler, style: Style | None = None) -> None:
+        """Add a route. A path that ends in ``/*`` takes one more segment, which becomes ``request.argument``."""
+        self._routes.setdefault(path, {})[method] = _Route(handler, style or self._style)
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer one request, as WSGI wants it."""
+        request = Request(environ)
+        reply = self._answer(request)
+        headers = [*reply.headers, ("Content-Length", str(len(reply.body)))]
+        if request.waits_to_send_its_body:
+            # The body will not come now, or comes as if it were the next request: end the connection.
+            headers.append(("Connection", "close"))
+            environ["wsgi.input"].content_length = 0
+        start_response(f"{reply.status} {HTTPStatus(reply.status).phrase}", headers)
+        return [] if request.method == "HEAD" else [reply.body]
+
+    def _answer(self, request: Request) -> Reply:
+        methods = self._find(request)
+        if methods is None:
+            return self._redirect(request) or self._style(request, 404, "NOT_FOUND")
+        route = methods.get(request.method)
+        if route is None:
+            return self._answer_wrong_method(request, methods)
+        try:
+            return route.style(request, 200, route.handler(request))
+        except HttpError as error:
+            return route.style(request, error.status or 500, error.text)
+        except Exception:
+            logger.exception("%s %s failed", request.method, request.path)
+            return route.style(request, 500, "INTERNAL_ERROR")
+
+    def _find(self, request: Request) -> dict[str, _Route] | None:
+        methods = self._routes.get(request.path)
+        if methods is None:
+            parent, _, argument = request.path.rpartition("/")
+            methods = self._routes.get(parent + "/*") if argument else None
+            request.argument = argument
+        return methods
+
+    def _redirect(self, request: Request) -> Reply | None:
+        path = request.path.rstrip("/").lower()
+        if path not in self._routes:
+            return None
+        status = 301 if request.method == "GET" else 307
+        return Reply(status, [("Location", path)], b"")
+
+    def _answer_wrong_method(self, request: Request, methods: dict[str, _Route]) -> Reply:
+        allow = ("Allow", ", ".join(sorted({*methods, "OPTIONS"})))
+        if request.method == "OPTIONS":
+            return Reply(200, [allow], b"")
+        status, headers, body = self._style(request, 405, "METHOD_NOT_ALLOWED")
+        return Reply(status, [allow, *headers], body)
+
+
+class _Handler(WSGIHandler):
+    """pywsgi's, without a traceback on stderr for a client that goes away, or makes no sense, in its request."""
+
+    def read_request(self, raw_requestline: str) -> Any:
+        try:
+            return super().read_request(raw_requestline)
+        except (OSError, IndexError) as error:  # IndexError: pywsgi's own, for a version without a dot
+            raise ValueError(str(error)) from error
+
+
+class HttpFace:
+    """A WSGI application on one address, over HTTP, or over HTTPS when there is an SSL context.
+
+    There is no access log. Faults act on its connections and on its replies.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: str | tuple[str, int],
+        application: Callable[..., Any],
+        faults: Faults,
+        ssl_context: SSLContext | None = None,
+    ) -> None:
+        self._application = application
+        self._faults = faults
+        self._listener = Listener(name, bind(address), self._handle, faults, ssl_context)
+        host, port = self._listener.address
+        # Never started: it serves the connections that the listener accepts.
+        self._server = WSGIServer(
+            (host, port),
+            self._answer,
+            log=None,
+            error_log=None,
+            handler_class=_Handler,
+            environ={"SERVER_NAME": host, "SERVER_PORT": str(port)},
+        )
+
+    @property
+    def address(self) -> Address:
+        """Where it listens, with the real port."""
+        return self._listener.address
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._listener.start()
+
+    def stop(self) -> None:
+        """Stop serving, and end open connections."""
+        self._listener.stop()
+
+    def _handle(self, sock: Any, address: Any) -> None:
+        guarded: Any = self._faults.guard(sock, lies=False)
+        self._server.handle(guarded, address)
+
+    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        faults = self._faults
+        if not faults.active:
+            return self._application(environ, start_response)  # type: ignore[no-any-return]
+        if faults.drop_replies:
+            faults.wait_until_heard()
+        if faults.lie is None:
+            return self._application(environ, start_response)  # type: ignore[no-any-return]
+        start_response(f"{faults.lie_status} {HTTPStatus(faults.lie_status).phrase}", [_JSON_TYPE, _NSQ_TYPE])
+        return [faults.lie]

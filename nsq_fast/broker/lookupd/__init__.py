@@ -1,0 +1,1 @@
+"""nsqlookupd: what it knows, its TCP protocol and its HTTP routes."""

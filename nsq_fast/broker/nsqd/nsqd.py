@@ -1,0 +1,252 @@
+"""The state of an nsqd: its topics, what of them survives a restart, and the scan for timeouts.
+
+No sockets: the TCP and HTTP servers work on it. What survives what, with a data
+path: a message whose publish was answered OK survives the end of the process,
+SIGKILL included; after a power loss up to ``sync_every`` messages a topic, or
+those of the last ``sync_timeout`` seconds, may be missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gevent import Greenlet, get_hub, sleep, spawn
+
+from nsq_fast.broker.diskqueue.log import SegmentLog
+from nsq_fast.broker.errors import Exiting as Exiting
+from nsq_fast.broker.errors import NotFound as NotFound
+from nsq_fast.broker.options import NsqdOptions
+from nsq_fast.names import is_ephemeral, is_valid_name
+
+from .channel import Channel
+from .guid import SnowflakeIds
+from .host import Host
+from .store import ChannelMetadata, Metadata, Store, TopicMetadata, restore
+from .topic import Topic
+
+logger = logging.getLogger("nsq_fast.broker.nsqd.nsqd")
+
+Listener = Callable[[str, str, "str | None"], None]
+
+
+class Nsqd(Host):
+    """The topics of one nsqd.
+
+    Attributes:
+        topics: by name.
+        lookup_channels: asked, when a topic is new, which channels it has elsewhere; may block.
+    """
+
+    def __init__(self, options: NsqdOptions) -> None:
+        super().__init__(options)
+        self.topics: dict[str, Topic] = {}
+        self.lookup_channels: Callable[[str], list[str]] | None = None
+        self._store: Store | None = None
+        self._listeners: list[Listener] = []
+        self._greenlets: list[Greenlet[..., None]] = []
+        self._is_loading = False
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Load what the data path has, and begin to scan. Raises DataPathError."""
+        self._store = Store(self.options.data_path)
+        self._load()
+        self._greenlets = [spawn(self._scan_loop), spawn(self._persist_loop)]
+        for greenlet, name in zip(self._greenlets, ("nsqd-scan", "nsqd-persist"), strict=True):
+            greenlet.name = name
+
+    def close(self) -> None:
+        """Disconnect everybody and write down where everything is."""
+        self._end(save=True)
+
+    def kill(self) -> None:
+        """Stop as SIGKILL would: nothing more is written."""
+        self._end(save=False)
+
+    def _end(self, *, save: bool) -> None:
+        for greenlet in self._greenlets:
+            greenlet.kill()
+        self._greenlets = []
+        if self._store is None:
+            return
+        for topic in self.topics.values():
+            topic.close()
+            if save and topic.is_durable:
+                self._store.save_checkpoint(topic)
+                topic.log.sync()
+            topic.log.close()
+        if save:
+            self._store.save_metadata(self._metadata())
+        self.topics.clear()
+        self._store.close()
+        self._store = None
+
+    # --- topics ------------------------------------------------------------------------------------------------------
+
+    def get_topic(self, name: str) -> Topic:
+        """The topic of that name; it is created if there is none, with the channels that it has elsewhere."""
+        topic = self.topics.get(name)
+        if topic is not None:
+            return topic
+        topic = self._create_topic(name)
+        self._changed("create", topic, None)
+        for channel in self.lookup_channels(name) if self.lookup_channels else ():
+            if not is_ephemeral(channel) and not topic.is_exiting:
+                topic.get_channel(channel)
+        topic.start()
+        return topic
+
+    def existing_topic(self, name: str) -> Topic:
+        """The topic of that name; raises NotFound if there is none."""
+        topic = self.topics.get(name)
+        if topic is None:
+            raise NotFound("topic does not exist")
+        return topic
+
+    def delete_topic(self, name: str) -> None:
+        """Drop a topic with its channels and messages; raises NotFound."""
+        topic = self.existing_topic(name)
+        topic.close()
+        for channel in list(topic.channels):
+            topic.delete_channel(channel)
+        del self.topics[name]
+        topic.log.delete()
+        self._changed("delete", topic, None)
+
+    def _create_topic(self, name: str) -> Topic:
+        if self._store is None:
+            raise Exiting("exiting")
+        topic = Topic(
+            name,
+            SnowflakeIds(self.options.node_id),
+            self._store.log(name, self.options.max_bytes_per_file),
+            is_durable=self._store.is_durable,
+            mem_queue_size=self.options.mem_queue_size,
+            on_change=self._changed,
+            on_logged=self._logged,
+        )
+        self.topics[name] = topic
+        return topic
+
+    def subscribe(self, listener: Listener) -> None:
+        """Call ``listener(event, topic, channel)`` for "create" and "delete"; channel None means the topic itself."""
+        self._listeners.append(listener)
+
+    def _changed(self, event: str, topic: Topic, channel: Channel | None) -> None:
+        if event == "unused":
+            self.delete_topic(topic.name)
+            return
+        lasts = not topic.is_ephemeral and not (channel is not None and channel.is_ephemeral)
+        if self._store is not None and lasts and not self._is_loading:
+            self._persist(topic)
+        if event != "change":
+            for listener in self._listeners:
+                listener(event, topic.name, None if channel is None else channel.name)
+
+    # --- what survives -----------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        assert self._store is not None
+        self._is_loading = True
+        for saved in self._store.load_metadata().topics or ():
+            if not is_valid_name(saved.name):
+                logger.warning("skipping creation of invalid topic %r", saved.name)
+                continue
+            topic = self._create_topic(saved.name)
+            topic.is_paused = saved.paused
+            for channel in saved.channels or ():
+                if is_valid_name(channel.name):
+                    topic.get_channel(channel.name).is_paused = channel.paused
+            restore(topic, self._store.load_checkpoint(topic.log))
+            topic.start()
+        self._is_loading = False
+
+    def _metadata(self) -> Metadata:
+        return Metadata(
+            [
+                TopicMetadata(
+                    topic.name,
+                    topic.is_paused,
+                    [
+                        ChannelMetadata(channel.name, channel.is_paused)
+                        for channel in topic.channels.values()
+                        if not channel.is_ephemeral
+                    ],
+                )
+                for topic in self.topics.values()
+                if not topic.is_ephemeral
+            ],
+            self.options.version,
+        )
+
+    def _persist(self, topic: Topic) -> None:
+        assert self._store is not None
+        with self._disk():
+            if topic.name in self.topics:
+                # First where a channel is, then that it is there: a channel without a place gets the whole log.
+                self._store.save_checkpoint(topic)
+            self._store.save_metadata(self._metadata())
+
+    @contextlib.contextmanager
+    def _disk(self) -> Any:
+        """Keep an error of the disk for ``error``: a broker that cannot write goes on serving what it has."""
+        try:
+            yield
+            self.error = None
+        except OSError as error:
+            logger.error("failed to write to %s: %s", self.options.data_path, error)
+            self.error = error
+
+    def _logged(self, log: SegmentLog) -> None:
+        if log.unsynced >= self.options.sync_every:
+            _sync_in_thread(log)
+
+    def _persist_loop(self) -> None:
+        marks: dict[str, object] = {}
+        while True:
+            sleep(self.options.sync_timeout)
+            for topic in list(self.topics.values()):
+                mark = _activity(topic)
+                if self._store is not None and marks.get(topic.name) != mark:
+                    marks[topic.name] = mark
+                    with self._disk():
+                        self._store.save_checkpoint(topic)
+                        _sync_in_thread(topic.log)
+
+    # --- timeouts ----------------------------------------------------------------------------------------------------
+
+    def _scan_loop(self) -> None:
+        while True:
+            sleep(self.options.queue_scan_interval)
+            now, wall_now = time.monotonic(), time.time()
+            for topic in list(self.topics.values()):
+                for channel in list(topic.channels.values()):
+                    channel.scan(now, wall_now)
+
+
+def _activity(topic: Topic) -> object:
+    """Something that is another whenever a checkpoint of the topic would be another."""
+    channels = [
+        (channel.depth, channel.in_flight_count, channel.deferred_count, channel.message_count, channel.requeue_count)
+        for channel in topic.channels.values()
+    ]
+    return (topic.message_count, topic.depth, channels)
+
+
+def _sync_in_thread(log: SegmentLog) -> None:
+    fd = log.take_unsynced()
+    if fd is not None:
+        get_hub().threadpool.apply(_sync_and_close, (fd,))
+
+
+def _sync_and_close(fd: int) -> None:
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,244 @@
+"""A topic: takes what is published and hands it to its channels.
+
+While it is paused, or has no channel, what is published goes to its log only,
+and channels read it from there afterwards. With a data path the log holds every
+message; otherwise only those that some channel has no room for in memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from nsq_fast.broker.diskqueue.log import Position, SegmentLog, deferred_record
+from nsq_fast.broker.errors import Exiting, NotFound
+from nsq_fast.broker.message import Message, encode_frames
+from nsq_fast.names import is_ephemeral
+
+from .channel import Channel
+from .guid import IdGenerator
+
+Changed = Callable[[str, "Topic", "Channel | None"], None]
+
+
+class Topic:
+    """One topic.
+
+    Args:
+        log: where messages go that are not, or not only, in memory.
+        is_durable: whether every message goes to the log.
+        mem_queue_size: messages that each channel keeps in memory.
+        on_logged: called after messages went into a durable log; may block its greenlet.
+        on_change: called with ``create``, ``delete`` or ``change``, the topic, and the channel it is about.
+
+    Attributes:
+        channels: by name.
+        message_count, message_bytes: published so far.
+        is_exiting: closed or deleted.
+        log: where what is not, or not only, in memory stands.
+        ids: where its messages get their ids.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ids: IdGenerator,
+        log: SegmentLog,
+        *,
+        is_durable: bool,
+        mem_queue_size: int,
+        on_change: Changed,
+        on_logged: Callable[[SegmentLog], None] = lambda log: None,
+    ) -> None:
+        self.name = name
+        self.is_ephemeral = is_ephemeral(name)
+        self.is_durable = is_durable and not self.is_ephemeral
+        self.is_paused = False
+        self.is_exiting = False
+        self.channels: dict[str, Channel] = {}
+        self.message_count = 0
+        self.message_bytes = 0
+        self.log = log
+        self.ids = ids
+        self._capacity = mem_queue_size
+        self._on_change = on_change
+        self._on_logged = on_logged
+        self._is_starting = True
+        self._hold()
+
+    @property
+    def depth(self) -> int:
+        """Messages that no channel has got yet."""
+        held_at = self.log.held_at
+        return 0 if held_at is None else self.log.end.sequence - held_at.sequence
+
+    @property
+    def backend_depth(self) -> int:
+        """How many of them the original would not keep in memory."""
+        return max(0, self.depth - self._capacity)
+
+    # --- publishing --------------------------------------------------------------------------------------------------
+
+    def put(self, body: bytes, defer_ms: int = 0) -> None:
+        """Publish one message, to be delivered after ``defer_ms`` milliseconds. Raises as ``put_many``."""
+        if defer_ms:
+            self._put_deferred(body, time.time() + defer_ms / 1000)
+        else:
+            self.put_many((body,))
+
+    def put_many(self, bodies: Sequence[bytes]) -> None:
+        """Publish messages: all, or none when it raises Exiting, or OSError of the disk."""
+        if self.is_exiting:
+            raise Exiting("exiting")
+        count = len(bodies)
+        ids = self.ids.take(count)
+        frames = encode_frames(ids, bodies, time.time_ns())
+        if self.log.held_at is not None:
+            self._hold_back(frames)
+        elif self.is_durable or not self._has_room(count):
+            start = self.log.append(frames)
+            self._fan_out_logged(
+                [Message(id, frame, n) for n, (id, frame) in enumerate(zip(ids, frames, strict=True), start.sequence)],
+                frames,
+                start,
+            )
+        else:
+            self._fan_out([Message(id, frame) for id, frame in zip(ids, frames, strict=True)])
+        self.message_count += count
+        self.message_bytes += sum(map(len, bodies))
+        if self.is_durable:
+            self._on_logged(self.log)
+
+    def _put_deferred(self, body: bytes, due: float) -> None:
+        if self.is_exiting:
+            raise Exiting("exiting")
+        [id] = self.ids.take(1)
+        [frame] = encode_frames([id], [body], time.time_ns())
+        record = deferred_record(frame, due)
+        if self.log.held_at is not None:
+            self._hold_back([record])
+        else:
+            self._defer(Message(id, frame, due=due), record)
+        self.message_count += 1
+        self.message_bytes += len(body)
+        if self.is_durable:
+            self._on_logged(self.log)
+
+    def _defer(self, message: Message, record: bytes) -> None:
+        behind = [channel for channel in self.channels.values() if channel.backlog.cursor is not None]
+        if self.is_durable or behind:
+            message.sequence = self.log.append([record]).sequence
+        for channel in self.channels.values():
+            if channel in behind:
+                channel.message_count += 1  # it comes to the record by itself
+            else:
+                channel.put_deferred(message.copy())
+
+    def _hold_back(self, records: Sequence[bytes]) -> None:
+        if self.is_ephemeral:
+            records = records[: max(0, self._capacity - self.depth)]
+        if records:
+            self.log.append(records)
+
+    def _has_room(self, count: int) -> bool:
+        return all(channel.is_ephemeral or channel.backlog.has_room(count) for channel in self.channels.values())
+
+    def _fan_out(self, messages: list[Message]) -> None:
+        for index, channel in enumerate(self.channels.values()):
+            channel.put([message.copy() for message in messages] if index else messages)
+
+    def _fan_out_logged(self, messages: list[Message], records: Sequence[bytes], start: Position) -> None:
+        for index, channel in enumerate(self.channels.values()):
+            channel.put_logged([message.copy() for message in messages] if index else messages, records, start)
+
+    # --- holding back ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to hand messages to the channels that are there."""
+        self._is_starting = False
+        self._hold_or_release()
+
+    def _hold(self) -> None:
+        if self.log.held_at is None:
+            self.log.held_at = self.log.end
+
+    def _hold_or_release(self) -> None:
+        if self._is_starting or self.is_paused or not self.channels:
+            self._hold()
+            return
+        held_at = self.log.held_at
+        if held_at is None:
+            return
+        count = self.log.end.sequence - held_at.sequence
+        self.log.held_at = None
+        for channel in self.channels.values():
+            channel.release(held_at, count)
+
+    # --- channels ----------------------------------------------------------------------------------------------------
+
+    def get_channel(self, name: str) -> Channel:
+        """The channel of that name; it is created if there is none."""
+        channel = self.channels.get(name)
+        if channel is None:
+            channel = self._create_channel(name)
+            self._on_change("create", self, channel)
+            self._hold_or_release()
+        return channel
+
+    def existing_channel(self, name: str) -> Channel:
+        """The channel of that name; raises NotFound if there is none."""
+        channel = self.channels.get(name)
+        if channel is None:
+            raise NotFound("channel does not exist")
+        return channel
+
+    def delete_channel(self, name: str) -> None:
+        """Disconnect a channel's clients and drop its messages; raises NotFound."""
+        channel = self.existing_channel(name)
+        channel.close()
+        channel.empty()
+        del self.channels[name]
+        self._hold_or_release()
+        self._on_change("delete", self, channel)
+
+    def _create_channel(self, name: str) -> Channel:
+        channel = Channel(self.name, name, self.log, self._capacity, lambda: self._delete_unused(name))
+        channel.on_change = lambda: self._on_change("change", self, channel)
+        self.channels[name] = channel
+        return channel
+
+    def _delete_unused(self, name: str) -> None:
+        self.delete_channel(name)
+        if self.is_ephemeral and not self.channels and not self.is_exiting:
+            self._on_change("unused", self, None)
+
+    # --- administration ----------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Hand no more messages to the channels."""
+        self.is_paused = True
+        self._hold_or_release()
+        self._on_change("change", self, None)
+
+    def unpause(self) -> None:
+        """Go on handing messages to the channels."""
+        self.is_paused = False
+        self._hold_or_release()
+        self._on_change("change", self, None)
+
+    def empty(self) -> None:
+        """Drop the messages that no channel has got yet."""
+        if self.log.held_at is not None:
+            self.log.held_at = self.log.end
+        self._on_change("change", self, None)
+
+    def close(self) -> None:
+        """Take no more messages and disconnect the clients."""
+        self.is_exiting = True
+        for channel in self.channels.values():
+            channel.close()
+
+    def oldest_needed(self) -> int:
+        """The number of the first record that some channel, or the topic itself, has yet to read."""
+        cursors = [channel.backlog.cursor for channel in self.channels.values()]
+        return min(cursor.sequence for cursor in [*cursors, self.log.held_at, self.log.end] if cursor is not None)

@@ -1,0 +1,403 @@
+"""The commands of the original nsqd: checked, obeyed.
+
+How they are read is in ``command_set``. Texts of errors, and what is fatal, are the original's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+
+from nsq_fast.broker.errors import Exiting, NotOwner
+from nsq_fast.broker.nsqd.nsqd import Nsqd
+from nsq_fast.broker.nsqd.topic import Topic
+from nsq_fast.names import is_valid_name
+
+from .authorize import authorize, require_permission
+from .command_set import ID_SIZE, INCOMPLETE, CommandSet, has, quote, size_at, text
+from .connection import (
+    CLOSE_WAIT,
+    OK,
+    RESPONSE,
+    STATE_CLOSING,
+    STATE_INIT,
+    STATE_SUBSCRIBED,
+    Connection,
+    FatalError,
+    frame,
+)
+from .identify import IdentifyError
+
+_DIGITS = re.compile(rb"[0-9]*\Z")
+_UINT64 = 1 << 64
+
+
+# --- answers to messages ---------------------------------------------------------------------------------------------
+
+
+def finish(conn: Connection, ids: list[bytes]) -> None:
+    """FINs that follow each other, in one go."""
+    pop = conn.in_flight.messages.pop
+    missing = [id for id in ids if pop(id, None) is None]
+    conn.finish_count += len(ids)
+    for id in missing:
+        conn.finish_count -= 1
+        _finish(conn, id)
+    conn.wake()
+
+
+def _finish(conn: Connection, id: bytes) -> None:
+    try:
+        _channel(conn).finish(conn, id)
+    except NotOwner as error:
+        conn.send_error("E_FIN_FAILED", b"FIN %b failed %b" % (id, str(error).encode()))
+    else:
+        conn.finish_count += 1
+
+
+def fin(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """FIN <id>, where it is not one of a run."""
+    require_subscribed(conn, "FIN")
+    _finish(conn, message_id(params, 2, "FIN"))
+    conn.wake()
+    return at
+
+
+def req(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """REQ <id> <delay ms>: the delay is clamped to max_req_timeout."""
+    require_subscribed(conn, "REQ")
+    id = message_id(params, 3, "REQ")
+    if not _DIGITS.match(params[2]):
+        raise FatalError("E_INVALID", f"REQ could not parse timeout {text(params[2])}")
+    delay = min(int(params[2] or 0) / 1000, conn.nsqd.options.max_req_timeout)
+    try:
+        _channel(conn).requeue(conn, id, delay)
+    except NotOwner as error:
+        conn.send_error("E_REQ_FAILED", b"REQ %b failed %b" % (id, str(error).encode()))
+    else:
+        conn.requeue_count += 1
+        conn.wake()
+    return at
+
+
+def touch(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """TOUCH <id>."""
+    require_subscribed(conn, "TOUCH")
+    id = message_id(params, 2, "TOUCH")
+    try:
+        _channel(conn).touch(conn, id, conn.nsqd.options.max_msg_timeout)
+    except NotOwner as error:
+        conn.send_error("E_TOUCH_FAILED", b"TOUCH %b failed %b" % (id, str(error).encode()))
+    return at
+
+
+def require_subscribed(conn: Connection, name: str) -> None:
+    if conn.state not in (STATE_SUBSCRIBED, STATE_CLOSING):
+        raise FatalError("E_INVALID", f"cannot {name} in current state")
+
+
+def message_id(params: list[bytes], count: int, name: str) -> bytes:
+    if len(params) < count:
+        raise FatalError("E_INVALID", f"{name} insufficient number of params")
+    if len(params[1]) != ID_SIZE:
+        raise FatalError("E_INVALID", "invalid message ID")
+    return params[1]
+
+
+def _channel(conn: Connection) -> Any:
+    return conn.channel
+
+
+def _nsqd(conn: Connection) -> Nsqd:
+    return cast(Nsqd, conn.nsqd)
+
+
+# --- subscribing -----------------------------------------------------------------------------------------------------
+
+
+def sub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """SUB <topic> <channel>."""
+    if conn.state != STATE_INIT:
+        raise FatalError("E_INVALID", "cannot SUB in current state")
+    if not conn.profile.heartbeat_interval:
+        raise FatalError("E_INVALID", "cannot SUB with heartbeats disabled")
+    if len(params) < 3:
+        raise FatalError("E_INVALID", "SUB insufficient number of parameters")
+    topic_name = _name(params[1], "E_BAD_TOPIC", "SUB topic")
+    channel_name = _name(params[2], "E_BAD_CHANNEL", "SUB channel")
+    require_permission(conn, "SUB", topic_name, channel_name)
+    conn.in_flight.timeout = conn.profile.msg_timeout
+    try:
+        channel = _nsqd(conn).get_topic(topic_name).get_channel(channel_name)
+        channel.add_client(conn, conn.nsqd.options.max_channel_consumers)
+    except Exiting as error:
+        raise FatalError("E_SUB_FAILED", f"SUB failed {error}") from error
+    conn.subscribe(channel)
+    conn.send(OK)
+    return at
+
+
+def rdy(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """RDY [<count>]: 1 if none is given; ignored after CLS."""
+    if conn.state == STATE_CLOSING:
+        return at
+    if conn.state != STATE_SUBSCRIBED:
+        raise FatalError("E_INVALID", "cannot RDY in current state")
+    count = 1
+    if len(params) > 1:
+        if not _DIGITS.match(params[1]):
+            raise FatalError("E_INVALID", f"RDY could not parse count {text(params[1])}")
+        count = int(params[1] or 0) % _UINT64
+        count -= _UINT64 if count >= _UINT64 // 2 else 0
+    if not 0 <= count <= conn.nsqd.options.max_rdy_count:
+        raise FatalError("E_INVALID", f"RDY count {count} out of range 0-{conn.nsqd.options.max_rdy_count}")
+    conn.set_rdy(count)
+    return at
+
+
+def cls(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """CLS: no more messages; those in flight may still be answered."""
+    if conn.state != STATE_SUBSCRIBED:
+        raise FatalError("E_INVALID", "cannot CLS in current state")
+    conn.set_rdy(0)
+    conn.state = STATE_CLOSING
+    conn.send(CLOSE_WAIT)
+    return at
+
+
+def nop(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """NOP: a sign of life."""
+    return at
+
+
+def _name(name: bytes, code: str, what: str) -> str:
+    decoded = text(name)
+    if not is_valid_name(decoded):
+        raise FatalError(code, f"{what} name {quote(name)} is not valid")
+    return decoded
+
+
+# --- publishing ------------------------------------------------------------------------------------------------------
+
+
+def pub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """PUB <topic>, a body; with those to the same topic that follow it."""
+    if len(params) < 2:
+        raise FatalError("E_INVALID", "PUB insufficient number of parameters")
+    topic_name = _name(params[1], "E_BAD_TOPIC", "PUB topic")
+    end = _message_end(conn, data, at, "PUB")
+    if end == INCOMPLETE:
+        return INCOMPLETE
+    require_permission(conn, "PUB", topic_name, "")
+    bodies = [data[at + 4 : end]]
+    end = _add_run(data, end, b" ".join(params) + b"\n", bodies, conn.nsqd.options.max_msg_size)
+    topic = _topic(conn, topic_name, "PUB")
+    _publish(conn, "PUB", topic, len(bodies), lambda: topic.put_many(bodies))
+    conn.send(OK * len(bodies))
+    return end
+
+
+def _add_run(data: bytes, at: int, line: bytes, bodies: list[bytes], largest: int) -> int:
+    """Add the bodies of the whole and faultless commands of this line that follow; where they end.
+
+    A client that does not wait for each reply sends them in long runs.
+    """
+    while data.startswith(line, at):
+        body_at = at + len(line) + 4
+        size = int.from_bytes(data[body_at - 4 : body_at], "big")
+        if not 0 < size <= largest or body_at + size > len(data):
+            break
+        at = body_at + size
+        bodies.append(data[body_at:at])
+    return at
+
+
+def dpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """DPUB <topic> <delay ms>, a body: a delay out of range is fatal, unlike REQ's."""
+    if len(params) < 3:
+        raise FatalError("E_INVALID", "DPUB insufficient number of parameters")
+    topic_name = _name(params[1], "E_BAD_TOPIC", "DPUB topic")
+    if not _DIGITS.match(params[2]):
+        raise FatalError("E_INVALID", f"DPUB could not parse timeout {text(params[2])}")
+    delay_ms = int(params[2] or 0)
+    longest_ms = round(conn.nsqd.options.max_req_timeout * 1000)
+    if delay_ms > longest_ms:
+        raise FatalError("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{longest_ms}")
+    end = _message_end(conn, data, at, "DPUB")
+    if end == INCOMPLETE:
+        return INCOMPLETE
+    require_permission(conn, "DPUB", topic_name, "")
+    topic = _topic(conn, topic_name, "DPUB")
+    _publish(conn, "DPUB", topic, 1, lambda: topic.put(data[at + 4 : end], delay_ms))
+    conn.send(OK)
+    return end
+
+
+def mpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """MPUB <topic>, several bodies."""
+    if len(params) < 2:
+        raise FatalError("E_INVALID", "MPUB insufficient number of parameters")
+    topic_name = _name(params[1], "E_BAD_TOPIC", "E_BAD_TOPIC MPUB topic")
+    require_permission(conn, "MPUB", topic_name, "")
+    topic = _topic(conn, topic_name, "MPUB")
+    size = size_at(conn, data, at)
+    if size is None:
+        return INCOMPLETE
+    if size <= 0:
+        raise FatalError("E_BAD_BODY", f"MPUB invalid body size {size}")
+    if size > conn.nsqd.options.max_body_size:
+        raise FatalError("E_BAD_BODY", f"MPUB body too big {size} > {conn.nsqd.options.max_body_size}")
+    count = mpub_count(conn, data, at + 4)
+    end = at + 4 + size
+    if count is None or not has(conn, data, end):
+        return INCOMPLETE
+    bodies = mpub_bodies(data, at + 8, end, count, conn.nsqd.options.max_msg_size)
+    _publish(conn, "MPUB", topic, count, lambda: topic.put_many(bodies))
+    conn.send(OK)
+    return end
+
+
+def mpub_count(conn: Connection, data: bytes, at: int) -> int | None:
+    count = size_at(conn, data, at)
+    if count is not None and not 0 < count <= (conn.nsqd.options.max_body_size - 4) // 5:
+        raise FatalError("E_BAD_BODY", f"MPUB invalid message count {count}")
+    return count
+
+
+def mpub_bodies(data: bytes, at: int, end: int, count: int, largest: int) -> list[bytes]:
+    """The bodies between ``at`` and ``end``. Stricter than the original: they must end where the command does."""
+    bodies: list[bytes] = []
+    append, from_bytes = bodies.append, int.from_bytes
+    for index in range(count):
+        body_at = at + 4
+        size = from_bytes(data[at:body_at], "big", signed=True)
+        at = body_at + size
+        if not 0 < size <= largest or at > end:
+            raise _bad_mpub_message(index, size, largest)
+        append(data[body_at:at])
+    if at != end:
+        raise FatalError("E_BAD_BODY", f"MPUB body has {end - at} bytes after its messages")
+    return bodies
+
+
+def _bad_mpub_message(index: int, size: int, largest: int) -> FatalError:
+    if size <= 0:
+        return FatalError("E_BAD_MESSAGE", f"MPUB invalid message({index}) body size {size}")
+    if size > largest:
+        return FatalError("E_BAD_MESSAGE", f"MPUB message too big {size} > {largest}")
+    return FatalError("E_BAD_MESSAGE", "MPUB failed to read message body")
+
+
+def _message_end(conn: Connection, data: bytes, at: int, name: str) -> int:
+    """Where the body whose size is at ``at`` ends; INCOMPLETE if it has not come yet."""
+    size = size_at(conn, data, at)
+    if size is None:
+        return INCOMPLETE
+    if size <= 0:
+        raise FatalError("E_BAD_MESSAGE", f"{name} invalid message body size {size}")
+    if size > conn.nsqd.options.max_msg_size:
+        raise FatalError("E_BAD_MESSAGE", f"{name} message too big {size} > {conn.nsqd.options.max_msg_size}")
+    end = at + 4 + size
+    return end if has(conn, data, end) else INCOMPLETE
+
+
+def _topic(conn: Connection, topic_name: str, name: str) -> Topic:
+    try:
+        return _nsqd(conn).get_topic(topic_name)
+    except Exiting as error:
+        raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
+
+
+def _publish(conn: Connection, name: str, topic: Topic, count: int, put: Callable[[], None]) -> None:
+    try:
+        put()
+    except Exiting as error:
+        raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
+    except OSError as error:
+        conn.nsqd.error = error
+        raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
+    conn.nsqd.error = None
+    conn.pub_counts[topic.name] = conn.pub_counts.get(topic.name, 0) + count
+
+
+# --- introducing oneself ---------------------------------------------------------------------------------------------
+
+
+def identify(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """IDENTIFY, a JSON body; then the layers that were agreed on."""
+    if conn.state != STATE_INIT:
+        raise FatalError("E_INVALID", "cannot IDENTIFY in current state")
+    end = _body_end(conn, data, at, "IDENTIFY")
+    if end == INCOMPLETE:
+        return INCOMPLETE
+    negotiation = conn.server.dialect.negotiation
+    try:
+        request = msgspec.json.decode(data[at + 4 : end], type=negotiation.request_type)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise FatalError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
+    options = conn.nsqd.options
+    try:
+        negotiation.apply(request, conn.profile, options)
+    except IdentifyError as error:
+        raise FatalError("E_BAD_BODY", f"IDENTIFY {error}") from error
+    conn.start_heartbeat()
+    if not request.feature_negotiation:
+        conn.send(OK)
+        return end
+    try:
+        upgrades = negotiation.choose_upgrades(request, options, has_tls=conn.server.context is not None)
+    except IdentifyError as error:
+        raise FatalError("E_IDENTIFY_FAILED", str(error)) from error
+    conn.send(frame(RESPONSE, negotiation.reply(conn.profile, upgrades, options)))
+    if upgrades.tls or upgrades.snappy or upgrades.deflate:
+        conn.upgrade(upgrades, data[end:])
+    return end
+
+
+def auth(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """AUTH, a secret."""
+    if conn.state != STATE_INIT:
+        raise FatalError("E_INVALID", "cannot AUTH in current state")
+    if len(params) != 1:
+        raise FatalError("E_INVALID", "AUTH invalid number of parameters")
+    end = _body_end(conn, data, at, "AUTH")
+    if end == INCOMPLETE:
+        return INCOMPLETE
+    conn.send(frame(RESPONSE, authorize(conn, data[at + 4 : end])))
+    return end
+
+
+def _body_end(conn: Connection, data: bytes, at: int, name: str) -> int:
+    size = size_at(conn, data, at)
+    if size is None:
+        return INCOMPLETE
+    if size > conn.nsqd.options.max_body_size:
+        raise FatalError("E_BAD_BODY", f"{name} body too big {size} > {conn.nsqd.options.max_body_size}")
+    if size <= 0:
+        raise FatalError("E_BAD_BODY", f"{name} invalid body size {size}")
+    return at + 4 + size if has(conn, data, at + 4 + size) else INCOMPLETE
+
+
+COMMANDS = CommandSet(
+    {
+        b"IDENTIFY": identify,
+        b"AUTH": auth,
+        b"SUB": sub,
+        b"RDY": rdy,
+        b"FIN": fin,
+        b"REQ": req,
+        b"TOUCH": touch,
+        b"CLS": cls,
+        b"NOP": nop,
+        b"PUB": pub,
+        b"MPUB": mpub,
+        b"DPUB": dpub,
+    },
+    finish=finish,
+    show=lambda params: text(params[0]),
+    max_line=16 * 1024,
+    has_binary_ids=False,
+)
