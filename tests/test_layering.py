@@ -8,6 +8,7 @@ A folder is a layer, and imports go downwards only. The compiled core knows
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from nsq_fast import runtime
 
 PACKAGE = Path(__file__).parent.parent / "nsq_fast"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -49,6 +52,7 @@ IMPURE = {
     "rich", "select", "selectors", "signal", "socket", "socketserver", "ssl", "subprocess", "threading", "time",
     "urllib",
 }  # fmt: skip
+ABOVE_RUNTIME = {"broker", "gnsq", "spark", "testing", "bench", "cli"}
 PURE_LAYERS = {"protocol", "page", *DATA}
 # Modules that import each other in a circle, to be taken apart: this list may only become shorter.
 KNOWN_CIRCLES = {
@@ -251,6 +255,46 @@ def test_the_upper_layers_use_public_names_of_the_others() -> None:
         and any(name.startswith("_") and not name.startswith("__") and name not in CORE for name in item.names)
     ]
     assert wrong == []
+
+
+def test_the_upper_layers_use_the_interface_of_the_runtime() -> None:
+    """They import from `nsq_fast.runtime` itself, whose names are the list of what they may use."""
+    wrong = [
+        shown(path, item)
+        for path in SOURCES
+        if layer_of(path) in ABOVE_RUNTIME
+        for item in imports_of(path)
+        if item.module.startswith("nsq_fast.runtime.") or (item.module == "nsq_fast.runtime" and not item.names)
+    ]
+    assert wrong == []
+
+
+def test_the_interface_of_the_runtime_holds_what_is_used() -> None:
+    used = {
+        name
+        for path in SOURCES
+        if layer_of(path) in ABOVE_RUNTIME
+        for item in imports_of(path)
+        if item.module == "nsq_fast.runtime"
+        for name in item.names
+    }
+    assert used == set(runtime.__all__)
+
+
+@pytest.mark.parametrize("package", ["runtime", "broker", "spark"])
+def test_lazy_names_are_the_same_for_type_checkers_as_at_run_time(package: str) -> None:
+    path = PACKAGE / package / "__init__.py"
+    typed = {
+        name: item.module.removeprefix(f"nsq_fast.{package}.")
+        for item in imports_of(path)
+        if not item.at_run_time
+        for name in item.names
+    }
+    assert typed == importlib.import_module(f"nsq_fast.{package}")._HOME
+
+
+def test_every_name_of_the_interface_is_there() -> None:
+    assert [name for name in runtime.__all__ if not hasattr(runtime, name)] == []
 
 
 def test_only_the_spark_layer_imports_spark() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from nsq_fast import _codec
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
-from nsq_fast.runtime.producer import Producer
+from nsq_fast.runtime import Producer
 
 CHANNEL = "bench"
 BATCH_BYTES = 1 << 20

@@ -18,8 +18,7 @@ from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.names import Address
-from nsq_fast.runtime.admin import LookupdHTTPClient, NsqdHTTPClient
-from nsq_fast.runtime.lookup import LookupPoller
+from nsq_fast.runtime import LookupdHTTPClient, LookupPoller, NsqdHTTPClient
 
 from . import binaries
 from .fill import CHANNEL

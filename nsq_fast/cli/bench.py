@@ -20,7 +20,7 @@ from nsq_fast.bench.servers import Source, embedded, from_folder, given_lookupds
 from nsq_fast.bench.settings import COMPRESSIONS, MODES, Settings
 from nsq_fast.bench.suite import Plan, in_turns, plans
 from nsq_fast.names import Address
-from nsq_fast.runtime.net.http import Endpoint
+from nsq_fast.runtime import Endpoint
 
 from . import console, options
 from .bench_show import compare_command, report_command

@@ -27,8 +27,7 @@ from rich.table import Table
 from nsq_fast.broker import BrokerProcess
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
-from nsq_fast.runtime.admin import LookupdHTTPClient, NsqdHTTPClient
-from nsq_fast.runtime.net.http import Endpoint
+from nsq_fast.runtime import Endpoint, LookupdHTTPClient, NsqdHTTPClient
 
 from . import console, demotraces, options, orderedcluster
 from .channel_stats import add_up

@@ -12,8 +12,7 @@ from rich.table import Table
 from nsq_fast.config import LookupConfig
 from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Nsqd, Topology
-from nsq_fast.runtime.lookup import LookupPoller
-from nsq_fast.runtime.net.http import Endpoint
+from nsq_fast.runtime import Endpoint, LookupPoller
 
 from . import console, options
 

@@ -26,8 +26,7 @@ from gevent.event import Event
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import NsqError, RequeueMessage
-from nsq_fast.runtime.consumer import Consumer
-from nsq_fast.runtime.producer import Producer
+from nsq_fast.runtime import Consumer, Producer
 
 from .ledger import Ledger
 

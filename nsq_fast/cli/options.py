@@ -23,8 +23,7 @@ from nsq_fast.names import (
     check_topic,
     parse_address,
 )
-from nsq_fast.runtime.lookup import LookupPoller
-from nsq_fast.runtime.net.http import Endpoint, parse_endpoint
+from nsq_fast.runtime import Endpoint, LookupPoller, parse_endpoint
 
 T = TypeVar("T")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -12,7 +12,7 @@ from gevent import sleep
 
 from nsq_fast.broker import ClusterProcess
 from nsq_fast.errors import HttpError, NsqError
-from nsq_fast.runtime.admin import LookupdHTTPClient, NsqdHTTPClient
+from nsq_fast.runtime import LookupdHTTPClient, NsqdHTTPClient
 
 from .orderedjob import CHANNEL
 

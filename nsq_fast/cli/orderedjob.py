@@ -23,9 +23,7 @@ from gevent.event import Event
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import NsqError
-from nsq_fast.runtime.consumer import Consumer
-from nsq_fast.runtime.producer import Producer
-from nsq_fast.runtime.trace import ConsumeRecord, PublishRecord, TraceLog, TraceRecord, log_to_file
+from nsq_fast.runtime import Consumer, ConsumeRecord, Producer, PublishRecord, TraceLog, TraceRecord, log_to_file
 
 from .ledger import Ledger
 

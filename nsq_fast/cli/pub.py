@@ -18,8 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from nsq_fast.config import ProducerConfig
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
-from nsq_fast.runtime.net.http import Endpoint
-from nsq_fast.runtime.producer import Producer
+from nsq_fast.runtime import Endpoint, Producer
 
 from . import options
 from .interrupt import INTERRUPTED, stop_signals

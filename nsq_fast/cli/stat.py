@@ -13,8 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from nsq_fast.errors import NsqError
-from nsq_fast.runtime.admin import NsqdHTTPClient
-from nsq_fast.runtime.net.http import Endpoint
+from nsq_fast.runtime import Endpoint, NsqdHTTPClient
 
 from . import console, options
 from .channel_stats import ChannelStats, add_up

@@ -15,8 +15,7 @@ from gevent.event import Event
 from nsq_fast._codec import Message
 from nsq_fast.errors import RequeueMessage
 from nsq_fast.names import Address
-from nsq_fast.runtime.consumer import Consumer
-from nsq_fast.runtime.net.http import Endpoint
+from nsq_fast.runtime import Consumer, Endpoint
 
 from . import options
 from .interrupt import stop_signals

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 from gevent.event import Event
 
 from nsq_fast.protocol.backoff import Backoff
-from nsq_fast.runtime.net.connection import Connection
+from nsq_fast.runtime import Connection
 
 from .backofftimer import BackoffTimer
 from .states import BACKOFF, INIT, RUNNING, THROTTLED
 
 if TYPE_CHECKING:
-    from nsq_fast.runtime.consuming.flow import Flow
-    from nsq_fast.runtime.consuming.subscriber import Subscriber
+    from nsq_fast.runtime import Flow, Subscriber
 
 
 class _Level(BackoffTimer):

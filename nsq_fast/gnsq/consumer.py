@@ -9,10 +9,8 @@ from typing import Any, ClassVar
 from nsq_fast._codec import Message
 from nsq_fast.errors import NSQException
 from nsq_fast.names import Address
-from nsq_fast.runtime.consumer import Consumer as _Consumer
-from nsq_fast.runtime.consuming.disposition import NO_LIMIT, Disposition
-from nsq_fast.runtime.net.connection import Connection
-from nsq_fast.runtime.signals import receivers
+from nsq_fast.runtime import NO_LIMIT, Connection, Disposition, receivers
+from nsq_fast.runtime import Consumer as _Consumer
 
 from .backoff_states import BackoffStates
 from .disposition import GnsqDisposition

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from nsq_fast._codec import Message
 from nsq_fast.protocol.backoff import RequeueDelay
-from nsq_fast.runtime.consuming.disposition import Disposition, Handler
+from nsq_fast.runtime import Disposition, Handler
 
 _NO_DELAY = RequeueDelay(0, base=0.0, factor=1.0, cap=0.0, jitter=0.0, random=lambda: 0.0)
 

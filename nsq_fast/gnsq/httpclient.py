@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nsq_fast.runtime.admin import AdminClient
+from nsq_fast.runtime import AdminClient
 
 from .options import USERAGENT, http_options
 

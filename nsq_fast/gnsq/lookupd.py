@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT
-from nsq_fast.runtime.admin import LookupdHTTPClient
-from nsq_fast.runtime.net.http import parse_endpoint
+from nsq_fast.runtime import LookupdHTTPClient, parse_endpoint
 
 from .decorators import deprecated
 from .httpclient import HTTPClient

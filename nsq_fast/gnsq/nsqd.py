@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import total_ordering
 from typing import Any
 
-from nsq_fast.runtime.admin import NsqdHTTPClient as _NsqdHTTPClient
+from nsq_fast.runtime import NsqdHTTPClient as _NsqdHTTPClient
 
 from .decorators import deprecated
 from .httpclient import HTTPClient

@@ -11,7 +11,7 @@ from typing import Any
 
 from nsq_fast.errors import NSQInvalid
 from nsq_fast.names import Address
-from nsq_fast.runtime.producer import Producer as _Producer
+from nsq_fast.runtime import Producer as _Producer
 
 from .options import connection_options
 from .util import parse_nsqds

@@ -16,7 +16,7 @@ from gevent.socket import gethostname
 
 from nsq_fast._codec import Message as CoreMessage
 from nsq_fast.errors import NSQException, NSQFrameError, ServerError
-from nsq_fast.runtime.signals import LazySignal
+from nsq_fast.runtime import LazySignal
 
 from . import protocol
 from .errors import make_error

@@ -19,10 +19,7 @@ from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import REDESIGNED_MARK
 from nsq_fast.protocol.topology import Meta, Topology
 from nsq_fast.protocol.topology import Nsqd as KnownNsqd
-from nsq_fast.runtime.admin import NsqdHTTPClient
-from nsq_fast.runtime.fork import Greenlet
-from nsq_fast.runtime.lookup import LookupPoller
-from nsq_fast.runtime.net.http import Endpoint
+from nsq_fast.runtime import Endpoint, Greenlet, LookupPoller, NsqdHTTPClient
 
 from .options import SourceOptions
 

@@ -25,7 +25,7 @@ from nsq_fast.names import (
     listed,
     parse_addresses,
 )
-from nsq_fast.runtime.net.http import Endpoint, parse_endpoint
+from nsq_fast.runtime import Endpoint, parse_endpoint
 
 from .names import HEADERS, NAMES
 from .spelling import ClientOptions, recognise, truth, whole_number

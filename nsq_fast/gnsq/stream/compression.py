@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nsq_fast.runtime.net.layers import Layer
+from nsq_fast.runtime import Layer
 
 READ_SIZE = 64 * 1024
 

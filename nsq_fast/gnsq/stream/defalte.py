@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nsq_fast.runtime.net.layers import DeflateLayer
+from nsq_fast.runtime import DeflateLayer
 
 from .compression import CompressionSocket
 

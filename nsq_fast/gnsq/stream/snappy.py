@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nsq_fast.runtime.net.layers import SnappyLayer
+from nsq_fast.runtime import SnappyLayer
 
 from .compression import CompressionSocket
 

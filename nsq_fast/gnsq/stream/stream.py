@@ -13,7 +13,7 @@ from gevent.ssl import SSLSocket
 
 from nsq_fast.errors import NSQSocketError
 from nsq_fast.gnsq.options import tls_options
-from nsq_fast.runtime.net.tls import client_context, server_hostname, wrap_socket
+from nsq_fast.runtime import client_context, server_hostname, wrap_socket
 
 from .defalte import DefalteSocket
 from .snappy import SnappySocket

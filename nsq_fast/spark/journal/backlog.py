@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NsqError
-from nsq_fast.runtime.admin import NsqdHTTPClient
+from nsq_fast.runtime import NsqdHTTPClient
 from nsq_fast.spark.discovery import TIMEOUT, Nsqd, TopicServers, discover, is_transient, nsqd_client
 from nsq_fast.spark.options import SourceOptions
 

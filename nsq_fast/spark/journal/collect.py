@@ -29,7 +29,7 @@ from nsq_fast._frame import Columns, join_columns
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ProtocolError, ServerError
 from nsq_fast.names import Address
-from nsq_fast.runtime.column_subscription import ColumnSubscription
+from nsq_fast.runtime import ColumnSubscription
 
 from .chain import Chain, seal, uncertain, uncertain_elsewhere
 from .connection import JournalConnection, Work

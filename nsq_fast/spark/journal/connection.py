@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from nsq_fast._frame import Columns
-from nsq_fast.runtime.column_subscription import ColumnSubscription
+from nsq_fast.runtime import ColumnSubscription
 
 STALE = 0.8
 """After this part of the server's message timeout, messages are left to run into it rather than kept."""

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from nsq_fast._frame import Columns
-from nsq_fast.runtime.column_subscription import ColumnSubscription
+from nsq_fast.runtime import ColumnSubscription
 from nsq_fast.spark.schema import to_batch
 
 from .collect import MAX_WINDOW, Slot

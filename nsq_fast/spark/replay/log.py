@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from nsq_fast.errors import HttpError, LookupFailed, RemoteProtocolError
-from nsq_fast.runtime.admin import NsqdHTTPClient
-from nsq_fast.runtime.net.http import Endpoint
+from nsq_fast.runtime import Endpoint, NsqdHTTPClient
 from nsq_fast.spark.discovery import Nsqd, discover, nsqd_client, retried
 from nsq_fast.spark.options import SourceOptions
 

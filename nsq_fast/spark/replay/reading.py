@@ -36,7 +36,7 @@ from nsq_fast.errors import (
     ServerError,
 )
 from nsq_fast.names import MAX_NAME_LENGTH
-from nsq_fast.runtime.column_subscription import ColumnSubscription
+from nsq_fast.runtime import ColumnSubscription
 from nsq_fast.spark.options import SourceOptions
 
 from .assembly import Assembly, Run

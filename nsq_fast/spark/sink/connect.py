@@ -6,8 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from nsq_fast.config import Config
-from nsq_fast.runtime.column_producer import ColumnProducer
-from nsq_fast.runtime.trace import TraceLog
+from nsq_fast.runtime import ColumnProducer, TraceLog
 from nsq_fast.spark.options import SinkOptions
 
 

@@ -15,8 +15,7 @@ from nsq_fast._codec import Records, group_rows
 from nsq_fast.config import ProducerConfig
 from nsq_fast.errors import BodyInvalid, ConfigError
 from nsq_fast.protocol.partitioner import key_partitioner
-from nsq_fast.runtime.column_producer import ColumnProducer, TopicLayout
-from nsq_fast.runtime.trace import new_trace_id
+from nsq_fast.runtime import ColumnProducer, TopicLayout, new_trace_id
 
 from .rows import Rows, binary_buffers, number_bytes
 

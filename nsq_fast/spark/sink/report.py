@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from nsq_fast.runtime.publishing.addressed import Receipt
+from nsq_fast.runtime import Receipt
 
 Place = tuple[str, int | None]
 """A topic and a partition; None where the server chose it, or has none."""

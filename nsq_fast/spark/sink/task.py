@@ -16,8 +16,7 @@ from gevent import get_hub
 from gevent.event import AsyncResult
 
 from nsq_fast.errors import BodyInvalid, ConfigError, NsqError, RowInvalid, WriteFailed
-from nsq_fast.runtime.column_producer import ColumnProducer
-from nsq_fast.runtime.publishing.rows import StoredRows
+from nsq_fast.runtime import ColumnProducer, StoredRows
 from nsq_fast.spark.options import SinkOptions
 
 from .connect import new_producer

@@ -9,7 +9,7 @@ import socket
 from contextlib import suppress
 from types import TracebackType
 
-from nsq_fast.runtime.trace import LOGGER_NAME, TraceLog, log_to_file
+from nsq_fast.runtime import LOGGER_NAME, TraceLog, log_to_file
 
 
 class TaskTrace:
