@@ -20,7 +20,7 @@
     |- DataLost                            a range of a partition's log that was to be read is not there any more
     |- OrderViolated                       an ordered partition delivered what lies before the message before
     |- PartitionBlocked                    a message of an ordered partition failed too often
-    |- JournalError                        a journal of the Spark source is damaged, or of something else
+    |- JournalError                        a journal is damaged, or belongs to something else
     |  |- JournalMissing                   it is not where the checkpoint says, or lacks what was acknowledged
     |  |- JournalTaken                     another attempt of the same task was faster
     |  `- JournalClosed                    the batch is over, or its folder cannot be seen from here
@@ -129,20 +129,23 @@ class DataLost(NsqError):
         topic, partition: where.
         offsets: the first that is lost, and the first behind them.
         reason: what the log is like now.
+        remedy: what the caller may do about it; empty: nothing to say.
     """
 
-    def __init__(self, topic: str, partition: int, offsets: tuple[int, int], reason: str) -> None:
-        super().__init__(topic, partition, offsets, reason)
+    def __init__(self, topic: str, partition: int, offsets: tuple[int, int], reason: str, remedy: str = "") -> None:
+        super().__init__(topic, partition, offsets, reason, remedy)
         self.topic = topic
         self.partition = partition
         self.offsets = offsets
         self.reason = reason
+        self.remedy = remedy
 
     def __str__(self) -> str:
         first, behind = self.offsets
+        remedy = f"; {self.remedy}" if self.remedy else ""
         return (
-            f"topic {self.topic!r}, partition {self.partition}: offsets {first} up to {behind} are lost: {self.reason};"
-            " failOnDataLoss=false goes on behind them"
+            f"topic {self.topic!r}, partition {self.partition}: offsets {first} up to {behind} are lost:"
+            f" {self.reason}{remedy}"
         )
 
 
@@ -172,7 +175,7 @@ class PartitionBlocked(NsqError):
 
 
 class JournalError(NsqError):
-    """A journal of the Spark source is damaged, or belongs to something else."""
+    """A journal is damaged, or belongs to something else."""
 
 
 class JournalMissing(JournalError):

@@ -313,6 +313,19 @@ def test_spark_is_loaded_only_by_those_who_use_it(module: str) -> None:
     assert loaded_after(f"import {module}") & SPARK == set()
 
 
+def test_the_lower_layers_know_no_option_of_spark() -> None:
+    options = re.findall(r'"([a-z]+[A-Z]\w+)"', (PACKAGE / "spark" / "options.py").read_text())
+    assert len(options) > 10
+    wrong = [
+        f"{path.relative_to(PACKAGE.parent)} knows {name}"
+        for path in SOURCES
+        if layer_of(path) in {"protocol", "runtime", "broker", *DATA}
+        for name in set(options)
+        if re.search(rf"\b{name}\b", path.read_text())
+    ]
+    assert wrong == []
+
+
 def test_public_exceptions_live_in_errors() -> None:
     wrong = [
         f"{path.relative_to(PACKAGE.parent)}:{node.lineno} {node.name}"

@@ -6,10 +6,10 @@ import logging
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from nsq_fast.errors import DataLost
 from nsq_fast.spark.options import EARLIEST, SourceOptions
 
 from .log import Log, TopicLogs
+from .loss import checked_loss
 from .piece import Route, pieces
 from .reading import ReadsPieces
 from .start import Resolver
@@ -45,8 +45,5 @@ class ReplayBatchReader(ReadsPieces, DataSourceReader):
         if start >= log.start:
             return start
         reason = f"the log begins at {log.start}"
-        error = DataLost(self.options.topic, partition, (start, log.start), reason)
-        if self.options.fail_on_data_loss:
-            raise error
-        logger.warning("%s", error)
+        logger.warning("%s", checked_loss(self.options, partition, (start, log.start), reason))
         return log.start

@@ -6,11 +6,12 @@ import logging
 import time
 from collections.abc import Mapping
 
-from nsq_fast.errors import ConfigError, DataLost, HttpError, NsqError
+from nsq_fast.errors import ConfigError, HttpError, NsqError
 from nsq_fast.spark.discovery import retried
 from nsq_fast.spark.options import SourceOptions
 
 from .log import Log, TopicLogs
+from .loss import checked_loss
 from .piece import Route
 from .planning import Planner
 from .position import Offsets
@@ -106,12 +107,10 @@ class Driver:
 
     def _lost(self, partition: int, offset: int, log: Log) -> None:
         reason = f"the log begins at {log.start}: retention has overtaken the query"
-        error = DataLost(self._options.topic, partition, (offset, log.start), reason)
-        if self._options.fail_on_data_loss:
-            raise error
+        loss = checked_loss(self._options, partition, (offset, log.start), reason)
         if partition not in self._warned:
             self._warned.add(partition)
-            logger.warning("%s", error)
+            logger.warning("%s", loss)
 
     # The channel
 

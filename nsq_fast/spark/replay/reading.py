@@ -25,7 +25,6 @@ from pyspark.sql.datasource import InputPartition
 
 from nsq_fast.errors import (
     ConnectionLost,
-    DataLost,
     ExtendSubForbidden,
     ExtendSubRequired,
     HttpError,
@@ -42,6 +41,7 @@ from nsq_fast.spark.options import SourceOptions
 from .assembly import Assembly, Run
 from .batches import Batches
 from .log import Log, TopicLogs
+from .loss import checked_loss
 from .piece import Piece, Route
 
 logger = logging.getLogger(__name__)
@@ -204,10 +204,7 @@ class PieceReader:
 
     def _lose(self, offset: int, reason: str) -> None:
         lost = (self._assembly.expected, min(offset, self.piece.end))
-        error = DataLost(self.options.topic, self.piece.partition, lost, reason)
-        if self.options.fail_on_data_loss:
-            raise error
-        logger.warning("%s", error)
+        logger.warning("%s", checked_loss(self.options, self.piece.partition, lost, reason))
         self._skip_to(offset)
 
     def _skip_to(self, offset: int) -> None:
