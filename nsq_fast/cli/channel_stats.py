@@ -59,7 +59,7 @@ def _rows(reply: Mapping[str, Any]) -> Iterable[ChannelStats]:
             depth=topic["depth"],
             backend_depth=topic["backend_depth"],
             messages=topic["message_count"],
-            paused=topic["paused"],
+            paused=topic.get("paused", False),  # topics of redesigned servers cannot be paused
         )
         for channel in topic["channels"] or ():
             yield _channel_row(name, channel)

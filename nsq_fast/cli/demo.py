@@ -197,9 +197,9 @@ def _run_ordered_job(
 
 def _report_on_traces(log: Path, page: Path | None, quiet: bool) -> _Part:
     """What Spark makes of the trace records; one line where it cannot run, which is no failure."""
-    page = page or Path(tempfile.mkdtemp(prefix="nsq-fast-traces-"), "traces.html")
-    found, reason = demotraces.report_on(log, page)
-    if found is None:
+    try:
+        found, page = demotraces.report_on(log, page)
+    except demotraces.NoReport as reason:
         click.echo(f"no trace report: {reason}", err=quiet)
         return _Part({}, 0)
     again = sum(found[name] for name in ("redelivered_req", "redelivered_timeout", "redelivered_unknown"))

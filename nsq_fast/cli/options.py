@@ -92,6 +92,13 @@ def nsqd_http_option() -> Decorator:
     return _servers_option("--nsqd-http-address", "--nsqd", "nsqds", kind, "HTTP of an nsqd (repeatable; port 4151).")
 
 
+def nsqd_http_beside_option() -> Decorator:
+    """``--nsqd-http-address`` beside TCP addresses, repeatable; parameter ``nsqds_http``, of Endpoint."""
+    kind = endpoint(DEFAULT_NSQD_HTTP_PORT)
+    help = "HTTP of the nsqds (repeatable); default: one port above TCP."
+    return _servers_option("--nsqd-http-address", "--nsqd-http", "nsqds_http", kind, help)
+
+
 def lookupd_http_option() -> Decorator:
     """``--lookupd-http-address``, repeatable; parameter ``lookupds``, of Endpoint."""
     help = "An nsqlookupd that knows the nsqds (repeatable; port 4161)."

@@ -18,6 +18,7 @@ from nsq_fast.names import Address
 from nsq_fast.runtime import Consumer, Endpoint
 
 from . import options
+from .first_channel import refuse_first_channel
 from .interrupt import stop_signals
 
 _CLOSE_TIMEOUT = 5.0
@@ -34,10 +35,12 @@ _CLOSE_TIMEOUT = 5.0
     help="The same as an argument (repeatable).",
 )
 @options.nsqd_tcp_option()
+@options.nsqd_http_beside_option()
 @options.lookupd_http_option()
 @click.option(
     "-c", "--channel", type=options.channel, metavar="CHANNEL", help="Default: an ephemeral one with a random name."
 )
+@click.option("--take-backlog", is_flag=True, help="Print also topics that have no channel yet.")
 @click.option("-n", "total", type=click.IntRange(min=0), default=0, help="End after so many messages; 0: never.")
 @click.option("--print-topic", is_flag=True, help="Put the name of the topic before each message.")
 @click.option(
@@ -54,8 +57,10 @@ def command(
     topics: Sequence[str],
     more_topics: Sequence[str],
     nsqds: Sequence[Address],
+    nsqds_http: Sequence[Endpoint],
     lookupds: Sequence[Endpoint],
     channel: str | None,
+    take_backlog: bool,
     total: int,
     print_topic: bool,
     max_in_flight: int,
@@ -63,12 +68,16 @@ def command(
 ) -> None:
     """Print the messages of TOPICS, each followed by a newline, and finish them.
 
-    With the default channel no other consumer misses a message. Ctrl-C ends it.
+    With the default channel no other consumer misses a message. It must not be the first channel of a topic, because
+    the first gets what the topic gathered, and later ones do not: a topic without channels is refused, unless you say
+    --take-backlog or name a --channel. Ctrl-C ends it.
     """
     names = list(dict.fromkeys([*topics, *more_topics]))
     if not names:
         raise click.UsageError("say which TOPIC to print")
     options.require_running(nsqds, lookupds)
+    if not (channel or take_backlog):
+        refuse_first_channel(names, nsqds, nsqds_http, lookupds)
     channel = channel or f"tail{secrets.randbelow(10**6):06d}#ephemeral"
     settings: dict[str, Any] = {
         "nsqd_tcp_addresses": list(nsqds),

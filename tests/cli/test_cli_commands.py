@@ -6,24 +6,31 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner, Result
 from gevent import Timeout, sleep
+from gevent import subprocess as gevent_subprocess
+from support.cluster import Standalone
 from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
+from support.wire import WireClient
 
 from nsq_fast import LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.broker.servers.process import ServerAddresses
 from nsq_fast.cli import main
+from nsq_fast.errors import NsqError
+from nsq_fast.names import Address
+from nsq_fast.testing import FaultyLink
 
 LIMIT = 30.0
 
@@ -84,6 +91,12 @@ def pub(topic: str, lines: bytes, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr.decode()
 
 
+def run_beside(_link: object, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """A command in a process of its own, while this one serves a link."""
+    command = [sys.executable, "-m", "nsq_fast", *arguments]
+    return gevent_subprocess.run(command, capture_output=True, timeout=LIMIT, check=False)
+
+
 def depth(broker: Servers, topic: str) -> list[int]:
     """The topic's depth on each nsqd."""
     depths = []
@@ -142,7 +155,7 @@ def start() -> Iterator[Any]:
 def test_pub_sends_the_lines_of_standard_input_and_tail_prints_them(broker: Servers, topic: str) -> None:
     nsqd = str(broker.nsqd.tcp)
     assert pub(topic, b"one\ntwo\n\nthree", "--nsqd", nsqd) == (0, f"published 3 messages to {topic}\n")
-    printed = run("tail", topic, "-n", "3", "--nsqd", nsqd)
+    printed = run("tail", topic, "-n", "3", "--take-backlog", "--nsqd", nsqd)
     assert printed.exit_code == 0, printed.output
     assert sorted(printed.stdout.splitlines()) == ["one", "three", "two"]
 
@@ -150,7 +163,7 @@ def test_pub_sends_the_lines_of_standard_input_and_tail_prints_them(broker: Serv
 def test_pub_finds_nsqds_through_lookupd_and_so_does_tail(broker: Servers, topic: str) -> None:
     lookupd = str(broker.lookupd.http)
     assert pub(topic, b"a\nb\n", "--lookupd", lookupd, "-q") == (0, "")
-    printed = run("tail", topic, "-n", "2", "--lookupd", lookupd, "--print-topic")
+    printed = run("tail", topic, "-n", "2", "--take-backlog", "--lookupd", lookupd, "--print-topic")
     assert sorted(printed.stdout.splitlines()) == [f"{topic} | a", f"{topic} | b"]
 
 
@@ -180,7 +193,7 @@ def test_pub_keeps_to_its_rate(broker: Servers, topic: str, start: Any) -> None:
     command = start("pub", topic, "--nsqd", str(broker.nsqd.tcp), "--rate", "1", stdin=subprocess.PIPE)
     command.process.stdin.write(b"x\n" * 100)
     command.process.stdin.flush()
-    watcher = start("tail", topic, "-n", "1", "--nsqd", str(broker.nsqd.tcp))
+    watcher = start("tail", topic, "-n", "1", "--take-backlog", "--nsqd", str(broker.nsqd.tcp))
     assert watcher.line() == "x\n"
     code, error = command.interrupt()
     assert code == 130
@@ -210,11 +223,121 @@ def test_tail_hands_back_what_it_does_not_print(broker: Servers, topic: str) -> 
     assert sorted(seen) == [str(number) for number in range(10)]
 
 
+@pytest.mark.parametrize("through", ["--nsqd", "--lookupd"])
+def test_tail_refuses_to_take_the_backlog_of_a_topic_without_channels(
+    broker: Servers, topic: str, through: str
+) -> None:
+    nsqd, http = str(broker.nsqd.tcp), str(broker.nsqd.http)
+    flags = ["--nsqd", nsqd, "--nsqd-http", http] if through == "--nsqd" else [through, str(broker.lookupd.http)]
+    pub(topic, b"one\ntwo\n", "--nsqd", nsqd)
+    refused = run("tail", topic, "-n", "2", *flags)
+    assert refused.exit_code == 1
+    assert len(refused.output.splitlines()) == 1
+    for part in (topic, http, "no channel", "its 2 waiting messages", "--channel", "--take-backlog"):
+        assert part in refused.output
+    assert depth(broker, topic) == [2, 0]
+    assert NsqdHTTPClient.from_url(http).stats(topic=topic)["topics"][0]["channels"] == []
+    printed = run("tail", topic, "-n", "2", "--take-backlog", *flags)
+    assert sorted(printed.stdout.splitlines()) == ["one", "two"]
+
+
+def test_tail_takes_nothing_from_the_channels_there_are(broker: Servers, topic: str, start: Any) -> None:
+    nsqd = str(broker.nsqd.tcp)
+    admin = NsqdHTTPClient.from_url(broker.nsqd.http)
+    admin.create_topic(topic)
+    admin.create_channel(topic, "workers")
+    command = start("tail", topic, "-n", "1", "--nsqd", nsqd, "--nsqd-http", str(broker.nsqd.http))
+    with Timeout(LIMIT):
+        while len(admin.stats(topic=topic)["topics"][0]["channels"]) < 2:
+            sleep(0.01)
+    pub(topic, b"for all\n", "--nsqd", nsqd)
+    assert command.line() == "for all\n"
+    assert command.wait() == (0, "")
+    (workers,) = admin.stats(topic=topic, channel="workers")["topics"][0]["channels"]
+    assert workers["depth"] == 1
+
+
+def test_tail_refuses_when_it_cannot_see_whether_there_is_a_channel(
+    broker: Servers, topic: str, nsq_link: Callable[[Address], FaultyLink]
+) -> None:
+    link = nsq_link(broker.nsqd.tcp)  # whoever listens one port above is not this nsqd
+    refused = run_beside(link, "tail", topic, "--nsqd", str(link.address))
+    assert refused.returncode == 1
+    (line,) = refused.stderr.decode().splitlines()
+    for part in ("cannot see", str(link.address), "--nsqd-http", "--channel", "--take-backlog"):
+        assert part in line
+
+
+def test_tail_looks_for_http_one_port_above(topic: str) -> None:
+    with neighbours() as server:
+        admin = NsqdHTTPClient.from_url(server.http)
+        admin.create_topic(topic)
+        refused = run("tail", topic, "--nsqd", str(server.tcp))
+        assert refused.exit_code == 1
+        assert f"on nsqd {server.http} has no channel" in refused.output
+
+
+@contextmanager
+def neighbours() -> Iterator[ServerAddresses]:
+    """An nsqd whose HTTP port is the one above its TCP port."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            port = sock.getsockname()[1]
+        addresses = {"nsqds": [{"tcp": ("127.0.0.1", port), "http": ("127.0.0.1", port + 1)}]}
+        try:
+            broker = BrokerProcess(lookupd=False, addresses=addresses)
+            broker.start()
+        except NsqError:  # somebody else has one of the ports
+            continue
+        with broker:
+            yield broker.nsqd
+        return
+
+
+def test_tail_refuses_a_redesigned_topic_without_channels(topic: str) -> None:
+    with ClusterProcess(nodes=2, lookupds=1, allow_write_with_nochannels=True) as cluster:
+        cluster.create_topic(topic, 2, 1)
+        refused = run("tail", topic, "-n", "1", "--lookupd", str(cluster.lookupd.http))
+    assert refused.exit_code == 1
+    for part in (topic, "no channel", "what is published meanwhile", "--take-backlog"):
+        assert part in refused.output
+
+
+def test_tail_refuses_on_a_real_redesigned_nsqd(topic: str, tmp_path: Path) -> None:
+    if find_server("nsqd", "redesigned") is None:
+        pytest.skip(f"no redesigned nsqd below {SERVERS}")
+    nsqd = Standalone(tmp_path)
+    try:
+        client = WireClient(nsqd.tcp_address)
+        assert client.command(f"INTERNAL_CREATE_TOPIC {topic} 0\n".encode()) == b"OK"
+        client.close()
+        refused = run("tail", topic, "--nsqd", str(nsqd.tcp_address), "--nsqd-http", str(nsqd.http_address))
+        assert refused.exit_code == 1
+        for part in (topic, "no channel", "what is published meanwhile", "--take-backlog"):
+            assert part in refused.output
+        stat = run("stat", "--once", "--nsqd", str(nsqd.http_address))
+        assert stat.exit_code == 0, stat.output
+        assert topic in stat.output
+    finally:
+        nsqd.stop()
+
+
+def test_stat_shows_a_redesigned_cluster(topic: str) -> None:
+    with ClusterProcess(nodes=2, lookupds=1) as cluster:
+        cluster.create_topic(topic, 2, 1, channels=["workers"])
+        lookupd = str(cluster.lookupd.http)
+        assert pub(topic, b"a\nb\n", "-q", "--lookupd", lookupd) == (0, "")
+        shown = run("stat", "--once", "--json", "--lookupd", lookupd)
+    assert shown.exit_code == 0, shown.output
+    rows = {row["channel"]: row for row in json.loads(shown.stdout)}
+    assert (rows[""]["messages"], rows["workers"]["depth"], rows[""]["paused"]) == (2, 2, False)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_tail_ends_cleanly_at_a_signal(broker: Servers, topic: str, start: Any, number: int) -> None:
     nsqd = str(broker.nsqd.tcp)
     other = f"{topic}-other"
-    command = start("tail", topic, other, "--print-topic", "--nsqd", nsqd)
+    command = start("tail", topic, other, "--print-topic", "--take-backlog", "--nsqd", nsqd)
     pub(topic, b"hello\n", "--nsqd", nsqd)
     assert command.line() == f"{topic} | hello\n"
     pub(other, b"there\n", "--nsqd", nsqd)
@@ -224,7 +347,7 @@ def test_tail_ends_cleanly_at_a_signal(broker: Servers, topic: str, start: Any, 
 
 def test_tail_ends_quietly_when_nobody_reads_any_more(broker: Servers, topic: str, start: Any) -> None:
     nsqd = str(broker.nsqd.tcp)
-    command = start("tail", topic, "--nsqd", nsqd)
+    command = start("tail", topic, "--take-backlog", "--nsqd", nsqd)
     pub(topic, b"one\n", "--nsqd", nsqd)
     assert command.line() == "one\n"
     command.stdout.close()
@@ -237,7 +360,7 @@ def test_pub_ends_at_ctrl_c_though_its_input_is_silent(broker: Servers, topic: s
     command = start("pub", topic, "--nsqd", str(broker.nsqd.tcp), stdin=subprocess.PIPE)
     command.process.stdin.write(b"hello\n")
     command.process.stdin.flush()
-    watcher = start("tail", topic, "-n", "1", "--nsqd", str(broker.nsqd.tcp))
+    watcher = start("tail", topic, "-n", "1", "--take-backlog", "--nsqd", str(broker.nsqd.tcp))
     assert watcher.line() == "hello\n"
     assert command.interrupt() == (130, f"published 1 messages to {topic}\n")
 
@@ -295,7 +418,8 @@ def test_broker_serves_until_ctrl_c_and_keeps_its_data(topic: str, tmp_path: Pat
     command = start("broker", "--json", "--no-lookupd", *flags)
     servers = json.loads(command.line())
     assert servers["lookupd"] is None
-    assert run("tail", topic, "-n", "1", "--nsqd", servers["nsqds"][0]["tcp"]).stdout == "kept\n"
+    printed = run("tail", topic, "-n", "1", "--take-backlog", "--nsqd", servers["nsqds"][0]["tcp"])
+    assert printed.stdout == "kept\n"
     assert command.interrupt(signal.SIGTERM) == (0, "")
 
 

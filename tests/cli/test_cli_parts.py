@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_fast.cli import options
+from nsq_fast.cli import demotraces, options
 from nsq_fast.cli.channel_stats import add_up
 from nsq_fast.cli.ledger import Ledger
 from nsq_fast.cli.splitter import Splitter
@@ -146,3 +149,21 @@ def test_addresses_get_the_default_port() -> None:
 def test_a_wrong_address_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(click.BadParameter, match=text):
         options.address(4150)(text)
+
+
+@pytest.mark.parametrize("missing", ["no Java", None], ids=["no Spark", "Spark fails"])
+def test_a_report_that_cannot_be_made_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str | None
+) -> None:
+    (tmp_path / "bin").mkdir()
+    folders = tmp_path / "folders"
+    folders.mkdir()
+    monkeypatch.setattr(demotraces, "why_not", lambda: missing)
+    monkeypatch.setattr(tempfile, "tempdir", str(folders))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(demotraces.NoReport) as raised:
+        demotraces.report_on(tmp_path / "no.log", None)
+    assert str(raised.value)
+    assert not list(folders.iterdir())
