@@ -10,6 +10,7 @@
     |  `- RemoteProtocolError              the peer sent what is not NSQ
     |- AlreadyResponded                    a message was answered twice
     |- NotRunning                          the consumer or producer is not started, or closed
+    |- InternalError                       a fault of nsq_fast itself, in one of its background greenlets
     |- ServerError                         the server answered with an error frame: one class per code
     |- ConnectionLost (OSError)
     |  |- ConnectFailed                    no connection could be made
@@ -245,6 +246,10 @@ class NSQRequeueMessage(RequeueMessage):
 
     def __init__(self, backoff: bool | None = None) -> None:
         super().__init__(None, backoff=backoff)
+
+
+class InternalError(NsqError):
+    """A background greenlet of nsq_fast failed in a way that nobody foresaw, which is ``__cause__``. It goes on."""
 
 
 class ServerError(NsqError):

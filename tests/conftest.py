@@ -12,6 +12,7 @@ from support import spark_needs
 from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
 
 import nsq_fast
+from nsq_fast.runtime.supervised import Supervisor
 
 pytest_plugins = ["nsq_fast.testing"]
 
@@ -30,10 +31,20 @@ def pytest_report_header() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def no_unseen_errors() -> Iterator[list[Any]]:
-    """Fail the test in which a greenlet died of an exception. A test that expects one empties the list."""
+def no_unseen_errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Fail the test in which a greenlet died of an exception, or a supervised one had a fault.
+
+    A test that expects one empties the list.
+    """
     errors: list[Any] = []
     hub = gevent.get_hub()
+    report = Supervisor.report
+
+    def reported(supervisor: Supervisor, name: str, fault: BaseException, consequence: str) -> None:
+        errors.append((name, type(fault), fault))
+        report(supervisor, name, fault, consequence)
+
+    monkeypatch.setattr(Supervisor, "report", reported)
 
     def collect(context: Any, kind: Any, value: Any, traceback: Any) -> None:
         if not issubclass(kind, hub.NOT_ERROR):

@@ -36,10 +36,11 @@ from .consuming.stats import ConsumerStats
 from .consuming.subscriber import Subscriber
 from .consuming.subscriptions import Subscriptions
 from .consuming.tracing import Tracer
-from .fork import Greenlet, keep, tell_forks
+from .fork import keep, tell_forks
 from .net.tls import check_tls_options
 from .option_attributes import ConsumerOptions
 from .signals import LazySignal, emit, is_emitting
+from .supervised import Supervisor
 from .trace import TraceLog, trace_log
 
 CLOSE_TIMEOUT = 30.0
@@ -155,6 +156,7 @@ class Consumer(ConsumerOptions):
         check_tls_options(self.connection_config)
         self.name = name or f"nsq_fast.consumer.{topic}.{channel}"
         self.logger = logging.getLogger(self.name)
+        self.supervisor = Supervisor(self.logger, lambda error: emit(self, "on_error", error=error))
         self.given_up = 0
         self._give_up = give_up if give_up is not None else Discard()
         self._blocked_policy = check_blocked_policy(blocked_policy)
@@ -193,8 +195,8 @@ class Consumer(ConsumerOptions):
         self.ordered = self.disposition.ordered = Ordered(self, self._blocked_policy, self.logger)
         backoff = Backoff(config.max_backoff_duration, random=random.random)
         idle_timeout = config.low_ready_idle_timeout
-        self.flow = Flow(config.max_in_flight, idle_timeout, backoff, self._count_orphans, self.logger)
-        self.deadlines = Deadlines(self._handled, config.auto_touch, self.logger)
+        self.flow = Flow(config.max_in_flight, idle_timeout, backoff, self._count_orphans, self.supervisor, self.logger)
+        self.deadlines = Deadlines(self._handled, config.auto_touch, self.supervisor, self.logger)
         self.tracer = Tracer(trace, self.topic, self.channel, self.deadlines)
         self._pool: Pool | None = None
         self._pools: list[Pool] = []
@@ -315,9 +317,7 @@ class Consumer(ConsumerOptions):
             self._is_closing = True
             self._subscriptions.freeze()
             begin_closing(self)
-            closer = Greenlet(self._close, drain, timeout)
-            closer.name = f"{self.name} closer"
-            closer.start()
+            self.supervisor.job(f"{self.name} closer", self._close, drain, timeout).start()
 
     def _close(self, drain: bool, timeout: float | None) -> None:
         try:

@@ -15,7 +15,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Literal, NamedTuple, cast
 
 from gevent import getcurrent, joinall, killall
 from gevent.event import Event
@@ -25,13 +25,12 @@ from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NotRunning, Ns
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, check_topic
 from nsq_fast.protocol.topology import LookupAnswer, Nsqd, Topology, distinct, merge
 
-from .fork import Greenlet
 from .lookupd import Lookupd
 from .net.http import Endpoint, parse_endpoint
+from .supervised import Job, Loop, Supervisor
 
 Access = Literal["r", "w"]
 Listener = Callable[[str, Topology], None]
-Job: TypeAlias = "Greenlet[..., Any]"
 
 MAX_LOOKUPDS = 64
 """Most lookupds that are asked, the ones learnt from others included."""
@@ -86,6 +85,7 @@ class LookupPoller:
         access: ``"r"`` for consumers, ``"w"`` for producers. Original lookupds ignore it.
         listener: called as ``listener(topic, topology)`` in the poller's greenlet after each round that at least
             one lookupd answered, whether something changed or not. It should not block.
+        supervisor: of the owner; it hears of faults in our greenlets.
 
     Raises ConfigError for an address that cannot be used.
     """
@@ -96,6 +96,7 @@ class LookupPoller:
         config: LookupConfig | None = None,
         access: Access = "r",
         listener: Listener | None = None,
+        supervisor: Supervisor | None = None,
     ) -> None:
         if access not in ("r", "w"):
             raise ConfigError(f"access={access!r}: must be 'r' or 'w'")
@@ -106,6 +107,7 @@ class LookupPoller:
         self._config = config or LookupConfig()
         self._access = access
         self._listener = listener
+        self._supervisor = supervisor or Supervisor(log)
         self._seeds = _parse_lookupds(lookupds)
         self._listings: dict[Endpoint, tuple[Endpoint, ...]] = {}
         self._lookupds = {endpoint: self._lookupd(endpoint) for endpoint in self._seeds}
@@ -113,7 +115,7 @@ class LookupPoller:
         self._rounds: list[_Round] = []
         self._round_number = 0
         self._wake = Event()
-        self._poller: Job | None = None
+        self._poller: Loop | None = None
         self._jobs: set[Job] = set()
         self._nodes_job: Job | None = None
         self._nodes: tuple[Nsqd, ...] = ()
@@ -137,8 +139,7 @@ class LookupPoller:
             topic.due = 0.0
             if topic.topology is None:
                 topic.ready.clear()
-        self._poller = Greenlet(self._poll_loop)
-        self._poller.name = "nsq_fast lookup"
+        self._poller = self._supervisor.loop("nsq_fast lookup", self._poll_loop)
         self._poller.start()
 
     def stop(self) -> None:
@@ -227,13 +228,9 @@ class LookupPoller:
         me = getcurrent()
         while self._poller is me:
             self._wake.clear()
-            try:
-                self._start_round()
-                self._publish_rounds()
-                pause = self._pause()
-            except Exception:  # a fault of ours must not end discovery for good
-                log.exception("lookup round failed")
-                pause = _FIRST_RETRY
+            self._start_round()
+            self._publish_rounds()
+            pause = self._pause()
             if self._poller is me:
                 self._wake.wait(pause)
 
@@ -322,8 +319,7 @@ class LookupPoller:
     # One greenlet for each lookupd that is asked
 
     def _spawn(self, function: Callable[..., object], *args: object) -> Job:
-        job: Job = Greenlet(function, *args)
-        job.name = f"nsq_fast lookup {function.__name__}"
+        job = self._supervisor.job(f"nsq_fast lookup {function.__name__}", function, *args)
         self._jobs.add(job)
         job.rawlink(self._jobs.discard)
         job.start()

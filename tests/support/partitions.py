@@ -97,7 +97,7 @@ def topology(leaders: Mapping[int, HasAddress], *old: HasAddress, partition_num:
 class ScriptedLookup:
     """Stands for LookupPoller: tells its listener what the test says; after ``answer`` was set, at each refresh."""
 
-    def __init__(self, lookupds: Any, config: Any, access: str, listener: Any) -> None:
+    def __init__(self, lookupds: Any, config: Any, access: str, listener: Any, supervisor: Any) -> None:
         self.listener = listener
         self.refreshed = 0
         self.answer: Topology | None = None

@@ -16,8 +16,8 @@ from gevent.event import Event
 from nsq_fast._codec import Message
 from nsq_fast.errors import NsqError
 from nsq_fast.protocol.identify import ServerInfo
-from nsq_fast.runtime.fork import Greenlet
 from nsq_fast.runtime.net.connection import Connection
+from nsq_fast.runtime.supervised import Supervisor
 
 from .failures import message_name
 
@@ -35,7 +35,14 @@ class Deadlines:
         auto_touch: TOUCH them in time.
     """
 
-    def __init__(self, handled: Callable[[], Iterable[Message]], auto_touch: bool, log: logging.Logger) -> None:
+    def __init__(
+        self,
+        handled: Callable[[], Iterable[Message]],
+        auto_touch: bool,
+        supervisor: Supervisor,
+        log: logging.Logger,
+    ) -> None:
+        self._supervisor = supervisor
         self._handled = handled
         self._auto_touch = auto_touch
         self._log = log
@@ -48,9 +55,7 @@ class Deadlines:
 
     def start(self, name: str) -> None:
         """Begin to watch."""
-        greenlet = Greenlet(self._run)
-        greenlet.name = name
-        greenlet.start()
+        self._supervisor.loop(name, self._run).start()
 
     def stop(self) -> None:
         """Watch no more."""

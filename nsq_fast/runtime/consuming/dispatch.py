@@ -24,7 +24,7 @@ from gevent.lock import Semaphore
 from greenlet import greenlet
 
 from nsq_fast._codec import Message
-from nsq_fast.runtime.fork import Greenlet, tell_forks
+from nsq_fast.runtime.fork import tell_forks
 
 if TYPE_CHECKING:
     from nsq_fast.runtime.net.connection import Connection
@@ -191,8 +191,7 @@ class Worker:
 
     def start(self, name: str) -> None:
         """Begin to work."""
-        runner = Greenlet(self._run)
-        runner.name = name
+        runner = self._disposition.consumer.supervisor.loop(name, self._run)
         self.greenlet = runner
         runner.start()
 

@@ -20,8 +20,8 @@ from gevent.event import Event
 from nsq_fast.errors import NsqError
 from nsq_fast.protocol import rdy
 from nsq_fast.protocol.backoff import Backoff
-from nsq_fast.runtime.fork import Greenlet
 from nsq_fast.runtime.net.connection import Connection
+from nsq_fast.runtime.supervised import Supervisor
 
 # A handler that goes on with a message of a lost connection is looked after so often, in seconds.
 ORPHAN_PAUSE = 0.5
@@ -59,8 +59,10 @@ class Flow:
         idle_timeout: float,
         backoff: Backoff,
         count_orphans: Callable[[], int],
+        supervisor: Supervisor,
         log: logging.Logger,
     ) -> None:
+        self._supervisor = supervisor
         self.max_in_flight = max_in_flight
         self.backoff = backoff
         self.is_paused = False
@@ -72,14 +74,11 @@ class Flow:
         self._expected = 0
         self._wake = Event()
         self._log = log
-        self._greenlet: Greenlet[..., None] | None = None
         self._is_stopped = False
 
     def start(self, name: str) -> None:
         """Begin to send RDY."""
-        self._greenlet = Greenlet(self._run)
-        self._greenlet.name = name
-        self._greenlet.start()
+        self._supervisor.loop(name, self._run).start()
 
     def stop(self) -> None:
         """Send no more RDY."""

@@ -12,15 +12,15 @@ import logging
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import ConfigError, NsqError, OrderViolated, PartitionBlocked
 from nsq_fast.protocol.order import OrderLedger, Position, Verdict
 from nsq_fast.protocol.targets import Target
-from nsq_fast.runtime.fork import Greenlet
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.signals import emit
+from nsq_fast.runtime.supervised import Job
 
 from .failures import GiveUpPolicy, message_name
 
@@ -89,7 +89,7 @@ class Ordered:
         self._order_policy = consumer.config.order_policy
         self._blocked_policy = blocked_policy
         self._turns: dict[Hashable, Turn] = {}
-        self._held: dict[Message, Greenlet[..., Any]] = {}
+        self._held: dict[Message, Job] = {}
         self._log = log
 
     def turn(self, target: Target) -> Turn:
@@ -176,7 +176,8 @@ class Ordered:
     def hold(self, connection: Connection, message: Message, delay_ms: int) -> None:
         """REQ 0 after a delay, or before the message times out if that is sooner."""
         left = message.received_at + LONGEST_HOLD * connection.info.msg_timeout - monotonic()
-        greenlet = self._held[message] = Greenlet(self._give_back, message)
+        job = self._consumer.supervisor.job("the delay of an ordered message", self._give_back, message)
+        greenlet = self._held[message] = job
         greenlet.start_later(max(0.0, min(delay_ms / 1000, left)))
 
     def release(self, connection: Connection | None = None) -> None:

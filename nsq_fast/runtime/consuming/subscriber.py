@@ -31,9 +31,9 @@ from nsq_fast.errors import (
 from nsq_fast.protocol.backoff import ReconnectDelay
 from nsq_fast.protocol.rdy import Share
 from nsq_fast.protocol.targets import Target
-from nsq_fast.runtime.fork import Greenlet
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.signals import emit
+from nsq_fast.runtime.supervised import FAULTS
 
 from .bodies import decompressed, is_compressed
 from .dispatch import InboundQueue, Pool
@@ -94,7 +94,6 @@ class Subscriber:
         self._is_draining = False
         self._is_awaiting_close = False
         self._changed = Event()
-        self._greenlet: Greenlet[..., Any] | None = None
         self._new_connection()
 
     def _new_connection(self) -> None:
@@ -118,22 +117,32 @@ class Subscriber:
 
     def start(self) -> None:
         """Connect in a greenlet of its own, and again whenever the connection is lost."""
-        self._greenlet = Greenlet(self._run)
-        self._greenlet.name = f"nsq_fast subscriber {self.target}"
-        self._greenlet.start()
+        self._consumer.supervisor.loop(f"nsq_fast subscriber {self.target}", self._run).start()
 
     def _run(self) -> None:
+        try:
+            self._keep_subscribed()
+        except FAULTS as fault:
+            # Begin again without what is half done: the flow, the owner and the workers hear of its end.
+            self.connection.close(ConnectionClosed(f"{self.target}: nsq_fast itself failed: {fault!r}"))
+            raise
+        self._owner.forget(self)
+        if self._owns_pool and not self._is_closing:
+            self._pool.stop()
+
+    def _keep_subscribed(self) -> None:
+        if self._has_ended:
+            return  # while it paused after a fault
         self._consumer.flow.expect(1)
-        is_connected = self._connect()
-        self._consumer.flow.expect(-1)
+        try:
+            is_connected = self._connect()
+        finally:
+            self._consumer.flow.expect(-1)
         while True:
             is_renewed = self._live() if is_connected else self._wait_for_another_mode()
             if self._has_ended or (not is_renewed and self._pause()):
                 break
             is_connected = self._connect()
-        self._owner.forget(self)
-        if self._owns_pool and not self._is_closing:
-            self._pool.stop()
 
     def _live(self) -> bool:
         """Wait for the end of the connection, or end it; say whether another shall be made at once."""

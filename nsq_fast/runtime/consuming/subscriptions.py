@@ -18,9 +18,9 @@ from nsq_fast.errors import ConfigError
 from nsq_fast.protocol.position import StartPositions
 from nsq_fast.protocol.targets import Mode, Target, impossible, is_complete, targets
 from nsq_fast.protocol.topology import Nsqd, Topology
-from nsq_fast.runtime.fork import Greenlet
 from nsq_fast.runtime.lookup import LookupPoller
 from nsq_fast.runtime.signals import emit, is_heard
+from nsq_fast.runtime.supervised import Loop
 
 from .positions import Starter
 from .stats import Counters
@@ -55,13 +55,15 @@ class Subscriptions:
         self._wanted: dict[Target, Nsqd | None] = {}
         self._rounds = 0
         self._is_stopped = Event()
-        self._seeker: Greenlet[..., None] | None = None
+        self._seeker: Loop | None = None
         self._starter: Starter | None = None
         if positions is not None:
             timeout = consumer.lookup_config.lookupd_timeout
             self._starter = Starter(consumer.topic, consumer.channel, positions, timeout)
         if consumer.lookupd_addresses:
-            self.lookup = LookupPoller(consumer.lookupd_addresses, consumer.lookup_config, "r", self.on_topology)
+            self.lookup = LookupPoller(
+                consumer.lookupd_addresses, consumer.lookup_config, "r", self.on_topology, consumer.supervisor
+            )
 
     def __iter__(self) -> Iterator[Subscriber]:
         return iter(list(self._subscribers.values()))
@@ -158,8 +160,7 @@ class Subscriptions:
 
     def _seek(self) -> None:
         if self._seeker is None and self._is_seeking():
-            self._seeker = Greenlet(self._seek_loop)
-            self._seeker.name = f"{self._consumer.name} seeker"
+            self._seeker = self._consumer.supervisor.loop(f"{self._consumer.name} seeker", self._seek_loop)
             self._seeker.start()
 
     def _seek_loop(self) -> None:

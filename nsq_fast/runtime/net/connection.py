@@ -36,7 +36,8 @@ from nsq_fast.names import Address
 from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Heartbeat, Reply, ServerFailed
 from nsq_fast.protocol.identify import AuthInfo, ServerInfo
 from nsq_fast.protocol.session import Session
-from nsq_fast.runtime.fork import Greenlet, tell_forks
+from nsq_fast.runtime.fork import tell_forks
+from nsq_fast.runtime.supervised import Job, Supervisor
 
 from .handshake import connecting, shake_hands
 from .outbox import Outbox
@@ -46,6 +47,7 @@ from .transport import Transport
 from .watch import SilenceWatch
 
 logger = logging.getLogger(__name__)
+_supervisor = Supervisor(logger)  # the owner hears of faults by on_disconnect
 
 SILENT_INTERVALS = 2
 CLOSE_TIMEOUT = 2.0
@@ -81,7 +83,7 @@ class Connection(Responder):
         self._transport: Transport
         self._has_begun = False
         self._connecting: greenlet | None = None
-        self._reader: Greenlet[..., Any] | None = None
+        self._reader: Job | None = None
         limit = SILENT_INTERVALS * config.heartbeat_interval
         self._watch = SilenceWatch(limit, lambda: self.last_received_at, self._silent)
         self._is_graceful = False
@@ -146,8 +148,8 @@ class Connection(Responder):
         self.closed_error = None
         self.last_received_at = monotonic()
         self._watch.start()
-        self._reader = Greenlet.spawn(self._read_loop)
-        self._reader.name = f"nsq_fast-reader-{self.address}"
+        self._reader = _supervisor.job(f"nsq_fast-reader-{self.address}", self._read_loop)
+        self._reader.start()
         logger.info("%s: connected, version %s, %s", self.address, self.info.version, self.session.dialect.name)
 
     def subscribe(

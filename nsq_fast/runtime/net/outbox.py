@@ -13,6 +13,7 @@ deal with a lost connection.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +22,11 @@ from gevent.event import Event
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import ConnectionLost
-from nsq_fast.runtime.fork import Greenlet
+from nsq_fast.runtime.supervised import Job, Supervisor
 
 from .transport import Transport
+
+_supervisor = Supervisor(logging.getLogger(__name__))
 
 # More than this is sent at once, without waiting for the end of the hub's turn.
 FLUSH_BYTES = 64 * 1024
@@ -65,7 +68,7 @@ class Outbox:
         self._unsent: memoryview | None = None
         self.is_scheduled = False
         self._is_stopped = False
-        self._writer: Greenlet[..., Any] | None = None
+        self._writer: Job | None = None
         self._is_empty = Event()
 
     def start(self, transport: Transport) -> None:
@@ -142,8 +145,8 @@ class Outbox:
         try:
             self._unsent = self._transport.send_now(data)
             if self._unsent is not None:
-                self._writer = Greenlet.spawn(self._write_loop)
-                self._writer.name = "nsq_fast-writer"
+                self._writer = _supervisor.job(f"nsq_fast-writer-{self._transport.address}", self._write_loop)
+                self._writer.start()
         except Exception as error:
             self._fail(error)
 

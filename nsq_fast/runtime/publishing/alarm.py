@@ -16,24 +16,30 @@ from typing import Any
 from gevent import get_hub
 
 from nsq_fast.runtime.fork import tell_forks
+from nsq_fast.runtime.supervised import FAULTS, Supervisor
 
 NEVER = float("inf")
 # A loop's notion of now may be stale, and then its timer rings early; this keeps a second try from spinning.
 _SHORTEST = 0.0005
+# A callback that failed is called again after so many seconds: what it did not get done is still due.
+_FAULT_PAUSE = 1.0
 
 
 class Alarm:
     """Calls ``callback()`` in the hub, once, at the moment it was set to. It must not block.
 
+    A callback that raises is a fault of ours: ``supervisor`` reports it, and it is called again.
+
     Attributes:
         at: that moment, in ``time.monotonic`` seconds; infinity when it is not set.
     """
 
-    __slots__ = ("__weakref__", "_callback", "_timer", "at")
+    __slots__ = ("__weakref__", "_callback", "_supervisor", "_timer", "at")
 
-    def __init__(self, callback: Callable[[], None]) -> None:
+    def __init__(self, callback: Callable[[], None], supervisor: Supervisor) -> None:
         self.at = NEVER
         self._callback = callback
+        self._supervisor = supervisor
         self._timer: Any = None
         tell_forks(self)
 
@@ -64,17 +70,22 @@ class Alarm:
         self.stop()
         if monotonic() < at:
             self._start(at)
-        else:
+            return
+        try:
             self._callback()
+        except FAULTS as fault:
+            self._supervisor.report("a timer", fault, f"it rings again in {_FAULT_PAUSE} s")
+            self.set(monotonic() + _FAULT_PAUSE)
 
 
 class Agenda:
     """Calls many callbacks in the hub, each at its moment, with one Alarm. They must not block."""
 
-    __slots__ = ("_alarm", "_entries", "_numbers")
+    __slots__ = ("_alarm", "_entries", "_numbers", "_supervisor")
 
-    def __init__(self) -> None:
-        self._alarm = Alarm(self._run)
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._alarm = Alarm(self._run, supervisor)
         self._entries: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = count()
 
@@ -95,6 +106,12 @@ class Agenda:
         while self._entries and self._entries[0][0] <= now:
             due.append(heapq.heappop(self._entries)[2])
         for callback in due:
-            callback()
+            self._call(callback)
         if self._entries:
             self._alarm.set(self._entries[0][0])
+
+    def _call(self, callback: Callable[[], object]) -> None:
+        try:
+            callback()
+        except FAULTS as fault:  # the others must still be called
+            self._supervisor.report("a timer", fault, "the others go on")

@@ -11,6 +11,7 @@ The path of one that just succeeds is ``submit`` (or ``prompt``), ``_write``, ``
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterable
 from itertools import groupby
@@ -28,6 +29,7 @@ from nsq_fast.names import Address
 from nsq_fast.protocol.retry import RetryPolicy, Verdict, decide, publish_failed, retry_delay
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.signals import emit, is_heard
+from nsq_fast.runtime.supervised import Supervisor
 from nsq_fast.runtime.trace import TraceLog
 
 from .addressed import Addressed, AddressedBatch, kind_of
@@ -39,6 +41,8 @@ from .publish import OK, Batch, Publish, Wakeups
 from .reasons import final_error, timeout_error
 from .room import Room
 from .routes import Route, Routes
+
+logger = logging.getLogger(__name__)
 
 # Looking for publishes that are too late costs about 0.1 us for each that is pending. It is done so rarely that
 # this stays below a tenth of the time, so 100,000 pending publishes may end 0.1 s late.
@@ -68,6 +72,7 @@ class Delivery:
         lookup: LookupConfig,
         trace: TraceLog,
     ) -> None:
+        self.supervisor = Supervisor(logger, lambda error: emit(sender, "on_error", error=error))
         self.pending: set[Publish] = set()
         self.room = Room(config.max_pending)
         self.wakeups = Wakeups()
@@ -87,8 +92,8 @@ class Delivery:
             max_delay=config.retry_max_delay,
             max_leader_attempts=config.max_leader_attempts if self.routes.has_lookup else 0,
         )
-        self._deadlines = Alarm(self._expire)
-        self._agenda = Agenda()
+        self._deadlines = Alarm(self._expire, self.supervisor)
+        self._agenda = Agenda(self.supervisor)
         self._idle: Event | None = None
 
     # Sending

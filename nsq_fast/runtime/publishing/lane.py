@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nsq_fast.errors import ConnectionLost
 from nsq_fast.names import Address
-from nsq_fast.runtime.fork import Greenlet
+from nsq_fast.runtime.supervised import Supervisor
 
 from .addressed import PLAIN, Addressed, AddressedBatch
 from .pool import Link
@@ -34,6 +34,7 @@ class LaneSender(Protocol):
 
     max_batch: int
     max_batch_bytes: int
+    supervisor: Supervisor
 
     def send(self, command: Addressed | AddressedBatch, link: Link, partition: int | None) -> None:
         """Write a command; its end is reported by ``Lane.ended``, possibly before this returns."""
@@ -210,4 +211,4 @@ class Lane:
             silent = ConnectionLost(
                 f"{conn.address}: does not answer, and no longer leads {self.topic}-{self.partition}"
             )
-            Greenlet.spawn(conn.close, silent)
+            self._sender.supervisor.job(f"nsq_fast-close-{conn.address}", conn.close, silent).start()

@@ -14,11 +14,13 @@ of them, and the next batch goes to the next.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
 
 from gevent import get_hub
 
 from nsq_fast.config import ProducerConfig
+from nsq_fast.runtime.supervised import FAULTS
 
 from .addressed import Addressed
 from .alarm import Alarm
@@ -55,7 +57,7 @@ class Linger:
         self._gatherings: dict[str, _Gathering] = {}
         self._lanes: dict[Lane, None] = {}
         self._submit = delivery.submit_batch
-        self._alarm = Alarm(self.flush)
+        self._alarm = Alarm(self.flush, delivery.supervisor)
         self._hub = get_hub()
 
     def add(self, publish: Publish, body: bytes, overhead: int = 0) -> None:
@@ -111,11 +113,18 @@ class Linger:
     def flush(self) -> None:
         """Send everything now."""
         self._alarm.stop()
-        for topic in list(self._gatherings):
-            self._send(topic)
         lanes, self._lanes = self._lanes, {}
+        for topic in list(self._gatherings):
+            self._supervised(self._send, topic)
         for lane in lanes:
-            lane.pump()
+            self._supervised(lane.pump)
+
+    def _supervised(self, send: Callable[..., None], *args: str) -> None:
+        """Send; what fails is left to its deadline, and keeps nothing else from leaving."""
+        try:
+            send(*args)
+        except FAULTS as fault:
+            self._delivery.supervisor.report("sending what gathered", fault, "the rest is sent")
 
     def forget(self) -> None:
         """Send nothing of what gathered."""

@@ -21,11 +21,11 @@ from gevent import joinall
 from gevent.event import Event
 
 from nsq_fast.config import ConnectionConfig, ProducerConfig
-from nsq_fast.errors import NsqError, ServerError
+from nsq_fast.errors import ConnectionClosed, NsqError, ServerError
 from nsq_fast.names import Address
 from nsq_fast.protocol.backoff import ReconnectDelay
-from nsq_fast.runtime.fork import Greenlet
 from nsq_fast.runtime.net.connection import Connection
+from nsq_fast.runtime.supervised import FAULTS, Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,8 @@ GOOD_AFTER = 1.0
 
 class LinkHandler(Protocol):
     """What the producer does with the news of its links. Called in greenlets of the links; must not block."""
+
+    supervisor: Supervisor
 
     def link_opened(self, link: Link) -> None:
         """It can take publishes from now on."""
@@ -85,8 +87,7 @@ class Link:
         self._lost = Event()
         self._hurry = Event()
         self._stopping = Event()
-        self.greenlet = Greenlet(self._connect_loop)
-        self.greenlet.name = f"nsq_fast-link-{address}"
+        self.greenlet = handler.supervisor.loop(f"nsq_fast-link-{address}", self._connect_loop)
 
     def __repr__(self) -> str:
         return f"<Link {self.address} {'open' if self.conn else 'down'}>"
@@ -102,7 +103,7 @@ class Link:
         self._stopping.set()
         self._hurry.set()
         if self.conn is not None:
-            Greenlet.spawn(self.conn.close)
+            self._handler.supervisor.job(f"nsq_fast-close-{self.address}", self.conn.close).start()
         elif self.greenlet:
             self.greenlet.kill(block=False)
 
@@ -115,13 +116,21 @@ class Link:
             self._lost.clear()
             conn = Connection(self.address, self._connection_config, self)
             try:
-                conn.connect()
-            except NsqError as error:
-                self._connect_failed(error)
-            else:
-                self._connected(conn)
-                self._lost.wait()
+                self._live(conn)
+            except FAULTS as fault:
+                conn.close(ConnectionClosed(f"{self.address}: nsq_fast itself failed: {fault!r}"))
+                raise
             self._pause()
+
+    def _live(self, conn: Connection) -> None:
+        """Connect, and wait for the end of the connection."""
+        try:
+            conn.connect()
+        except NsqError as error:
+            self._connect_failed(error)
+        else:
+            self._connected(conn)
+            self._lost.wait()
 
     def _connected(self, conn: Connection) -> None:
         self._delay.connected(monotonic())

@@ -26,7 +26,6 @@ from nsq_fast.errors import ConfigError, LookupFailed
 from nsq_fast.names import Address, check_topic
 from nsq_fast.protocol.partitioner import key_partitioner
 from nsq_fast.protocol.topology import Topology
-from nsq_fast.runtime.fork import Greenlet
 from nsq_fast.runtime.lookup import LookupPoller
 
 from .addressed import Addressed
@@ -160,7 +159,7 @@ class Routes:
     ) -> None:
         self._pool = pool
         self._nsqds = frozenset(nsqds)
-        self._poller = LookupPoller(lookupds, config, "w", self._learnt) if lookupds else None
+        self._poller = LookupPoller(lookupds, config, "w", self._learnt, sender.supervisor) if lookupds else None
         self._config = config
         self._sender = sender
         self._on_routed = on_routed
@@ -375,7 +374,7 @@ class Routes:
     def _ask_others(self, route: Route, named: frozenset[Address]) -> None:
         if route not in self._asked_for:
             self._asked_for.add(route)
-            self._asking.start(Greenlet(self._ask_nodes, route, named))
+            self._asking.start(self._sender.supervisor.job("nsq_fast asking for nsqds", self._ask_nodes, route, named))
 
     def _ask_nodes(self, route: Route, named: frozenset[Address]) -> None:
         """Nobody has the topic yet, or nobody who can be reached: any nsqd may take it."""

@@ -1,0 +1,116 @@
+"""Supervision: a fault of ours in a background greenlet is logged, told, and ends nothing for good.
+
+A ``Loop`` runs for as long as its owner; when its body raises, the body begins
+again after a pause that grows. A ``Job`` does one piece of work; when it raises,
+that is logged. No other module of ``runtime/`` makes greenlets, so none can die
+unseen (``tests/runtime/test_runtime_supervised.py``).
+
+Expected failures (a lost connection, a refused command) are for the body to
+handle. What arrives here is a defect of nsq_fast, whose effects are unknown: the
+body must leave its owner in a state from which it can begin again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from gevent import Timeout, sleep
+
+from nsq_fast.errors import InternalError, NsqError
+
+from .fork import Greenlet
+
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 10.0
+GOOD_AFTER = 10.0
+"""Seconds: a body that ran so long before it failed was well; the next pause is the first one again."""
+
+# A Timeout is no Exception in gevent. One that gets so far was not caught by whoever started it.
+FAULTS = (Exception, Timeout)
+
+Tell = Callable[[NsqError], object]
+
+if TYPE_CHECKING:
+    _Greenlet = Greenlet[..., Any]
+else:
+    _Greenlet = Greenlet
+
+
+class Supervisor:
+    """Makes the greenlets of one owner, and reports their faults.
+
+    Args:
+        log: gets each fault, with its stack.
+        tell: called with an InternalError whose cause is the fault; must not block. None: the log is enough.
+    """
+
+    def __init__(self, log: logging.Logger, tell: Tell | None = None) -> None:
+        self._log = log
+        self._tell = tell
+
+    def loop(self, name: str, body: Callable[[], object]) -> Loop:
+        """A greenlet, not started yet, that calls ``body()`` until it returns."""
+        return Loop(self, name, body)
+
+    def job(self, name: str, function: Callable[..., object], *args: Any) -> Job:
+        """A greenlet, not started yet, that calls ``function(*args)`` once; its ``value`` is None after a fault."""
+        return Job(self, name, function, *args)
+
+    def report(self, name: str, fault: BaseException, consequence: str) -> None:
+        """Log a fault and tell of it. ``consequence`` says what happens now."""
+        text = f"nsq_fast itself failed in {name}: {fault!r}; {consequence}"
+        self._log.error("%s", text, exc_info=fault)
+        if self._tell is None:
+            return
+        error = InternalError(text)
+        error.__cause__ = fault
+        try:
+            self._tell(error)
+        except Exception:  # whoever is told must not end what is supervised
+            self._log.exception("%s: telling of the fault failed", name)
+
+
+class Loop(_Greenlet):
+    """A supervised greenlet that runs for as long as its owner. Made by ``Supervisor.loop``."""
+
+    def __init__(self, supervisor: Supervisor, name: str, body: Callable[[], object]) -> None:
+        super().__init__()
+        self.name = name
+        self.supervisor = supervisor
+        self.body = body
+
+    def _run(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            began = monotonic()
+            try:
+                self.body()
+            except FAULTS as fault:
+                if monotonic() - began >= GOOD_AFTER:
+                    pause = FIRST_PAUSE
+                self.supervisor.report(self.name, fault, f"it begins again in {pause:.3g} s")
+            else:
+                return
+            sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+class Job(_Greenlet):
+    """A supervised greenlet that does one thing and ends. Made by ``Supervisor.job``."""
+
+    def __init__(self, supervisor: Supervisor, name: str, function: Callable[..., object], *args: Any) -> None:
+        super().__init__()
+        self.name = name
+        self.supervisor = supervisor
+        self.function = function
+        self.arguments = args
+
+    def _run(self) -> object:
+        try:
+            return self.function(*self.arguments)
+        except FAULTS as fault:
+            self.supervisor.report(self.name, fault, "it is not tried again")
+            return None

@@ -1,0 +1,318 @@
+"""A fault of ours in a background greenlet is logged and told, and ends nothing for good: shown for each loop there is.
+
+The loops are found by reflection: a loop that is added, and is not at work in the scenario below, fails this file.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+from gevent import Timeout
+from support.waiting import until
+
+import nsq_fast
+from nsq_fast import Consumer, Message, Producer
+from nsq_fast.broker import LookupdServer, NsqdOptions, NsqdServer
+from nsq_fast.errors import InternalError, NsqError
+from nsq_fast.runtime import supervised
+from nsq_fast.runtime.consuming.flow import Flow
+from nsq_fast.runtime.consuming.subscriptions import Subscriptions
+from nsq_fast.runtime.publishing.delivery import Delivery
+from nsq_fast.runtime.supervised import Job, Loop, Supervisor
+
+RUNTIME = Path(nsq_fast.__file__).parent / "runtime"
+MAKERS = {"supervised.py", "fork.py"}
+SOURCES = [path for path in sorted(RUNTIME.rglob("*.py")) if path.name not in MAKERS]
+
+
+class Injected(Exception):
+    """The fault that the tests inject."""
+
+
+def calls_of(name: str) -> Iterator[tuple[Path, ast.Call]]:
+    """Every call of a function or method ``name`` in runtime/."""
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                function = node.func
+                called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", None)
+                if called == name:
+                    yield path, node
+
+
+def loop_bodies() -> list[str]:
+    """The methods that are run as loops: the second argument of each ``supervisor.loop``."""
+    found = []
+    for path, call in calls_of("loop"):
+        body = call.args[1]
+        assert isinstance(body, ast.Attribute), f"{path}: the body of a loop is to be a method: {ast.unparse(call)}"
+        (owner,) = {
+            node.name
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ClassDef) and node.lineno < call.lineno <= (node.end_lineno or 0)
+        }
+        found.append(f"{owner}.{body.attr}")
+    return sorted(set(found))
+
+
+LOOPS = loop_bodies()
+
+
+@pytest.mark.parametrize("maker", ["Greenlet", "spawn", "spawn_later", "spawn_raw"])
+def test_no_greenlet_is_made_without_supervision(maker: str) -> None:
+    assert [f"{path.name}:{call.lineno}" for path, call in calls_of(maker)] == []
+
+
+def test_the_loops_are_found() -> None:
+    assert {"Flow._run", "Deadlines._run", "Worker._run", "Link._connect_loop", "LookupPoller._poll_loop"} <= {*LOOPS}
+
+
+# The scenario: a consumer and a producer, lookup, messages under way
+
+
+class Scenario:
+    """A consumer and a producer on embedded servers, and what was told of faults."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lookupd = LookupdServer()
+        self.lookupd.start()
+        self.nsqds = [self.new_nsqd()]
+        self.calls: Counter[bytes] = Counter()
+        self.finished = 0
+        self.told: list[Any] = []
+        lookupds = [str(self.lookupd.http_address)]
+        options: dict[str, Any] = {
+            "lookupd_poll_interval": 0.2,
+            "lookupd_refresh_interval": 0.05,
+            "heartbeat_interval": 1,
+        }
+        self.producer = Producer([str(self.nsqds[0].tcp_address)], lookupds, **options)
+        self.consumer = Consumer(
+            "topic", "channel", [], lookupds, message_handler=self.handle, max_in_flight=10, auto_touch=True,
+            max_backoff_duration=0, concurrency=2, **options,
+        )  # fmt: skip
+        self.consumer.on_error.connect(self.told_of, weak=False)
+        self.producer.on_error.connect(self.told_of, weak=False)
+        self.producer.start()
+        self.producer.publish("topic", b"first")
+        self.consumer.start(block=False)
+        until(lambda: self.calls[b"first"])
+
+    def new_nsqd(self) -> NsqdServer:
+        path = self.path / f"nsqd{gevent.get_hub().loop.now()}"
+        path.mkdir()
+        server = NsqdServer(NsqdOptions(data_path=str(path), msg_timeout=2.0))
+        server.register_at(self.lookupd.tcp_address)
+        server.start()
+        return server
+
+    def told_of(self, sender: object, error: Exception) -> None:
+        if isinstance(error, InternalError):
+            self.told.append(error)
+
+    def handle(self, consumer: Consumer, message: Message) -> None:
+        self.calls[message.body] += 1
+        if message.body == b"long":
+            gevent.sleep(3.0)
+
+    def check(self) -> None:
+        """Everything works: publishing, discovery of a new nsqd, consuming from both."""
+        self.nsqds.append(self.new_nsqd())
+        bodies = [b"%d" % number for number in range(100)]
+        for body in bodies:
+            self.producer.publish("topic", body)
+        with Producer([str(self.nsqds[-1].tcp_address)]) as other:
+            other.publish("topic", b"elsewhere")
+        until(lambda: all(self.calls[body] for body in [*bodies, b"elsewhere"]))
+        until(lambda: self.consumer.total_in_flight == 0)
+
+    def check_touch(self) -> None:
+        """A handler that runs longer than the message timeout keeps its message."""
+        self.producer.publish("topic", b"long")
+        until(lambda: self.calls[b"long"] and self.consumer.total_in_flight == 0)
+        assert self.calls[b"long"] == 1
+
+    def close(self) -> None:
+        self.producer.close(timeout=5)
+        self.consumer.close(drain=False)
+        for server in [*self.nsqds, self.lookupd]:
+            server.kill()
+
+
+@pytest.fixture
+def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scenario]:
+    monkeypatch.setattr(Subscriptions, "_is_seeking", lambda self: not self._is_stopped.is_set())
+    made = Scenario(tmp_path)
+    made.consumer._subscriptions.lost(None)  # type: ignore[arg-type]  # the seeker begins
+    yield made
+    made.close()
+
+
+def running(body: str) -> list[Loop]:
+    """The loops that run this method now."""
+    loops = [each for each in gc.get_objects() if type(each) is Loop and each]
+    return [each for each in loops if getattr(each.body, "__qualname__", "") == body]
+
+
+@pytest.mark.parametrize("body", LOOPS)
+def test_a_fault_in_a_loop_ends_nothing(
+    body: str, scenario: Scenario, no_unseen_errors: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    loops = until(lambda: running(body), 5.0)
+    with caplog.at_level(logging.ERROR):
+        for loop in loops:
+            loop.kill(Injected(body), block=False)  # raised where the loop waits
+        until(lambda: len(no_unseen_errors) >= len(loops))
+        until(lambda: len(scenario.told) >= len(loops))
+    assert {type(fault) for _, _, fault in no_unseen_errors} == {Injected}
+    no_unseen_errors.clear()
+    assert all(isinstance(error.__cause__, Injected) for error in scenario.told)
+    logged = [record for record in caplog.records if record.exc_info and isinstance(record.exc_info[1], Injected)]
+    assert len(logged) == len(loops)
+    assert "begins again" in logged[0].getMessage()
+    scenario.check()
+    if body == "Deadlines._run":
+        scenario.check_touch()
+    assert running(body)
+
+
+def test_closing_ends_the_loops_that_pause_after_a_fault(scenario: Scenario, no_unseen_errors: list[Any]) -> None:
+    loops = [loop for body in LOOPS for loop in running(body)]
+    for loop in loops:
+        loop.kill(Injected("all"), block=False)
+    until(lambda: len(no_unseen_errors) >= len(loops))
+    no_unseen_errors.clear()
+    scenario.close()
+    until(lambda: not any(loops), 5.0)
+
+
+def test_a_fault_of_a_timer_loses_no_other_deadline(
+    no_unseen_errors: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expire = Delivery._expire
+    faults = [Injected("once")]
+
+    def failing(delivery: Delivery) -> None:
+        if faults:
+            raise faults.pop()
+        expire(delivery)
+
+    monkeypatch.setattr(Delivery, "_expire", failing)
+    with Producer("127.0.0.1:1") as producer:  # nobody listens there
+        result = producer.publish_nowait("topic", b"late", timeout=0.2)
+        with pytest.raises(NsqError):
+            result.get(timeout=10)
+    assert [kind for _, kind, _ in no_unseen_errors] == [Injected]
+    no_unseen_errors.clear()
+
+
+def test_a_consumer_of_a_real_nsqd_survives_a_fault_in_its_flow(
+    real_nsqd: Callable[..., Any], no_unseen_errors: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nsqd = real_nsqd()
+    handled: list[bytes] = []
+    update = Flow.update
+    faults: list[Exception] = []
+
+    def failing(flow: Flow, now: float) -> float | None:
+        if faults:
+            raise faults.pop()
+        return update(flow, now)
+
+    monkeypatch.setattr(Flow, "update", failing)
+    consumer = Consumer(
+        "topic", "channel", str(nsqd.tcp_address), message_handler=lambda _, message: handled.append(message.body)
+    )
+    consumer.start(block=False)
+    with Producer(str(nsqd.tcp_address)) as producer:
+        producer.publish("topic", b"before")
+        until(lambda: handled == [b"before"])
+        consumer.pause()
+        until(lambda: consumer.total_ready_count == 0)
+        faults.append(Injected())
+        consumer.resume()
+        producer.publish("topic", b"after")
+        until(lambda: handled == [b"before", b"after"])
+    consumer.close()
+    assert [kind for _, kind, _ in no_unseen_errors] == [Injected]
+    no_unseen_errors.clear()
+
+
+# The supervisor itself
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervised, "FIRST_PAUSE", 0.001)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("fault", [Injected, RecursionError, Timeout, UnicodeError])
+def test_pauses_grow_while_a_loop_fails_again_and_again(
+    fault: type[BaseException], monkeypatch: pytest.MonkeyPatch, no_unseen_errors: list[Any]
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(supervised, "sleep", pauses.append)
+    told: list[Any] = []
+
+    def body() -> None:
+        if len(pauses) < 20:
+            raise fault
+
+    loop = Supervisor(logging.getLogger("test"), told.append).loop("the loop", body)
+    loop.start()
+    loop.join()
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == supervised.LONGEST_PAUSE
+    assert len(told) == 20
+    assert str(told[0]).startswith("nsq_fast itself failed in the loop: ")
+    no_unseen_errors.clear()
+
+
+@pytest.mark.usefixtures("quick")
+def test_who_is_told_may_fail(no_unseen_errors: list[Any]) -> None:
+    def tell(error: Exception) -> None:
+        raise Injected
+
+    runs = []
+
+    def body() -> None:
+        runs.append(1)
+        if len(runs) == 1:
+            raise Injected
+
+    Supervisor(logging.getLogger("test"), tell).loop("the loop", body).start()
+    until(lambda: len(runs) == 2)
+    no_unseen_errors.clear()
+
+
+def test_a_job_that_fails_is_reported_and_has_no_value(no_unseen_errors: list[Any]) -> None:
+    told: list[Any] = []
+    supervisor = Supervisor(logging.getLogger("test"), told.append)
+    job: Job = supervisor.job("the job", int, "no number")
+    job.start()
+    job.join()
+    assert job.value is None
+    (error,) = told
+    assert isinstance(error.__cause__, ValueError)
+    no_unseen_errors.clear()
+    job = supervisor.job("the job", int, "7")
+    job.start()
+    assert job.get() == 7
+
+
+def test_a_loop_that_is_killed_ends() -> None:
+    loop = Supervisor(logging.getLogger("test")).loop("the loop", lambda: gevent.sleep(60))
+    loop.start()
+    gevent.sleep(0)
+    loop.kill()
+    assert loop.dead
