@@ -16,6 +16,7 @@ from collections import namedtuple
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.object cimport PyObject
 from libc.string cimport memcpy
 
 from .errors import AlreadyResponded, RemoteProtocolError
@@ -25,11 +26,13 @@ cdef extern from "Python.h":
     object PyMemoryView_GetContiguous(object obj, int buffertype, char order)
     Py_buffer* PyMemoryView_GET_BUFFER(object view)
     object PyNumber_Index(object value)
+    Py_ssize_t Py_REFCNT(PyObject* value)
 
 cdef enum:
     RESPONDED = 1
     ASYNC = 2
     DETAILED = 4
+    EXPIRED = 8
 
     TRACED_REPLY_SIZE = 2 + 8 + 8 + 8 + 4
     MAX_BODY = 0x7fffffff           # servers read lengths as signed numbers
@@ -141,6 +144,14 @@ cdef class Message:
         """Whether it has been finished or requeued."""
         return bool(self._flags & RESPONDED)
 
+    def mark_expired(self):
+        """Note that nsqd has taken it back: it was not answered in time, or its connection is lost."""
+        self._flags |= EXPIRED
+
+    def has_expired(self):
+        """Whether nsqd has taken it back before it was answered; nsqd delivers it again, here or elsewhere."""
+        return bool(self._flags & EXPIRED)
+
     def enable_async(self):
         """Leave the answer to the program: a handler that returns no longer finishes the message."""
         self._flags |= ASYNC
@@ -195,6 +206,26 @@ cdef class Message:
         if self._flags & RESPONDED:
             traits += " responded"
         return f"<{type(self).__name__} {_printable(self.id)} {traits}>"
+
+
+def unanswered(list messages not None):
+    """Those of a list of messages that are neither answered nor expired, in their order."""
+    cdef list left = []
+    cdef Message message
+    for message in messages:
+        if not message._flags & (RESPONDED | EXPIRED):
+            left.append(message)
+    return left
+
+
+def unreachable(list messages not None):
+    """Those of a list of messages that nothing but this list refers to, so that nobody can answer them any more."""
+    cdef list found = []
+    cdef Py_ssize_t i
+    for i in range(PyList_GET_SIZE(messages)):
+        if Py_REFCNT(PyList_GET_ITEM(messages, i)) == 1:
+            found.append(<object> PyList_GET_ITEM(messages, i))
+    return found
 
 
 cdef Message new_message(const MessageView* view, bint detail, object responder, double received_at):

@@ -256,7 +256,7 @@ def fin(id):
 
 
 def fin_many(messages):
-    """FIN of every Message or id in the iterable, as one buffer."""
+    """FIN of every Message or id in the iterable, as one buffer. Messages count as responded then."""
     cdef list items = messages if type(messages) is list else _listed(messages, "messages")
     cdef Py_ssize_t i, count = PyList_GET_SIZE(items)
     cdef bytes out = PyBytes_FromStringAndSize(NULL, count * FIN_SIZE)
@@ -266,6 +266,9 @@ def fin_many(messages):
         memcpy(at + 4, _id_pointer(<object> PyList_GET_ITEM(items, i), "messages"), ID_SIZE)
         at[FIN_SIZE - 1] = c"\n"
         at += FIN_SIZE
+    for i in range(count):
+        if isinstance(<object> PyList_GET_ITEM(items, i), Message):
+            (<Message> PyList_GET_ITEM(items, i))._flags |= RESPONDED
     return out
 
 

@@ -343,6 +343,14 @@ class ProducerConfig(Config):
 
     # Twice what a cluster of the redesigned servers takes to elect a leader.
     publish_timeout: float = option(30.0, "limit for one publish with all its attempts", unit="s", minimum=0.001)
+    attempt_timeout: float | None = option(
+        None,
+        "limit for the reply to one attempt: then the connection gets no new publishes until it has answered, and what"
+        " it owes is tried at another nsqd if there is one; None: a sixth of publish_timeout",
+        unit="s",
+        minimum=0.001,
+        kind=float,
+    )
     max_publish_attempts: int = option(3, "attempts of one publish", minimum=1, maximum=1000)
     max_leader_attempts: int = option(
         20,
@@ -382,3 +390,8 @@ class ProducerConfig(Config):
         for name, allowed in (("partition_strategy", PARTITION_STRATEGIES), ("key_strategy", KEY_STRATEGIES)):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be {' or '.join(allowed)}")
+
+    @property
+    def attempt_limit(self) -> float:
+        """``attempt_timeout``, or what None stands for. Seconds."""
+        return self.publish_timeout / 6 if self.attempt_timeout is None else self.attempt_timeout

@@ -1,9 +1,10 @@
 """What to do after a failed publish: one table, and the pauses between attempts.
 
 The rows of the error codes (``SERVER_ERRORS``) are made of the policy flags on
-the error classes (``retriable``, ``stale_topology``, ``outcome_unknown``),
-never of their text. Which of them also end the connection differs between the
-server families: that column is in ``dialect``. A server works
+the error classes (``retriable``, ``stale_topology``, ``outcome_unknown``). A few
+codes stand for two different things, and only the text tells them apart: those
+rows are in ``ERROR_TEXTS``. Which errors also end the connection differs between
+the server families: that column is in ``dialect``. A server works
 a connection's commands off in order and reads no further after a fatal error:
 what was queued behind one was certainly not stored, while a publish that was
 waiting for its reply when the connection broke has an unknown outcome. The
@@ -16,6 +17,7 @@ Called by the producer; usable by any other embedder of the session.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -79,9 +81,46 @@ SERVER_ERRORS: Mapping[str, Verdict] = MappingProxyType({code: _row(cls) for cod
 """Error code -> its row. A code that is not here is not retried."""
 
 
+NOT_READ = Verdict(retry=True)
+REFUSED_FOR_NOW = Verdict(retry=True, pause=True)
+
+
+class ErrorText(NamedTuple):
+    """A row for one meaning of an error code; ``text`` matches the whole of the error's detail."""
+
+    code: str
+    text: re.Pattern[str]
+    verdict: Verdict
+
+
+ERROR_TEXTS = (
+    # The rest of the command did not arrive within the server's read deadline (two heartbeat intervals). Nothing was
+    # stored, and the message was not at fault.
+    # nsqio/nsq: nsqd/protocol_v2.go, PUB, DPUB, MPUB, readMPUB;
+    # youzan/nsq: nsqdserver/protocol_v2.go, preparePub, internalPubExtAndTrace, readMPUBEXT.
+    ErrorText(
+        "E_BAD_MESSAGE",
+        re.compile(r"(?:[DM]?PUB )?failed to read message(?: body(?: size)?|\(\d+\) body size)"),
+        NOT_READ,
+    ),
+    ErrorText("E_BAD_BODY", re.compile(r"(?:[DM]?PUB )?failed to read (?:body size|message count)"), NOT_READ),
+    # The server is shutting down and stored nothing. MPUB is not among them: it may break off in the middle.
+    # nsqio/nsq: nsqd/topic.go, PutMessage.
+    ErrorText("E_PUB_FAILED", re.compile("PUB failed exiting"), REFUSED_FOR_NOW),
+    ErrorText("E_DPUB_FAILED", re.compile("DPUB failed exiting"), REFUSED_FOR_NOW),
+    # The server could not ask its auth server whether a permission that has expired still holds.
+    # nsqio/nsq: nsqd/protocol_v2.go, CheckAuth.
+    ErrorText("E_AUTH_FAILED", re.compile("AUTH failed"), REFUSED_FOR_NOW),
+)
+"""What the text of an error says beyond its code. The first row that fits goes before that of the code."""
+
+
 def classify(error: BaseException) -> Verdict:
-    """The row of the table for an error, before attempts and options are looked at."""
+    """The row of the table for an error of a publish, before attempts and options are looked at."""
     if isinstance(error, ServerError):
+        for row in ERROR_TEXTS:
+            if row.code == error.code and row.text.fullmatch(error.detail):
+                return row.verdict
         return SERVER_ERRORS.get(error.code, OURS)
     if isinstance(error, ConnectionLost):
         return OUTCOME_UNKNOWN if error.outcome_unknown else NOT_EXECUTED

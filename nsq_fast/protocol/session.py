@@ -138,6 +138,11 @@ class Session:
         """Commands that wait for their reply."""
         return len(self._pending)
 
+    @property
+    def last_token(self) -> Any:
+        """The token of the command whose reply comes last; None when none is due."""
+        return self._pending[-1][1] if self._pending else None
+
     # Receiving
 
     def receive(self, data: bytes, now: float = 0.0) -> list[Any]:

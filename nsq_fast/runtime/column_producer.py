@@ -13,11 +13,11 @@ from typing import NamedTuple
 from gevent.event import AsyncResult
 
 from nsq_fast._codec import Records
-from nsq_fast.errors import BodyInvalid, ConfigError, NoNsqd
+from nsq_fast.errors import BodyInvalid, ConfigError
 
 from .producer import Headers, Producer
 from .publishing.life import check_timeout
-from .publishing.reasons import unreached
+from .publishing.reasons import no_nsqd
 from .publishing.routes import Route
 from .publishing.rows import AddressedRows, StoredRows
 
@@ -61,7 +61,8 @@ class ColumnProducer(Producer):
         while (found := self._known(route)) is None:
             left = deadline - monotonic()
             if left <= 0:
-                raise NoNsqd(f"no nsqd is known to take topic {topic!r}{unreached(self._delivery.pool)}")
+                text = f"no nsqd is known to take topic {topic!r}"
+                raise no_nsqd(text, topic, self._delivery.pool, self._delivery.routes)
             self._delivery.pool.hurry()
             self._delivery.routes.refresh(topic)
             news.clear()

@@ -222,6 +222,10 @@ class LookupPoller:
             raise LookupFailed(f"no lookupd answered for the list of nsqds: {self._last_errors()}")
         return cast("tuple[Nsqd, ...]", found)
 
+    def failure(self) -> str:
+        """Why lookupds did not answer the last time; empty when all did."""
+        return "; ".join(lookupd.last_error for lookupd in self._lookupds.values() if lookupd.last_error)
+
     # The poller's greenlet
 
     def _poll_loop(self) -> None:
@@ -391,8 +395,7 @@ class LookupPoller:
         return self._nodes
 
     def _last_errors(self) -> str:
-        errors = [lookupd.last_error for lookupd in self._lookupds.values() if lookupd.last_error]
-        return "; ".join(errors) or "no reply yet"
+        return self.failure() or "no reply yet"
 
 
 def _answer_of(lookupd: Lookupd, topic: str) -> LookupAnswer | _Failure:

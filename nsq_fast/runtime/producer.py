@@ -349,7 +349,7 @@ class Producer(ProducerLife):
             self._wait_for_room(publish)
         else:
             self._delivery.locate(publish)
-            nowhere = why_nowhere(publish, self._delivery.pool)
+            nowhere = why_nowhere(publish, self._delivery.pool, self._delivery.routes)
             if nowhere is not None:
                 raise nowhere
             self._take_room_now(publish.weight, publish.topic)

@@ -216,6 +216,40 @@ def test_close_gives_up_after_its_timeout_and_tells_the_truth(
     no_unseen_errors.clear()
 
 
+@pytest.mark.parametrize("timeout", [None, 30.0])
+def test_whoever_closes_while_another_does_waits_for_the_same_end(
+    publish_nsqd: Nsqds, new_producer: Producers, timeout: float | None
+) -> None:
+    server = publish_nsqd(stay_mute)
+    sender = new_producer(server)
+    result = sender.publish_nowait("t", b"x")
+    server.wait_commands(1)
+    closing = [gevent.spawn(sender.close, timeout) for _ in range(3)]
+    gevent.joinall(closing, timeout=0.05)
+    assert not sender.join(timeout=0)
+    assert not any(each.ready() for each in closing)
+    server.peers[0].ok()
+    gevent.joinall(closing, timeout=10, raise_error=True)
+    assert sender.join(timeout=0)
+    assert result.get(timeout=0) == b"OK"
+
+
+def test_a_second_close_with_a_timeout_ends_what_the_first_waits_for(
+    publish_nsqd: Nsqds, new_producer: Producers
+) -> None:
+    server = publish_nsqd(stay_mute)
+    sender = new_producer(server, publish_timeout=60.0)
+    result = sender.publish_nowait("t", b"x")
+    server.wait_commands(1)
+    first = gevent.spawn(sender.close)
+    gevent.sleep(0)
+    sender.close(timeout=0.01)
+    first.get(timeout=10)
+    assert sender.join(timeout=0)
+    with pytest.raises(errors.PublishFailed, match="the producer was closed"):
+        result.get(timeout=10)
+
+
 def test_close_fails_what_never_left() -> None:
     sender = Producer([free_address()])
     sender.start()

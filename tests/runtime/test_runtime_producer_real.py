@@ -195,3 +195,40 @@ def test_a_lookupd_that_is_not_there() -> None:
     ):
         producer.publish("t", b"x", timeout=0.1)
     assert monotonic() - begun < 3
+
+
+def failure_of(producer: Producer, text: str) -> errors.NoNsqd:
+    """What a publish fails with, as soon as it says ``text``."""
+
+    def failure() -> errors.NoNsqd | None:
+        with pytest.raises(errors.NoNsqd) as caught:
+            producer.publish("t", b"x", timeout=0.05)
+        return caught.value if text in str(caught.value) else None
+
+    return until(failure)
+
+
+def test_the_error_says_that_lookup_failed() -> None:
+    with Producer(lookupd_http_addresses="127.0.0.1:1") as producer:
+        error = failure_of(producer, "lookup failed: http://127.0.0.1:1")
+        assert "refused" in str(error)
+        assert isinstance(error.__cause__, errors.LookupFailed)
+
+
+def test_the_error_says_that_lookup_does_not_know_the_topic(real_lookupd: RealLookupds) -> None:
+    with Producer(lookupd_http_addresses=[str(real_lookupd().http_address)]) as producer:
+        error = failure_of(producer, "lookup does not know the topic")
+        assert isinstance(error.__cause__, errors.LookupFailed)
+
+
+def test_the_error_says_that_the_nsqd_of_the_topic_cannot_be_reached(
+    real_nsqd: RealNsqds, real_lookupd: RealLookupds
+) -> None:
+    lookupd = real_lookupd()
+    server = real_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
+    ask(server.http_address, "POST", "/topic/create?topic=t")
+    until(lambda: ask(lookupd.http_address, "GET", "/lookup?topic=t").status == 200)
+    server.freeze()  # nsqlookupd goes on naming it
+    with Producer(lookupd_http_addresses=[str(lookupd.http_address)], connect_timeout=0.05) as producer:
+        error = failure_of(producer, f"{server.tcp_address}: ")
+        assert isinstance(error.__cause__, errors.ConnectFailed)

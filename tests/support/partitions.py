@@ -110,6 +110,12 @@ class ScriptedLookup:
     def start(self) -> None:
         pass
 
+    def failure(self) -> str:
+        return ""
+
+    def topology(self, topic: str) -> Topology | None:
+        return self.answer
+
     def stop(self) -> None:
         self.is_stopped = True
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import threading
 from pathlib import Path
@@ -75,6 +76,16 @@ class ServerProcess:
     def stop(self) -> None:
         """End the process with SIGTERM."""
         self._end("terminate")
+
+    def freeze(self) -> None:
+        """SIGSTOP: the system goes on taking connections and bytes for it."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def restart(self) -> None:
         """SIGKILL, then start again on the same ports."""

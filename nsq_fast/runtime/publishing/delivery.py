@@ -36,7 +36,7 @@ from .addressed import Addressed, AddressedBatch, kind_of
 from .alarm import Agenda, Alarm
 from .lane import Lane
 from .pinned import Pinned, waits_in
-from .pool import Link, Pool
+from .pool import LATE_AFTER_LOOKS, Link, Pool
 from .publish import OK, Batch, Publish, Wakeups
 from .reasons import final_error, timeout_error
 from .room import Room
@@ -95,6 +95,9 @@ class Delivery:
         self._deadlines = Alarm(self._expire, self.supervisor)
         self._agenda = Agenda(self.supervisor)
         self._idle: Event | None = None
+        self._attempt_limit = config.attempt_limit
+        self._look_every = config.attempt_limit / LATE_AFTER_LOOKS
+        self._next_look = 0.0
 
     # Sending
 
@@ -113,7 +116,7 @@ class Delivery:
         """Watch over the deadline of a publish."""
         self.pending.add(publish)
         if publish.deadline < self._deadlines.at:
-            self._deadlines.set(publish.deadline)
+            self._deadlines.set(min(publish.deadline, self._time_of_look(monotonic())))
 
     def submit_batch(self, children: list[Publish], bodies: list[bytes]) -> None:
         """Send publishes that gathered: as one MPUB, or as a PUB when only one of them still waits."""
@@ -223,6 +226,7 @@ class Delivery:
         if conn is not None and conn.auth_data is not None and is_heard(self._sender, "on_auth"):
             emit(self._sender, "on_auth", conn=conn, response=msgspec.json.decode(conn.auth_data))
         self.routes.changed()
+        self._relieve_stalled()
 
     def link_failed(self, link: Link) -> None:
         self.routes.failed()
@@ -232,6 +236,41 @@ class Delivery:
             self.pool.open.remove(link)
             self.routes.changed()
 
+    def link_stalled(self, link: Link) -> None:
+        self.pool.open.remove(link)
+        self.routes.changed()
+        self.routes.failed()
+        self._relieve(link)
+
+    def link_recovered(self, link: Link) -> None:
+        self.pool.open.append(link)
+        self.routes.changed()
+        self._relieve_stalled()
+
+    def _relieve_stalled(self) -> None:
+        for link in self.pool:
+            if link.owed:
+                self._relieve(link)
+
+    def _relieve(self, link: Link) -> None:
+        """Try what a stalled link owes at another one, where there is one and the publish may be tried again."""
+        conn, error = link.conn, link.error
+        if conn is None or error is None:
+            return
+        for publish in [each for each in self.pending if each.conn is conn]:
+            if publish.conn is conn and self._may_move(publish, error):
+                self.refused(conn, publish, error)
+
+    def _may_move(self, publish: Publish, error: NsqError) -> bool:
+        route = publish.route
+        if isinstance(publish, (Addressed, AddressedBatch)):
+            if publish.lane is not None:  # its partition has one leader: lookup is asked whether that is another now
+                self.routes.refresh(publish.topic)
+                return False
+            has_other = route.choose_lane() is not None if route.is_partitioned else bool(route.links)
+            return has_other and decide(error, publish.attempts, self._policy, publish.misses).retry
+        return bool(route.links) and decide(error, publish.attempts, self._policy).retry
+
     def has_waiting(self) -> bool:
         return self.routes.waiting_count() > 0
 
@@ -239,11 +278,11 @@ class Delivery:
         emit(self._sender, "on_error", error=error)
 
     def replied(self, conn: Connection, publish: Publish, data: bytes) -> None:
-        publish.conn = None
         kind = publish.__class__
-        if publish.done or not (kind is Publish or (kind is Addressed and data == OK)):
+        if publish.conn is not conn or publish.done or not (kind is Publish or (kind is Addressed and data == OK)):
             self._replied_otherwise(conn, publish, data)
         else:
+            publish.conn = None
             self.pending.discard(publish)
             room = self.room
             room.used -= publish.weight
@@ -262,6 +301,10 @@ class Delivery:
             emit(self._sender, "on_response", response=data)
 
     def _replied_otherwise(self, conn: Connection, publish: Publish, data: bytes) -> None:
+        if publish.conn is not conn:
+            self._replied_after_all(publish, data)
+            return
+        publish.conn = None
         lane = None
         if isinstance(publish, (Addressed, AddressedBatch)):
             lane = publish.lane
@@ -275,6 +318,16 @@ class Delivery:
             self.finish(publish, None)
         if lane is not None:
             lane.ended([])
+
+    def _replied_after_all(self, publish: Publish, data: bytes) -> None:
+        """A link that had stalled answers an attempt that was given up."""
+        if publish.done or data != OK:
+            return
+        self._expect_late_reply(publish)
+        if isinstance(publish, Batch):
+            self._batch_stored(publish)
+        else:
+            self.finish(publish, None)
 
     def came_late(self, conn: Connection, publish: Publish) -> None:
         """What was owed to a publish that had ended before."""
@@ -424,7 +477,8 @@ class Delivery:
 
     def drain(self, timeout: float | None) -> None:
         """Wait until nothing is pending; after ``timeout`` seconds fail what is."""
-        self._idle = Event()
+        if self._idle is None:
+            self._idle = Event()
         self._check_idle()
         if self._idle.wait(timeout):
             return
@@ -471,8 +525,17 @@ class Delivery:
         else:
             holder.seeks = 0
 
+    def _time_of_look(self, now: float) -> float:
+        """When to look at the links next."""
+        if self._next_look <= now:
+            self._next_look = now + self._look_every
+        return self._next_look
+
     def _expire(self) -> None:
         now = monotonic()
+        if now >= self._next_look:
+            for link in [link for link in self.pool.open if link.is_late()]:
+                link.stall(self._attempt_limit)
         late = [publish for publish in self.pending if publish.deadline <= now]
         for publish in late:
             if not publish.done:
@@ -483,15 +546,16 @@ class Delivery:
             waiting.clear()
             waiting.extend(live)
         if self.pending:
-            nearest = min(publish.deadline for publish in self.pending)
+            nearest = min(min(publish.deadline for publish in self.pending), self._time_of_look(now))
             self._deadlines.set(max(nearest, now + _SLACK_PER_PENDING * len(self.pending)))
 
     def _time_out(self, publish: Publish) -> None:
-        if publish.conn is not None:
-            link = self.pool.link_of(publish.conn)
-            if link is not None:
-                link.overdue += 1
-        self.finish(publish, timeout_error(publish, self.pool))
+        self._expect_late_reply(publish)
+        self.finish(publish, timeout_error(publish, self.pool, self.routes))
+
+    def _expect_late_reply(self, publish: Publish) -> None:
+        if publish.conn is not None and (link := self.pool.link_of(publish.conn)) is not None:
+            link.overdue += 1
 
     def stats(self) -> dict[str, Any]:
         """Counters of this moment."""
@@ -500,6 +564,7 @@ class Delivery:
             "held": self.room.used,
             "waiting": self.routes.waiting_count(),
             "leaders": self.routes.leaders(),
-            "connected": [str(link.address) for link in self.pool.open],
-            "disconnected": {str(address): str(error) for address, error in self.pool.errors()},
+            "connected": [str(link.address) for link in self.pool.connected],
+            "stalled": [str(link.address) for link in self.pool.connected if link.owed],
+            "disconnected": {str(link.address): str(link.error) for link in self.pool if link.is_down},
         }

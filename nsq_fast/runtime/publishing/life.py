@@ -54,6 +54,7 @@ class ProducerLife:
         check_tls_options(self.connection_config)
         self._is_running = False
         self._is_closed = False
+        self._is_closing = False
         self._is_inherited = False
         self._closed = Event()
         self._trace = trace
@@ -101,15 +102,22 @@ class ProducerLife:
     def close(self, timeout: float | None = None) -> None:
         """Publish no more; wait for the publishes that are pending, then close the connections.
 
+        Called while another greenlet closes, it waits for the same end, or brings it about when its timeout is over.
+
         Args:
             timeout: seconds to wait for pending publishes; those left then fail. None: each has its own deadline.
         """
         check_timeout(timeout)
-        if self._is_closed or not self._is_running:
+        if self._is_closing:
+            self._delivery.drain(timeout)
+            self._closed.wait()
+            return
+        if not self._is_running:
             self._is_closed = True
             self._is_inherited = False
             self._closed.set()
             return
+        self._is_closing = True
         self._is_running = False
         self._is_closed = True
         if self._linger is not None:
@@ -118,6 +126,7 @@ class ProducerLife:
             self._delivery.drain(timeout)
         finally:
             self._delivery.close(self.connection_config.connect_timeout)
+            self._is_closing = False
             self._closed.set()
         self.on_close.send(self)
 
@@ -147,7 +156,7 @@ class ProducerLife:
     @property
     def is_connected(self) -> bool:
         """Whether any nsqd is connected now."""
-        return bool(self._delivery.pool.open)
+        return bool(self._delivery.pool.connected)
 
     def stats(self) -> dict[str, Any]:
         """What is pending, held and waiting for an nsqd; which nsqds are connected, and why the others are not."""
@@ -159,7 +168,7 @@ class ProducerLife:
         if self._linger is not None:
             self._linger.forget()
         self._is_inherited |= self._is_running
-        self._is_running = False
+        self._is_running = self._is_closing = False
         self._closed = Event()
         if self._is_closed:
             self._closed.set()

@@ -21,9 +21,10 @@ from gevent import joinall
 from gevent.event import Event
 
 from nsq_fast.config import ConnectionConfig, ProducerConfig
-from nsq_fast.errors import ConnectionClosed, NsqError, ServerError
+from nsq_fast.errors import ConnectionClosed, ConnectionLost, NsqError, ServerError
 from nsq_fast.names import Address
 from nsq_fast.protocol.backoff import ReconnectDelay
+from nsq_fast.protocol.retry import classify
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.supervised import FAULTS, Supervisor
 
@@ -31,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 # A connection that lasted so long (s) was a good one: the next pause starts from the shortest again.
 GOOD_AFTER = 1.0
+# A reply that is due at so many looks in a row is late. Looks are counted and not seconds, so that a time in which this
+# process did not run, and read nothing, does not count against the server.
+LATE_AFTER_LOOKS = 8
 
 
 class LinkHandler(Protocol):
@@ -46,6 +50,12 @@ class LinkHandler(Protocol):
 
     def link_lost(self, link: Link, error: NsqError) -> None:
         """It takes no more publishes; called once for each ``link_opened``."""
+
+    def link_stalled(self, link: Link) -> None:
+        """It has not answered for too long; it takes no publishes until it has answered all that it owes."""
+
+    def link_recovered(self, link: Link) -> None:
+        """It has answered: it takes publishes again. Called once for each ``link_stalled``, or ``link_lost`` is."""
 
     def replied(self, conn: Connection, token: Any, data: bytes) -> None:
         """A publish was answered OK."""
@@ -64,9 +74,10 @@ class Link:
     """One connection to one nsqd, renewed for ever.
 
     Attributes:
-        conn: the connection, while it takes publishes.
+        conn: the connection, while there is one.
         overdue: publishes that timed out on it and whose replies are still owed.
-        error: why it is not connected; None while it is.
+        owed: replies that it has to send before it takes publishes again; 0 while it is not stalled.
+        error: why it takes no publishes; None while it does.
         greenlet: connects; it ends some time after ``stop``.
     """
 
@@ -76,6 +87,7 @@ class Link:
         self.address = address
         self.conn: Connection | None = None
         self.overdue = 0
+        self.owed = 0
         self.error: NsqError | None = None
         self.on_reply = handler.replied  # straight through: this is the path of every publish
         self._connection_config = connection
@@ -84,6 +96,8 @@ class Link:
         self._delay = ReconnectDelay(config.max_backoff_duration, random=random.random, good_after=GOOD_AFTER)
         self._has_failed = False
         self._is_blameless = False
+        self._sample: tuple[Any, int] = (None, 0)
+        self._looks = 0
         self._lost = Event()
         self._hurry = Event()
         self._stopping = Event()
@@ -91,6 +105,11 @@ class Link:
 
     def __repr__(self) -> str:
         return f"<Link {self.address} {'open' if self.conn else 'down'}>"
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it is not connected, and that was tried."""
+        return self.conn is None and self.error is not None
 
     def start(self) -> None:
         """Begin to connect."""
@@ -140,7 +159,8 @@ class Link:
             logger.info("[%s] connected", self.address)
             self.error = None
             self._has_failed = False
-            self.overdue = 0
+            self.overdue = self.owed = 0
+            self.on_reply = self._handler.replied
             self.conn = conn
             self._handler.link_opened(self)
 
@@ -166,8 +186,48 @@ class Link:
         """Offer the connection to publishes no more. What it still owes is reported by ``on_failed``."""
         if self.conn is conn:
             self.conn = None
+            self.owed = 0
             self.error = error
             self._handler.link_lost(self, error)
+
+    # Late replies
+
+    def is_late(self) -> bool:
+        """Whether a reply was due at each of the last ``LATE_AFTER_LOOKS`` calls. Call it at even intervals."""
+        conn = self.conn
+        if conn is None or self.owed:
+            return False
+        token, attempts = self._sample
+        if token is None or token.conn is not conn or token.attempts != attempts:  # it was answered
+            token = conn.session.last_token
+            self._sample = (token, 0 if token is None else token.attempts)
+            self._looks = 0
+            return False
+        self._looks += 1
+        return self._looks >= LATE_AFTER_LOOKS
+
+    def stall(self, limit: float) -> None:
+        """Take no publishes until all replies that are due now have come; ``limit`` seconds were too long for one."""
+        assert self.conn is not None
+        self.owed = self.conn.session.pending_count
+        self.on_reply = self._late_reply
+        self._sample = (None, 0)
+        self.error = ConnectionLost(f"{self.address}: connected, but has not answered for {limit:.3g} s")
+        logger.warning("[%s] has not answered for %.3g s, gets no publishes until it does", self.address, limit)
+        self._handler.link_stalled(self)
+
+    def _late_reply(self, conn: Connection, token: Any, data: bytes) -> None:
+        self._handler.replied(conn, token, data)
+        self._has_answered(conn)
+
+    def _has_answered(self, conn: Connection) -> None:
+        if conn is self.conn and self.owed:
+            self.owed -= 1
+            if not self.owed:
+                logger.info("[%s] answers again", self.address)
+                self.on_reply = self._handler.replied
+                self.error = None
+                self._handler.link_recovered(self)
 
     # What the connection tells its owner
 
@@ -176,11 +236,12 @@ class Link:
             self._handler.server_error(conn, error)
             if conn.session.dialect.is_fatal(error, token.command):
                 # The server closes now. If what we sent was to blame, there is nothing to wait for.
-                self._is_blameless = not error.retriable
+                self._is_blameless = not classify(error).retry
                 self.drop(conn, error)
         else:
             self.drop(conn, error)
         self._handler.refused(conn, token, error)
+        self._has_answered(conn)
 
     def on_error(self, conn: Connection, error: ServerError) -> None:
         self._handler.server_error(conn, error)
@@ -208,7 +269,7 @@ class Pool:
     """The links to all nsqds that a producer uses.
 
     Attributes:
-        open: the links that take publishes now. The list object stays the same.
+        open: the links that take publishes now: connected, and not stalled. The list object stays the same.
     """
 
     def __init__(self, connection: ConnectionConfig, config: ProducerConfig, handler: LinkHandler) -> None:
@@ -251,9 +312,9 @@ class Pool:
         return next((link for link in self if link.conn is conn), None)
 
     def are_down(self, addresses: Collection[Address]) -> bool:
-        """Whether none of these nsqds can be reached, as far as has been tried."""
+        """Whether none of these nsqds takes publishes, as far as has been tried."""
         links = [link for address in addresses for link in self._links.get(address, ())]
-        return all(link.conn is None and link.error is not None for link in links)
+        return all(link.error is not None for link in links)
 
     def are_tried(self, addresses: Collection[Address]) -> bool:
         """Whether each of these nsqds is connected, or could not be."""
@@ -261,8 +322,13 @@ class Pool:
         return all(link.conn is not None or link.error is not None for link in links)
 
     def errors(self) -> list[tuple[Address, NsqError]]:
-        """Why the nsqds without a connection have none: the last error of each."""
+        """Why nsqds take no publishes: the last error of each of those."""
         return [(link.address, link.error) for link in self if link.error is not None]
+
+    @property
+    def connected(self) -> list[Link]:
+        """The links with a connection, the stalled ones among them."""
+        return [link for link in self if link.conn is not None]
 
     def close(self, timeout: float | None) -> None:
         """Close every connection after flushing what was written to it."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from nsq_fast.errors import ConfigError, NoLeader, NoNsqd, NsqError, PublishTimeout
+from nsq_fast.errors import ConfigError, LookupFailed, NoLeader, NoNsqd, NsqError, PublishTimeout
+from nsq_fast.names import Address
 from nsq_fast.protocol.retry import publish_failed
 
 from .addressed import Addressed
 from .pool import Pool
 from .publish import Publish
+from .routes import Routes
 
 
 def final_error(publish: Publish, error: NsqError) -> NsqError:
@@ -20,12 +22,10 @@ def final_error(publish: Publish, error: NsqError) -> NsqError:
     return publish_failed(publish.topic, error, publish.attempts, publish.possibly_stored)
 
 
-def timeout_error(publish: Publish, pool: Pool) -> NsqError:
+def timeout_error(publish: Publish, pool: Pool, routes: Routes) -> NsqError:
     """The error for a publish whose deadline came."""
     stored = publish.may_be_stored
-    if not stored and not publish.attempts and (nowhere := why_nowhere(publish, pool)) is not None:
-        errors = pool.errors()
-        nowhere.__cause__ = errors[-1][1] if errors else None
+    if not stored and not publish.attempts and (nowhere := why_nowhere(publish, pool, routes)) is not None:
         return nowhere
     tail = "; it may have been stored all the same" if stored else ""
     error = PublishTimeout(
@@ -37,27 +37,47 @@ def timeout_error(publish: Publish, pool: Pool) -> NsqError:
     return error
 
 
-def why_nowhere(publish: Publish, pool: Pool) -> NoNsqd | None:
+def why_nowhere(publish: Publish, pool: Pool, routes: Routes) -> NoNsqd | None:
     """Why a publish cannot be sent now, if it is for want of a connection to an nsqd that takes it."""
     if isinstance(publish, Addressed) and publish.is_pinned and publish.route.topic is not None:
-        return _why_no_leader(publish, pool)
+        lane = publish.lane
+        if lane is None:
+            text = f"lookup did not say which partitions topic {publish.topic!r} has"
+        elif lane.links:
+            return None
+        else:
+            text = f"partition {lane.partition} of topic {publish.topic!r}: {_state_of(lane.leader, pool)}"
+        return _with_causes(NoLeader, text, publish.topic, pool, routes)
     if publish.route.links:
         return None
-    return NoNsqd(f"no nsqd is connected for topic {publish.topic!r}{unreached(pool)}")
+    return no_nsqd(f"no nsqd takes publishes now for topic {publish.topic!r}", publish.topic, pool, routes)
 
 
-def _why_no_leader(publish: Addressed, pool: Pool) -> NoLeader | None:
-    lane = publish.lane
-    if lane is None:
-        return NoLeader(f"lookup did not say which partitions topic {publish.topic!r} has{unreached(pool)}")
-    if lane.links:
-        return None
-    known = "lookup names no leader" if lane.leader is None else f"its leader {lane.leader} is not connected"
-    return NoLeader(f"partition {lane.partition} of topic {publish.topic!r}: {known}{unreached(pool)}")
+def _state_of(leader: Address | None, pool: Pool) -> str:
+    if leader is None:
+        return "lookup names no leader"
+    is_connected = any(link.address == leader for link in pool.connected)
+    return f"its leader {leader} {'does not answer' if is_connected else 'is not connected'}"
 
 
-def unreached(pool: Pool) -> str:
-    """What is known of each nsqd that is not connected."""
-    texts = [(str(address), str(error)) for address, error in pool.errors()]
-    reasons = [text if text.startswith(address) else f"{address}: {text}" for address, text in texts]
-    return f" ({'; '.join(reasons)})" if reasons else ""
+def no_nsqd(text: str, topic: str, pool: Pool, routes: Routes) -> NoNsqd:
+    """``text`` as an error that says, too, what is known of each nsqd and of lookup; the last of it is its cause."""
+    return _with_causes(NoNsqd, text, topic, pool, routes)
+
+
+def _with_causes(kind: type[NoNsqd], text: str, topic: str, pool: Pool, routes: Routes) -> NoNsqd:
+    errors = pool.errors()
+    reasons = [_reason(str(address), str(error)) for address, error in errors]
+    problem = routes.lookup_problem(topic)
+    if problem:
+        reasons.append(problem)
+    error = kind(f"{text} ({'; '.join(reasons)})" if reasons else text)
+    if errors:
+        error.__cause__ = errors[-1][1]
+    elif problem:
+        error.__cause__ = LookupFailed(problem)
+    return error
+
+
+def _reason(address: str, text: str) -> str:
+    return text if text.startswith(address) else f"{address}: {text}"

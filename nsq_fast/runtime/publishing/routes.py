@@ -208,6 +208,19 @@ class Routes:
         if self._poller is not None:
             self._poller.refresh(topic)
 
+    def lookup_problem(self, topic: str) -> str:
+        """Why lookup names no nsqd for a topic; empty when it does, and without lookup."""
+        route = self.by_topic.get(topic)
+        if self._poller is None or route is None or route.addresses:
+            return ""
+        failure = self._poller.failure()
+        if failure:
+            return f"lookup failed: {failure}"
+        topology = self._poller.topology(topic)
+        if topology is None:
+            return "lookup has not answered yet"
+        return "lookup does not know the topic, and names no other nsqd"
+
     def changed(self) -> None:
         """A link opened or closed."""
         if self._poller is None:
