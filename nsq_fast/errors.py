@@ -10,6 +10,7 @@
     |  `- RemoteProtocolError              the peer sent what is not NSQ
     |- AlreadyResponded                    a message was answered twice
     |- NotRunning                          the consumer or producer is not started, or closed
+    |- WrongThread (RuntimeError)          called in another thread than the one that owns the object; nothing was done
     |- InternalError                       a fault of nsq_fast itself, in one of its background greenlets
     |- ServerError                         the server answered with an error frame: one class per code
     |- ConnectionLost (OSError)
@@ -246,6 +247,10 @@ class NSQRequeueMessage(RequeueMessage):
 
     def __init__(self, backoff: bool | None = None) -> None:
         super().__init__(None, backoff=backoff)
+
+
+class WrongThread(NsqError, RuntimeError):
+    """A method was called in another thread than the one in which its object runs. Nothing was done."""
 
 
 class InternalError(NsqError):

@@ -43,6 +43,7 @@ from nsq_fast.protocol.session import Session
 from .in_flight_ids import InFlightIds
 from .net.handshake import connecting, shake_hands
 from .net.transport import Transport
+from .owner_thread import OwnerThread
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ class ColumnSubscription:
         self.last_received_at = 0.0
         self._options: dict[str, Any] = {"partition": partition, "ordered": ordered, "advanced": advanced}
         self._transport: Transport | None = None
+        self._thread = OwnerThread()
         self._reader: ColumnReader
         self._held = InFlightIds()
         self._early: list[Columns] = []
@@ -138,8 +140,10 @@ class ColumnSubscription:
         Raises ConnectFailed with the reason as its cause, the ServerError of a refused SUB, ConfigError for unusable
         ``tls_options``, or LocalProtocolError for what the server's dialect does not have.
         """
+        self._thread.check("ColumnSubscription.open()")
         if self.local_address is not None:
             raise LocalProtocolError(f"{self.address}: open() was called already")
+        self._thread.claim()
         refusal: NsqError | None = None
         try:
             with connecting(self.address, self.config.connect_timeout):
@@ -177,6 +181,7 @@ class ColumnSubscription:
 
     def set_rdy(self, count: int) -> None:
         """RDY: how many messages may be in flight. Raises LocalProtocolError above the server's ``max_rdy_count``."""
+        self._thread.check("ColumnSubscription.set_rdy()")
         if count != self.session.rdy:
             self._send(self.session.set_rdy(count))
 
@@ -187,6 +192,7 @@ class ColumnSubscription:
         Raises ConnectionLost, RemoteProtocolError, or the ServerError that ended the conversation. The connection is
         closed then.
         """
+        self._thread.check("ColumnSubscription.fetch()")
         parts, self._early = self._early, []
         count = sum(part.count for part in parts)
         deadline = monotonic() + timeout
@@ -264,11 +270,13 @@ class ColumnSubscription:
 
         Returns when the system has taken the bytes; ``close`` tells whether the server has.
         """
+        self._thread.check("ColumnSubscription.finish()")
         self._held.remove(ids)
         self._send(fin_columns(ids))
 
     def requeue(self, ids: bytes | memoryview, delay_ms: int = 0) -> None:
         """REQ of each of these ids: to be delivered again after ``delay_ms``."""
+        self._thread.check("ColumnSubscription.requeue()")
         self._held.remove(ids)
         self._send(req_columns(ids, delay_ms))
 
@@ -321,6 +329,7 @@ class ColumnSubscription:
         effect when it is closed. Raises ConnectionLost or a ServerError when it could not be done, within ``timeout``
         seconds: ``unfinished`` may lack some then.
         """
+        self._thread.check("ColumnSubscription.close()")
         if not self.is_open:
             return
         late = ConnectionLost(f"{self.address}: no CLOSE_WAIT within {timeout} s")
@@ -359,11 +368,13 @@ class ColumnSubscription:
 
     def abort(self) -> None:
         """Close the socket. What is in flight stays so until the server's timeout. Idempotent."""
+        self._thread.check("ColumnSubscription.abort()")
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.close()
 
     def __enter__(self: SubscriptionT) -> SubscriptionT:
+        self._thread.check("ColumnSubscription.open()")
         if not self.is_open:
             self.open()
         return self

@@ -39,6 +39,7 @@ from .consuming.tracing import Tracer
 from .fork import keep, tell_forks
 from .net.tls import check_tls_options
 from .option_attributes import ConsumerOptions
+from .owner_thread import OwnerThread
 from .signals import LazySignal, emit, is_emitting
 from .supervised import Supervisor
 from .trace import TraceLog, trace_log
@@ -158,6 +159,7 @@ class Consumer(ConsumerOptions):
         self.logger = logging.getLogger(self.name)
         self.supervisor = Supervisor(self.logger, lambda error: emit(self, "on_error", error=error))
         self.given_up = 0
+        self._thread = OwnerThread()
         self._give_up = give_up if give_up is not None else Discard()
         self._blocked_policy = check_blocked_policy(blocked_policy)
         if not isinstance(trace, TraceLog | None):
@@ -213,6 +215,7 @@ class Consumer(ConsumerOptions):
         Raises RuntimeError when there is neither a handler nor a receiver of ``on_message``, NotRunning after close;
         with ``block`` also what ``join`` raises.
         """
+        self._thread.check("Consumer.start()")
         if not self.disposition.has_handler:
             raise RuntimeError("no receivers connected to on_message, and no message_handler or batch_handler")
         self._start(is_iterated=False)
@@ -226,6 +229,7 @@ class Consumer(ConsumerOptions):
             self.logger.warning("%s: already started", self.name)
             return
         self._is_started = True
+        self._thread.claim()
         if is_iterated or self.config.concurrency is not None:
             self._pool = self.new_pool(0 if is_iterated else self.config.concurrency or 1, "worker")
         self.flow.start(f"{self.name} flow")
@@ -256,12 +260,14 @@ class Consumer(ConsumerOptions):
         (OrderedSubRequired, ExtendSubRequired, ConfigError...) when there is no other, OrderViolated and
         PartitionBlocked when a policy says ``stop``.
         """
+        self._thread.check("Consumer.join()")
         is_closed = bool(self._closed.wait(timeout))
         if is_closed and self._failure is not None:
             raise self._failure
         return is_closed
 
     def __enter__(self) -> Consumer:
+        self._thread.check("Consumer.start()")
         self._start(is_iterated=not self.disposition.has_handler)
         return self
 
@@ -276,6 +282,7 @@ class Consumer(ConsumerOptions):
         Asking for the next message finishes the one before, unless it was answered or made asynchronous. A message
         at which the loop is left early is requeued, unless it was answered.
         """
+        self._thread.check("Consumer.iter()")
         if self.disposition.has_handler:
             raise RuntimeError("a consumer with a handler cannot be iterated")
         if not self._is_started:
@@ -300,6 +307,7 @@ class Consumer(ConsumerOptions):
             drain: let running handlers and asynchronous messages be answered first.
             timeout: s that draining may take; None: no limit.
         """
+        self._thread.check("Consumer.close()")
         _check_timeout(timeout)
         self._begin_closing(drain, timeout)
         if not self._is_one_of_ours():
@@ -351,6 +359,7 @@ class Consumer(ConsumerOptions):
         if not self._is_started:
             return
         keep(vars(self).copy())
+        self._thread.release()
         is_closed = self._is_closing
         self._build(*self._made_of, None)
         if is_closed:
@@ -366,17 +375,20 @@ class Consumer(ConsumerOptions):
 
     @max_in_flight.setter
     def max_in_flight(self, value: int) -> None:
+        self._thread.check("Consumer.max_in_flight")
         self.config = self.config.replace(max_in_flight=value)
         self.flow.max_in_flight = self.config.max_in_flight
         self.flow.changed()
 
     def pause(self) -> None:
         """Ask for no more messages (RDY 0). What has been received is still handled."""
+        self._thread.check("Consumer.pause()")
         self.flow.is_paused = True
         self.flow.changed()
 
     def resume(self) -> None:
         """End ``pause``."""
+        self._thread.check("Consumer.resume()")
         self.flow.is_paused = False
         self.flow.changed()
 

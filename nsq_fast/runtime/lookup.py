@@ -27,6 +27,7 @@ from nsq_fast.protocol.topology import LookupAnswer, Nsqd, Topology, distinct, m
 
 from .lookupd import Lookupd
 from .net.http import Endpoint, parse_endpoint
+from .owner_thread import OwnerThread
 from .supervised import Job, Loop, Supervisor
 
 Access = Literal["r", "w"]
@@ -107,6 +108,7 @@ class LookupPoller:
         self._config = config or LookupConfig()
         self._access = access
         self._listener = listener
+        self._thread = OwnerThread()
         self._supervisor = supervisor or Supervisor(log)
         self._seeds = _parse_lookupds(lookupds)
         self._listings: dict[Endpoint, tuple[Endpoint, ...]] = {}
@@ -133,8 +135,10 @@ class LookupPoller:
 
     def start(self) -> None:
         """Begin to poll, at once. Does nothing when it runs already."""
+        self._thread.check("LookupPoller.start()")
         if self._poller is not None:
             return
+        self._thread.claim()
         for topic in self._topics.values():
             topic.due = 0.0
             if topic.topology is None:
@@ -144,6 +148,7 @@ class LookupPoller:
 
     def stop(self) -> None:
         """End polling and give up requests under way. Returns soon; may be called from the listener."""
+        self._thread.check("LookupPoller.stop()")
         poller, self._poller = self._poller, None
         if poller is None:
             return
@@ -161,12 +166,14 @@ class LookupPoller:
 
     def add_topic(self, topic: str) -> None:
         """Poll for ``topic`` too; a running poller asks for it at once. Raises NameInvalid."""
+        self._thread.check("LookupPoller.add_topic()")
         if topic not in self._topics:
             self._topics[check_topic(topic)] = _Topic(topic)
             self._wake.set()
 
     def remove_topic(self, topic: str) -> None:
         """Forget ``topic``."""
+        self._thread.check("LookupPoller.remove_topic()")
         removed = self._topics.pop(topic, None)
         if removed is not None:
             removed.ready.set()
@@ -177,6 +184,7 @@ class LookupPoller:
         Never blocks. Calls that come in one burst are one round, and there is one round each
         ``lookupd_refresh_interval`` at most; a call that comes too early is served late, not lost.
         """
+        self._thread.check("LookupPoller.refresh()")
         if topic is not None:
             self.add_topic(topic)
         now = time.monotonic()
@@ -196,6 +204,7 @@ class LookupPoller:
         Raises LookupFailed when ``timeout`` seconds (None: no limit) pass first, or the poller is stopped
         meanwhile; NotRunning when it does not run.
         """
+        self._thread.check("LookupPoller.wait_topology()")
         self.add_topic(topic)
         known = self._topics[topic]
         if known.topology is None:
@@ -212,6 +221,7 @@ class LookupPoller:
         Callers share one question, and its answer for ``lookupd_refresh_interval``. Raises LookupFailed when no
         lookupd answers, or ``timeout`` seconds pass.
         """
+        self._thread.check("LookupPoller.nodes()")
         if time.monotonic() - self._nodes_at < self._config.lookupd_refresh_interval:
             return self._nodes
         if self._nodes_job is None or self._nodes_job.ready():

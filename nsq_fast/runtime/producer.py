@@ -16,6 +16,7 @@ from nsq_fast import _codec
 from nsq_fast.errors import ConfigError, PublishFailed, PublishTimeout
 from nsq_fast.protocol.partitioner import Key
 
+from .owner_thread import get_ident
 from .publishing.addressed import Addressed, Receipt
 from .publishing.compose import NO_EXTRAS, Body, Extras
 from .publishing.lane import Lane
@@ -128,7 +129,7 @@ class Producer(ProducerLife):
         room = self._room
         route = self._routes.get(topic) if topic.__class__ is str else None
         if (
-            (self._is_running and route is not None)
+            (self._is_running and route is not None and get_ident() == self._thread.ident)
             and (body.__class__ is bytes and 0 < len(body) <= self._max_msg_size)
             and (room.used < room.limit and not room.queue and block and raise_error)
             and (defer is timeout is trace_id is None and headers is None and tag is None)
@@ -326,6 +327,7 @@ class Producer(ProducerLife):
         return self._composer.addressed_parts(route, topic, bodies, deadline, extras)
 
     def _route(self, topic: str) -> Route:
+        self._thread.check("Producer.publish()")
         if not self._is_running:
             self._resume()
         route: Route | None = self._routes.get(topic) if topic.__class__ is str else None

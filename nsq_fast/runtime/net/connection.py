@@ -122,9 +122,11 @@ class Connection(Responder):
         Raises ConnectFailed, with the reason as its cause, or ConfigError for unusable ``tls_options``;
         ``on_disconnect`` is not called then.
         """
+        self._thread.check("Connection.connect()")
         if self._has_begun:
             raise LocalProtocolError(f"{self.address}: connect() was called already")
         self._has_begun = True
+        self._thread.claim()
         self._connecting = getcurrent()
         try:
             with connecting(self.address, self.config.connect_timeout):
@@ -166,6 +168,7 @@ class Connection(Responder):
         Raises the ServerError of a refusal (the connection ends with it), ConnectionLost, or LocalProtocolError
         for what the server does not know (nothing is sent then).
         """
+        self._thread.check("Connection.subscribe()")
         self._check_open()
         waiter = _Waiter()
         self._outbox.write(
@@ -183,6 +186,7 @@ class Connection(Responder):
 
     def write(self, data: bytes) -> None:
         """Queue bytes; they leave at the end of this turn of the hub. Raises ConnectionLost when closed."""
+        self._thread.check("Connection.write()")
         self._check_open()
         self._outbox.write(data)
 
@@ -236,12 +240,14 @@ class Connection(Responder):
 
     def set_rdy(self, count: int) -> None:
         """RDY, unless it was the last one sent or the connection is closing."""
+        self._thread.check("Connection.set_rdy()")
         self._check_open()
         if count != self.session.rdy and not self.session.is_closing:
             self._outbox.write(self.session.set_rdy(count))
 
     def start_close(self) -> None:
         """CLS: no more messages, please. ``on_close_wait`` follows; messages may still come before it."""
+        self._thread.check("Connection.start_close()")
         self._check_open()
         if not self.session.is_closing:
             self._outbox.write(self.session.cls())
@@ -376,6 +382,7 @@ class Connection(Responder):
         Without ``error`` what is queued is flushed first, and replies that are on their way are taken,
         within ``timeout`` seconds. With ``error`` the connection is dropped at once.
         """
+        self._thread.check("Connection.close()")
         if self._reader is None:
             self._cancel_connect(error or ConnectionClosed("closed by us"))
             return

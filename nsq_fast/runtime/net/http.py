@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 from weakref import WeakSet
 
-from gevent import Timeout, sleep
+from gevent import Timeout, get_hub, sleep
+from gevent.hub import Hub
 from gevent.socket import IPPROTO_TCP, TCP_NODELAY, create_connection
 from gevent.socket import socket as Socket
 from geventhttpclient.response import HTTPParseError, HTTPResponse
@@ -72,7 +73,9 @@ def parse_endpoint(text: str | tuple[str, int] | Endpoint, default_port: int) ->
 
 
 class HttpClient:
-    """Requests to one server, from any number of greenlets; connections are kept alive and used again.
+    """Requests to one server, from any number of greenlets and threads.
+
+    Connections are kept alive and used again, each in the thread that made it.
 
     Args:
         endpoint: the server.
@@ -98,7 +101,7 @@ class HttpClient:
         self._headers = "".join(f"{name}: {_header_value(name, value)}\r\n" for name, value in fixed.items())
         self._context = client_context(tls_options) if endpoint.scheme == "https" else None
         self._server_hostname = server_hostname(tls_options, endpoint.address.host)
-        self._idle: list[Socket] = []
+        self._idle: list[tuple[Hub, Socket]] = []
         self._sockets: WeakSet[Socket] = WeakSet()
         tell_forks(self)
 
@@ -139,8 +142,11 @@ class HttpClient:
     def close(self) -> None:
         """Close the idle connections; the client can be used again."""
         idle, self._idle = self._idle, []
-        for sock in idle:
-            sock.close()
+        for hub, sock in idle:
+            if hub is get_hub():
+                sock.close()
+            elif hub.loop is not None:  # else its thread has ended
+                hub.loop.run_callback_threadsafe(sock.close)
 
     def forked(self) -> None:
         """In the child of a fork: let go of every connection, also of those that wait for a reply."""
@@ -163,14 +169,16 @@ class HttpClient:
             return response
         finally:
             if keep:
-                self._idle.append(sock)
+                self._idle.append((get_hub(), sock))
             else:
                 sock.close()
 
     def _idle_socket(self) -> Socket | None:
-        """A kept connection that the server has not closed meanwhile: an idle one has nothing to read."""
-        while self._idle:
-            sock = self._idle.pop()
+        """A connection kept in this thread that the server has not closed: an idle one has nothing to read."""
+        hub = get_hub()
+        for kept in [each for each in self._idle if each[0] is hub]:
+            self._idle.remove(kept)
+            sock = kept[1]
             poller = select.poll()
             poller.register(sock.fileno(), select.POLLIN | select.POLLHUP)
             if not poller.poll(0):

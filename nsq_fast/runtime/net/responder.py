@@ -15,6 +15,7 @@ from nsq_fast.errors import ConnectionClosed, ConnectionLost, NsqError
 from nsq_fast.names import Address
 from nsq_fast.protocol.session import Session
 from nsq_fast.runtime.message_signals import MessageSignals, SignalBook
+from nsq_fast.runtime.owner_thread import OwnerThread
 
 from .outbox import Outbox
 from .owner import ConnectionOwner
@@ -39,6 +40,7 @@ class Responder:
         self.session = session
         self.closed_error: NsqError | None = ConnectionClosed(f"{address}: not connected yet")
         self.hold: Callable[[Connection, Message, int], None] | None = None
+        self._thread = OwnerThread()
         self._outbox = outbox
         self._owner = owner
         self._signals = SignalBook()
@@ -49,6 +51,7 @@ class Responder:
 
     def finish(self, message: Message) -> None:
         """FIN, together with the others of this turn of the hub."""
+        self._thread.check("Message.finish()")
         if self.closed_error is not None:
             self._check_open()
         self._outbox.finish(message)
@@ -69,6 +72,7 @@ class Responder:
 
     def requeue(self, message: Message, time_ms: int | None = None, backoff: bool = True) -> None:
         """REQ. Without ``time_ms`` the owner's ``requeue_delay_ms`` decides. A delay may be left to ``hold``."""
+        self._thread.check("Message.requeue()")
         self._check_open()
         if time_ms is None:
             time_ms = 0 if self._delay_of is None else self._delay_of(self, message)
@@ -83,6 +87,7 @@ class Responder:
 
     def touch(self, message: Message) -> None:
         """TOUCH: more time for a message."""
+        self._thread.check("Message.touch()")
         self._check_open()
         self._outbox.write(self.session.touch(message))
         if self._on_touch is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
+from gevent import get_hub
 from gevent.event import Event
 
 from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig, split_options
@@ -14,6 +15,7 @@ from nsq_fast.errors import ConfigError, NotRunning
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, listed, parse_addresses
 from nsq_fast.runtime.fork import keep, tell_forks
 from nsq_fast.runtime.net.tls import check_tls_options
+from nsq_fast.runtime.owner_thread import OwnerThread
 from nsq_fast.runtime.signals import LazySignal
 from nsq_fast.runtime.trace import TraceLog, trace_log
 
@@ -58,10 +60,12 @@ class ProducerLife:
         self._is_inherited = False
         self._closed = Event()
         self._trace = trace
+        self._thread = OwnerThread()
         self._build()
         tell_forks(self)
 
     def _build(self) -> None:
+        self._hub = get_hub()
         self._delivery = Delivery(
             self,
             self.nsqd_addresses,
@@ -90,11 +94,15 @@ class ProducerLife:
 
     def start(self) -> None:
         """Begin to connect, without waiting for it. A closed producer cannot be started again."""
+        self._thread.check("Producer.start()")
         if self._is_closed:
             raise NotRunning("the producer was closed; make a new one")
         if self._is_running:
             logger.warning("%r: started already", self)
             return
+        if self._hub is not get_hub():
+            self._build()  # its parts belong to the hub of the thread that makes them
+        self._thread.claim()
         self._is_running = True
         self._is_inherited = False
         self._delivery.routes.start()
@@ -107,6 +115,7 @@ class ProducerLife:
         Args:
             timeout: seconds to wait for pending publishes; those left then fail. None: each has its own deadline.
         """
+        self._thread.check("Producer.close()")
         check_timeout(timeout)
         if self._is_closing:
             self._delivery.drain(timeout)
@@ -132,6 +141,7 @@ class ProducerLife:
 
     def join(self, timeout: float | None = None, raise_error: bool = False) -> bool:
         """Wait until the producer has closed; whether it has. ``raise_error`` is there for gnsq's sake."""
+        self._thread.check("Producer.join()")
         return bool(self._closed.wait(timeout))
 
     def __enter__(self: P) -> P:
@@ -165,6 +175,7 @@ class ProducerLife:
     def forked(self) -> None:
         """In the child of a fork: begin anew, with the first publish. What is pending is the parent's."""
         keep(self._closed, self._delivery, self._linger)
+        self._thread.release()
         if self._linger is not None:
             self._linger.forget()
         self._is_inherited |= self._is_running
