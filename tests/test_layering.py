@@ -23,7 +23,7 @@ from nsq_fast import runtime
 PACKAGE = Path(__file__).parent.parent / "nsq_fast"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
-DATA = {"errors", "config", "names", "_lazy", "_version"}
+DATA = {"errors", "config", "keywords", "names", "_lazy", "_version"}
 CORE = {"_codec", "_frame"}
 # Layer -> the layers it may import besides itself. The package's __init__ resolves its names lazily.
 ALLOWED = {
@@ -34,6 +34,7 @@ ALLOWED = {
     "_version": set(),
     "names": DATA,
     "config": DATA,
+    "keywords": set(),
     "protocol": DATA | CORE,
     "runtime": DATA | CORE | {"protocol"},
     "broker": DATA | CORE | {"protocol", "runtime"},

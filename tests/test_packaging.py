@@ -1,18 +1,35 @@
-"""What is installed: stubs, declarations and the marker for type checkers are there, sources of C are not."""
+"""What is installed: stubs, declarations and the marker for type checkers are there, sources of C are not.
+
+Type checkers see every public name through the installed wheel: they find the
+mistakes that are planted in a program, and nothing else.
+"""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import importlib.util
+import inspect
+import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
+import nsq_fast
+from nsq_fast import keywords
+from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, ProducerConfig
+
 ROOT = Path(__file__).parent.parent
-EXTRA_FILES = {f"nsq_fast/{name}" for name in ("py.typed", "_codec.pxd", "_codec.pyi", "_frame.pxd", "_frame.pyi")}
+EXTRA_FILES = {
+    f"nsq_fast/{name}" for name in ("py.typed", "__init__.pyi", "_codec.pxd", "_codec.pyi", "_frame.pxd", "_frame.pyi")
+}
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +95,64 @@ def test_every_compiled_module_has_its_stub_and_declarations() -> None:
     for source in (ROOT / "nsq_fast").rglob("*.pyx"):
         assert source.with_suffix(".pyi").exists()
         assert source.with_suffix(".pxd").exists()
+
+
+# Types
+
+TYPED_PROGRAM = ROOT / "tests" / "data" / "typed_program.py"
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with the wheel, and the libraries of this one."""
+    home = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True, timeout=60)
+    (site,) = home.glob("lib/python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return home / "bin" / "python"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("checker", "arguments", "pattern"),
+    [
+        ("mypy", ["--strict", "--python-executable"], r":(\d+): error"),
+        ("pyright", ["--pythonpath"], r":(\d+):\d+ - error"),
+    ],
+)
+def test_type_checkers_find_mistakes_in_a_program(
+    installed: Path, tmp_path: Path, checker: str, arguments: list[str], pattern: str
+) -> None:
+    if importlib.util.find_spec(checker) is None:
+        pytest.skip(f"{checker} is not installed: pip install 'nsq-fast[check]'")
+    program = shutil.copy(TYPED_PROGRAM, tmp_path)
+    command = [sys.executable, "-m", checker, *arguments, str(installed), str(program)]
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    shown = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=240).stdout
+    lines = TYPED_PROGRAM.read_text().splitlines()
+    planted = {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
+    assert {int(number) for number in re.findall(pattern, shown)} == planted, shown
+
+
+def test_type_checkers_see_every_public_name() -> None:
+    tree = ast.parse((ROOT / "nsq_fast" / "__init__.pyi").read_text())
+    typed = {alias.asname for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert typed == {*nsq_fast.__all__, *nsq_fast._MODULES}
+
+
+@pytest.mark.parametrize(
+    ("owner", "typed", "configs"),
+    [
+        (nsq_fast.Consumer, keywords.ConsumerKeywords, [ConsumerConfig, ConnectionConfig, LookupConfig]),
+        (nsq_fast.Producer, keywords.ProducerKeywords, [ProducerConfig, ConnectionConfig, LookupConfig]),
+    ],
+)
+def test_type_checkers_see_every_option(owner: type, typed: type, configs: list[type]) -> None:
+    fields = {field.name: field.type for config in configs for field in dataclasses.fields(config)}
+    for name in inspect.signature(owner).parameters:
+        fields.pop(name, None)
+    shown = {name: each.__forward_arg__ for name, each in typed.__annotations__.items()}
+    assert shown == fields, "nsq_fast/keywords.py must name the options that config.py declares"

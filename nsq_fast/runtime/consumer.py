@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gevent import getcurrent
 from gevent.event import Event
@@ -43,6 +43,11 @@ from .owner_thread import OwnerThread
 from .signals import LazySignal, emit, is_emitting
 from .supervised import Supervisor
 from .trace import TraceLog, trace_log
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from nsq_fast.keywords import ConsumerKeywords
 
 CLOSE_TIMEOUT = 30.0
 
@@ -103,6 +108,7 @@ class Consumer(ConsumerOptions):
     on_blocked = LazySignal("on_blocked(message): an ordered message has more attempts than attempts_threshold")
     on_close = LazySignal("on_close(): the consumer is closed")
 
+    flow: Flow
     disposition_class: ClassVar[type[Disposition]] = Disposition
 
     def __init__(
@@ -127,12 +133,13 @@ class Consumer(ConsumerOptions):
         blocked_policy: BlockedPolicy = PAUSE,
         start_position: Any = None,
         trace: TraceLog | None = None,
-        **options: Any,
+        **options: Unpack[ConsumerKeywords],
     ) -> None:
         self.topic = check_topic(topic)
         self.channel = check_channel(channel)
         self.nsqd_addresses = parse_addresses(nsqd_tcp_addresses, DEFAULT_NSQD_TCP_PORT, "nsqd_tcp_addresses")
-        options |= {
+        given = {
+            **options,
             "max_tries": max_tries,
             "max_in_flight": max_in_flight,
             "requeue_delay": requeue_delay,
@@ -142,7 +149,7 @@ class Consumer(ConsumerOptions):
             "max_backoff_duration": max_backoff_duration,
             "backoff_on_requeue": backoff_on_requeue,
         }
-        configs = split_options(options, ConsumerConfig, ConnectionConfig, LookupConfig)
+        configs = split_options(given, ConsumerConfig, ConnectionConfig, LookupConfig)
         self.config: ConsumerConfig
         self.connection_config: ConnectionConfig
         self.lookup_config: LookupConfig

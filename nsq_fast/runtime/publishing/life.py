@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from gevent import get_hub
 from gevent.event import Event
@@ -23,6 +23,11 @@ from .compose import Composer
 from .delivery import Delivery
 from .linger import Linger
 from .prompt import Prompt
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from nsq_fast.keywords import ProducerKeywords
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +49,7 @@ class ProducerLife:
         lookupd_http_addresses: Addresses = (),
         *,
         trace: TraceLog = trace_log,
-        **options: Any,
+        **options: Unpack[ProducerKeywords],
     ) -> None:
         self.config, self.connection_config, self.lookup_config = split_options(
             options, ProducerConfig, ConnectionConfig, LookupConfig

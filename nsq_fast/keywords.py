@@ -1,0 +1,93 @@
+"""The options of Consumer and Producer as type checkers see them: the fields of the classes in ``config``.
+
+A misspelt option, or one of the wrong type, is an error of mypy and pyright
+before the program runs. Nothing here is used at run time. Options that have a
+parameter of their own are left out, as typing demands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+
+class ConnectionKeywords(TypedDict, total=False):
+    """The options of ConnectionConfig."""
+
+    client_id: str | None
+    hostname: str | None
+    user_agent: str | None
+    heartbeat_interval: float
+    output_buffer_size: int
+    output_buffer_timeout: int
+    sample_rate: int
+    msg_timeout: float | None
+    tls_v1: bool
+    tls_options: Any
+    snappy: bool
+    deflate: bool
+    deflate_level: int
+    auth_secret: str | bytes | None
+    topology_region: str | None
+    topology_zone: str | None
+    desired_tag: str | None
+    extend_support: bool
+    ext_filter: Mapping[str, Any] | None
+    connect_timeout: float
+    write_timeout: float
+    max_frame_size: int
+    local_address: str | None
+
+
+class LookupKeywords(TypedDict, total=False):
+    """The options of LookupConfig, without those that are parameters of Consumer."""
+
+    lookupd_timeout: float
+    lookupd_refresh_interval: float
+    lookupd_authorization: str | None
+    lookupd_tls_options: Mapping[str, Any] | Any
+
+
+class ConsumerKeywords(ConnectionKeywords, LookupKeywords, total=False):
+    """The options of a Consumer, without those that are parameters of it."""
+
+    requeue_base_delay: float
+    requeue_factor: float
+    requeue_max_delay: float
+    requeue_jitter: float
+    max_reconnect_delay: float
+    concurrency: int | None
+    batch_size: int
+    auto_touch: bool
+    partitions: Any
+    ordered: bool | None
+    advanced: bool
+    order_policy: str
+    attempts_threshold: int
+    decompress: bool
+    max_decompressed_size: int
+
+
+class ProducerKeywords(ConnectionKeywords, LookupKeywords, total=False):
+    """The options of a Producer."""
+
+    lookupd_poll_interval: float
+    lookupd_poll_jitter: float
+    publish_timeout: float
+    attempt_timeout: float | None
+    max_publish_attempts: int
+    max_leader_attempts: int
+    partition_strategy: str
+    key_strategy: str
+    retry_unknown_outcome: bool
+    retry_base_delay: float
+    retry_max_delay: float
+    coalesce: bool
+    linger: float
+    linger_max_messages: int
+    linger_max_bytes: int
+    max_pending: int
+    connections_per_nsqd: int
+    max_backoff_duration: float
+    max_msg_size: int
+    max_body_size: int

@@ -1,0 +1,50 @@
+"""A program for type checkers, never run: a line that ends with ``# wrong`` has a mistake that they must find."""
+
+import nsq_fast
+from nsq_fast import ConnectionConfig, Consumer, Message, NsqdHTTPClient, NsqError, Producer, RequeueMessage
+
+
+def handle(consumer: Consumer, message: Message) -> None:
+    body: bytes = message.body
+    attempts: int = message.attempts
+    text: str = message.body  # wrong
+    if attempts > 3:
+        raise RequeueMessage(5.0)
+    message.finnish()  # wrong
+    consumer.logger.info("%r %s", body, text)
+
+
+consumer = Consumer("topic", "channel", ["127.0.0.1:4150"], message_handler=handle, concurrency=8, snappy=True)
+consumer.start(block=False)
+is_closed: bool = consumer.join(timeout=1.0)
+consumer.join("soon")  # wrong
+for each in consumer:
+    identifier: bytes = each.id
+
+Consumer("topic")  # wrong
+Consumer("topic", "channel", lookupd_http_addresses="127.0.0.1:4161", concurency=8)  # wrong
+Consumer("topic", "channel", lookupd_http_addresses="127.0.0.1:4161", heartbeat_interval="often")  # wrong
+
+with Producer("127.0.0.1:4150", linger=0.002, max_pending=10) as producer:
+    producer.publish("topic", b"body", key="customer 7")
+    producer.publsih("topic", b"body")  # wrong
+    producer.publish("topic", 5)  # wrong
+    producer.publish("topic", b"body", defer="later")  # wrong
+    result = producer.publish_nowait("topic", b"body")
+    result.get(timeout=1)
+    producer.multipublish("topic", [b"a", b"b"])
+    producer.multipublish("topic", [1, 2])  # wrong
+Producer("127.0.0.1:4150", lingers=0.002)  # wrong
+
+config = ConnectionConfig(heartbeat_interval=10.0)
+interval: float = config.heartbeat_interval
+ConnectionConfig(heartbeat=10.0)  # wrong
+
+with NsqdHTTPClient("127.0.0.1", 4151) as client:
+    client.create_topic("topic")
+    client.make_topic("topic")  # wrong
+
+try:
+    nsq_fast.Cnsumer("topic", "channel")  # wrong
+except NsqError as error:
+    consumer.logger.error("%s", error.args)
