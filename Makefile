@@ -2,6 +2,7 @@
 #
 #   make demo        the main job on an embedded broker: lookup, publish, consume, acknowledge   ARGS="--messages 1000000"
 #   make test        the tests; those of Spark need a JRE 17 or newer, and are skipped without   ARGS="-k frame -x" JOBS=1
+#   make quick       those that need at most two minutes: core, protocol, runtime, gnsq, a round trip through each server
 #   make proof       what is promised for the redesigned NSQ, on a real cluster: needs etcd and its servers, many minutes
 #   make bench       the compiled core, and a short comparison of clients                        SERVERS=DIR of an nsqd
 #   make bench-spark the source, the sink and the traces of Spark: needs a JRE                   SERVERS=DIR of an nsqd
@@ -26,12 +27,12 @@ SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi) setup.py
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUILD_NEEDS := "setuptools>=77" "Cython>=3.1,<4"
 
-.PHONY: help setup demo test proof bench bench-spark check build sanitize dist clean
+.PHONY: help setup demo test quick proof bench bench-spark check build sanitize dist clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,14s/^#  *//p' Makefile
+	@sed -n '3,15s/^#  *//p' Makefile
 
 # A stamp says what has been done to the environment, so that a second run is instant.
 VENV_STAMP := $(VENV)/.created
@@ -81,6 +82,13 @@ SIDE_BY_SIDE = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile)
 test: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
+# The inner loop: the kinds of tests that need neither much time nor anything that is not here. See tests/support/kinds.py.
+QUICK = tests/test_*.py tests/core tests/protocol tests/runtime tests/gnsq \
+  -m "round_trip or not (slow or real or fork or flat or kill)"
+
+quick: $(DEV_STAMP) $(BUILD_STAMP)
+	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) $(QUICK) $(ARGS)
+
 proof: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest tests/servers --run-real-cluster $(ARGS)
 	NSQ_FAST_DAY_SECONDS=300 $(BIN)/python -m pytest -s tests/spark/test_spark_day.py
@@ -114,8 +122,8 @@ sanitize: $(DEV_STAMP)
 	rm -rf $(SANITIZE_DIR)
 	NSQ_FAST_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base $(SANITIZE_DIR) --build-lib $(SANITIZE_DIR)/lib
 	LD_PRELOAD="$(call SANITIZER,libasan.so) $(call SANITIZER,libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
-	  UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(SANITIZE_DIR)/lib \
-	  $(BIN)/pytest tests/core --noconftest -p no:nsq_fast -p no:cacheprovider -m "not slow" $(ARGS)
+	  UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(SANITIZE_DIR)/lib:tests \
+	  $(BIN)/pytest tests/core --noconftest -p support.properties -p no:nsq_fast -p no:cacheprovider -m "not slow" $(ARGS)
 
 dist: $(DEV_STAMP)
 	$(PIP) install build
