@@ -75,6 +75,7 @@ class Message:
 
 def unanswered(messages: list[Message]) -> list[Message]: ...
 def unreachable(messages: list[Message]) -> list[Message]: ...
+
 class TruncatedMessage(Message):
     def __init__(
         self,
