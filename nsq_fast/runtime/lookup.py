@@ -6,7 +6,8 @@ topic. Bad answers are ignored and logged when a lookupd begins to fail, not at
 every poll; one that keeps failing is asked less often until it answers again.
 A round that waits for a slow lookupd publishes what the others said, and does
 not hold up the next round. When all of them fail, what was known stays, and
-rounds come quicker. The list of lookupds grows by what they say of each other.
+rounds come quicker; so they do for a consumer's topic that nobody knows yet.
+The list of lookupds grows by what they say of each other.
 """
 
 from __future__ import annotations
@@ -39,13 +40,21 @@ MAX_LOOKUPDS = 64
 _STRAGGLER_GRACE = 0.25
 _BURST = 0.1
 _FIRST_RETRY = 0.5
+# A topic that no lookupd knows yet is asked for after these seconds, doubled each time.
+_FIRST_SEARCH = 0.2
+_LONGEST_SEARCH = 5.0
 _STOP_TIMEOUT = 1.0
 
 log = logging.getLogger("nsq_fast.lookup")
 
 
 class _Topic:
-    """A topic that is polled for. ``due`` and ``asked_at`` are monotonic times."""
+    """A topic that is polled for.
+
+    Attributes:
+        due, asked_at: monotonic times.
+        searches: rounds in which no lookupd knew it, one after the other.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -54,6 +63,7 @@ class _Topic:
         self.asked_at = float("-inf")
         self.due = 0.0
         self.failures = 0
+        self.searches = 0
         self.round_number = 0
 
 
@@ -285,6 +295,7 @@ class LookupPoller:
         for topic, answers in list(current.answers.items()):
             if len(answers) == current.published.get(topic, 0) or topic.round_number > current.number:
                 continue
+            is_first = topic not in current.published
             current.published[topic] = len(answers)
             topic.round_number = current.number
             topic.failures = 0
@@ -293,6 +304,27 @@ class LookupPoller:
                 topic.topology = merged
             topic.ready.set()
             self._notify(topic)
+            if not merged.is_empty:
+                self._found(topic, merged)
+            elif is_first and self._access == "r" and self._listener is not None:
+                self._search(topic)
+
+    def _search(self, topic: _Topic) -> None:
+        """Ask a consumer's lookupds again soon: the first message of the topic may come at any moment.
+
+        A producer does not wait for that: it takes any nsqd for a topic that none has.
+        """
+        if not topic.searches:
+            log.warning("no nsqlookupd knows topic %s yet; asking again until one does", topic.name)
+        delay = min(_FIRST_SEARCH * 2 ** min(topic.searches, 16), _LONGEST_SEARCH)
+        topic.searches += 1
+        topic.due = min(topic.due, time.monotonic() + self._jittered(delay))
+
+    def _found(self, topic: _Topic, topology: Topology) -> None:
+        if topic.searches:
+            topic.searches = 0
+            nsqds = topology.nsqds
+            log.warning("topic %s is known now: %d nsqds, first %s", topic.name, len(nsqds), nsqds[0].tcp)
 
     def _notify(self, topic: _Topic) -> None:
         is_wanted = self._topics.get(topic.name) is topic and self._poller is getcurrent()

@@ -10,7 +10,7 @@ import gevent
 import pytest
 from geventhttpclient import HTTPClient
 
-from nsq_fast import Consumer, RequeueMessage
+from nsq_fast import Consumer, Producer, RequeueMessage
 from nsq_fast.broker import LookupdServer, NsqdServer
 from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.names import parse_address
@@ -375,3 +375,23 @@ def test_a_dead_letter_topic_is_written_through_the_same_servers(make_nsqd):
         wait_until(lambda: dead == [b"poison"])
         wait_until(lambda: channel_stats(nsqd, "t", "c")["in_flight_count"] == 0)
     assert channel_stats(nsqd, "t", "c")["depth"] == 0
+
+
+def test_a_consumer_that_is_older_than_its_topic_finds_it_soon(make_nsqd, make_lookupd, caplog):
+    """With default options: lookup is polled once a minute when the topic is known, not while it is not."""
+    lookupd = make_lookupd()
+    nsqd = make_nsqd(f"--lookupd-tcp-address={lookupd.tcp_address}")
+    seen = []
+    consumer = Consumer(
+        "young",
+        "channel",
+        lookupd_http_addresses=str(lookupd.http_address),
+        message_handler=lambda _, message: seen.append(message.body),
+    )
+    consumer.start(block=False)
+    wait_until(lambda: "no nsqlookupd knows topic young yet" in caplog.text)
+    with Producer(str(nsqd.tcp_address)) as producer:
+        producer.publish("young", b"first")
+    wait_until(lambda: seen == [b"first"], 20.0)
+    assert caplog.text.count("topic young is known now") == 1
+    consumer.close()

@@ -159,6 +159,23 @@ def test_an_ephemeral_topic_is_asked_for_by_its_whole_name() -> None:
         assert "topic=t%23ephemeral&" in lookupd.requests[0]
 
 
+def test_a_topic_that_nobody_knows_yet_is_asked_for_again_and_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Within seconds, not at the next poll in a minute; and said once, not at each question."""
+    found: list[set[int]] = []
+    with (
+        fake_lookupds(TOPIC_NOT_FOUND, TOPIC_NOT_FOUND) as lookupds,
+        polling(lookupds, listener=lambda _, topology: found.append(ports(topology))) as poller,
+    ):
+        poller.add_topic("t")
+        until(lambda: lookupds[0].count() >= 4)
+        lookupds[1].answer(producers(7))
+        until(lambda: found[-1] == {7})
+        assert lookupds[0].count() <= 8  # the pauses grow
+    texts = [record.getMessage() for record in caplog.records]
+    assert [text for text in texts if "yet" in text] == ["no nsqlookupd knows topic t yet; asking again until one does"]
+    assert [text for text in texts if "now" in text.split()] == ["topic t is known now: 1 nsqds, first 10.0.0.1:7"]
+
+
 def test_an_unknown_topic_is_a_valid_and_empty_answer(caplog: pytest.LogCaptureFixture) -> None:
     with fake_lookupds(TOPIC_NOT_FOUND) as [lookupd], polling([lookupd]) as poller:
         assert poller.wait_topology("t", 5).is_empty
