@@ -6,7 +6,8 @@
 #   make proof       what is promised for the redesigned NSQ, on a real cluster: needs etcd and its servers, many minutes
 #   make bench       the compiled core, and a short comparison of clients                        SERVERS=DIR of an nsqd
 #   make bench-spark the source, the sink and the traces of Spark: needs a JRE                   SERVERS=DIR of an nsqd
-#   make check       ruff, mypy --strict, cython-lint, layering
+#   make check       ruff, mypy --strict, cython-lint, layering; `make lint`: ruff and cython-lint alone
+#   make servers     nsqd and nsqlookupd of the original NSQ, for the tests: needs Go
 #   make setup       the virtual environment with everything, and the compiled extension
 #   make build       recompile the extension if its sources changed
 #   make sanitize    the core's tests under address and undefined-behaviour sanitizers
@@ -20,19 +21,21 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 JOBS ?= 2
-SERVERS ?= $(wildcard $(HOME)/.cache/nsq-fast/servers/original)
+NSQ_FAST_SERVERS ?= $(HOME)/.cache/nsq-fast/servers
+ORIGINAL := $(abspath $(NSQ_FAST_SERVERS))/original
+SERVERS ?= $(wildcard $(ORIGINAL))
 
 BIN := $(VENV)/bin
 SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi) setup.py
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUILD_NEEDS := "setuptools>=77" "Cython>=3.1,<4"
 
-.PHONY: help setup demo test quick proof bench bench-spark check build sanitize dist clean
+.PHONY: help setup demo test quick proof bench bench-spark check lint servers build sanitize dist clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,15s/^#  *//p' Makefile
+	@sed -n '3,16s/^#  *//p' Makefile
 
 # A stamp says what has been done to the environment, so that a second run is instant.
 VENV_STAMP := $(VENV)/.created
@@ -106,12 +109,22 @@ bench-spark: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python bench/spark_sink.py $(if $(SERVERS),--servers $(SERVERS))
 	$(BIN)/python bench/spark_trace.py --records 1000000
 
-check: $(DEV_STAMP) $(BUILD_STAMP)
+lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	PATH="$(abspath $(BIN)):$$PATH" cython-lint nsq_fast
+
+check: lint $(BUILD_STAMP)
+	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layering.py
+
+# Where the tests look for real servers; the version is pinned in .ci/servers.
+servers:
+	@command -v go >/dev/null || { echo "no Go: install it (https://go.dev/dl), or put nsqd and nsqlookupd where CONTRIBUTING says" >&2; exit 1; }
+	mkdir -p $(ORIGINAL)
+	cd .ci/servers && go build -mod=readonly -o $(ORIGINAL)/ \
+	  github.com/nsqio/nsq/apps/nsqd github.com/nsqio/nsq/apps/nsqlookupd
+	@$(ORIGINAL)/nsqd --version
 
 # A copy of the package, with its compiled modules under the sanitizers; malloc instead of Python's own allocator,
 # which would hide what lies beyond an object's end. Leaks are left to tests/core/test_core_leaks.py.

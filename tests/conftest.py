@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,14 @@ pytest_plugins = ["nsq_fast.testing", "support.properties"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-real-cluster", action="store_true", help="run tests/servers on a real redesigned cluster")
+
+
+def pytest_configure() -> None:
+    """NSQ_FAST_REQUIRED names families whose tests must not be skipped for want of a server, as in CI."""
+    for family in filter(None, os.environ.get("NSQ_FAST_REQUIRED", "").split(",")):
+        for name in ("nsqd", "nsqlookupd"):
+            if find_server(name, family) is None:
+                raise pytest.UsageError(f"NSQ_FAST_REQUIRED={family}: there is no {name} in {SERVERS / family}")
 
 
 def pytest_report_header() -> list[str]:
