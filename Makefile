@@ -1,8 +1,8 @@
 # The commands of nsq_fast. `make demo` and `make test` work from a clean clone: each sets up what it needs.
 #
 #   make demo        the main job on an embedded broker: lookup, publish, consume, acknowledge   ARGS="--messages 1000000"
+#   make demo-spark  the same, then Spark reports on the traces: installs PySpark (about 450 MB), needs Java 17 or newer
 #   make test        the tests; those of Spark need a JRE 17 or newer, and are skipped without   ARGS="-k frame -x" JOBS=1
-#   make quick       those that need at most two minutes: core, protocol, runtime, gnsq, a round trip through each server
 #   make proof       what is promised for the redesigned NSQ, on a real cluster: needs etcd and its servers, many minutes
 #   make bench       the compiled core, and a short comparison of clients                        SERVERS=DIR of an nsqd
 #   make bench-spark the source, the sink and the traces of Spark: needs a JRE                   SERVERS=DIR of an nsqd
@@ -30,16 +30,17 @@ SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi) setup.py
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUILD_NEEDS := "setuptools>=77" "Cython>=3.1,<4"
 
-.PHONY: help setup demo test quick proof bench bench-spark check lint servers build sanitize dist clean
+.PHONY: help setup demo demo-spark test quick proof bench bench-spark check lint servers build sanitize dist clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,16s/^#  *//p' Makefile
+	@sed -n '3,15s/^#  *//p' Makefile
 
-# A stamp says what has been done to the environment, so that a second run is instant.
+# A stamp says what has been done to the environment, so that a second run is instant. An installation compiles, too.
 VENV_STAMP := $(VENV)/.created
 RUN_STAMP := $(VENV)/.installed
+SPARK_STAMP := $(VENV)/.installed-spark
 DEV_STAMP := $(VENV)/.installed-dev
 BUILD_STAMP := $(VENV)/.built
 
@@ -56,17 +57,20 @@ $(VENV_STAMP):
 	$(PIP) install --upgrade pip $(BUILD_NEEDS)
 	@touch $@
 
-# The demo ends with a report made by Spark where there is a Java to run it; without one, it says so and needs no Spark.
-RUN_EXTRAS = $(shell java -version >/dev/null 2>&1 && $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-  && echo '[spark]')
-
 $(RUN_STAMP): $(VENV_STAMP) pyproject.toml
-	$(PIP) install --no-build-isolation -e '.$(RUN_EXTRAS)'
-	@touch $@
+	@echo "installing nsq_fast and the libraries it runs on into $(VENV); the compiled core is built once"
+	$(PIP) install --no-build-isolation -e .
+	@touch $@ $(BUILD_STAMP)
+
+$(SPARK_STAMP): $(VENV_STAMP) pyproject.toml
+	@echo "installing PySpark into $(VENV): a download of about 450 MB"
+	$(PIP) install --no-build-isolation -e '.[spark]'
+	@touch $(RUN_STAMP) $(BUILD_STAMP) $@
 
 $(DEV_STAMP): $(VENV_STAMP) pyproject.toml
+	@echo "installing what the tests need into $(VENV), PySpark among it: a download of about 600 MB"
 	$(PIP) install --no-build-isolation -e '.[test,check]'
-	@touch $(RUN_STAMP) $@
+	@touch $(RUN_STAMP) $(SPARK_STAMP) $(BUILD_STAMP) $@
 
 $(BUILD_STAMP): $(SOURCES) | $(VENV_STAMP)
 	$(BIN)/python setup.py --quiet build_ext --inplace
@@ -79,18 +83,15 @@ build: $(VENV_STAMP) $(BUILD_STAMP)
 demo: $(RUN_STAMP) $(BUILD_STAMP)
 	@$(BIN)/nsq-fast demo $(ARGS)
 
+demo-spark: $(SPARK_STAMP) $(BUILD_STAMP)
+	@java -version >/dev/null 2>&1 || { echo "no Java: install a JRE 17 or newer (Debian: openjdk-17-jre-headless)" >&2; exit 1; }
+	@$(BIN)/nsq-fast demo $(ARGS)
+
 # Half of the time of the tests is waiting, for JVMs and deadlines. Those of a file share servers, so they stay together.
 SIDE_BY_SIDE = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile)
 
 test: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
-
-# The inner loop: the kinds of tests that need neither much time nor anything that is not here. See tests/support/kinds.py.
-QUICK = tests/test_*.py tests/core tests/protocol tests/runtime tests/gnsq \
-  -m "round_trip or not (slow or real or fork or flat or kill)"
-
-quick: $(DEV_STAMP) $(BUILD_STAMP)
-	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) $(QUICK) $(ARGS)
 
 proof: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest tests/servers --run-real-cluster $(ARGS)
@@ -135,8 +136,8 @@ sanitize: $(DEV_STAMP)
 	rm -rf $(SANITIZE_DIR)
 	NSQ_FAST_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base $(SANITIZE_DIR) --build-lib $(SANITIZE_DIR)/lib
 	LD_PRELOAD="$(call SANITIZER,libasan.so) $(call SANITIZER,libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
-	  UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(SANITIZE_DIR)/lib:tests \
-	  $(BIN)/pytest tests/core --noconftest -p support.properties -p no:nsq_fast -p no:cacheprovider -m "not slow" $(ARGS)
+	  UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(SANITIZE_DIR)/lib \
+	  $(BIN)/pytest tests/core --noconftest -p no:nsq_fast -p no:cacheprovider -m "not slow" $(ARGS)
 
 dist: $(DEV_STAMP)
 	$(PIP) install build

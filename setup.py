@@ -12,7 +12,8 @@ from setuptools import Extension, setup
 DEBUG = os.environ.get("NSQ_FAST_DEBUG") == "1"
 SANITIZE = os.environ.get("NSQ_FAST_SANITIZE") == "1"
 
-compile_args = ["-O0", "-g"] if DEBUG else ["-O2"]
+# Without -g0 the interpreter's own flags put debug information in: 1.3 MB instead of 0.2, and a slower build.
+compile_args = ["-O0", "-g"] if DEBUG else ["-O2", "-g0"]
 compile_args += ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
 link_args: list[str] = []
 if SANITIZE:

@@ -3,7 +3,7 @@ from typing import Any, Final
 
 from _typeshed import ReadableBuffer
 
-from ._codec import Message, TruncatedMessage
+from ._codec import Message
 from .errors import NsqError, ServerError
 
 DEFAULT_MAX_FRAME_SIZE: Final[int]
@@ -24,15 +24,11 @@ class ErrorFrame:
     def error(self) -> ServerError: ...
 
 class FrameBuffer:
-    def __init__(
-        self, *, detail: bool = False, ext: bool = False, max_frame_size: int = 8388608, skip_oversized: bool = False
-    ) -> None: ...
+    def __init__(self, *, detail: bool = False, ext: bool = False, max_frame_size: int = 8388608) -> None: ...
     detail: bool
     ext: bool
     @property
     def max_frame_size(self) -> int: ...
-    @property
-    def skip_oversized(self) -> bool: ...
     @property
     def error(self) -> NsqError | None: ...
     @property
@@ -46,7 +42,6 @@ class FrameReader(FrameBuffer):
         detail: bool = False,
         ext: bool = False,
         max_frame_size: int = 8388608,
-        skip_oversized: bool = False,
         responder: Any = None,
     ) -> None: ...
     responder: Any
@@ -84,7 +79,7 @@ class Columns:
     @property
     def body(self) -> bytes: ...
     @property
-    def frames(self) -> list[Response | ErrorFrame | TruncatedMessage]: ...
+    def frames(self) -> list[Response | ErrorFrame]: ...
     def __len__(self) -> int: ...
 
 class ColumnReader(FrameBuffer):

@@ -42,10 +42,7 @@ class UpgradeNeeded(Event, frozen=True):
 
 
 class Authenticating(Event, frozen=True):
-    """AUTH is in ``send``, and with it the secret: its repr does not show it."""
-
-    def __repr__(self) -> str:
-        return "Authenticating(send=<AUTH>)"
+    """AUTH is in ``send``."""
 
 
 class Ready(Event, frozen=True):
