@@ -142,10 +142,20 @@ cdef class Message:
 
     cpdef bint mark_responded(self) noexcept
     cdef int _claim(self) except -1
+    cdef object _signal(self, str name)
+
+
+cdef class TruncatedMessage(Message):
+    cdef readonly Py_ssize_t body_size          # bytes of the body that was not kept
+    cdef readonly Py_ssize_t max_frame_size     # the limit that its frame is above
 
 
 # a message of what read_layout found; `detail` as given to read_layout
 cdef Message new_message(const MessageView* view, bint detail, object responder, double received_at)
+# the same for a frame above `max_frame_size`; of the body, only `view.body_size` is looked at
+cdef TruncatedMessage new_truncated(
+    const MessageView* view, bint detail, object responder, double received_at, Py_ssize_t max_frame_size
+)
 # raise the RemoteProtocolError of what read_layout returned
 cdef int raise_layout_error(int code, Py_ssize_t size) except -1
 # `value` as bytes, or as a contiguous memoryview that holds its buffer; TypeError naming `argument` otherwise

@@ -114,6 +114,11 @@ cdef class Message:
         return self._headers
 
     @property
+    def is_truncated(self):
+        """Whether the body was left out, since the frame is larger than ``max_frame_size``: a TruncatedMessage."""
+        return False
+
+    @property
     def partition(self):
         """Partition of the connection that delivered it; None when that has none."""
         return getattr(self.responder, "partition", None)
@@ -121,17 +126,17 @@ cdef class Message:
     @property
     def on_finish(self):
         """Signal on_finish() of this message, by its responder: a FIN was queued. Its sender is the message."""
-        return self.responder.signals_of(self).on_finish
+        return self._signal("on_finish")
 
     @property
     def on_requeue(self):
         """Signal on_requeue(timeout, backoff) of this message, by its responder: a REQ was queued; timeout in ms."""
-        return self.responder.signals_of(self).on_requeue
+        return self._signal("on_requeue")
 
     @property
     def on_touch(self):
         """Signal on_touch() of this message, by its responder: a TOUCH was queued."""
-        return self.responder.signals_of(self).on_touch
+        return self._signal("on_touch")
 
     cpdef bint mark_responded(self) noexcept:
         """Mark it as answered; False when it already was."""
@@ -199,6 +204,16 @@ cdef class Message:
             raise AlreadyResponded(f"message {_printable(self.id)} has been answered already")
         return 0
 
+    cdef object _signal(self, str name):
+        # Signals are the responder's: one that gathers FINs queues them without a call of finish().
+        signals_of = getattr(self.responder, "signals_of", None)
+        if signals_of is None:
+            raise AttributeError(
+                f"{name}: the responder of this message keeps no signals: {self.responder!r} has no signals_of(message)"
+                ", see docs/embedding.md, Messages"
+            )
+        return getattr(signals_of(self), name)
+
     def __repr__(self):
         traits = f"attempts={self.attempts} timestamp={self.timestamp} body={len(self.body or b'')} bytes"
         if self._flags & DETAILED:
@@ -228,12 +243,49 @@ def unreachable(list messages not None):
     return found
 
 
+@cython.auto_pickle(False)
+cdef class TruncatedMessage(Message):
+    """A message whose frame is larger than ``max_frame_size``: all of it but the body, which is empty.
+
+    ``body_size`` says how many bytes the body has at the server, ``max_frame_size`` which limit its frame is above.
+    It can be finished, requeued and touched as any message.
+    """
+
+    def __init__(self, timestamp, attempts, id, *, body_size, max_frame_size, **options):
+        Message.__init__(self, timestamp, attempts, id, b"", **options)
+        self.body_size = checked_int(body_size, "body_size", 0, MAX_BODY)
+        self.max_frame_size = checked_int(max_frame_size, "max_frame_size", 4, MAX_BODY)
+
+    @property
+    def is_truncated(self):
+        """Whether the body was left out: it was."""
+        return True
+
+
 cdef Message new_message(const MessageView* view, bint detail, object responder, double received_at):
     cdef Message message = Message.__new__(Message)
+    message.body = PyBytes_FromStringAndSize(<const char*> view.body, view.body_size)
+    _fill(message, view, detail, responder, received_at)
+    return message
+
+
+cdef TruncatedMessage new_truncated(
+    const MessageView* view, bint detail, object responder, double received_at, Py_ssize_t max_frame_size
+):
+    cdef TruncatedMessage message = TruncatedMessage.__new__(TruncatedMessage)
+    message.body = b""
+    message.body_size = view.body_size
+    message.max_frame_size = max_frame_size
+    _fill(message, view, detail, responder, received_at)
+    return message
+
+
+cdef inline int _fill(
+    Message message, const MessageView* view, bint detail, object responder, double received_at
+) except -1:
     message.timestamp = view.timestamp
     message.attempts = view.attempts
     memcpy(message._id, view.id, ID_SIZE)
-    message.body = PyBytes_FromStringAndSize(<const char*> view.body, view.body_size)
     message.responder = responder
     message.received_at = received_at
     if view.ext != NULL:
@@ -243,7 +295,7 @@ cdef Message new_message(const MessageView* view, bint detail, object responder,
         message._offset = view.offset
         message._raw_size = view.raw_size
         message._flags = DETAILED
-    return message
+    return 0
 
 
 cdef int raise_layout_error(int code, Py_ssize_t size) except -1:

@@ -20,7 +20,7 @@ cdef class Columns:
         offsets, sizes: uint64 and uint32 of the detail header; None without it.
         ext_versions, ext_offsets, ext: uint8, and binary as below, of the ext header; None without it.
         body_offsets, body: int32 offsets, ``count`` + 1 of them, and all bodies in one buffer.
-        frames: the Response and ErrorFrame objects that came among the messages.
+        frames: the Response, ErrorFrame and TruncatedMessage objects that came among the messages.
     """
 
     def __init__(self):
@@ -33,7 +33,7 @@ cdef class Columns:
 cdef struct Tally:
     Py_ssize_t used         # bytes of whole, good frames
     Py_ssize_t messages
-    Py_ssize_t others
+    Py_ssize_t others       # frames that become objects: responses, errors, oversized messages
     Py_ssize_t body_size    # of all messages together
     Py_ssize_t ext_size
     Py_ssize_t frame_code   # what frame_total said of the frame after them, when that is bad
@@ -59,23 +59,31 @@ cdef struct Cursor:
     int32_t body_at
 
 
+cdef inline bint is_row(const unsigned char* frame, Py_ssize_t total, const Layout* layout) noexcept nogil:
+    # whether a good frame becomes a row of the columns
+    return read_u32(frame + FRAME_TYPE_AT) == FRAME_MESSAGE and total <= FRAME_TYPE_AT + layout.max_size
+
+
 cdef void tally_frames(
-    const unsigned char* data, Py_ssize_t size, Py_ssize_t max_size, bint ext, bint detail, Tally* tally
+    const unsigned char* data, Py_ssize_t size, const Layout* layout, Tally* tally
 ) noexcept nogil:
     cdef MessageView view
     cdef Py_ssize_t at = 0, total
     while at < size:
-        total = frame_total(data + at, size - at, max_size)
+        total = frame_total(data + at, size - at, layout.max_size, layout.skip_oversized)
         if total < 0:
             tally.frame_code = total
             break
         if total == 0 or total > size - at:
             break
         if read_u32(data + at + FRAME_TYPE_AT) == FRAME_MESSAGE:
-            tally.layout_code = read_layout(data + at + FRAME_DATA_AT, total - FRAME_DATA_AT, ext, detail, &view)
+            tally.layout_code = read_layout(
+                data + at + FRAME_DATA_AT, total - FRAME_DATA_AT, layout.ext, layout.detail, &view
+            )
             if tally.layout_code != LAYOUT_OK:
                 tally.layout_size = total - FRAME_DATA_AT
                 break
+        if is_row(data + at, total, layout):
             tally.messages += 1
             tally.body_size += view.body_size
             tally.ext_size += view.ext_size
@@ -87,17 +95,15 @@ cdef void tally_frames(
 
 @cython.boundscheck(False)
 @cython.wraparound(False)
-cdef void fill_columns(
-    const unsigned char* data, Py_ssize_t size, bint ext, bint detail, Cursor* to
-) noexcept nogil:
+cdef void fill_columns(const unsigned char* data, Py_ssize_t size, const Layout* layout, Cursor* to) noexcept nogil:
     # `size` bytes of frames that tally_frames has found good
     cdef MessageView view
     cdef Py_ssize_t at = 0, total
     while at < size:
         total = FRAME_TYPE_AT + <Py_ssize_t> read_u32(data + at)
-        if read_u32(data + at + FRAME_TYPE_AT) == FRAME_MESSAGE:
-            read_layout(data + at + FRAME_DATA_AT, total - FRAME_DATA_AT, ext, detail, &view)
-            fill_row(&view, ext, detail, to)
+        if is_row(data + at, total, layout):
+            read_layout(data + at + FRAME_DATA_AT, total - FRAME_DATA_AT, layout.ext, layout.detail, &view)
+            fill_row(&view, layout.ext, layout.detail, to)
         at += total
 
 
@@ -160,20 +166,6 @@ cdef int _allocate(Columns columns, const Tally* tally, bint ext, bint detail, C
         to.ext_offsets = <int32_t*> _column(columns.ext_offsets)
         to.ext = <unsigned char*> _column(columns.ext)
         to.ext_offsets[0] = 0
-    return 0
-
-
-cdef int _collect_others(const unsigned char* data, Py_ssize_t size, list frames) except -1:
-    cdef Py_ssize_t at = 0, total
-    cdef uint32_t kind
-    while at < size:
-        total = FRAME_TYPE_AT + <Py_ssize_t> read_u32(data + at)
-        kind = read_u32(data + at + FRAME_TYPE_AT)
-        if kind == FRAME_RESPONSE:
-            frames.append(_response(data + at + FRAME_DATA_AT, total - FRAME_DATA_AT))
-        elif kind == FRAME_ERROR:
-            frames.append(_error_frame(data + at + FRAME_DATA_AT, total - FRAME_DATA_AT))
-        at += total
     return 0
 
 
@@ -257,14 +249,19 @@ cdef class ColumnReader(FrameBuffer):
         """Decode what ``chunk`` completes into Columns.
 
         ``chunk`` is any bytes-like object; bytes are read where they are, others are copied first, as they might
-        change meanwhile. Chunk and largest frame together must be less than 2 GiB.
+        change meanwhile. Raises ValueError, and takes nothing, when the chunk and what is here of an unfinished message
+        do not fit into one column together (2 GiB).
         """
         cdef Columns columns = Columns.__new__(Columns)
         cdef const unsigned char* data
-        cdef bytes piece = chunk if type(chunk) is bytes else bytes(bytes_like(chunk, "chunk"))
-        cdef Py_ssize_t size = bytes_view(piece, &data)
-        if size > MAX_COLUMN_SIZE - self.max_frame_size:
-            raise ValueError(f"chunk must be at most {MAX_COLUMN_SIZE - self.max_frame_size} bytes, not {size}")
+        given = bytes_like(chunk, "chunk")
+        cdef Py_ssize_t size = bytes_view(given, &data)
+        # No more body than this can come of it: whatever else is here of the frame is header.
+        cdef Py_ssize_t held = max(self._have - FRAME_DATA_AT - MESSAGE_HEADER_SIZE, 0)
+        if size > MAX_COLUMN_SIZE - held:
+            raise ValueError(f"chunk must be at most {MAX_COLUMN_SIZE - held} bytes, not {size}")
+        cdef bytes piece = given if type(given) is bytes else bytes(given)
+        bytes_view(piece, &data)
         self._enter()
         try:
             self._decode(data, size, columns)
@@ -281,34 +278,59 @@ cdef class ColumnReader(FrameBuffer):
 
     cdef int _decode(self, const unsigned char* data, Py_ssize_t size, Columns columns) except -1:
         # first the partial frame, if `data` completes it, then the frames that lie in `data`
-        cdef bint ext = self.ext, detail = self.detail
-        cdef Py_ssize_t limit = self.max_frame_size, first = 0, at = 0
+        cdef Layout layout = Layout(self.max_frame_size, self.skip_oversized, self.ext, self.detail)
+        cdef Py_ssize_t first = 0, at = 0
+        cdef TruncatedMessage truncated = None
         cdef Tally tally
         cdef Cursor to
         memset(&tally, 0, sizeof(Tally))
         if self._have and size:
             at = self._top_up(data, size)
             first = self._total if self._is_whole() else 0
+        if first and self._is_oversized(first):
+            truncated = self._truncated(self._frame, first, None, 0.0)
+            self._drop_frame()
+            first = 0
         with nogil:
-            tally_frames(self._frame, first, limit, ext, detail, &tally)
+            tally_frames(self._frame, first, &layout, &tally)
             first = tally.used
             tally.used = 0
             if tally.layout_code == LAYOUT_OK:
-                tally_frames(data + at, size - at, limit, ext, detail, &tally)
-        _allocate(columns, &tally, ext, detail, &to)
+                tally_frames(data + at, size - at, &layout, &tally)
+        _allocate(columns, &tally, layout.ext, layout.detail, &to)
         with nogil:
-            fill_columns(self._frame, first, ext, detail, &to)
-            fill_columns(data + at, tally.used, ext, detail, &to)
+            fill_columns(self._frame, first, &layout, &to)
+            fill_columns(data + at, tally.used, &layout, &to)
+        if truncated is not None:
+            columns.frames.append(truncated)
         if tally.others:
-            _collect_others(self._frame, first, columns.frames)
-            _collect_others(data + at, tally.used, columns.frames)
+            self._collect_others(self._frame, first, &layout, columns.frames)
+            self._collect_others(data + at, tally.used, &layout, columns.frames)
         at += tally.used
         if tally.frame_code:
-            _raise_frame_error(tally.frame_code, data + at, limit)
+            _raise_frame_error(tally.frame_code, data + at, layout.max_size)
         if tally.layout_code != LAYOUT_OK:
             raise_layout_error(tally.layout_code, tally.layout_size)
         if self._is_whole():
             self._drop_frame()
         if at < size:
             self._top_up(data + at, size - at)
+        return 0
+
+    cdef int _collect_others(
+        self, const unsigned char* data, Py_ssize_t size, const Layout* layout, list frames
+    ) except -1:
+        # `size` bytes of frames that tally_frames has found good
+        cdef Py_ssize_t at = 0, total
+        cdef uint32_t kind
+        while at < size:
+            total = FRAME_TYPE_AT + <Py_ssize_t> read_u32(data + at)
+            kind = read_u32(data + at + FRAME_TYPE_AT)
+            if kind == FRAME_RESPONSE:
+                frames.append(_response(data + at + FRAME_DATA_AT, total - FRAME_DATA_AT))
+            elif kind == FRAME_ERROR:
+                frames.append(_error_frame(data + at + FRAME_DATA_AT, total - FRAME_DATA_AT))
+            elif not is_row(data + at, total, layout):
+                frames.append(self._truncated(data + at, total, None, 0.0))
+            at += total
         return 0

@@ -13,10 +13,12 @@ cdef class FrameBuffer:
     cdef public bint detail                     # messages carry DETAIL, from the next frame on
     cdef public bint ext                        # messages carry EXT, from the next frame on
     cdef readonly Py_ssize_t max_frame_size     # largest size field accepted
+    cdef readonly bint skip_oversized           # read over messages above it, in place of an error
     cdef unsigned char _head[8]                 # the partial frame, until its header is whole
-    cdef unsigned char* _frame                  # the partial frame from then on, of _total bytes; NULL before
-    cdef Py_ssize_t _have                       # bytes of the partial frame
+    cdef unsigned char* _frame                  # the partial frame from then on, of _kept bytes; NULL before
+    cdef Py_ssize_t _have                       # bytes received of the partial frame
     cdef Py_ssize_t _total                      # length of the partial frame, 0 while unknown
+    cdef Py_ssize_t _kept                       # how many of them are kept: all, or the headers of an oversized message
     cdef bint _busy                             # inside feed
     cdef object _error                          # what poisoned the reader; None while it works
 
@@ -26,12 +28,15 @@ cdef class FrameBuffer:
     # copy what `data` has of the partial frame; returns how many bytes that was
     cdef Py_ssize_t _top_up(self, const unsigned char* data, Py_ssize_t size) except -1
     cdef bint _is_whole(self) noexcept
+    cdef bint _is_oversized(self, Py_ssize_t total) noexcept
+    cdef Py_ssize_t _kept_of(self, Py_ssize_t total) noexcept
+    cdef object _truncated(self, const unsigned char* frame, Py_ssize_t total, object responder, double now)
     cdef void _drop_frame(self) noexcept
 
 
 cdef class FrameReader(FrameBuffer):
     cdef public object responder                # given to every message
-    cdef readonly Py_ssize_t message_count      # messages in the list that the last feed returned
+    cdef readonly Py_ssize_t message_count      # whole messages in the list that the last feed returned
     cdef object _backlog                        # deque of chunks kept back by max_frames; None when there are none
     cdef Py_ssize_t _backlog_at                 # where the first of them goes on
 
@@ -50,8 +55,19 @@ cdef class Columns:
     cdef readonly bytes offsets, sizes          # None without DETAIL
     cdef readonly bytes ext_versions, ext_offsets, ext  # None without EXT
     cdef readonly bytes body_offsets, body
-    cdef readonly list frames                   # responses and errors among the messages
+    cdef readonly list frames                   # responses, errors and truncated messages among the messages
+
+
+cdef struct Layout:
+    # the settings of a reader, as they are at the beginning of a feed
+    Py_ssize_t max_size
+    bint skip_oversized
+    bint ext
+    bint detail
 
 
 cdef class ColumnReader(FrameBuffer):
     cdef int _decode(self, const unsigned char* data, Py_ssize_t size, Columns columns) except -1
+    cdef int _collect_others(
+        self, const unsigned char* data, Py_ssize_t size, const Layout* layout, list frames
+    ) except -1

@@ -3,7 +3,7 @@ from typing import Any, Final
 
 from _typeshed import ReadableBuffer
 
-from ._codec import Message
+from ._codec import Message, TruncatedMessage
 from .errors import NsqError, ServerError
 
 DEFAULT_MAX_FRAME_SIZE: Final[int]
@@ -24,11 +24,15 @@ class ErrorFrame:
     def error(self) -> ServerError: ...
 
 class FrameBuffer:
-    def __init__(self, *, detail: bool = False, ext: bool = False, max_frame_size: int = 8388608) -> None: ...
+    def __init__(
+        self, *, detail: bool = False, ext: bool = False, max_frame_size: int = 8388608, skip_oversized: bool = False
+    ) -> None: ...
     detail: bool
     ext: bool
     @property
     def max_frame_size(self) -> int: ...
+    @property
+    def skip_oversized(self) -> bool: ...
     @property
     def error(self) -> NsqError | None: ...
     @property
@@ -42,6 +46,7 @@ class FrameReader(FrameBuffer):
         detail: bool = False,
         ext: bool = False,
         max_frame_size: int = 8388608,
+        skip_oversized: bool = False,
         responder: Any = None,
     ) -> None: ...
     responder: Any
@@ -79,7 +84,7 @@ class Columns:
     @property
     def body(self) -> bytes: ...
     @property
-    def frames(self) -> list[Response | ErrorFrame]: ...
+    def frames(self) -> list[Response | ErrorFrame | TruncatedMessage]: ...
     def __len__(self) -> int: ...
 
 class ColumnReader(FrameBuffer):

@@ -5,6 +5,9 @@ hold one partial frame at most, in a buffer sized from that frame's header once 
 whole frames are decoded where they lie in the caller's chunk. So the work is linear in the bytes, however they are
 split.
 
+A message above the size limit need not end the conversation: with ``skip_oversized`` its headers are kept, its body
+is passed over as it comes, and what is left is a TruncatedMessage, which can be answered.
+
 Garbage ends in one RemoteProtocolError, after the frames before it were returned; the reader then raises nothing but
 that error. The commands that go the other way are in ``_codec``, and so is the layout of a message.
 """
@@ -24,17 +27,22 @@ from ._codec cimport (
     FRAME_RESPONSE,
     FRAME_SIZE_AT,
     FRAME_TYPE_AT,
+    DETAIL_SIZE,
+    EXT_LENGTH_SIZE,
+    EXT_VERSION_SIZE,
     ID_SIZE,
     INTERNAL_ID_AT,
     LAYOUT_OK,
     MESSAGE_HEADER_SIZE,
     MessageView,
     SHORT_HEADER,
+    TruncatedMessage,
     TRACE_ID_AT,
     bytes_like,
     bytes_view,
     checked_int,
     new_message,
+    new_truncated,
     raise_layout_error,
     read_layout,
     read_u32,
@@ -50,7 +58,10 @@ cdef enum:
     SHORT_MESSAGE = -3
 
     TYPE_SIZE = 4                   # the part of a frame that its size counts beside the data
+    # nsqio/nsq: nsqd/protocol_v2.go, Send writes it as an int32
+    MAX_SIZE = 0x7fffffff
     MAX_COLUMN_SIZE = 0x7fffffff    # offsets into a column have 32 bits
+    MAX_EXT_SIZE = EXT_VERSION_SIZE + EXT_LENGTH_SIZE + 0xffff
 
 DEFAULT_MAX_FRAME_SIZE = 8 * 1024 * 1024
 
@@ -110,7 +121,9 @@ cdef ErrorFrame _error_frame(const unsigned char* data, Py_ssize_t size):
     return frame
 
 
-cdef Py_ssize_t frame_total(const unsigned char* frame, Py_ssize_t available, Py_ssize_t max_size) noexcept nogil:
+cdef Py_ssize_t frame_total(
+    const unsigned char* frame, Py_ssize_t available, Py_ssize_t max_size, bint skip_oversized
+) noexcept nogil:
     """Length of the frame that starts here; 0 when too little of it is here to tell; negative when it is not one.
 
     Every part of the header is judged as soon as it is here, so that the verdict does not depend on the split.
@@ -120,14 +133,18 @@ cdef Py_ssize_t frame_total(const unsigned char* frame, Py_ssize_t available, Py
     if available < FRAME_TYPE_AT:
         return 0
     size = <Py_ssize_t> read_u32(frame + FRAME_SIZE_AT)
-    if size < TYPE_SIZE or size > max_size:
+    if size < TYPE_SIZE or size > (MAX_SIZE if skip_oversized else max_size):
         return BAD_SIZE
     if available >= FRAME_DATA_AT:
         kind = read_u32(frame + FRAME_TYPE_AT)
+        if size > max_size and kind != FRAME_MESSAGE:
+            return BAD_SIZE
         if kind > FRAME_MESSAGE:
             return BAD_TYPE
         if kind == FRAME_MESSAGE and size < TYPE_SIZE + MESSAGE_HEADER_SIZE:
             return SHORT_MESSAGE
+    elif size > max_size:
+        return 0  # it depends on the type
     return FRAME_TYPE_AT + size
 
 
@@ -143,16 +160,19 @@ cdef int _raise_frame_error(Py_ssize_t code, const unsigned char* frame, Py_ssiz
         hint = "; the peer speaks HTTP: is this the HTTP port (4151) of an nsqd, not its TCP port (4150)?"
     elif start[0] in b"\x15\x16" and start[1] == 3:
         hint = "; the peer speaks TLS"
-    raise RemoteProtocolError(f"frame size {size} is not within {TYPE_SIZE} and {max_size}: {start!r}{hint}")
+    raise RemoteProtocolError(
+        f"frame size {size} is not within {TYPE_SIZE} and max_frame_size={max_size}: {start!r}{hint}"
+    )
 
 
 cdef class FrameBuffer:
     """What both readers share: the layout in force, the partial frame, the error that poisoned them."""
 
-    def __init__(self, *, detail=False, ext=False, max_frame_size=DEFAULT_MAX_FRAME_SIZE):
+    def __init__(self, *, detail=False, ext=False, max_frame_size=DEFAULT_MAX_FRAME_SIZE, skip_oversized=False):
         self.detail = detail
         self.ext = ext
-        self.max_frame_size = checked_int(max_frame_size, "max_frame_size", TYPE_SIZE, 0x7fffffff)
+        self.max_frame_size = checked_int(max_frame_size, "max_frame_size", TYPE_SIZE, MAX_SIZE)
+        self.skip_oversized = skip_oversized
 
     def __dealloc__(self):
         PyMem_Free(self._frame)
@@ -182,24 +202,52 @@ cdef class FrameBuffer:
         self._frame = NULL
         self._have = 0
         self._total = 0
+        self._kept = 0
+
+    cdef bint _is_oversized(self, Py_ssize_t total) noexcept:
+        return total > FRAME_TYPE_AT + self.max_frame_size
+
+    cdef Py_ssize_t _kept_of(self, Py_ssize_t total) noexcept:
+        # bytes to keep of a frame: all but the body of a message that is too large
+        cdef Py_ssize_t headers = FRAME_DATA_AT + MESSAGE_HEADER_SIZE
+        if not self._is_oversized(total):
+            return total
+        if self.ext:
+            headers += MAX_EXT_SIZE
+        if self.detail:
+            headers += DETAIL_SIZE
+        return min(total, headers)
+
+    cdef object _truncated(self, const unsigned char* frame, Py_ssize_t total, object responder, double now):
+        # a message that is too large, of which `frame` has the bytes that are kept
+        cdef MessageView view
+        cdef Py_ssize_t kept = self._kept_of(total)
+        cdef int code = read_layout(frame + FRAME_DATA_AT, kept - FRAME_DATA_AT, self.ext, self.detail, &view)
+        if code != LAYOUT_OK:
+            raise_layout_error(code, total - FRAME_DATA_AT)
+        view.body_size += total - kept
+        return new_truncated(&view, self.detail, responder, now, self.max_frame_size)
 
     cdef Py_ssize_t _top_up(self, const unsigned char* data, Py_ssize_t size) except -1:
-        cdef Py_ssize_t taken = 0, n
+        cdef Py_ssize_t taken = 0, n, kept
         if self._frame == NULL:
             taken = min(FRAME_DATA_AT - self._have, size)
             memcpy(self._head + self._have, data, taken)
             self._have += taken
-            self._total = frame_total(self._head, self._have, self.max_frame_size)
+            self._total = frame_total(self._head, self._have, self.max_frame_size, self.skip_oversized)
             if self._total < 0:
                 _raise_frame_error(self._total, self._head, self.max_frame_size)
             if self._have < FRAME_DATA_AT:
                 return taken
-            self._frame = <unsigned char*> PyMem_Malloc(self._total)
+            self._kept = self._kept_of(self._total)
+            self._frame = <unsigned char*> PyMem_Malloc(self._kept)
             if self._frame == NULL:
                 raise MemoryError()
             memcpy(self._frame, self._head, FRAME_DATA_AT)
         n = min(self._total - self._have, size - taken)
-        memcpy(self._frame + self._have, data + taken, n)
+        kept = min(self._kept - self._have, n)
+        if kept > 0:
+            memcpy(self._frame + self._have, data + taken, kept)
         self._have += n
         return taken + n
 
@@ -214,9 +262,14 @@ cdef class FrameBuffer:
         return self._have
 
     def take_buffered(self):
-        """Take those bytes out, for whoever reads the stream from here on."""
+        """Take those bytes out, for whoever reads the stream from here on.
+
+        Raises LocalProtocolError when bytes of an oversized message have been passed over: nobody can go on there.
+        """
         if self._busy:
             raise LocalProtocolError("take_buffered was called inside feed")
+        if self._frame != NULL and self._have > self._kept:
+            raise LocalProtocolError("take_buffered was called inside a message that is passed over")
         cdef const unsigned char* start = &self._head[0] if self._frame == NULL else self._frame
         taken = PyBytes_FromStringAndSize(<const char*> start, self._have)
         self._drop_frame()
@@ -230,15 +283,21 @@ cdef class FrameReader(FrameBuffer):
         detail: messages carry offset and raw size (SUB_ADVANCED and SUB_ORDERED).
         ext: messages carry an ext header (topic and client both with extend_support).
         max_frame_size: largest frame accepted, in bytes, 4 to 2**31 - 1.
+        skip_oversized: a message frame above ``max_frame_size`` comes as a TruncatedMessage; otherwise it is an error,
+            as it is for all other frames.
         responder: given to every message, to send its FIN, REQ and TOUCH.
     """
 
-    def __init__(self, *, detail=False, ext=False, max_frame_size=DEFAULT_MAX_FRAME_SIZE, responder=None):
-        FrameBuffer.__init__(self, detail=detail, ext=ext, max_frame_size=max_frame_size)
+    def __init__(
+        self, *, detail=False, ext=False, max_frame_size=DEFAULT_MAX_FRAME_SIZE, skip_oversized=False, responder=None
+    ):
+        FrameBuffer.__init__(
+            self, detail=detail, ext=ext, max_frame_size=max_frame_size, skip_oversized=skip_oversized
+        )
         self.responder = responder
 
     cpdef list feed(self, data, double now=0.0, Py_ssize_t max_frames=0):
-        """Decode what ``data`` completes: a list of Message, Response and ErrorFrame.
+        """Decode what ``data`` completes: a list of Message, TruncatedMessage, Response and ErrorFrame.
 
         Args:
             data: any bytes-like object, split anywhere.
@@ -302,7 +361,7 @@ cdef class FrameReader(FrameBuffer):
             out.append(self._decode_frame(self._frame, self._total, now))
             self._drop_frame()
         while at < size and len(out) < limit:
-            total = frame_total(data + at, size - at, self.max_frame_size)
+            total = frame_total(data + at, size - at, self.max_frame_size, self.skip_oversized)
             if total < 0:
                 _raise_frame_error(total, data + at, self.max_frame_size)
             if total == 0 or total > size - at:
@@ -320,6 +379,8 @@ cdef class FrameReader(FrameBuffer):
         cdef const unsigned char* data = frame + FRAME_DATA_AT
         cdef Py_ssize_t size = total - FRAME_DATA_AT
         if kind == FRAME_MESSAGE:
+            if self._is_oversized(total):
+                return self._truncated(frame, total, self.responder, now)
             code = read_layout(data, size, self.ext, detail, &view)
             if code != LAYOUT_OK:
                 raise_layout_error(code, size)

@@ -71,7 +71,8 @@ cdef class Records:
     cdef VarColumn _headers
     cdef const unsigned char* _trace_ids
 
-    def __init__(self, body_offsets, body, *, trace_ids=None, header_offsets=None, headers=None):
+    # Not __init__: it could be called again, and would leave pointers into buffers that it has let go.
+    def __cinit__(self, body_offsets, body, *, trace_ids=None, header_offsets=None, headers=None):
         if (header_offsets is None) != (headers is None):
             raise ValueError("header_offsets and headers go together")
         held = [bytes_like(body_offsets, "body_offsets"), bytes_like(body, "body")]
@@ -79,8 +80,6 @@ cdef class Records:
         self._bodies.size = bytes_view(held[1], &self._bodies.data)
         if self.count < 0:
             raise ValueError("body_offsets must have one more than there are messages")
-        self._trace_ids = NULL
-        self._headers.offsets = NULL
         if trace_ids is not None:
             held.append(bytes_like(trace_ids, "trace_ids"))
             _check_count(_items(held[-1], "trace_ids", 8, &self._trace_ids), self.count, "trace_ids")

@@ -137,6 +137,8 @@ def _check(field: dataclasses.Field[Any], value: Any) -> None:
     kind = meta["kind"]
     if kind in _KIND_NAMES and (not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool)):
         raise ConfigError(f"{field.name}={shown}: must be {_KIND_NAMES[kind]}{_or_none(field)}")
+    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ConfigError(f"{field.name}={shown}: must not hold lone surrogates, which UTF-8 cannot carry to a server")
     if not _in_range(meta["minimum"], meta["maximum"], value):
         raise ConfigError(f"{field.name}={shown}: must be {_KIND_NAMES[kind]}, {_range_text(field)}{_or_none(field)}")
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from ipaddress import IPv6Address
 from typing import NamedTuple
 
-from .errors import ConfigError, NameInvalid
+from .errors import ConfigError, ConnectFailed, NameInvalid
 
 MAX_NAME_LENGTH = 64
 EPHEMERAL_SUFFIX = "#ephemeral"
 DEFAULT_NSQD_TCP_PORT = 4150
 DEFAULT_NSQD_HTTP_PORT = 4151
 DEFAULT_LOOKUPD_HTTP_PORT = 4161
+
+_HOST = re.compile(r"[^\s/@?#\[\]]+")  # what a URL would end at, or an address in brackets holds, is in no host
 
 NAME_PATTERN = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?\Z")
 
@@ -63,6 +66,10 @@ def parse_address(text: str | tuple[str, int], default_port: int) -> Address:
     port: int | str
     if isinstance(text, tuple) and len(text) == 2:
         host, port = text
+    elif isinstance(text, str) and "://" in text:
+        raise ConfigError(
+            f"invalid address {text!r}: must be host:port, without a scheme: what listens there is no URL"
+        )
     elif isinstance(text, str):
         host, port = _split_address(text.strip(), default_port)
     else:
@@ -73,7 +80,28 @@ def parse_address(text: str | tuple[str, int], default_port: int) -> Address:
         raise ConfigError(f"invalid port {port!r} in address {text!r}") from None
     if not host or not 0 < number < 65536:
         raise ConfigError(f"invalid address {text!r}: a host and a port of 1 to 65535 are needed")
+    _check_host(host, text)
     return Address(host, number)
+
+
+def _check_host(host: str, text: object) -> None:
+    if not isinstance(host, str):
+        raise ConfigError(f"invalid address {text!r}: the host must be a string")
+    if not _HOST.fullmatch(host):
+        raise ConfigError(f"invalid address {text!r}: {host!r} is neither a host name nor an IP address")
+    if ":" in host:
+        try:
+            IPv6Address(host)
+        except ValueError as error:
+            raise ConfigError(f"invalid address {text!r}: {error}") from None
+
+
+def check_resolvable(host: str) -> None:
+    """Raise ConnectFailed for a host that no resolver can be asked for: a label that is empty or too long."""
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise ConnectFailed(f"{host!r} is no host name: {error}") from error
 
 
 def _split_address(text: str, default_port: int) -> tuple[str, int | str]:

@@ -9,13 +9,14 @@ from typing import Any
 
 import gevent
 import pytest
-from support import spark_needs
+from support import kinds, spark_needs
+from support.cluster import Standalone
 from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
 
 import nsq_fast
 from nsq_fast.runtime.supervised import Supervisor
 
-pytest_plugins = ["nsq_fast.testing"]
+pytest_plugins = ["nsq_fast.testing", "support.properties"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,6 +38,11 @@ def pytest_report_header() -> list[str]:
         f"real servers: {', '.join(found) or 'none, their tests are skipped'} (below {SERVERS})",
         *spark_needs.header(),
     ]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        kinds.mark(item)
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +89,16 @@ def real_nsqd(tmp_path: Path) -> Iterator[Callable[..., RealNsqd]]:
     yield make
     for server in servers:
         server.kill()
+
+
+@pytest.fixture
+def standalone_nsqd(tmp_path: Path) -> Iterator[Standalone]:
+    """A real redesigned nsqd without a cluster; skips where there is no binary."""
+    if find_server("nsqd", "redesigned") is None:
+        pytest.skip(f"no redesigned nsqd below {SERVERS}")
+    standalone = Standalone(tmp_path)
+    yield standalone
+    standalone.stop()
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ from nsq_fast.errors import ConfigError, NsqError
         ({"client_id": 7}, "client_id=7: must be a string, or None"),
         ({"max_frame_size": "big"}, "max_frame_size='big': must be a whole number"),
         ({"snappy": True, "deflate": True}, "snappy=True with deflate=True"),
+        ({"hostname": "box\ud800"}, "hostname='box\\ud800': must not hold lone surrogates"),
+        ({"auth_secret": "\ud800"}, "auth_secret='***': must not hold lone surrogates"),
         ({"snapy": True}, "unknown option 'snapy'; did you mean 'snappy'?"),
     ],
 )

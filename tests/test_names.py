@@ -2,8 +2,16 @@
 
 import pytest
 
-from nsq_fast.errors import ConfigError, NameInvalid
-from nsq_fast.names import Address, check_channel, check_topic, is_ephemeral, parse_address, parse_addresses
+from nsq_fast.errors import ConfigError, ConnectFailed, NameInvalid
+from nsq_fast.names import (
+    Address,
+    check_channel,
+    check_resolvable,
+    check_topic,
+    is_ephemeral,
+    parse_address,
+    parse_addresses,
+)
 
 
 @pytest.mark.parametrize("name", ["a", "a" * 64, "A.b_c-9", "x#ephemeral", "a" * 54 + "#ephemeral"])
@@ -50,6 +58,39 @@ def test_addresses(text, expected):
 def test_bad_addresses_name_themselves(text):
     with pytest.raises(ConfigError, match=r"address|port"):
         parse_address(text, 4150)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("http://127.0.0.1:4150", "without a scheme"),
+        ("tcp://nsqd", "without a scheme"),
+        ("nsqd/path:4150", "neither a host name nor an IP address"),
+        ("user@nsqd:4150", "neither a host name nor an IP address"),
+        ("ns qd:4150", "neither a host name nor an IP address"),
+        ("127.0.0.1:4150:4151", "Exactly 8 parts"),
+        (("[::1]", 4150), "neither a host name nor an IP address"),
+        ((b"nsqd", 4150), "must be a string"),
+    ],
+)
+def test_what_is_no_host_is_refused_with_the_reason(text, reason):
+    with pytest.raises(ConfigError, match=reason) as caught:
+        parse_address(text, 4150)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["a..b", ".a", "a..", "x" * 64, "x" * 64 + ".example", "\udcff"])
+def test_a_host_that_cannot_be_encoded_cannot_be_connected_to(host):
+    with pytest.raises(ConnectFailed, match="is no host name"):
+        check_resolvable(host)
+
+
+@pytest.mark.parametrize(
+    "host", ["nsqd", "a.b.", "127.0.0.1", "::1", "fe80::1%eth0", "bücher.example", "with_underscore"]
+)
+def test_other_hosts_may_be_asked_for(host):
+    check_resolvable(host)
+    assert parse_address(f"[{host}]" if ":" in host else host, 1).host == host
 
 
 def test_several_addresses_without_repeats():

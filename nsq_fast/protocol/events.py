@@ -42,7 +42,10 @@ class UpgradeNeeded(Event, frozen=True):
 
 
 class Authenticating(Event, frozen=True):
-    """AUTH is in ``send``."""
+    """AUTH is in ``send``, and with it the secret: its repr does not show it."""
+
+    def __repr__(self) -> str:
+        return "Authenticating(send=<AUTH>)"
 
 
 class Ready(Event, frozen=True):

@@ -1,7 +1,7 @@
 """IDENTIFY and AUTH: the JSON we send, and the replies as typed structs.
 
 A reply may have fields we do not know and lack fields we do; a field of the
-wrong type is the server's protocol error.
+wrong type, or a number that makes no sense, is the server's protocol error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from nsq_fast.errors import RemoteProtocolError
 
 USER_AGENT = f"nsq_fast/{__version__}"
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+# Servers print Go's integers, and durations as milliseconds of what Go counts in nanoseconds.
+# nsqio/nsq: nsqd/protocol_v2.go, IDENTIFY; youzan/nsq: nsqdserver/protocol_v2.go, IDENTIFY
+_Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+_Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=2**63 // 10**6)]
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,17 +28,17 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     version: str = ""
     max_rdy_count: _Count = 2500
-    msg_timeout_ms: _Count = msgspec.field(default=60_000, name="msg_timeout")
-    max_msg_timeout_ms: _Count = msgspec.field(default=900_000, name="max_msg_timeout")
+    msg_timeout_ms: _Milliseconds = msgspec.field(default=60_000, name="msg_timeout")
+    max_msg_timeout_ms: _Milliseconds = msgspec.field(default=900_000, name="max_msg_timeout")
     tls_v1: bool = False
     snappy: bool = False
     deflate: bool = False
-    deflate_level: int = 6
-    max_deflate_level: int = 6
-    sample_rate: int = 0
+    deflate_level: _Integer = 6
+    max_deflate_level: _Integer = 6
+    sample_rate: _Integer = 0
     auth_required: bool = False
-    output_buffer_size: int = 16384
-    output_buffer_timeout_ms: int = msgspec.field(default=250, name="output_buffer_timeout")
+    output_buffer_size: _Integer = 16384
+    output_buffer_timeout_ms: _Integer = msgspec.field(default=250, name="output_buffer_timeout")
     topology_region: str = ""
     topology_zone: str = ""
     desired_tag: str = ""
@@ -55,8 +59,11 @@ class AuthInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     identity: str = ""
     identity_url: str = ""
-    permission_count: int = 0
+    permission_count: _Integer = 0
 
+
+# What decoding of a peer's JSON raises; RecursionError where it is nested deeply.
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 _info_decoder = msgspec.json.Decoder(ServerInfo)
 _auth_decoder = msgspec.json.Decoder(AuthInfo)
@@ -96,11 +103,12 @@ def parse_identify(data: bytes, config: ConnectionConfig) -> ServerInfo:
     """Read the reply to IDENTIFY; a plain ``OK`` means that nothing was negotiated.
 
     Raises:
-        RemoteProtocolError: not JSON, a field of the wrong type, TLS refused, or an upgrade nobody asked for.
+        RemoteProtocolError: not JSON, a field of the wrong type, a number without sense, TLS refused, or an upgrade
+            that nobody asked for.
     """
     try:
         info = ServerInfo() if data == b"OK" else _info_decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise RemoteProtocolError(f"IDENTIFY reply {data[:100]!r}: {error}") from error
     for feature in ("tls_v1", "snappy", "deflate"):
         if getattr(info, feature) and not getattr(config, feature):
@@ -115,5 +123,5 @@ def parse_auth(data: bytes) -> AuthInfo:
     """Read the reply to AUTH. Raises RemoteProtocolError."""
     try:
         return _auth_decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise RemoteProtocolError(f"AUTH reply {data[:100]!r}: {error}") from error

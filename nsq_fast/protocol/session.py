@@ -24,7 +24,7 @@ from enum import Enum, auto
 from typing import Any, TypeAlias
 
 from nsq_fast import _codec
-from nsq_fast._codec import Message
+from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast._frame import OK, ColumnReader, ErrorFrame, FrameReader, Response
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import LocalProtocolError, NsqError, RemoteProtocolError
@@ -185,7 +185,7 @@ class Session:
         reader.feed(layout.take_buffered())
         return reader
 
-    def interpret(self, frames: list[Response | ErrorFrame]) -> list[Any]:
+    def interpret(self, frames: Sequence[Response | ErrorFrame | TruncatedMessage]) -> list[Any]:
         """The events that frames of a column reader are; raises as ``receive`` does."""
         self.message_count = 0
         return self._events(frames)
@@ -202,7 +202,7 @@ class Session:
             return pending.popleft()[1]
         return None
 
-    def _events(self, frames: list[Any]) -> list[Any]:
+    def _events(self, frames: Sequence[Any]) -> list[Any]:
         events: list[Any] = []
         pending = self._pending
         try:

@@ -372,5 +372,5 @@ def _config_path(option: str) -> str:
 def _config_value(reply: bytes) -> Any:
     try:
         return msgspec.json.decode(reply)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return reply.decode("utf-8", "replace")

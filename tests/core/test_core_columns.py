@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import mmap
+import sys
 import threading
 from typing import Any
 
@@ -43,10 +45,24 @@ def test_columns_are_not_made_by_hand() -> None:
         Columns()
 
 
+def test_the_largest_limit_takes_chunks_whole_and_in_pieces() -> None:
+    frame = encode_message(1, 1, ID, b"body")
+    reader = ColumnReader(max_frame_size=2**31 - 1)
+    assert reader.feed(frame).body == b"body"
+    for size in (3, 20, 36):  # the cut lies in the frame's header, in the message's header, in the body
+        assert reader.feed(frame[:size]).count == 0
+        assert reader.feed(frame[size:]).body == b"body"
+
+
+@pytest.mark.skipif(sys.maxsize < 2**33, reason="such a chunk needs 64 bits")
 def test_a_chunk_whose_offsets_would_not_fit_is_refused() -> None:
     reader = ColumnReader(max_frame_size=2**31 - 1)
-    with pytest.raises(ValueError, match="chunk must be at most 0 bytes"):
-        reader.feed(b"x")
+    reader.feed(encode_message(1, 1, ID, bytes(1000))[:-1])  # 999 bytes of body are here
+    chunk = mmap.mmap(-1, 2**31 - 1)  # no page of it is ever touched
+    with pytest.raises(ValueError, match=f"chunk must be at most {2**31 - 1 - 999} bytes, not {2**31 - 1}"):
+        reader.feed(chunk)
+    chunk.close()
+    assert reader.feed(b"\0").count == 1  # it took nothing
 
 
 def test_arrow_takes_the_buffers() -> None:

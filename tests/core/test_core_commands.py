@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_fast import _codec
@@ -132,7 +132,6 @@ def test_an_error_in_a_generator_is_the_one_that_comes_out() -> None:
         _codec.mpub("t", bodies())
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=40))
 def test_the_size_of_an_mpub_is_known_before_it_is_made(bodies: list[bytes]) -> None:
     largest = max(map(len, bodies))
@@ -146,7 +145,6 @@ def test_what_is_no_plain_message_has_no_size_known_before(odd: object) -> None:
     assert _codec.mpub_size([odd, b"a"], 100) == -1
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=40))
 def test_mpub_is_what_join_makes(bodies: list[bytes]) -> None:
     records = b"".join(struct.pack(">I", len(body)) + body for body in bodies)
@@ -156,7 +154,6 @@ def test_mpub_is_what_join_makes(bodies: list[bytes]) -> None:
     assert _codec.mpub("t", map(bytearray, bodies)) == _codec.mpub("t", bodies)
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(min_size=16, max_size=16), max_size=50))
 def test_fin_many_is_many_fins(ids: list[bytes]) -> None:
     expected = b"".join(map(_codec.fin, ids))

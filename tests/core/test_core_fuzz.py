@@ -8,7 +8,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.core import LAYOUTS, layout_id, pieces, read, read_columns
 from support.oracle import OracleFrame, OracleMessage, decode
@@ -89,14 +89,12 @@ def test_damaged_streams(seed: int, detail: bool, ext: bool) -> None:
 
 
 @every_layout
-@settings(deadline=None)
 @given(stream=st.binary(max_size=200), size=st.integers(1, 50))
 def test_noise(stream: bytes, detail: bool, ext: bool, size: int) -> None:
     check(stream, detail, ext, [1, size])
 
 
 @every_layout
-@settings(deadline=None)
 @given(
     bodies=st.lists(st.tuples(st.sampled_from([0, 1, 2, 2, 2, 3]), st.binary(max_size=80)), max_size=4),
     size=st.integers(1, 50),

@@ -108,7 +108,7 @@ def test_layout_may_change_between_frames(reader_type: Reader) -> None:
 @both_readers
 def test_a_size_out_of_bounds_is_an_error_at_once(reader_type: Reader, size: int) -> None:
     reader = reader_type(max_frame_size=1024)
-    with pytest.raises(errors.RemoteProtocolError, match=rf"frame size {size} is not within 4 and 1024"):
+    with pytest.raises(errors.RemoteProtocolError, match=rf"frame size {size} is not within 4 and max_frame_size=1024"):
         reader.feed(header(size)[:4])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from contextlib import suppress
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -32,6 +33,21 @@ def records_of(
     if headers is not None:
         arguments.update(header_offsets=offsets_of(headers), headers=b"".join(headers))
     return Records(**{**arguments, **changes})
+
+
+def test_a_second_init_changes_nothing() -> None:
+    records = records_of(BODIES, TRACE_IDS, HEADERS)
+    before = records.mpub_trace("t"), records.mpub_ext("t")
+    # The first argument is fine, and would have replaced what its pointer points to; the second is not.
+    for arguments in ((offsets_of([b"x" * 1000]), None), (offsets_of([b"x"]), b"x"), (b"odd", b"x")):
+        with suppress(TypeError, ValueError):
+            Records.__init__(records, *arguments)
+    assert (records.mpub_trace("t"), records.mpub_ext("t")) == before
+
+
+def test_no_records_without_their_buffers() -> None:
+    with pytest.raises(TypeError):
+        Records.__new__(Records)
 
 
 def rows_of(*numbers: int) -> bytes:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.core import LAYOUTS, layout_id, read, read_columns
 from support.oracle import OracleFrame, OracleMessage, decode
@@ -54,7 +54,6 @@ def split(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @every_layout
-@settings(deadline=None)
 @given(data=st.data(), cuts=st.lists(st.integers(0, 2**20), max_size=6))
 def test_round_trip(detail: bool, ext: bool, data: st.DataObject, cuts: list[int]) -> None:
     frames = data.draw(st.lists(messages(detail, ext) | OTHERS, max_size=8))

@@ -9,7 +9,10 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import blinker
 import pytest
 
 import nsq_fast.protocol as protocol
@@ -165,6 +168,34 @@ def test_the_program_of_the_page() -> None:
     exec(program, {**names, "write": written.append, "read": lambda: incoming.pop(0), "Message": Message})
     commands = [b"  V2IDENTIFY\n", b"SUB topic channel\n", b"RDY 100\n", b"FIN 0123456789abcdef\n", b"NOP\n"]
     assert [data.partition(b"\n")[0] + b"\n" for data in written] == commands
+
+
+def test_the_responder_of_the_page_has_signals() -> None:
+    (program,) = re.findall(r"```python\n(class Responder:.*?)```", DOCS, re.DOTALL)
+    names: dict[str, Any] = {"SimpleNamespace": SimpleNamespace, "blinker": blinker}
+    exec(program, names)
+    written: list[bytes] = []
+    heard: list[bytes] = []
+    responder = names["Responder"](None, written.append)
+    session = responder.session = Session(ConnectionConfig(), responder=responder)
+    for step in (connect, identified(PLAIN), lambda session: session.sub("t", "c"), read(OK)):
+        step(session)
+    first, second = session.receive(encode_message(1, 1, b"1" * 16, b"a") + encode_message(1, 1, b"2" * 16, b"b"))
+
+    def receiver(message: Message) -> None:
+        heard.append(message.body)
+
+    first.on_finish.connect(receiver)
+    first.finish()
+    second.finish()
+    assert written == [b"FIN " + b"1" * 16 + b"\n", b"FIN " + b"2" * 16 + b"\n"]
+    assert heard == [b"a"]
+
+
+def test_a_responder_without_signals_says_so() -> None:
+    message = Message(1, 1, b"1" * 16, b"a", responder=object())
+    with pytest.raises(AttributeError, match=r"on_finish: the responder .* has no signals_of\(message\)"):
+        _ = message.on_finish
 
 
 def test_importing_it_imports_no_gevent_and_no_socket() -> None:

@@ -254,4 +254,4 @@ class Distribution(RuleBasedStateMachine):
 
 
 TestDistribution = Distribution.TestCase
-TestDistribution.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestDistribution.settings = settings(max_examples=60, stateful_step_count=30)

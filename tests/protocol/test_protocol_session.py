@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from typing import Any
 
@@ -150,6 +151,50 @@ def test_identify_reply_of_the_wrong_shape(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         session.receive(OK)
     assert [type(event) for event in session.receive(b"")] == [Disconnected]
+
+
+@pytest.mark.parametrize(
+    ("field", "number"),
+    [
+        ("msg_timeout", "0"), ("msg_timeout", "-1"), ("msg_timeout", "NaN"), ("msg_timeout", "1e300"),
+        ("msg_timeout", str(2**63)), ("max_msg_timeout", "0"), ("max_rdy_count", "0"), ("max_rdy_count", str(2**63)),
+        ("deflate_level", str(10**400)), ("sample_rate", str(-(10**30))), ("output_buffer_timeout", "1" * 5000),
+    ],
+)  # fmt: skip
+def test_identify_reply_with_a_number_that_makes_no_sense(field: str, number: str) -> None:
+    session = Session(ConnectionConfig())
+    session.connect()
+    with pytest.raises(RemoteProtocolError, match=rf"^IDENTIFY reply .*({re.escape(field)}|malformed)"):
+        session.receive(response(b'{"version":"1.3.0","%b":%b}' % (field.encode(), number.encode())))
+
+
+def test_identify_reply_with_the_largest_numbers_a_server_can_send() -> None:
+    longest = 2**63 // 10**6  # Go's longest duration in milliseconds
+    session = ready({"msg_timeout": longest, "max_msg_timeout": longest, "max_rdy_count": 2**63 - 1})
+    assert session.info.msg_timeout == pytest.approx(longest / 1000)
+
+
+NESTED = b'{"x":' + b"[" * 30_000 + b"]" * 30_000 + b"}"
+
+
+def test_a_deeply_nested_reply_is_a_mistake_of_the_server() -> None:
+    session = Session(ConnectionConfig())
+    session.connect()
+    with pytest.raises(RemoteProtocolError, match="IDENTIFY reply"):
+        session.receive(response(NESTED))
+    session = Session(ConnectionConfig(auth_secret="s"))
+    session.connect()
+    session.receive(reply_json(auth_required=True))
+    with pytest.raises(RemoteProtocolError, match="AUTH reply"):
+        session.receive(response(NESTED))
+
+
+def test_no_event_shows_the_secret() -> None:
+    session = Session(ConnectionConfig(auth_secret="geheim"))
+    session.connect()
+    events = session.receive(reply_json(auth_required=True))
+    assert b"geheim" in events[-1].send
+    assert "geheim" not in repr([session, session.config, *events])
 
 
 def test_huge_identify_reply_is_refused_before_it_is_stored() -> None:

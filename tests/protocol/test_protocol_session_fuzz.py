@@ -63,7 +63,7 @@ def cut(data: bytes, seed: int) -> list[bytes]:
     return chunks
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(FRAMES), max_size=8), st.binary(max_size=4), st.booleans(), st.integers(0, 1000))
 def test_same_story_however_it_is_cut(frames: list[bytes], tail: bytes, is_ready: bool, seed: int) -> None:
     data = b"".join(frames) + tail
@@ -71,7 +71,7 @@ def test_same_story_however_it_is_cut(frames: list[bytes], tail: bytes, is_ready
         assert drive(cut(data, seed), is_ready) == drive([data], is_ready)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(FRAMES[:9]), min_size=1, max_size=8), st.integers(0, 100_000), st.integers(1, 255))
 def test_damaged_streams(frames: list[bytes], place: int, damage: int) -> None:
     data = bytearray(b"".join(frames))

@@ -128,6 +128,7 @@ class Load:
 
 
 @pytest.mark.slow
+@pytest.mark.kill
 def test_nsqd_dies_again_and_again_under_load_and_nothing_is_lost(child: Child) -> None:
     address = [child.tcp_address]
     patient: dict[str, Any] = {"publish_timeout": 30, "max_publish_attempts": 100, "max_backoff_duration": 0.2}
@@ -145,6 +146,7 @@ def test_nsqd_dies_again_and_again_under_load_and_nothing_is_lost(child: Child) 
 
 
 @pytest.mark.slow
+@pytest.mark.kill
 def test_a_frozen_nsqd_is_left_and_found_again(child: Child) -> None:
     """SIGSTOP: the system accepts connections and bytes for it, and not even a heartbeat comes back."""
     errors: list[Exception] = []

@@ -17,9 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cluster import Standalone
 from support.peers import Peer, PeerServer
-from support.servers import SERVERS, find_server
 from support.waiting import until
-from support.wire import WireClient
 
 import nsq_fast
 from nsq_fast import NsqdHTTPClient
@@ -577,28 +575,21 @@ def test_a_partition_with_offsets_and_headers(subscribe: Subscribe) -> None:
     assert columns.ext.startswith(b'{"n":1}')
 
 
-@pytest.mark.skipif(find_server("nsqd", "redesigned") is None, reason=f"no redesigned nsqd below {SERVERS}")
-def test_a_real_redesigned_nsqd(tmp_path: Path, subscribe: Subscribe) -> None:
-    standalone = Standalone(tmp_path)
-    try:
-        client = WireClient(standalone.tcp_address)
-        assert client.command(b"INTERNAL_CREATE_TOPIC t 0\n") == b"OK"
-        client.close()
-        subscription = subscribe(standalone.tcp_address, partition=0, advanced=True)
-        subscription.set_rdy(100)
-        publisher = NsqdHTTPClient(*standalone.http_address)
-        publisher.multipublish("t", [b"%d" % number for number in range(30)], binary=True, partition=0)
-        columns = subscription.fetch(5.0, at_least=30)
-        assert bodies_of(columns) == [b"%d" % number for number in range(30)]
-        assert columns.offsets is not None
-        subscription.finish(columns.ids[: 20 * 16] + pack(">QQ", 7, 7))
-        subscription.close()
-        assert subscription.unfinished == [pack(">QQ", 7, 7)]
-        again = subscribe(standalone.tcp_address, partition=0, advanced=True)
-        again.set_rdy(100)
-        assert bodies_of(again.fetch(5.0, at_least=10)) == [b"%d" % number for number in range(20, 30)]
-    finally:
-        standalone.stop()
+def test_a_real_redesigned_nsqd(standalone_nsqd: Standalone, subscribe: Subscribe) -> None:
+    standalone_nsqd.create_topic("t")
+    subscription = subscribe(standalone_nsqd.tcp_address, partition=0, advanced=True)
+    subscription.set_rdy(100)
+    publisher = NsqdHTTPClient(*standalone_nsqd.http_address)
+    publisher.multipublish("t", [b"%d" % number for number in range(30)], binary=True, partition=0)
+    columns = subscription.fetch(5.0, at_least=30)
+    assert bodies_of(columns) == [b"%d" % number for number in range(30)]
+    assert columns.offsets is not None
+    subscription.finish(columns.ids[: 20 * 16] + pack(">QQ", 7, 7))
+    subscription.close()
+    assert subscription.unfinished == [pack(">QQ", 7, 7)]
+    again = subscribe(standalone_nsqd.tcp_address, partition=0, advanced=True)
+    again.set_rdy(100)
+    assert bodies_of(again.fetch(5.0, at_least=10)) == [b"%d" % number for number in range(20, 30)]
 
 
 def test_a_heartbeat_with_the_reply_to_sub_is_answered(subscribe: Subscribe) -> None:

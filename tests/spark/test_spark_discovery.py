@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import gevent
 import pytest
 from support.cluster import Standalone
-from support.servers import SERVERS, find_server
-from support.waiting import until
-from support.wire import WireClient
 
 import nsq_fast
 from nsq_fast.broker import Broker, RedesignedCluster
@@ -193,23 +189,15 @@ def test_a_cluster_is_told_by_lookup_and_by_its_nsqds(broker: Broker, cluster: R
     assert not in_cluster(options, discover(options))
 
 
-@pytest.mark.skipif(find_server("nsqd", "redesigned") is None, reason=f"no redesigned nsqd below {SERVERS}")
-def test_a_redesigned_nsqd_without_a_cluster_gets_a_journal(tmp_path: Path) -> None:
-    standalone = Standalone(tmp_path)
-    try:
-        client = WireClient(standalone.tcp_address)
-        assert client.command(b"INTERNAL_CREATE_TOPIC t 0\n") == b"OK"
-        client.close()
-        lookup = SimpleNamespace(http_address=standalone.lookupd_address)
-        until(lambda: discover(options_of(lookupds=[lookup])).leaders)
-        for options in (options_of(lookupds=[lookup]), options_of(nsqds=[standalone])):
-            servers = discover(options)
-            assert servers.is_redesigned
-            assert {number: nsqd.tcp for number, nsqd in servers.leaders.items()} == {0: standalone.tcp_address}
-            assert not in_cluster(options, servers)
-            assert choose(options, is_stream=False) == "journalled"
-    finally:
-        standalone.stop()
+def test_a_redesigned_nsqd_without_a_cluster_gets_a_journal(standalone_nsqd: Standalone) -> None:
+    standalone_nsqd.create_topic("t")
+    lookup = SimpleNamespace(http_address=standalone_nsqd.lookupd_address)
+    for options in (options_of(lookupds=[lookup]), options_of(nsqds=[standalone_nsqd])):
+        servers = discover(options)
+        assert servers.is_redesigned
+        assert {number: nsqd.tcp for number, nsqd in servers.leaders.items()} == {0: standalone_nsqd.tcp_address}
+        assert not in_cluster(options, servers)
+        assert choose(options, is_stream=False) == "journalled"
 
 
 def test_a_reader_that_is_asked_for_needs_no_server() -> None:

@@ -363,7 +363,7 @@ def test_adding_nobody_writes_nothing(journal):
     assert os.listdir(journal.suspects.folder) == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.binary(max_size=20), st.booleans()), min_size=1, max_size=30), st.booleans())
 def test_taking_rows_of_columns_keeps_all_of_them(rows, detail):
     bodies = [body for body, _ in rows]

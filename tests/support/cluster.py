@@ -22,6 +22,7 @@ from typing import Any
 from nsq_fast.names import Address
 
 from .servers import find_server
+from .wire import WireClient
 
 # A brand-new cluster elects leaders for new topics slowly in its first minutes, and calls itself stable later still.
 READY_TIMEOUT = 900.0
@@ -225,6 +226,18 @@ class Standalone:
         except BaseException:
             self.stop()
             raise
+
+    def create_topic(self, topic: str, channel: str = "c") -> None:
+        """Create a topic of one partition, 0, with a channel; wait until lookup names it to publishers.
+
+        Lookup does so for a topic with a channel only (youzan/nsq: nsqlookupd/http.go, doLookup).
+        """
+        client = WireClient(self.tcp_address)
+        assert client.command(b"INTERNAL_CREATE_TOPIC %s 0\n" % topic.encode()) == b"OK"
+        client.close()
+        _post(f"http://{self.http_address}/channel/create?topic={topic}&partition=0&channel={channel}")
+        lookup = f"http://{self.lookupd_address}/lookup?topic={topic}&access=w"
+        _wait_for(partial(_get, lookup), f"lookup to name {topic} to publishers")
 
     def stop(self) -> None:
         """Kill both."""

@@ -20,7 +20,8 @@ from .transport import Transport
 def connecting(address: Address, seconds: float) -> Iterator[None]:
     """Limit what is done inside, and make every reason why it failed the cause of a ConnectFailed.
 
-    ConfigError goes through as it is: trying again would not help.
+    Whatever a peer sends, or a resolver makes of a host name, is one more failed connection for the caller. ConfigError
+    goes through as it is: trying again would not help.
     """
     limit = Timeout(seconds)
     limit.start()
@@ -34,6 +35,8 @@ def connecting(address: Address, seconds: float) -> Iterator[None]:
         raise
     except (NsqError, OSError) as error:
         raise ConnectFailed(f"{address}: cannot connect: {error}") from error
+    except Exception as error:  # UnicodeError, RecursionError...
+        raise ConnectFailed(f"{address}: cannot connect: {error!r}") from error
     finally:
         limit.close()
 

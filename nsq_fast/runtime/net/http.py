@@ -25,7 +25,7 @@ from geventhttpclient.response import HTTPParseError, HTTPResponse
 
 from nsq_fast._version import __version__
 from nsq_fast.errors import ConfigError, HttpError
-from nsq_fast.names import Address, parse_address
+from nsq_fast.names import Address, check_resolvable, parse_address
 from nsq_fast.protocol.topology import error_text
 from nsq_fast.runtime.fork import drop_socket, tell_forks
 
@@ -187,6 +187,7 @@ class HttpClient:
         return None
 
     def _connect(self) -> Socket:
+        check_resolvable(self.endpoint.address.host)
         sock = create_connection((self.endpoint.address.host, self.endpoint.address.port))
         try:
             sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)

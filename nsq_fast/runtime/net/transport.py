@@ -18,7 +18,7 @@ from greenlet import greenlet
 
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConnectFailed
-from nsq_fast.names import Address
+from nsq_fast.names import Address, check_resolvable
 from nsq_fast.runtime.fork import drop_socket, tell_forks
 
 from .busy_poll import BusyPoll
@@ -79,8 +79,9 @@ class Transport:
     def connect(cls, address: Address, config: ConnectionConfig) -> Transport:
         """Resolve and connect, trying every address of the host. The caller limits the time.
 
-        Raises ConnectFailed naming every attempt, or the resolver's OSError.
+        Raises ConnectFailed naming every attempt or saying what is wrong with the host, or the resolver's OSError.
         """
+        check_resolvable(address.host)
         found = gsocket.getaddrinfo(address.host, address.port, 0, gsocket.SOCK_STREAM)
         failures: list[str] = []
         for index, (family, _, _, _, target) in enumerate(found):
