@@ -3,11 +3,11 @@
 #   make demo        the main job on an embedded broker: lookup, publish, consume, acknowledge   ARGS="--messages 1000000"
 #   make demo-spark  the same, then Spark reports on the traces: installs PySpark (about 450 MB), needs Java 17 or newer
 #   make test        the tests; those of Spark need a JRE 17 or newer, and are skipped without   ARGS="-k frame -x" JOBS=1
+#   make quick       those that need at most two minutes: core, protocol, runtime, gnsq, a round trip through each server
 #   make proof       what is promised for the redesigned NSQ, on a real cluster: needs etcd and its servers, many minutes
 #   make bench       the compiled core, and a short comparison of clients                        SERVERS=DIR of an nsqd
 #   make bench-spark the source, the sink and the traces of Spark: needs a JRE                   SERVERS=DIR of an nsqd
 #   make check       ruff, mypy --strict, cython-lint, layering; `make lint`: ruff and cython-lint alone
-#   make servers     nsqd and nsqlookupd of the original NSQ, for the tests: needs Go
 #   make setup       the virtual environment with everything, and the compiled extension
 #   make build       recompile the extension if its sources changed
 #   make sanitize    the core's tests under address and undefined-behaviour sanitizers
@@ -22,15 +22,14 @@ VENV ?= .venv
 ARGS ?=
 JOBS ?= 2
 NSQ_FAST_SERVERS ?= $(HOME)/.cache/nsq-fast/servers
-ORIGINAL := $(abspath $(NSQ_FAST_SERVERS))/original
-SERVERS ?= $(wildcard $(ORIGINAL))
+SERVERS ?= $(wildcard $(abspath $(NSQ_FAST_SERVERS))/original)
 
 BIN := $(VENV)/bin
 SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi) setup.py
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUILD_NEEDS := "setuptools>=77" "Cython>=3.1,<4"
 
-.PHONY: help setup demo demo-spark test quick proof bench bench-spark check lint servers build sanitize dist clean
+.PHONY: help setup demo demo-spark test quick proof bench bench-spark check lint build sanitize dist clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -93,6 +92,13 @@ SIDE_BY_SIDE = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile)
 test: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
+# The inner loop: the kinds of tests that need neither much time nor anything that is not here. See tests/support/kinds.py.
+QUICK = tests/test_*.py tests/core tests/protocol tests/runtime tests/gnsq \
+  -m "round_trip or not (slow or real or fork or flat or kill)"
+
+quick: $(DEV_STAMP) $(BUILD_STAMP)
+	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) $(QUICK) $(ARGS)
+
 proof: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest tests/servers --run-real-cluster $(ARGS)
 	NSQ_FAST_DAY_SECONDS=300 $(BIN)/python -m pytest -s tests/spark/test_spark_day.py
@@ -118,14 +124,6 @@ lint: $(DEV_STAMP)
 check: lint $(BUILD_STAMP)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layering.py
-
-# Where the tests look for real servers; the version is pinned in .ci/servers.
-servers:
-	@command -v go >/dev/null || { echo "no Go: install it (https://go.dev/dl), or put nsqd and nsqlookupd where CONTRIBUTING says" >&2; exit 1; }
-	mkdir -p $(ORIGINAL)
-	cd .ci/servers && go build -mod=readonly -o $(ORIGINAL)/ \
-	  github.com/nsqio/nsq/apps/nsqd github.com/nsqio/nsq/apps/nsqlookupd
-	@$(ORIGINAL)/nsqd --version
 
 # A copy of the package, with its compiled modules under the sanitizers; malloc instead of Python's own allocator,
 # which would hide what lies beyond an object's end. Leaks are left to tests/core/test_core_leaks.py.
