@@ -134,8 +134,8 @@ sanitize: $(DEV_STAMP)
 	rm -rf $(SANITIZE_DIR)
 	NSQ_FAST_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base $(SANITIZE_DIR) --build-lib $(SANITIZE_DIR)/lib
 	LD_PRELOAD="$(call SANITIZER,libasan.so) $(call SANITIZER,libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
-	  UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(SANITIZE_DIR)/lib \
-	  $(BIN)/pytest tests/core --noconftest -p no:nsq_fast -p no:cacheprovider -m "not slow" $(ARGS)
+	  UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(SANITIZE_DIR)/lib:tests \
+	  $(BIN)/pytest tests/core --noconftest -p support.properties -p no:nsq_fast -p no:cacheprovider -m "not slow" $(ARGS)
 
 dist: $(DEV_STAMP)
 	$(PIP) install build
