@@ -275,6 +275,9 @@ class LookupConfig(Config):
     lookupd_refresh_interval: float = option(
         0.5, "shortest time between two polls for one topic, however often one is asked for", unit="s", minimum=0.0
     )
+    lookupd_max_producers: int = option(
+        1000, "most nsqds that one answer may name; an answer with more is a bad one", minimum=1, maximum=1_000_000
+    )
     lookupd_authorization: str | None = option(None, "Authorization header for lookup services", secret=True)
     lookupd_tls_options: Mapping[str, Any] | Any = option(
         None,

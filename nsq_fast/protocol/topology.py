@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -34,11 +34,17 @@ REDESIGNED_MARK = "-HA."
 MAX_PARTITIONS = 1024
 """Far above the 254 that a cluster allows; a number beyond it is no answer but nonsense."""
 
+MAX_PRODUCERS = 1000
+"""Each producer of an answer becomes a connection: beyond some number an answer is an attack or a mistake."""
+
 MAX_ERROR_TEXT = 200
+MAX_ERROR_SIZE = 64 * 1024
+"""Bytes: a larger body of an error is not decoded for its text."""
 
 _EMPTY: Mapping[int, Any] = MappingProxyType({})
 _UNKNOWN_TOPIC = ("TOPIC_NOT_FOUND", "Key not found", "Topic has no channel")
 _PARTITION_NUMBER = re.compile(r"[0-9]{1,4}")
+_PORT = re.compile(r"[0-9]{1,5}")
 _PSEUDO_PARTITION = re.compile(r"-[0-9]{1,4}")
 _HOST = re.compile(r"[0-9A-Za-z._:%-]{1,255}")
 
@@ -123,10 +129,10 @@ class TopologyDiff(NamedTuple):
         return bool(self.added or self.removed or self.moved or self.meta_changed)
 
 
-def parse_lookup(body: bytes) -> LookupAnswer:
+def parse_lookup(body: bytes, max_producers: int = MAX_PRODUCERS) -> LookupAnswer:
     """Decode the body of a /lookup reply, in either format of either family.
 
-    Raises RemoteProtocolError if it is not what a lookupd sends.
+    Raises RemoteProtocolError if it is not what a lookupd sends, or names more than ``max_producers`` nsqds.
     """
     payload = unwrap(body)
     if not payload:
@@ -134,6 +140,9 @@ def parse_lookup(body: bytes) -> LookupAnswer:
     wire = _decode_json(_WireLookup, payload)
     if wire.producers is msgspec.UNSET and wire.partitions is msgspec.UNSET:
         raise RemoteProtocolError("not a reply of nsqlookupd: neither producers nor partitions")
+    _check_count(wire.producers or (), max_producers)
+    if len(wire.partitions or ()) > max_producers + MAX_PARTITIONS:  # old nsqds stand among them, as pseudo partitions
+        raise RemoteProtocolError(f"not a reply of nsqlookupd: {len(wire.partitions or ())} partitions")
     return LookupAnswer(
         channels=tuple(wire.channels or ()),
         producers=_usable(wire.producers),
@@ -142,9 +151,11 @@ def parse_lookup(body: bytes) -> LookupAnswer:
     )
 
 
-def parse_nodes(body: bytes) -> tuple[Nsqd, ...]:
-    """Decode the body of a /nodes reply: every nsqd once. Raises RemoteProtocolError."""
-    return distinct(_usable(_decode(_WireLookup, body).producers))
+def parse_nodes(body: bytes, max_producers: int = MAX_PRODUCERS) -> tuple[Nsqd, ...]:
+    """Decode the body of a /nodes reply: every nsqd once. Raises RemoteProtocolError, as ``parse_lookup``."""
+    producers = _decode(_WireLookup, body).producers
+    _check_count(producers or (), max_producers)
+    return distinct(_usable(producers))
 
 
 def parse_listlookup(body: bytes) -> tuple[Address, ...]:
@@ -153,18 +164,14 @@ def parse_listlookup(body: bytes) -> tuple[Address, ...]:
     Raises RemoteProtocolError.
     """
     nodes = _decode(_WireLookupList, body).lookupdnodes or ()
-    found = (
-        _address(node.NodeIP, int(node.HttpPort))
-        for node in nodes
-        if node.HttpPort.isascii() and node.HttpPort.isdigit()
-    )
+    found = (_address(node.NodeIP, int(node.HttpPort)) for node in nodes if _PORT.fullmatch(node.HttpPort))
     return tuple(sorted({address for address in found if address is not None}))
 
 
 def error_text(body: bytes) -> str:
     """What the body of an HTTP error says, in either format; its beginning where it is not JSON."""
     try:
-        error = msgspec.json.decode(body, type=_WireError)
+        error = msgspec.json.decode(body[:MAX_ERROR_SIZE], type=_WireError)
         text = error.message or error.status_txt
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         text = ""
@@ -286,6 +293,12 @@ def _usable(peers: list[_WirePeer] | msgspec.UnsetType | None) -> tuple[Nsqd, ..
     return tuple(nsqd for nsqd in map(_nsqd, peers or ()) if nsqd is not None)
 
 
+def _check_count(named: Sized, limit: int) -> None:
+    """Refuse an answer before anything is made of what it names. The option that allows more is LookupConfig's."""
+    if len(named) > limit:
+        raise RemoteProtocolError(f"names {len(named)} nsqds, more than lookupd_max_producers={limit} allows")
+
+
 def _leaders(partitions: Mapping[str, _WirePeer] | None) -> Iterator[tuple[int, Nsqd]]:
     """Pseudo partitions of old nsqds have negative numbers: no partitions, and in ``producers`` as well."""
     for text, peer in (partitions or {}).items():
@@ -338,6 +351,9 @@ def distinct(nsqds: Iterable[Nsqd]) -> tuple[Nsqd, ...]:
 
 def _most_named(values: list[T]) -> T:
     """The value that occurs most often; in a tie one that does not depend on the order of ``values``."""
+    first = values[0]
+    if all(value == first for value in values):
+        return first  # as nearly always
     counts = Counter(values)
     return max(counts, key=lambda value: (counts[value], repr(value)))
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple, cast
 
-from gevent import getcurrent, joinall, killall
+from gevent import getcurrent, joinall, killall, sleep
 from gevent.event import Event
 
 from nsq_fast.config import LookupConfig
@@ -44,6 +44,7 @@ _FIRST_RETRY = 0.5
 _FIRST_SEARCH = 0.2
 _LONGEST_SEARCH = 5.0
 _STOP_TIMEOUT = 1.0
+_TOPICS_A_TURN = 100
 
 log = logging.getLogger("nsq_fast.lookup")
 
@@ -59,12 +60,24 @@ class _Topic:
     def __init__(self, name: str) -> None:
         self.name = name
         self.topology: Topology | None = None
+        self._agreed: LookupAnswer | None = None
         self.ready = Event()
         self.asked_at = float("-inf")
         self.due = 0.0
         self.failures = 0
         self.searches = 0
         self.round_number = 0
+
+    def learn(self, answers: list[LookupAnswer]) -> Topology:
+        """Unite the answers of one round. The topology is the same object while nothing has changed."""
+        first = answers[0]
+        is_agreed = all(answer == first for answer in answers)
+        if self.topology is None or not is_agreed or first != self._agreed:
+            self._agreed = first if is_agreed else None
+            merged = merge(answers)
+            if self.topology is None or merged != self.topology:
+                self.topology = merged
+        return self.topology
 
 
 class _Failure(NamedTuple):
@@ -292,18 +305,18 @@ class LookupPoller:
                 self._retry_unanswered(current, now)
 
     def _publish(self, current: _Round) -> None:
-        for topic, answers in list(current.answers.items()):
+        for number, (topic, answers) in enumerate(list(current.answers.items()), 1):
             if len(answers) == current.published.get(topic, 0) or topic.round_number > current.number:
                 continue
             is_first = topic not in current.published
             current.published[topic] = len(answers)
             topic.round_number = current.number
             topic.failures = 0
-            merged = merge(answers)
-            if merged != topic.topology:
-                topic.topology = merged
+            merged = topic.learn(answers)
             topic.ready.set()
             self._notify(topic)
+            if number % _TOPICS_A_TURN == 0:
+                sleep(0)  # thousands of topics must not hold the hub up
             if not merged.is_empty:
                 self._found(topic, merged)
             elif is_first and self._access == "r" and self._listener is not None:

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from nsq_fast.errors import RemoteProtocolError
 from nsq_fast.names import Address
 from nsq_fast.protocol.topology import (
+    MAX_ERROR_TEXT,
+    MAX_PARTITIONS,
     LookupAnswer,
     Meta,
     Nsqd,
@@ -342,3 +344,31 @@ def test_a_topology_cannot_be_changed() -> None:
         topology.partitions[1] = nsqd(2)  # type: ignore[index]
     with pytest.raises(AttributeError):
         topology.producers = ()  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("parse", [parse_lookup, parse_nodes])
+def test_more_nsqds_than_allowed_are_refused_before_anything_is_made_of_them(parse: Any) -> None:
+    peers = [{"broadcast_address": f"h{number}", "tcp_port": 1} for number in range(11)]
+    body = reply(producers=peers)
+    parse(body, 11)
+    with pytest.raises(RemoteProtocolError, match="names 11 nsqds, more than lookupd_max_producers=10 allows"):
+        parse(body, 10)
+
+
+def test_more_partitions_than_there_can_be_are_refused() -> None:
+    peer = {"broadcast_address": "h", "tcp_port": 1}
+    body = reply(partitions={str(number): peer for number in range(MAX_PARTITIONS + 2)})
+    with pytest.raises(RemoteProtocolError, match="1026 partitions"):
+        parse_lookup(body, 1)
+
+
+@pytest.mark.parametrize("port", ["9" * 5000, "99999", "-1", "1e3", "٣٣"])
+def test_a_port_that_is_none_leaves_its_lookupd_out(port: str) -> None:
+    nodes = [{"NodeIP": "10.0.0.1", "HttpPort": port}, {"NodeIP": "10.0.0.2", "HttpPort": "4161"}]
+    assert parse_listlookup(reply(lookupdnodes=nodes)) == (Address("10.0.0.2", 4161),)
+
+
+def test_the_text_of_a_huge_error_is_its_beginning() -> None:
+    text = error_text(b'{"message":"' + b"x" * 10_000_000 + b'"}')
+    assert text.startswith('{"message":"xxx')
+    assert len(text) == MAX_ERROR_TEXT

@@ -22,10 +22,11 @@ from gevent.socket import socket as Socket
 from support.servers import RealLookupd, RealNsqd
 from support.waiting import until
 
+from nsq_fast import Producer
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import ConfigError, LookupFailed, NameInvalid, NotRunning
 from nsq_fast.names import Address
-from nsq_fast.protocol.topology import Topology
+from nsq_fast.protocol.topology import Nsqd, Topology
 from nsq_fast.runtime.lookup import LookupPoller
 
 FAST = LookupConfig(lookupd_poll_interval=0.05, lookupd_poll_jitter=0.0, lookupd_timeout=0.3)
@@ -173,7 +174,7 @@ def test_a_topic_that_nobody_knows_yet_is_asked_for_again_and_again(caplog: pyte
         assert lookupds[0].count() <= 8  # the pauses grow
     texts = [record.getMessage() for record in caplog.records]
     assert [text for text in texts if "yet" in text] == ["no nsqlookupd knows topic t yet; asking again until one does"]
-    assert [text for text in texts if "now" in text.split()] == ["topic t is known now: 1 nsqds, first 10.0.0.1:7"]
+    assert [text for text in texts if "is known now" in text] == ["topic t is known now: 1 nsqds, first 10.0.0.1:7"]
 
 
 def test_an_unknown_topic_is_a_valid_and_empty_answer(caplog: pytest.LogCaptureFixture) -> None:
@@ -371,6 +372,7 @@ if IS_PATCHED:
     gevent.monkey.patch_all()
 import socket, sys, threading, time
 import gevent
+from nsq_fast import Producer
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import LookupFailed
 from nsq_fast.runtime.lookup import LookupPoller
@@ -678,3 +680,76 @@ def test_a_real_lookupd(real_lookupd: Callable[[], RealLookupd], real_nsqd: Call
         until(found)
     finally:
         poller.stop()
+
+
+# Bounds, and work in proportion to what changed
+
+
+def test_an_answer_with_too_many_producers_is_a_bad_one(caplog: pytest.LogCaptureFixture) -> None:
+    """Said once, with the option that allows more; what the other lookupd says counts."""
+    with (
+        fake_lookupds(producers(*range(1, 500)), producers(7)) as lookupds,
+        polling(lookupds, FAST.replace(lookupd_max_producers=100)) as poller,
+    ):
+        assert ports(poller.wait_topology("t", 5)) == {7}
+        until(lambda: lookupds[0].count() >= 3)
+    failures = [text for text in (record.getMessage() for record in caplog.records) if "fails" in text]
+    assert len(failures) == 1
+    assert "names 499 nsqds, more than lookupd_max_producers=100 allows" in failures[0]
+
+
+def test_an_answer_larger_than_its_producers_can_be_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
+    huge = http_reply(b'{"channels":[' + b'"c",' * 500_000 + b'"c"],"producers":[]}')
+    config = FAST.replace(lookupd_max_producers=10)
+    with fake_lookupds(huge, producers(7)) as lookupds, polling(lookupds, config) as poller:
+        assert ports(poller.wait_topology("t", 5)) == {7}
+        until(lambda: "a reply of more than" in caplog.text)
+
+
+def test_a_bad_list_of_lookupds_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with fake_lookupds(producers(1)) as [lookupd], polling([lookupd], FAST) as poller:
+        lookupd.routes["/listlookup"] = http_reply(b"<html>")
+        poller.wait_topology("t", 5)
+        until(lambda: lookupd.count("/listlookup") >= 3)
+    assert caplog.text.count("does not list the lookupds of its cluster") == 1
+
+
+def test_answers_that_say_the_same_are_one_topology() -> None:
+    """Known by identity: a listener with thousands of topics needs not compare them."""
+    told: list[Topology] = []
+    with (
+        fake_lookupds(producers(1, 2), producers(1, 2)) as lookupds,
+        polling(lookupds, FAST, listener=lambda _, topology: told.append(topology)) as poller,
+    ):
+        poller.add_topic("t")
+        until(lambda: lookupds[0].count() >= 4)
+        assert all(each is told[0] for each in told)
+        lookupds[1].answer(producers(1, 2, 3))
+        until(lambda: ports(told[-1]) == {1, 2, 3})
+
+
+def test_what_lookup_says_of_a_topic_costs_the_same_however_many_there_are() -> None:
+    """Counted in calls: the time of a poll grew with the square of the number of topics."""
+    assert calls_of_a_change(topics=300) <= calls_of_a_change(topics=30) + 20
+
+
+def calls_of_a_change(topics: int) -> int:
+    producer = Producer(lookupd_http_addresses="127.0.0.1:1")
+    routes = producer._delivery.routes
+    nsqds = [Nsqd(Address("127.0.0.1", port)) for port in (1, 2, 3)]
+    for number in range(topics):
+        routes.of(f"t{number}")
+        routes._learnt(f"t{number}", Topology(producers=(nsqds[0], nsqds[1])))
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        routes._learnt("t7", Topology(producers=(nsqds[0], nsqds[2])))
+    finally:
+        sys.setprofile(None)
+    producer._delivery.pool.close(0.0)
+    return calls

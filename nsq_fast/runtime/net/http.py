@@ -113,18 +113,20 @@ class HttpClient:
         body: bytes = b"",
         *,
         timeout: float | None = None,
+        max_reply_size: int | None = None,
     ) -> Reply:
         """Send one request and return the reply.
 
-        Query values of None are left out. Raises HttpError for a status that is not 200 to 299, and with
-        ``status`` None when there is no proper reply: refused, timed out, broken, too large.
+        Query values of None are left out; ``timeout`` and ``max_reply_size`` are those of the client by default.
+        Raises HttpError for a status that is not 200 to 299, and with ``status`` None when there is no proper reply:
+        refused, timed out, broken, too large.
         """
         target = _target(path, query)
         limit = self.timeout if timeout is None else timeout
         expired = Timeout(limit)
         try:
             with expired:
-                response = self._exchange(method, target, body)
+                response = self._exchange(method, target, body, max_reply_size or self.max_reply_size)
         except Timeout as error:
             if error is not expired:
                 raise
@@ -158,13 +160,13 @@ class HttpClient:
     def _no_reply(self, target: str, reason: str) -> HttpError:
         return HttpError(f"{self.endpoint}{target}", None, reason)
 
-    def _exchange(self, method: str, target: str, body: bytes) -> _Response:
+    def _exchange(self, method: str, target: str, body: bytes, max_reply_size: int) -> _Response:
         head = f"{method} {target} HTTP/1.1\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
         sock = self._idle_socket() or self._connect()
         keep = False
         try:
             sock.sendall(head.encode("latin-1") + body)
-            response = self._receive(sock)
+            response = self._receive(sock, max_reply_size)
             keep = not response.should_close() and len(self._idle) < _MAX_IDLE
             return response
         finally:
@@ -199,8 +201,8 @@ class HttpClient:
             sock.close()
             raise
 
-    def _receive(self, sock: Socket) -> _Response:
-        response = _Response(self.max_reply_size)
+    def _receive(self, sock: Socket, max_reply_size: int) -> _Response:
+        response = _Response(max_reply_size)
         while not response.is_done:
             data = sock.recv(_READ_SIZE)
             response.feed(data)

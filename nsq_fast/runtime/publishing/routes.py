@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -48,6 +48,7 @@ class Route:
         waiting: publishes for which there was none, in order.
         undecided: publishes bound to a partition before it is known what partitions there are, in order.
         addresses: the nsqds that lookup named; None before its first answer.
+        topology: what ``addresses`` were taken from; None when they were not taken from lookup's answer alone.
         is_used: set by every publish, cleared at every poll.
         is_plain: it has no partitions as far as anybody knows.
         is_partitioned: it has; that lasts.
@@ -73,6 +74,7 @@ class Route:
         "partition_num",
         "seeks",
         "topic",
+        "topology",
         "undecided",
         "waiting",
     )
@@ -83,6 +85,7 @@ class Route:
         self.waiting: deque[Publish] = deque()
         self.undecided: deque[Addressed] = deque()
         self.addresses: frozenset[Address] | None = None
+        self.topology: Topology | None = None
         self.is_used = True
         self.is_plain = topic is None
         self.is_partitioned = False
@@ -159,6 +162,7 @@ class Routes:
     ) -> None:
         self._pool = pool
         self._nsqds = frozenset(nsqds)
+        self._wanted = Counter(self._nsqds)  # nsqd -> what needs it: the options, and routes
         self._poller = LookupPoller(lookupds, config, "w", self._learnt, sender.supervisor) if lookupds else None
         self._config = config
         self._sender = sender
@@ -311,8 +315,7 @@ class Routes:
             route.partition_num = topology.meta.partition_num
             route.is_ext = topology.meta.extend_support
         moved = self._set_leaders(route, topology) if topology.partitions else []
-        route.addresses = frozenset(lane.leader for lane in route.lanes.values() if lane.leader is not None)
-        self._connect(route)
+        self._connect(route, frozenset(lane.leader for lane in route.lanes.values() if lane.leader is not None))
         for lane in moved:
             lane.moved()
         self._on_decided(route)
@@ -369,9 +372,13 @@ class Routes:
         if route.is_partitioned or topology.partitions or topology.meta is not None:
             self._set_partitions(route, topology)
             return
+        if topology is route.topology and route.is_plain:
+            self._pool.retain(self._wanted)  # a link that was busy when its nsqd was named no more may be idle now
+            return
         found = frozenset(nsqd.tcp for nsqd in topology.nsqds)
         if found:
             self._set_addresses(route, found)
+            route.topology = topology
         else:
             self._ask_others(route, frozenset())
 
@@ -381,6 +388,7 @@ class Routes:
         route.is_used = False
         if is_idle and self._poller is not None:
             del self.by_topic[topic]
+            self._want(route, frozenset())
             self._poller.remove_topic(topic)
         return is_idle
 
@@ -404,18 +412,27 @@ class Routes:
             self._set_addresses(route, named | others)
 
     def _set_addresses(self, route: Route, addresses: frozenset[Address]) -> None:
-        route.addresses = addresses
+        route.topology = None
         route.is_plain = bool(addresses)
-        self._connect(route)
+        self._connect(route, addresses)
         if route.is_plain:
             self._on_decided(route)
 
-    def _connect(self, route: Route) -> None:
-        assert route.addresses is not None
-        self._pool.add(route.addresses)
-        wanted = self._nsqds.union(*(known.addresses for known in self.by_topic.values() if known.addresses))
-        self._pool.retain(wanted)
+    def _connect(self, route: Route, addresses: frozenset[Address]) -> None:
+        """Have links to the nsqds of a route, and to no nsqd that nobody needs."""
+        self._want(route, addresses)
+        self._pool.add(addresses)
+        self._pool.retain(self._wanted)
         self._update_links(route)
+
+    def _want(self, route: Route, addresses: frozenset[Address]) -> None:
+        """Note which nsqds a route needs; costs what changed, however many routes there are."""
+        before, route.addresses = route.addresses or frozenset(), addresses
+        self._wanted.update(addresses - before)
+        for address in before - addresses:
+            self._wanted[address] -= 1
+            if not self._wanted[address]:
+                del self._wanted[address]
 
 
 def _binding(publish: Addressed) -> str:
