@@ -130,15 +130,15 @@ class Turns:
 
     def take(self, client: Client, count: int) -> Round:
         """One round of one client. Raises ClientFailed."""
-        with self._topic(count) as told:
-            return self._run(list(client.command), {**told, "variant": client.variant})
+        with self._topic(count) as job:
+            return self._run(list(client.command), {**job, "variant": client.variant})
 
     def syscalls(self, client: Client, count: int) -> float | None:
         """System calls a message: the difference between two runs of different length."""
 
         def counted(many: int, wrap: list[str]) -> int:
-            with self._topic(many) as told:
-                return self._run([*wrap, *client.command], {**told, "variant": client.variant}).messages
+            with self._topic(many) as job:
+                return self._run([*wrap, *client.command], {**job, "variant": client.variant}).messages
 
         with suppress(ClientFailed):
             return count_syscalls(counted, self._settings.rounded(count / 4), self._settings.rounded(count / 2))
@@ -150,7 +150,7 @@ class Turns:
         topic = f"bench_{os.getpid()}_{self._number}"
         settings, server = self._settings, self._server
         self._prepare(topic, count)
-        told = {
+        job = {
             **msgspec.to_builtins(settings),
             "topic": topic,
             "channel": fill.CHANNEL,
@@ -161,9 +161,9 @@ class Turns:
             "lookupds": list(server.lookupds),
             "cafile": server.cafile,
         }
-        load = self._start_load(told)
+        load = self._start_load(job)
         try:
-            yield told
+            yield job
         finally:
             if load is not None:
                 load.kill()
@@ -182,15 +182,15 @@ class Turns:
         elif settings.kind != "publish":
             fill.create_channel(server.nsqds[0], topic)
 
-    def _start_load(self, told: dict[str, Any]) -> subprocess.Popen[bytes] | None:
-        if told["kind"] != "consume" or not told["rate"]:
+    def _start_load(self, job: dict[str, Any]) -> subprocess.Popen[bytes] | None:
+        if job["kind"] != "consume" or not job["rate"]:
             return None
-        return subprocess.Popen([sys.executable, str(PROGRAMS / "load.py"), msgspec.json.encode(told).decode()])
+        return subprocess.Popen([sys.executable, str(PROGRAMS / "load.py"), msgspec.json.encode(job).decode()])
 
-    def _run(self, command: list[str], told: dict[str, Any]) -> Round:
+    def _run(self, command: list[str], job: dict[str, Any]) -> Round:
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
-                [*command, msgspec.json.encode(told).decode()], stdout=subprocess.PIPE, stderr=errors
+                [*command, msgspec.json.encode(job).decode()], stdout=subprocess.PIPE, stderr=errors
             )
             try:
                 return self._follow(process)

@@ -5,14 +5,14 @@ from time import time_ns
 
 from meter import Meter, settings, stamp_of
 
-told = settings()
-meter = Meter(told)
-body = b"x" * told["size"]
+job = settings()
+meter = Meter(job)
+body = b"x" * job["size"]
 
 
 async def consume(messages, take=meter.take, marks=meter.marks):
     """Take, count and finish what an asynchronous iterator brings."""
-    is_timed = bool(told["rate"])
+    is_timed = bool(job["rate"])
     async for message in messages:
         if is_timed:
             meter.seen(stamp_of(message.body))
@@ -23,27 +23,27 @@ async def consume(messages, take=meter.take, marks=meter.marks):
 
 async def publish(writer):
     """The modes of publishing, on anything with ``pub`` and ``mpub``."""
-    await _publish(writer, told["warmup"])
+    await _publish(writer, job["warmup"])
     meter.start()
-    await _publish(writer, told["count"])
-    meter.report(told["count"])
+    await _publish(writer, job["count"])
+    meter.report(job["count"])
 
 
 async def _publish(writer, count):
-    if told["mode"] == "single":
+    if job["mode"] == "single":
         for _ in range(count):
             start = time_ns()
-            await writer.pub(told["topic"], body)
+            await writer.pub(job["topic"], body)
             meter.seen(start)
-    elif told["mode"] == "concurrent":
-        share = count // told["concurrency"]
-        await asyncio.gather(*(_publish_many(writer, share) for _ in range(told["concurrency"])))
+    elif job["mode"] == "concurrent":
+        share = count // job["concurrency"]
+        await asyncio.gather(*(_publish_many(writer, share) for _ in range(job["concurrency"])))
     else:
-        batch = [body] * told["batch"]
-        for _ in range(count // told["batch"]):
-            await writer.mpub(told["topic"], *batch)
+        batch = [body] * job["batch"]
+        for _ in range(count // job["batch"]):
+            await writer.mpub(job["topic"], *batch)
 
 
 async def _publish_many(writer, count):
     for _ in range(count):
-        await writer.pub(told["topic"], body)
+        await writer.pub(job["topic"], body)

@@ -13,9 +13,9 @@ from meter import Meter, settings
 from nsq_fast._codec import Message, fin_many, mpub, pub
 from nsq_fast._frame import FrameReader
 
-told = settings()
-meter = Meter(told)
-topic = told["topic"]
+job = settings()
+meter = Meter(job)
+topic = job["topic"]
 done = False
 
 
@@ -32,7 +32,7 @@ class Link:
         self.reader = FrameReader()
 
     def subscribe(self, rdy):
-        self.sock.sendall(f"  V2SUB {topic} {told['channel']}\nRDY {rdy}\n".encode())
+        self.sock.sendall(f"  V2SUB {topic} {job['channel']}\nRDY {rdy}\n".encode())
 
     def serve(self):
         messages = [item for item in self.reader.feed(self.sock.recv(65536)) if item.__class__ is Message]
@@ -48,9 +48,9 @@ class Link:
 
 
 def consume():
-    links = [Link(address) for address in told["nsqds"]]
+    links = [Link(address) for address in job["nsqds"]]
     for link in links:
-        link.subscribe(told["max_in_flight"] // len(links))
+        link.subscribe(job["max_in_flight"] // len(links))
     if len(links) == 1:
         while not done:
             links[0].serve()
@@ -65,10 +65,10 @@ def consume():
 
 
 def publish_mode(link, count):
-    body = b"x" * told["size"]
-    if told["mode"] == "batch":
-        batch = [body] * told["batch"]
-        for _ in range(count // told["batch"]):
+    body = b"x" * job["size"]
+    if job["mode"] == "batch":
+        batch = [body] * job["batch"]
+        for _ in range(count // job["batch"]):
             link.ask(mpub(topic, batch))
         return
     for _ in range(count):
@@ -78,12 +78,12 @@ def publish_mode(link, count):
 
 
 def publish():
-    link = Link(told["nsqds"][0])
+    link = Link(job["nsqds"][0])
     link.sock.sendall(b"  V2")
-    publish_mode(link, told["warmup"])
+    publish_mode(link, job["warmup"])
     meter.start()
-    publish_mode(link, told["count"])
-    meter.report(told["count"])
+    publish_mode(link, job["count"])
+    meter.report(job["count"])
 
 
-{"consume": consume, "publish": publish}[told["kind"]]()
+{"consume": consume, "publish": publish}[job["kind"]]()

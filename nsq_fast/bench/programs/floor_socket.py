@@ -5,10 +5,10 @@ import struct
 
 from meter import Meter, settings
 
-told = settings()
-meter = Meter(told)
-sock = socket.create_connection(tuple(told["nsqds"][0]))
-sock.sendall(f"  V2SUB {told['topic']} {told['channel']}\nRDY {told['max_in_flight']}\n".encode())
+job = settings()
+meter = Meter(job)
+sock = socket.create_connection(tuple(job["nsqds"][0]))
+sock.sendall(f"  V2SUB {job['topic']} {job['channel']}\nRDY {job['max_in_flight']}\n".encode())
 header = struct.Struct(">ii")
 take, marks = meter.take, meter.marks
 buffer = b""

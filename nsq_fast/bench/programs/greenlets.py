@@ -1,4 +1,4 @@
-"""What the clients on gevent do alike: publish as they are told, and send what comes back to their own consumer."""
+"""What the clients on gevent have in common: they publish what the job asks for, and consume what they published."""
 
 from time import time_ns
 
@@ -14,31 +14,31 @@ class Load:
     returns something with ``rawlink`` and ``get``.
     """
 
-    def __init__(self, told, meter, producer, publish_nowait):
-        self._told, self._meter, self._producer = told, meter, producer
+    def __init__(self, job, meter, producer, publish_nowait):
+        self._job, self._meter, self._producer = job, meter, producer
         self._publish_nowait = publish_nowait
-        self._topic = told["topic"]
-        self._body = b"x" * told["size"]
-        self._padding = b"x" * max(0, told["size"] - STAMP_BYTES)
+        self._topic = job["topic"]
+        self._body = b"x" * job["size"]
+        self._padding = b"x" * max(0, job["size"] - STAMP_BYTES)
 
     def run(self):
         """Publish the warm-up, then what is measured, and report."""
-        self._publish(self._told["warmup"])
+        self._publish(self._job["warmup"])
         self._meter.start()
-        self._publish(self._told["count"])
-        self._meter.report(self._told["count"])
+        self._publish(self._job["count"])
+        self._meter.report(self._job["count"])
 
     def _publish(self, count):
-        told = self._told
-        if told["rate"]:
+        job = self._job
+        if job["rate"]:
             self._at_rate(count)
-        elif told["mode"] == "single":
+        elif job["mode"] == "single":
             self._timed(count)
-        elif told["mode"] == "concurrent":
-            share = count // told["concurrency"]
-            joinall([spawn(self._one_by_one, share) for _ in range(told["concurrency"])])
+        elif job["mode"] == "concurrent":
+            share = count // job["concurrency"]
+            joinall([spawn(self._one_by_one, share) for _ in range(job["concurrency"])])
         else:
-            self._batches(count // told["batch"], [self._body] * told["batch"])
+            self._batches(count // job["batch"], [self._body] * job["batch"])
 
     def _one_by_one(self, count):
         publish, topic, body = self._producer.publish, self._topic, self._body
@@ -56,7 +56,7 @@ class Load:
         def answered(due):
             return lambda _: self._meter.seen(due)
 
-        for due, many in ticks(self._told["rate"], count):
+        for due, many in ticks(self._job["rate"], count):
             sleep(seconds_until(due))
             for _ in range(many):
                 result = self._publish_nowait(self._producer, self._topic, self._body)
@@ -68,14 +68,14 @@ class Load:
             self._producer.multipublish(self._topic, batch)
 
     def stamped(self, window):
-        """Publish stamped messages, at the rate that was told, or as ``window`` lets them."""
-        total = self._told["count"] + self._told["beyond"]
-        if not self._told["rate"]:
+        """Publish stamped messages, at the rate of the job, or as ``window`` lets them."""
+        total = self._job["count"] + self._job["beyond"]
+        if not self._job["rate"]:
             for _ in range(total):
                 window.acquire()
                 self._send_stamped(time_ns())
             return
-        for due, many in ticks(self._told["rate"], total):
+        for due, many in ticks(self._job["rate"], total):
             sleep(seconds_until(due))
             for _ in range(many):
                 self._send_stamped(due)
@@ -95,9 +95,9 @@ def timed(plain, meter, answered=lambda: None):
     return handle
 
 
-def roundtrip(told, meter, plain, make_consumer, load):
-    """Consume what ``load`` publishes, with so many messages under way as were told."""
-    window = Semaphore(told["concurrency"])
+def roundtrip(job, meter, plain, make_consumer, load):
+    """Consume what ``load`` publishes, with as many messages under way as the job says."""
+    window = Semaphore(job["concurrency"])
     consumer = make_consumer(timed(plain, meter, window.release))
     consumer.start(block=False)
     spawn(load.stamped, window)

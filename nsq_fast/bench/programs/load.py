@@ -6,17 +6,17 @@ import time
 
 from meter import STAMP_BYTES, seconds_until, settings, stamped, ticks
 
-told = settings()
-padding = b"x" * max(0, told["size"] - STAMP_BYTES)
-sock = socket.create_connection(tuple(told["nsqds"][0]))
+job = settings()
+padding = b"x" * max(0, job["size"] - STAMP_BYTES)
+sock = socket.create_connection(tuple(job["nsqds"][0]))
 sock.sendall(b"  V2")
-time.sleep(told["settle"])
+time.sleep(job["settle"])
 size = STAMP_BYTES + len(padding)
 head = struct.Struct(">ii")
-for due, many in ticks(told["rate"], told["count"] + told["beyond"]):
+for due, many in ticks(job["rate"], job["count"] + job["beyond"]):
     time.sleep(seconds_until(due))
     body = struct.pack(">i", size) + stamped(due, padding)
-    sock.sendall(f"MPUB {told['topic']}\n".encode() + head.pack(4 + many * len(body), many) + many * body)
+    sock.sendall(f"MPUB {job['topic']}\n".encode() + head.pack(4 + many * len(body), many) + many * body)
     reply = sock.recv(10, socket.MSG_WAITALL)
     if reply != head.pack(6, 0) + b"OK":
         raise SystemExit(f"nsqd answered {reply!r}")

@@ -1,6 +1,6 @@
-"""Shared by the client programs: what they are told, what they measure, and what they report.
+"""Shared by the client programs: the job they get, what they measure, and what they report.
 
-A program gets its settings as one JSON object in argv[1], and writes JSON lines: ``{"event": "started"}`` when its
+A program gets its job as one JSON object in argv[1], and writes JSON lines: ``{"event": "started"}`` when its
 warm-up is over, and ``{"event": "result", ...}`` at its end: messages, seconds, CPU seconds (user and system, this
 process), peak memory, and quantiles of the latency where it was measured. It runs in interpreters that have no
 nsq_fast, so it imports the standard library only.
@@ -34,13 +34,13 @@ class Meter:
     is true it calls ``mark``, which says whether the message was the last.
     """
 
-    def __init__(self, told):
-        self._measured = told["count"] - 1 - told["warmup"]
+    def __init__(self, job):
+        self._measured = job["count"] - 1 - job["warmup"]
         self._wall = self._cpu = 0.0
         self._is_started = False
         self._latencies = array.array("q")
         self.take = itertools.count().__next__
-        self.marks = frozenset((told["warmup"], told["count"] - 1))
+        self.marks = frozenset((job["warmup"], job["count"] - 1))
         self.note = self._latencies.append
 
     def mark(self):

@@ -7,23 +7,23 @@ from greenlets import Load, timed
 from greenlets import roundtrip as there_and_back
 from meter import Meter, settings
 
-told = settings()
-meter = Meter(told)
-NSQDS = ["{}:{}".format(*address) for address in told["nsqds"]]
-OPTIONS = {told["compression"]: True} if told["compression"] else {}
-if told["tls"]:
+job = settings()
+meter = Meter(job)
+NSQDS = ["{}:{}".format(*address) for address in job["nsqds"]]
+OPTIONS = {job["compression"]: True} if job["compression"] else {}
+if job["tls"]:
     OPTIONS["tls_v1"] = True
-    OPTIONS["tls_options"] = {"ca_certs": told["cafile"], "cert_reqs": CERT_REQUIRED}
-if told["unbuffered"]:
+    OPTIONS["tls_options"] = {"ca_certs": job["cafile"], "cert_reqs": CERT_REQUIRED}
+if job["unbuffered"]:
     OPTIONS["output_buffer_size"] = -1
 
 
 def make_consumer(handle):
     return gnsq.Consumer(
-        told["topic"],
-        told["channel"],
+        job["topic"],
+        job["channel"],
         nsqd_tcp_addresses=NSQDS,
-        max_in_flight=told["max_in_flight"],
+        max_in_flight=job["max_in_flight"],
         message_handler=handle,
         **OPTIONS,
     )
@@ -41,11 +41,11 @@ def publish_nowait(producer, topic, body):
 def make_load():
     producer = gnsq.Producer(NSQDS[:1], **OPTIONS)
     producer.start()
-    return Load(told, meter, producer, publish_nowait)
+    return Load(job, meter, producer, publish_nowait)
 
 
 def consume():
-    make_consumer(timed(plain, meter) if told["rate"] else plain).start()
+    make_consumer(timed(plain, meter) if job["rate"] else plain).start()
 
 
 def publish():
@@ -53,7 +53,7 @@ def publish():
 
 
 def roundtrip():
-    there_and_back(told, meter, plain, make_consumer, make_load())
+    there_and_back(job, meter, plain, make_consumer, make_load())
 
 
-{"consume": consume, "publish": publish, "roundtrip": roundtrip}[told["kind"]]()
+{"consume": consume, "publish": publish, "roundtrip": roundtrip}[job["kind"]]()

@@ -7,38 +7,38 @@ from meter import Meter, settings
 
 from nsq_fast import Consumer, Producer
 
-told = settings()
-meter = Meter(told)
-NSQDS = [tuple(address) for address in told["nsqds"]]
+job = settings()
+meter = Meter(job)
+NSQDS = [tuple(address) for address in job["nsqds"]]
 
 
 def connection_options():
-    options = {told["compression"]: True} if told["compression"] else {}
-    if told["tls"]:
-        options |= {"tls_v1": True, "tls_options": {"cafile": told["cafile"]}}
-    if told["unbuffered"]:
+    options = {job["compression"]: True} if job["compression"] else {}
+    if job["tls"]:
+        options |= {"tls_v1": True, "tls_options": {"cafile": job["cafile"]}}
+    if job["unbuffered"]:
         options["output_buffer_size"] = -1
     return options
 
 
 def make_consumer(handle):
     options = connection_options()
-    servers = {"lookupd_http_addresses": told["lookupds"]} if told["lookupds"] else {"nsqd_tcp_addresses": NSQDS}
-    if told["kind"] == "ordered":
+    servers = {"lookupd_http_addresses": job["lookupds"]} if job["lookupds"] else {"nsqd_tcp_addresses": NSQDS}
+    if job["kind"] == "ordered":
         options["ordered"] = True
-    if told["variant"] == "batch":
+    if job["variant"] == "batch":
         options["batch_handler"] = handle
     else:
         options["message_handler"] = handle
-    if told["kind"] == "consume" and told["concurrency"] > 1:
-        options["concurrency"] = told["concurrency"]
-    return Consumer(told["topic"], told["channel"], max_in_flight=told["max_in_flight"], **servers, **options)
+    if job["kind"] == "consume" and job["concurrency"] > 1:
+        options["concurrency"] = job["concurrency"]
+    return Consumer(job["topic"], job["channel"], max_in_flight=job["max_in_flight"], **servers, **options)
 
 
 def make_producer():
     options = {}
-    if told["variant"] == "linger":  # a batch leaves when every caller has its message in it
-        options = {"linger": told["linger"], "linger_max_messages": told["concurrency"]}
+    if job["variant"] == "linger":  # a batch leaves when every caller has its message in it
+        options = {"linger": job["linger"], "linger_max_messages": job["concurrency"]}
     return Producer(nsqd_tcp_addresses=NSQDS[:1], **options, **connection_options())
 
 
@@ -51,7 +51,7 @@ def plain_handler(take=meter.take, marks=meter.marks):
 
 
 def sleeping_handler():
-    plain, pause = plain_handler(), told["handler_sleep"]
+    plain, pause = plain_handler(), job["handler_sleep"]
 
     def handle(consumer, message):
         sleep(pause)
@@ -71,17 +71,17 @@ def batch_handler():
 
 
 def consume():
-    if told["handler_sleep"]:
+    if job["handler_sleep"]:
         handle = sleeping_handler()
-    elif told["rate"]:
+    elif job["rate"]:
         handle = timed(plain_handler(), meter)
     else:
-        handle = batch_handler() if told["variant"] == "batch" else plain_handler()
+        handle = batch_handler() if job["variant"] == "batch" else plain_handler()
     make_consumer(handle).start()
 
 
 def make_load(producer):
-    return Load(told, meter, producer, Producer.publish_nowait)
+    return Load(job, meter, producer, Producer.publish_nowait)
 
 
 def publish():
@@ -91,17 +91,17 @@ def publish():
 
 def roundtrip():
     with make_producer() as producer:
-        there_and_back(told, meter, plain_handler(), make_consumer, make_load(producer))
+        there_and_back(job, meter, plain_handler(), make_consumer, make_load(producer))
 
 
 def idle():
     consumer = make_consumer(plain_handler())
     consumer.start(block=False)
-    sleep(told["settle"])
+    sleep(job["settle"])
     meter.start()
-    sleep(told["duration"])
+    sleep(job["duration"])
     meter.report(0)
     consumer.close()
 
 
-{"consume": consume, "ordered": consume, "publish": publish, "roundtrip": roundtrip, "idle": idle}[told["kind"]]()
+{"consume": consume, "ordered": consume, "publish": publish, "roundtrip": roundtrip, "idle": idle}[job["kind"]]()

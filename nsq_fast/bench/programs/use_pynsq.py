@@ -3,8 +3,8 @@
 import nsq
 from meter import Meter, settings, stamp_of
 
-told = settings()
-meter = Meter(told)
+job = settings()
+meter = Meter(job)
 
 
 def plain(message, take=meter.take, marks=meter.marks):
@@ -19,11 +19,11 @@ def timed(message):
 
 
 nsq.Reader(
-    topic=told["topic"],
-    channel=told["channel"],
-    nsqd_tcp_addresses=["{}:{}".format(*address) for address in told["nsqds"]],
-    max_in_flight=told["max_in_flight"],
-    message_handler=timed if told["rate"] else plain,
-    **({told["compression"]: True} if told["compression"] else {}),
+    topic=job["topic"],
+    channel=job["channel"],
+    nsqd_tcp_addresses=["{}:{}".format(*address) for address in job["nsqds"]],
+    max_in_flight=job["max_in_flight"],
+    message_handler=timed if job["rate"] else plain,
+    **({job["compression"]: True} if job["compression"] else {}),
 )
 nsq.run()

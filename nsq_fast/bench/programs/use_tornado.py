@@ -14,8 +14,8 @@ sys.path += [str(ROOT), str(ROOT / "examples" / "embedding")]
 
 from tornado_reader import Reader  # noqa: E402
 
-told = settings()
-meter = Meter(told)
+job = settings()
+meter = Meter(job)
 
 
 def plain(message, take=meter.take, marks=meter.marks):
@@ -30,10 +30,10 @@ def timed(message):
 
 
 Reader(
-    told["topic"],
-    told["channel"],
-    timed if told["rate"] else plain,
-    ["{}:{}".format(*address) for address in told["nsqds"]],
-    max_in_flight=told["max_in_flight"],
+    job["topic"],
+    job["channel"],
+    timed if job["rate"] else plain,
+    ["{}:{}".format(*address) for address in job["nsqds"]],
+    max_in_flight=job["max_in_flight"],
 )
 IOLoop.current().start()

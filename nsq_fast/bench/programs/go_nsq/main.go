@@ -75,7 +75,7 @@ func peakKib() (peak int64) {
 
 // meter is the clock between the end of the warm-up and the last message.
 type meter struct {
-	told      settings
+	job       settings
 	taken     int64
 	wall      time.Time
 	cpu       float64
@@ -84,8 +84,8 @@ type meter struct {
 	done      chan struct{}
 }
 
-func newMeter(told settings) *meter {
-	return &meter{told: told, done: make(chan struct{}), latencies: make([]int64, 0, told.Count)}
+func newMeter(job settings) *meter {
+	return &meter{job: job, done: make(chan struct{}), latencies: make([]int64, 0, job.Count)}
 }
 
 func emit(event map[string]any) { must(json.NewEncoder(os.Stdout).Encode(event)) }
@@ -102,10 +102,10 @@ func (m *meter) start() {
 // take counts one message; the last one reports.
 func (m *meter) take() {
 	switch atomic.AddInt64(&m.taken, 1) - 1 {
-	case m.told.Warmup:
+	case m.job.Warmup:
 		m.start()
-	case m.told.Count - 1:
-		m.report(m.told.Count - 1 - m.told.Warmup)
+	case m.job.Count - 1:
+		m.report(m.job.Count - 1 - m.job.Warmup)
 		close(m.done)
 	}
 }
@@ -144,62 +144,62 @@ func quantilesOf(latencies []int64) [][]float64 {
 	return result
 }
 
-func (told settings) addresses() (all []string) {
-	for _, address := range told.Nsqds {
+func (job settings) addresses() (all []string) {
+	for _, address := range job.Nsqds {
 		all = append(all, fmt.Sprintf("%v:%v", address[0], address[1]))
 	}
 	return all
 }
 
-func (told settings) config() *nsq.Config {
+func (job settings) config() *nsq.Config {
 	config := nsq.NewConfig()
-	config.MaxInFlight = told.MaxInFlight
+	config.MaxInFlight = job.MaxInFlight
 	set := func(option string, value any) { must(config.Set(option, value)) }
-	if told.Compression != "" {
-		set(told.Compression, true)
+	if job.Compression != "" {
+		set(job.Compression, true)
 	}
-	if told.Unbuffered {
+	if job.Unbuffered {
 		set("output_buffer_size", -1)
 	}
-	if told.TLS {
+	if job.TLS {
 		set("tls_v1", true)
-		set("tls_root_ca_file", told.CAFile)
+		set("tls_root_ca_file", job.CAFile)
 	}
 	return config
 }
 
-func (told settings) body(stamp int64) []byte {
-	body := bytes.Repeat([]byte("x"), max(told.Size, stampBytes))
+func (job settings) body(stamp int64) []byte {
+	body := bytes.Repeat([]byte("x"), max(job.Size, stampBytes))
 	binary.BigEndian.PutUint64(body, uint64(stamp))
 	return body
 }
 
 func stampOf(message *nsq.Message) int64 { return int64(binary.BigEndian.Uint64(message.Body)) }
 
-func startConsumer(told settings, handle nsq.HandlerFunc) {
-	consumer, err := nsq.NewConsumer(told.Topic, told.Channel, told.config())
+func startConsumer(job settings, handle nsq.HandlerFunc) {
+	consumer, err := nsq.NewConsumer(job.Topic, job.Channel, job.config())
 	must(err)
 	consumer.SetLogger(log.New(os.Stderr, "", 0), nsq.LogLevelError)
-	consumer.AddConcurrentHandlers(handle, max(1, told.Concurrency))
-	must(consumer.ConnectToNSQDs(told.addresses()))
+	consumer.AddConcurrentHandlers(handle, max(1, job.Concurrency))
+	must(consumer.ConnectToNSQDs(job.addresses()))
 }
 
-func startProducer(told settings) *nsq.Producer {
-	producer, err := nsq.NewProducer(told.addresses()[0], told.config())
+func startProducer(job settings) *nsq.Producer {
+	producer, err := nsq.NewProducer(job.addresses()[0], job.config())
 	must(err)
 	producer.SetLogger(log.New(os.Stderr, "", 0), nsq.LogLevelError)
 	must(producer.Ping())
 	return producer
 }
 
-func consume(told settings) {
-	clock := newMeter(told)
-	pause := time.Duration(told.HandlerSleep * float64(time.Second))
-	startConsumer(told, func(message *nsq.Message) error {
+func consume(job settings) {
+	clock := newMeter(job)
+	pause := time.Duration(job.HandlerSleep * float64(time.Second))
+	startConsumer(job, func(message *nsq.Message) error {
 		if pause > 0 {
 			time.Sleep(pause)
 		}
-		if told.Rate > 0 {
+		if job.Rate > 0 {
 			clock.seen(stampOf(message))
 		}
 		clock.take()
@@ -223,8 +223,8 @@ func ticks(rate float64, count int64, send func(due int64, many int64)) {
 	}
 }
 
-func publishAsync(told settings, clock *meter, producer *nsq.Producer, count int64) {
-	answers := make(chan *nsq.ProducerTransaction, told.MaxInFlight)
+func publishAsync(job settings, clock *meter, producer *nsq.Producer, count int64) {
+	answers := make(chan *nsq.ProducerTransaction, job.MaxInFlight)
 	var answered sync.WaitGroup
 	answered.Add(1)
 	go func() {
@@ -232,124 +232,124 @@ func publishAsync(told settings, clock *meter, producer *nsq.Producer, count int
 		for i := int64(0); i < count; i++ {
 			answer := <-answers
 			must(answer.Error)
-			if told.Rate > 0 {
+			if job.Rate > 0 {
 				clock.seen(answer.Args[0].(int64))
 			}
 		}
 	}()
-	body := told.body(0)
-	if told.Rate > 0 {
-		ticks(told.Rate, count, func(due int64, many int64) {
+	body := job.body(0)
+	if job.Rate > 0 {
+		ticks(job.Rate, count, func(due int64, many int64) {
 			for ; many > 0; many-- {
-				must(producer.PublishAsync(told.Topic, body, answers, due))
+				must(producer.PublishAsync(job.Topic, body, answers, due))
 			}
 		})
 	} else {
 		for i := int64(0); i < count; i++ {
-			must(producer.PublishAsync(told.Topic, body, answers))
+			must(producer.PublishAsync(job.Topic, body, answers))
 		}
 	}
 	answered.Wait()
 }
 
-func publishSingle(told settings, clock *meter, producer *nsq.Producer, count int64) {
-	body := told.body(0)
+func publishSingle(job settings, clock *meter, producer *nsq.Producer, count int64) {
+	body := job.body(0)
 	for i := int64(0); i < count; i++ {
 		start := time.Now().UnixNano()
-		must(producer.Publish(told.Topic, body))
+		must(producer.Publish(job.Topic, body))
 		clock.seen(start)
 	}
 }
 
-func publishConcurrent(told settings, producer *nsq.Producer, count int64) {
-	body := told.body(0)
+func publishConcurrent(job settings, producer *nsq.Producer, count int64) {
+	body := job.body(0)
 	var group sync.WaitGroup
-	for worker := 0; worker < told.Concurrency; worker++ {
+	for worker := 0; worker < job.Concurrency; worker++ {
 		group.Add(1)
 		go func() {
 			defer group.Done()
-			for i := int64(0); i < count/int64(told.Concurrency); i++ {
-				must(producer.Publish(told.Topic, body))
+			for i := int64(0); i < count/int64(job.Concurrency); i++ {
+				must(producer.Publish(job.Topic, body))
 			}
 		}()
 	}
 	group.Wait()
 }
 
-func publishBatches(told settings, producer *nsq.Producer, count int64) {
-	batch := make([][]byte, told.Batch)
+func publishBatches(job settings, producer *nsq.Producer, count int64) {
+	batch := make([][]byte, job.Batch)
 	for i := range batch {
-		batch[i] = told.body(0)
+		batch[i] = job.body(0)
 	}
-	for i := int64(0); i < count/int64(told.Batch); i++ {
-		must(producer.MultiPublish(told.Topic, batch))
+	for i := int64(0); i < count/int64(job.Batch); i++ {
+		must(producer.MultiPublish(job.Topic, batch))
 	}
 }
 
-func publishMode(told settings, clock *meter, producer *nsq.Producer, count int64) {
+func publishMode(job settings, clock *meter, producer *nsq.Producer, count int64) {
 	switch {
-	case told.Rate > 0 || told.Variant == "async":
-		publishAsync(told, clock, producer, count)
-	case told.Mode == "single":
-		publishSingle(told, clock, producer, count)
-	case told.Mode == "concurrent":
-		publishConcurrent(told, producer, count)
+	case job.Rate > 0 || job.Variant == "async":
+		publishAsync(job, clock, producer, count)
+	case job.Mode == "single":
+		publishSingle(job, clock, producer, count)
+	case job.Mode == "concurrent":
+		publishConcurrent(job, producer, count)
 	default:
-		publishBatches(told, producer, count)
+		publishBatches(job, producer, count)
 	}
 }
 
-func publish(told settings) {
-	producer := startProducer(told)
-	clock := newMeter(told)
-	publishMode(told, clock, producer, told.Warmup)
+func publish(job settings) {
+	producer := startProducer(job)
+	clock := newMeter(job)
+	publishMode(job, clock, producer, job.Warmup)
 	clock.start()
-	publishMode(told, clock, producer, told.Count)
-	clock.report(told.Count)
+	publishMode(job, clock, producer, job.Count)
+	clock.report(job.Count)
 }
 
-func roundtrip(told settings) {
-	clock := newMeter(told)
-	window := make(chan struct{}, max(1, told.Concurrency))
-	single := told
+func roundtrip(job settings) {
+	clock := newMeter(job)
+	window := make(chan struct{}, max(1, job.Concurrency))
+	single := job
 	single.Concurrency = 1
 	startConsumer(single, func(message *nsq.Message) error {
 		clock.seen(stampOf(message))
-		if told.Rate == 0 {
+		if job.Rate == 0 {
 			<-window
 		}
 		clock.take()
 		return nil
 	})
-	producer := startProducer(told)
-	if told.Rate > 0 {
-		ticks(told.Rate, told.Count+told.Beyond, func(due int64, many int64) {
+	producer := startProducer(job)
+	if job.Rate > 0 {
+		ticks(job.Rate, job.Count+job.Beyond, func(due int64, many int64) {
 			for ; many > 0; many-- {
-				must(producer.PublishAsync(told.Topic, told.body(due), nil))
+				must(producer.PublishAsync(job.Topic, job.body(due), nil))
 			}
 		})
 	} else {
-		for i := int64(0); i < told.Count+told.Beyond; i++ {
+		for i := int64(0); i < job.Count+job.Beyond; i++ {
 			window <- struct{}{}
-			must(producer.PublishAsync(told.Topic, told.body(time.Now().UnixNano()), nil))
+			must(producer.PublishAsync(job.Topic, job.body(time.Now().UnixNano()), nil))
 		}
 	}
 	<-clock.done
 }
 
-func idle(told settings) {
+func idle(job settings) {
 	seconds := func(value float64) time.Duration { return time.Duration(value * float64(time.Second)) }
-	clock := newMeter(told)
-	startConsumer(told, func(*nsq.Message) error { return nil })
-	time.Sleep(seconds(told.Settle))
+	clock := newMeter(job)
+	startConsumer(job, func(*nsq.Message) error { return nil })
+	time.Sleep(seconds(job.Settle))
 	clock.start()
-	time.Sleep(seconds(told.Duration))
+	time.Sleep(seconds(job.Duration))
 	clock.report(0)
 }
 
 func main() {
-	var told settings
-	must(json.Unmarshal([]byte(os.Args[1]), &told))
+	var job settings
+	must(json.Unmarshal([]byte(os.Args[1]), &job))
 	kinds := map[string]func(settings){"consume": consume, "publish": publish, "roundtrip": roundtrip, "idle": idle}
-	kinds[told.Kind](told)
+	kinds[job.Kind](job)
 }
