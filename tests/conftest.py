@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import gevent
 import pytest
+import trustme
 from support import kinds, spark_needs
 from support.cluster import Standalone
 from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
@@ -71,6 +73,31 @@ def no_unseen_errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     yield errors
     hub.handle_error = original
     assert not errors, f"a greenlet failed: {errors}"
+
+
+@pytest.fixture(scope="session")
+def authority() -> trustme.CA:
+    """A certificate authority that nobody trusts unless told to."""
+    return trustme.CA()
+
+
+@pytest.fixture
+def tls_files(authority: trustme.CA, tmp_path: Path) -> dict[str, str]:
+    """Paths of PEM files: ``cert`` and ``key`` of a server at 127.0.0.1 or localhost, ``ca`` to verify it."""
+    issued = authority.issue_cert("127.0.0.1", "localhost")
+    files = {name: str(tmp_path / f"{name}.pem") for name in ("ca", "cert", "key")}
+    authority.cert_pem.write_to_path(files["ca"])
+    issued.cert_chain_pems[0].write_to_path(files["cert"])
+    issued.private_key_pem.write_to_path(files["key"])
+    return files
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that is bound, so nobody else takes it, and does not listen."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield sock.getsockname()[1]
 
 
 @pytest.fixture

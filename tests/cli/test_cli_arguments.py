@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,14 +13,6 @@ from nsq_fast.cli import COMMANDS, main
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
-
-
-@pytest.fixture
-def closed_port() -> Iterator[int]:
-    """A port that is bound, so nobody else takes it, and does not listen."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        yield sock.getsockname()[1]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

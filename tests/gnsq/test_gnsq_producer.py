@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import socket
 import time
 
 import gevent
@@ -23,14 +22,6 @@ def producer(nsq_broker):
     producer.start()
     yield producer
     producer.close()
-
-
-@pytest.fixture
-def closed_port():
-    """A port that is bound, so nobody else takes it, and does not listen."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        yield sock.getsockname()[1]
 
 
 def test_it_publishes_what_it_is_given(producer, nsq_broker):

@@ -7,7 +7,6 @@ import struct
 import warnings
 
 import pytest
-import trustme
 from gevent.ssl import SSLSocket
 from support.scripted_nsqd import frame, message_frame
 from support.waiting import until
@@ -203,26 +202,16 @@ def test_a_heartbeat_interval_above_the_timeout_ends_no_connection():
 # TLS and compression, with the embedded nsqd
 
 
-@pytest.fixture(scope="module")
-def authority():
-    return trustme.CA()
-
-
 @pytest.fixture
-def secure_nsqd(authority, tmp_path):
-    certificate = authority.issue_cert("127.0.0.1")
-    (tmp_path / "cert.pem").write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
-    (tmp_path / "key.pem").write_bytes(certificate.private_key_pem.bytes())
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    options = NsqdOptions(tls_cert=str(tmp_path / "cert.pem"), tls_key=str(tmp_path / "key.pem"))
-    with NsqdServer(options) as server:
+def secure_nsqd(tls_files):
+    with NsqdServer(NsqdOptions(tls_cert=tls_files["cert"], tls_key=tls_files["key"])) as server:
         yield server
 
 
 @pytest.mark.parametrize("tls", [True, False])
 @pytest.mark.parametrize(("compression", "kind"), [(None, None), ("snappy", SnappySocket), ("deflate", DefalteSocket)])
-def test_upgrades_carry_messages(secure_nsqd, tmp_path, tls, compression, kind):
-    options = {"tls_v1": True, "tls_options": {"ca_certs": str(tmp_path / "ca.pem")}} if tls else {}
+def test_upgrades_carry_messages(secure_nsqd, tls_files, tls, compression, kind):
+    options = {"tls_v1": True, "tls_options": {"ca_certs": tls_files["ca"]}} if tls else {}
     if compression:
         options[compression] = True
     client = gnsq.NsqdTCPClient(*secure_nsqd.tcp_address, **options)
@@ -258,20 +247,18 @@ def connected(server, **options):
     client.close_stream()
 
 
-def test_a_certificate_is_verified_unless_the_options_are_silent_about_it(secure_nsqd, tmp_path):
-    connected(secure_nsqd, tls_options={"ca_certs": str(tmp_path / "ca.pem")})
+def test_a_certificate_is_verified_unless_the_options_are_silent_about_it(secure_nsqd, tls_files):
+    connected(secure_nsqd, tls_options={"ca_certs": tls_files["ca"]})
     for options in (None, {"cert_reqs": 2}):
         with pytest.raises(NSQSocketError, match="certificate"):
             connected(secure_nsqd, tls_options=options)
     connected(secure_nsqd, tls_options={"cert_reqs": 0})
     with pytest.warns(RuntimeWarning, match="not verified"):
-        connected(
-            secure_nsqd, tls_options={"certfile": str(tmp_path / "cert.pem"), "keyfile": str(tmp_path / "key.pem")}
-        )
+        connected(secure_nsqd, tls_options={"certfile": tls_files["cert"], "keyfile": tls_files["key"]})
 
 
-def test_consumer_and_producer_take_gnsqs_tls_options(secure_nsqd, tmp_path):
-    options = {"tls_v1": True, "tls_options": {"ca_certs": str(tmp_path / "ca.pem"), "cert_reqs": 2, "ssl_version": 5}}
+def test_consumer_and_producer_take_gnsqs_tls_options(secure_nsqd, tls_files):
+    options = {"tls_v1": True, "tls_options": {"ca_certs": tls_files["ca"], "cert_reqs": 2, "ssl_version": 5}}
     seen = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import spark_needs
+from support.servers import SERVERS, find_server
 from support.spark_archive import make_archive
 from support.spark_replay import Topic
 from support.spark_settings import LOCAL, spark_environment, spark_settings
@@ -17,6 +18,7 @@ from nsq_fast.broker import ClusterProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from support.journal import Server
     from support.spark_daemons import ConnectServer, StandaloneCluster
     from support.spark_driver import Driver
 
@@ -60,6 +62,20 @@ def topic(cluster: ClusterProcess) -> Topic:
     name = f"topic{next(TOPIC_NUMBERS)}"
     cluster.create_topic(name, partitions=2, replicas=2, multi_part=True, channels=["spark"])
     return Topic(name, str(cluster.lookupds[0].http))
+
+
+@pytest.fixture(params=["ours", "real"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    """One original nsqd with a topic and a channel: ours in a process of its own, or the real one."""
+    from support.journal import Server
+
+    if request.param == "real" and find_server("nsqd") is None:
+        pytest.skip(f"no real nsqd below {SERVERS}")
+    folder = tmp_path / "nsqd"
+    folder.mkdir()
+    made = Server.broker(folder) if request.param == "ours" else Server.real(folder)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.journal import CHANNEL, TOPIC, Server
-from support.servers import SERVERS, find_server
 from support.spark_driver import Driver
 from support.spark_ledger import Delivered, account
 from support.spark_marks import poll
@@ -103,17 +102,6 @@ while time.monotonic() < deadline:
     time.sleep(0.2)
 say("left", count=left)
 """
-
-
-@pytest.fixture
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    folder = tmp_path / "nsqd"
-    folder.mkdir()
-    if request.param == "real" and find_server("nsqd") is None:
-        pytest.skip(f"no real nsqd below {SERVERS}")
-    made = Server.broker(folder) if request.param == "ours" else Server.real(folder)
-    yield made
-    made.close()
 
 
 def arguments(server: Server, folder: Path, places: dict[str, str], **options: str) -> dict[str, object]:

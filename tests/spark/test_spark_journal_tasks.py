@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from support.journal import CHANNEL, TOPIC, Query, Server
-from support.servers import SERVERS, find_server
 from support.spark_ledger import account
 from support.waiting import until
 
@@ -30,17 +29,6 @@ from nsq_fast.spark.options import SourceOptions
 
 QUICK = {"nsq.msg_timeout": "1"}
 ROWS = 6_000
-
-
-@pytest.fixture(params=["ours", "real"])
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    if request.param == "real" and find_server("nsqd") is None:
-        pytest.skip(f"no real nsqd below {SERVERS}")
-    folder = tmp_path / "nsqd"
-    folder.mkdir()
-    made = Server.broker(folder) if request.param == "ours" else Server.real(folder)
-    yield made
-    made.close()
 
 
 @pytest.fixture

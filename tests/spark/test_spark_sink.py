@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import gevent
 import pyarrow.parquet as pq
 import pytest
-import trustme
 from support.servers import RealNsqd, find_server
 from support.spark_driver import Driver
 from support.spark_ledger import account
@@ -245,18 +244,15 @@ def auth_server() -> Iterator[Address]:
     server.server_close()
 
 
-def test_auth_and_tls_through_options(spark: SparkSession, auth_server: Address, topic: str, tmp_path: Path) -> None:
+def test_auth_and_tls_through_options(
+    spark: SparkSession, auth_server: Address, topic: str, tls_files: dict[str, str]
+) -> None:
     from pyspark.errors import PythonException
 
-    authority = trustme.CA()
-    certificate = authority.issue_cert("127.0.0.1")
-    certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
-    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    files = {"tls_cert": str(tmp_path / "cert.pem"), "tls_key": str(tmp_path / "key.pem")}
+    files = {"tls_cert": tls_files["cert"], "tls_key": tls_files["key"]}
     with BrokerProcess(lookupd=False, auth_http_addresses=(str(auth_server),), tls_required="true", **files) as broker:
         options = {"nsqd_tcp_addresses": broker.nsqd.tcp, "topic": topic, "nsq.publish_timeout": "2"}
-        secure = {"nsq.tls_v1": "true", "nsq.tls_cafile": str(tmp_path / "ca.pem")}
+        secure = {"nsq.tls_v1": "true", "nsq.tls_cafile": tls_files["ca"]}
         append(numbers(spark, 500), **options, **secure, **{"nsq.auth_secret": "hush"})
         with pytest.raises(PythonException, match=r"E_AUTH|E_UNAUTHORIZED") as caught:
             append(numbers(spark, 1), **options, **secure, **{"nsq.auth_secret": "guessed"})

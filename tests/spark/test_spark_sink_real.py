@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
 from support.cluster import Standalone
-from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
+from support.servers import RealLookupd, RealNsqd
 from support.spark_ledger import account
 from support.spark_sink import batch, numbered, taken, write
 from support.wire import WireClient
@@ -17,21 +16,8 @@ from nsq_fast.errors import RowInvalid, WriteFailed
 
 
 @pytest.fixture
-def original(tmp_path: Path) -> Iterator[RealNsqd]:
-    if find_server("nsqd") is None:
-        pytest.skip(f"no original nsqd below {SERVERS}")
-    nsqd = RealNsqd(tmp_path, "-max-msg-size=2000")
-    yield nsqd
-    nsqd.kill()
-
-
-@pytest.fixture
-def standalone(tmp_path: Path) -> Iterator[Standalone]:
-    if find_server("nsqd", "redesigned") is None:
-        pytest.skip(f"no redesigned nsqd below {SERVERS}")
-    nsqd = Standalone(tmp_path)
-    yield nsqd
-    nsqd.stop()
+def original(real_nsqd: Callable[..., RealNsqd]) -> RealNsqd:
+    return real_nsqd("-max-msg-size=2000")
 
 
 def create(nsqd: Standalone, command: bytes) -> None:
@@ -61,28 +47,24 @@ def test_what_an_original_nsqd_refuses_is_told(original: RealNsqd) -> None:
     account((bodies[:1000] + bodies[2000:])[:stored], taken(original.tcp_address, "t", stored)).check()
 
 
-def test_an_original_topic_that_lookup_does_not_know_yet(tmp_path: Path) -> None:
-    if find_server("nsqlookupd") is None:
-        pytest.skip(f"no original nsqlookupd below {SERVERS}")
-    lookupd = RealLookupd()
-    nsqd = RealNsqd(tmp_path, f"-lookupd-tcp-address={lookupd.tcp_address}")
-    try:
-        report = write([batch(body=numbered(100))], topic="new", lookupd_http_addresses=str(lookupd.http_address))
-        assert report.places == {("new", None): 100}
-        account(numbered(100), taken(nsqd.tcp_address, "new", 100)).check()
-    finally:
-        nsqd.kill()
-        lookupd.kill()
+def test_an_original_topic_that_lookup_does_not_know_yet(
+    real_nsqd: Callable[..., RealNsqd], real_lookupd: Callable[..., RealLookupd]
+) -> None:
+    lookupd = real_lookupd()
+    nsqd = real_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
+    report = write([batch(body=numbered(100))], topic="new", lookupd_http_addresses=str(lookupd.http_address))
+    assert report.places == {("new", None): 100}
+    account(numbered(100), taken(nsqd.tcp_address, "new", 100)).check()
 
 
-def test_a_redesigned_nsqd(standalone: Standalone) -> None:
-    create(standalone, b"t 0")
-    create(standalone, b"ext 0 true")
-    servers = {"nsqd_tcp_addresses": str(standalone.tcp_address)}
-    taken(standalone.tcp_address, "t", 0, partition=0)  # a channel begins with what comes after it
+def test_a_redesigned_nsqd(standalone_nsqd: Standalone) -> None:
+    create(standalone_nsqd, b"t 0")
+    create(standalone_nsqd, b"ext 0 true")
+    servers = {"nsqd_tcp_addresses": str(standalone_nsqd.tcp_address)}
+    taken(standalone_nsqd.tcp_address, "t", 0, partition=0)  # a channel begins with what comes after it
     rows = batch(body=numbered(5000), partition=pa.array([0] * 5000, pa.int32()))
     assert write([rows], topic="t", **servers).places == {("t", 0): 5000}
-    assert taken(standalone.tcp_address, "t", 5000, partition=0, advanced=True) == numbered(5000)
+    assert taken(standalone_nsqd.tcp_address, "t", 5000, partition=0, advanced=True) == numbered(5000)
     traced = batch(body=numbered(10), partition=pa.array([0] * 10, pa.int32()), trace_id=list(range(-5, 5)))
     table = write([traced], topic="t", **servers).receipt_table()
     assert table["trace_id"].to_pylist() == [-5, -4, -3, -2, -1, 1, 2, 3, 4]
