@@ -33,6 +33,7 @@ from nsq_fast.errors import (
     NsqError,
 )
 from nsq_fast.names import Address
+from nsq_fast.printable import printable
 from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Heartbeat, Reply, ServerFailed
 from nsq_fast.protocol.identify import AuthInfo, ServerInfo
 from nsq_fast.protocol.session import Session
@@ -152,7 +153,8 @@ class Connection(Responder):
         self._watch.start()
         self._reader = _supervisor.job(f"nsq_fast-reader-{self.address}", self._read_loop)
         self._reader.start()
-        logger.info("%s: connected, version %s, %s", self.address, self.info.version, self.session.dialect.name)
+        version = printable(self.info.version)
+        logger.info("%s: connected, version %s, %s", self.address, version, self.session.dialect.name)
 
     def subscribe(
         self,
