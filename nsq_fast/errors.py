@@ -261,6 +261,10 @@ class WrongThread(NsqError, RuntimeError):
     """A method was called in another thread than the one in which its object runs. Nothing was done."""
 
 
+class HandlerDeferred(NsqError, TypeError):
+    """A handler returned a coroutine, a generator or another awaitable: it has not run, and its message is requeued."""
+
+
 class InternalError(NsqError):
     """A background greenlet of nsq_fast failed in a way that nobody foresaw, which is ``__cause__``. It goes on."""
 

@@ -37,7 +37,7 @@ ALLOWED = {
     "config": DATA,
     "keywords": set(),
     "protocol": DATA | CORE,
-    "runtime": DATA | CORE | {"protocol"},
+    "runtime": DATA | CORE | {"_time_slice", "protocol"},
     "broker": DATA | CORE | {"protocol", "runtime"},
     "gnsq": DATA | CORE | {"protocol", "runtime", "__init__"},
     "page": set(),
