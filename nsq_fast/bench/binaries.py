@@ -1,4 +1,4 @@
-"""nsqd from a folder of server binaries: started on free ports, ended with what it stored."""
+"""Start nsqd from a folder of server binaries on free ports; stop it and delete what it stored."""
 
 from __future__ import annotations
 

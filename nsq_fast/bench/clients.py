@@ -180,7 +180,7 @@ def _peers(python: str) -> Iterator[Client]:
 
 
 def _embedders(python: str, version: str) -> Iterator[Client]:
-    """Clients of others with our parser in them."""
+    """Clients of others that use our parser."""
     kinds = frozenset({"consume"})
     yield Client(name=EMBEDDED, command=_program("use_pynsq_embedded", python), version=version, kinds=kinds)
     if (Path(__file__).parents[2] / "examples" / "embedding" / "tornado_reader.py").exists():

@@ -1,4 +1,4 @@
-"""What changed between two runs, and whether it is more than their spread.
+"""What changed between two runs, and whether the change is larger than their spread.
 
 A change counts when the ranges of the rounds do not overlap and the medians differ by more than a threshold. Runs of
 different machines, or of one machine at different hours, compare only relative to a client that was in both: then each

@@ -1,4 +1,4 @@
-"""Workloads of the compiled core: nanoseconds a message to decode, to make commands, to answer.
+"""Workloads of the compiled core: nanoseconds per message for decoding, making commands, and responding.
 
 The decoders read about 2 MiB in chunks of 64 KiB, as a connection receives it.
 """
@@ -74,7 +74,7 @@ def _decode(group: str, name: str, reader_type: type, size: int, detail: bool = 
 
 
 class _Responder:
-    """The least that an answer can cost."""
+    """A responder that does as little as possible."""
 
     def finish(self, message: Message) -> None:
         pass

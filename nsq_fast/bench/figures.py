@@ -1,4 +1,4 @@
-"""Figures of rounds: medians with their spread, ratios, and what the limit was."""
+"""Figures of rounds: medians with their spread, ratios, and what limited a client."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def shown(value: Figure | float | None, metric: str) -> str:
 
 
 def limit_of(result: ClientResult, cores: int) -> str:
-    """What kept a client from being faster: ``client``, ``server``, ``machine``, ``waiting``, or ``unknown``.
+    """What limited a client: ``client``, ``server``, ``machine``, ``waiting``, or ``unknown``.
 
     ``client``: it used a core or more. ``machine``: client and server together used all cores. ``server``: the server
     used a core or more while the client had time left. ``waiting``: neither, they waited for each other.

@@ -1,4 +1,4 @@
-"""Put a backlog of messages into a topic, before its clients come."""
+"""Fill a topic with messages before its clients start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is aimed at, each as a bound on one figure or on a quotient of two of the same run, and how a run meets it."""
+"""The goals: each a bound on one figure, or on a ratio of two figures of the same run; and whether a run meets it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CORE_FLOOR = "floor: core"
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """One aim. ``actual`` reads it from a run: its value, and how it is shown; None where it was not measured."""
+    """One goal. ``actual`` reads its value from a run, and how to show it; None where it was not measured."""
 
     what: str
     target: str
@@ -24,7 +24,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A goal held against a run. ``verdict`` is ``met``, ``missed`` or ``not measured``."""
+    """A goal and whether a run meets it: ``verdict`` is ``met``, ``missed`` or ``not measured``."""
 
     what: str
     target: str
@@ -33,7 +33,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 def judge(run: Run) -> Iterator[Judged]:
-    """Hold every goal against a run."""
+    """Compare a run with every goal."""
     for goal in goals():
         found = goal.actual(run)
         if found is None:
@@ -88,7 +88,7 @@ def _times(what: str, scenario: str, metric: str, bound: float, other: str, clie
 
 
 def _growth(what: str, scenarios: Sequence[str]) -> Goal:
-    """CPU per message grows less than so much over scenarios; what the floor's grows by is shown beside it."""
+    """Over these scenarios CPU per message grows by less than a factor; the growth of the floor is shown beside it."""
 
     def values(run: Run, client: str) -> list[float] | None:
         found = [figure_in(run, name, client, "cpu") for name in scenarios]

@@ -1,4 +1,4 @@
-"""What a run is made on: the machine, the versions, the commit."""
+"""Describe the machine of a run: hardware, versions, commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Let clients take turns on one server, each in a process of its own, and gather what they report."""
+"""Run clients in turns on one server, each in a process of its own, and collect their results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Task(msgspec.Struct, frozen=True):
 def run_scenarios(
     tasks: Sequence[Task], progress: Progress = lambda line: None, with_syscalls: bool = False
 ) -> list[Scenario]:
-    """Measure scenarios that are held against each other: they take turns, round by round, each on its own server."""
+    """Measure scenarios that are compared with each other: in turns, round by round, each on a server of its own."""
     speed = loop_ms()
     with ExitStack() as stack:
         running = [_Running(task, stack.enter_context(task.source(task.settings)), progress) for task in tasks]

@@ -1,7 +1,7 @@
-"""What is measured against: the embedded broker, a real nsqd started here, or servers that run already.
+"""The servers of a run: the embedded broker, a real nsqd started here, or servers that run already.
 
-A server is started anew for each scenario and is the same for all its clients. Several connections to one nsqd go to
-several addresses of the loopback network (127.0.0.1, 127.0.0.2, ...), since a client connects to an address once.
+Each scenario gets a fresh server, the same one for all its clients. Several connections to one nsqd go to several
+addresses of the loopback network (127.0.0.1, 127.0.0.2, ...), since a client connects to an address once.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ IN_FLIGHT = (10, 100, 1000, 10_000)
 class Plan(msgspec.Struct, frozen=True):
     """A scenario of the suite: its name, what it measures, with which clients (all when empty).
 
-    Plans that follow each other and have the same ``group`` are held against each other, so they take turns.
+    Plans that follow each other and have the same ``group`` are compared with each other, so they run in turns.
     """
 
     name: str

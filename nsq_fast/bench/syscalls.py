@@ -1,8 +1,8 @@
-"""System calls a message, where perf or strace can count them.
+"""System calls per message, where perf or strace can count them.
 
-Both count a whole program, start and end included; so it runs twice, for few messages and for many, and what the
-second took more is what messages cost. strace stops the program at every call: what it counts is right, but a slowed
-program gathers more in each call than it would by itself, so perf is asked first.
+Both count a whole program, start and end included. So it runs twice, with few messages and with many, and the
+difference is what the messages cost. strace stops the program at every call: its count is right, but a slowed program
+gathers more in each call than it would otherwise, so perf is tried first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""gnsq's package over ours: the same modules and names, so that a program written for gnsq runs on nsq_fast.
+"""gnsq's package on top of nsq_fast: the same modules and names, so that a program written for gnsq runs unchanged.
 
 ``import nsq_fast.gnsq as gnsq`` for a program that you edit; ``nsq_fast.install_as_gnsq()``
 before its imports, or ``nsq-fast run-as-gnsq program.py``, for one that you do not.
-Names and adapters only: what they do is done elsewhere. docs/gnsq-differences.md
-lists where gnsq's behaviour was not kept.
+This package has names and adapters only. docs/gnsq-differences.md lists where
+the behaviour differs from gnsq's.
 """
 
 from __future__ import annotations

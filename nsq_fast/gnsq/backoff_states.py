@@ -1,7 +1,7 @@
-"""The state of each connection under gnsq's names, underscored ones included: programs' tests reach for them.
+"""The state of each connection under gnsq's names, with those that begin with an underscore: programs' tests use them.
 
-gnsq has a backoff for each connection; ours is the consumer's, as the NSQ
-guide asks for. So all connections show the same state.
+gnsq has a backoff for each connection; ours is one for the consumer, as NSQ's
+documentation asks for. So all connections show the same state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""BackoffTimer: an interval that doubles with each failure, times chance."""
+"""BackoffTimer: an interval that doubles with each failure, multiplied by a random number."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class BackoffTimer:
         return self
 
     def success(self) -> BackoffTimer:
-        """Take one failure back."""
+        """Remove one failure."""
         self.c = max(self.c - 1, 0)
         return self
 
     def failure(self) -> BackoffTimer:
-        """Count one failure."""
+        """Add one failure."""
         self.c += 1
         return self
 

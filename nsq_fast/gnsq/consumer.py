@@ -1,4 +1,4 @@
-"""Consumer: ours, with the arguments, attributes and methods that gnsq's has."""
+"""Consumer: that of nsq_fast, with the arguments, attributes and methods of gnsq's."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Consumer(BackoffStates, _Consumer):
     # Closing
 
     def close(self, drain: bool = True, timeout: float | None = CLOSE_TIMEOUT) -> None:
-        """Take no more messages, let those being handled be answered, give back the others, and close."""
+        """Stop taking messages, wait for the handlers, requeue what was not started, and close."""
         if self.is_running:
             super().close(drain, timeout)
 
@@ -138,7 +138,7 @@ class Consumer(BackoffStates, _Consumer):
         )
 
     def handle_message(self, conn: Connection, message: Message) -> None:
-        """Handle a message and answer it; requeue it when that fails."""
+        """Handle a message and respond to it; requeue it when the handler fails."""
         try:
             self._handle_message(message)
         except (Exception, NSQException) as error:
@@ -150,13 +150,13 @@ class Consumer(BackoffStates, _Consumer):
         if not message.is_async() and not message.has_responded():
             message.finish()
 
-    # Events, for subclasses: what these do in gnsq has been done already
+    # Events, for subclasses to override: nsq_fast has already done what these do in gnsq
 
     def handle_auth(self, conn: Connection, response: dict[str, Any]) -> None:
         """An nsqd accepted the AUTH secret."""
 
     def handle_response(self, conn: None, response: bytes) -> None:
-        """An nsqd answered, or sent a heartbeat."""
+        """An nsqd replied, or sent a heartbeat."""
 
     def handle_error(self, conn: None, error: Exception) -> None:
         """An nsqd sent an error, or a connection was lost."""
@@ -188,7 +188,7 @@ class Consumer(BackoffStates, _Consumer):
             self._subscriptions.configured_changed()
 
     def redistribute_ready_state(self) -> None:
-        """Share RDY out anew, soon."""
+        """Have RDY redistributed soon."""
         self.flow.changed()
 
 

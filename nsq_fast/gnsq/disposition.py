@@ -1,4 +1,4 @@
-"""Where gnsq's rules about messages differ from ours: delays of requeues, and subclasses that handle messages."""
+"""gnsq's rules for messages where they differ from nsq_fast's: requeue delays, and subclasses that handle messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NO_DELAY = RequeueDelay(0, base=0.0, factor=1.0, cap=0.0, jitter=0.0, random=la
 
 
 class _Kept(Exception):
-    """A subclass has kept a message for later."""
+    """Raised when a subclass keeps a message to respond to it later."""
 
 
 class GnsqOptions(Protocol):
@@ -53,7 +53,7 @@ class GnsqDisposition(Disposition):
 
 
 def _routed(consumer: Any, message: Message) -> None:
-    """Leave a message to a subclass, which may not be done with it when it returns."""
+    """Hand a message to a subclass, which may respond to it after it has returned."""
     consumer.handle_message(message.responder, message)
     if not message.has_responded() and not message.is_async():
         raise _Kept

@@ -1,4 +1,4 @@
-"""Message: made by hand or by an NsqdTCPClient. What a Consumer hands over counts as an instance of it.
+"""Message: made by a program or by an NsqdTCPClient. A Consumer's messages count as instances of it.
 
 A consumer's messages are the compiled core's, which carry the same methods and
 signals; ``isinstance(message, gnsq.Message)`` is true of both.
@@ -13,7 +13,7 @@ from nsq_fast.runtime import MessageSignals, SignalBook
 
 
 class Unconnected:
-    """The responder of a message that belongs to no connection: answers are told to its signals, and go nowhere."""
+    """The responder of a message that belongs to no connection: it sends signals, and nothing to a server."""
 
     def __init__(self) -> None:
         self._signals = SignalBook()

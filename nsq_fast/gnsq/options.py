@@ -1,4 +1,4 @@
-"""gnsq's options in our words: those of a connection, of TLS, and of urllib3's connection pools."""
+"""Translate gnsq's options into those of nsq_fast: of a connection, of TLS, and of urllib3's connection pools."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def connection_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tls_options(options: Any) -> Any:
-    """TLS options. Where gnsq would not have verified the server, and nothing says that it should be, neither do we.
+    """TLS options. The server is not verified where gnsq would not verify it and no option asks for it.
 
     Without any options the server is verified: gnsq could not connect then.
     """

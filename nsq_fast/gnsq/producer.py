@@ -1,4 +1,4 @@
-"""Producer: ours, with the arguments that gnsq's has.
+"""Producer: that of nsq_fast, with the arguments of gnsq's.
 
 Errors need no translation: a publish that a server refused raises a
 PublishRefused, which is an instance of the server error's class too.

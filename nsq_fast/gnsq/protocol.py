@@ -1,7 +1,7 @@
-"""The wire protocol as gnsq's functions: commands as bytes, frames taken apart.
+"""The wire protocol as gnsq's functions: commands as bytes, and parsers of frames.
 
 Publishes and frames are the compiled core's. The short commands are built
-here, because gnsq's take ids of any length, and text.
+here, because gnsq's take text, and ids of any length.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class Reader(Consumer):
     """Use :class:`Consumer` instead.
 
     Args:
-        async: whether the program answers all messages by itself (a keyword of Python by now: pass it in a dict).
+        async: whether the program responds to all messages by itself (a keyword of Python now: pass it in a dict).
         max_concurrency: handlers that run at once, over all connections; 0: one for each connection, in order;
             below 0: as many as there are CPUs.
         options: those of Consumer, in its order.

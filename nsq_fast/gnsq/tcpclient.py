@@ -33,7 +33,7 @@ STARVED_RATIO = 0.85
 
 
 class _Responder(Unconnected):
-    """Sends the answers of a client's messages."""
+    """Sends the responses to a client's messages."""
 
     def __init__(self, client: NsqdTCPClient) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class NsqdTCPClient:
     Attributes, besides these:
         state: of ``states``: INIT, CONNECTED, DISCONNECTED.
         last_response, last_message: ``time.time()`` of the last frame and the last message.
-        ready_count, in_flight: the RDY last sent; messages received and not answered.
+        ready_count, in_flight: the RDY last sent; messages received and not responded to.
         max_ready_count: the highest RDY that the server takes.
 
     Every method may raise NSQSocketError.
@@ -158,7 +158,7 @@ class NsqdTCPClient:
         self.send(protocol.MAGIC_V2)
 
     def _read_timeout(self) -> float | None:
-        """A silence of two heartbeats is what ends a connection, not a shorter ``timeout``."""
+        """Seconds for a read: no less than two heartbeat intervals, which may pass without a byte."""
         return None if self.timeout is None else max(self.timeout, 2 * self.heartbeat_interval / 1000)
 
     def close_stream(self) -> None:
@@ -251,7 +251,7 @@ class NsqdTCPClient:
         self.touch(message.id)
 
     def finish_inflight(self) -> None:
-        """One message less is held."""
+        """Count one message in flight less."""
         self.in_flight -= 1
 
     # Negotiation

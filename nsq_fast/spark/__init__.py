@@ -31,7 +31,7 @@ __getattr__ = names_of_extra(__name__, _HOME)
 
 
 def register(spark: Any) -> None:
-    """Make the format "nsq" known to a session, of Spark Connect too. Once for each session; again does no harm."""
+    """Make the format "nsq" known to a session, one of Spark Connect too. A second call for a session has no effect."""
     source = __getattr__("NsqDataSource")
     spark.dataSource.register(source)
 

@@ -1,8 +1,8 @@
-"""Which reader a source gets, by what its servers are and what is asked; and whether that goes together.
+"""Choose the reader of a source from its servers and its options, and check that the options fit that reader.
 
 *Replayable*: a redesigned cluster keeps what was consumed, so a batch is a
 range of offsets and can be read again. *Journalled*: anything else; what was
-read is kept in a journal of ours before it is acknowledged.
+read is written to a journal of ours before its FIN is sent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOT_FOR = {
 
 
 def check_load(options: SourceOptions) -> None:
-    """Raise ConfigError for what is wrong whether a batch or a stream is read, which is not known at load."""
+    """Check what holds for a batch and a stream alike: load does not know which is read. Raises ConfigError."""
     for_batches = [name for name in _BATCH_ONLY if name in options.given]
     for_streams = [name for name in _STREAM_ONLY if name in options.given]
     if for_batches and for_streams:
@@ -73,9 +73,9 @@ def check_reader(options: SourceOptions, reader: str, *, is_stream: bool) -> Non
 
 
 def choose(options: SourceOptions, *, is_stream: bool) -> str:
-    """The reader: the one that was asked for, or the replayable one where the servers and the options allow it.
+    """The reader that the options ask for; otherwise the replayable one where the servers and the options allow it.
 
-    Raises ConfigError, or LookupFailed and HttpError when the servers do not tell in time.
+    Raises ConfigError; LookupFailed or HttpError when the servers do not answer in time.
     """
     check_use(options, is_stream=is_stream)
     reader = options.reader
@@ -90,6 +90,6 @@ def choose(options: SourceOptions, *, is_stream: bool) -> str:
 def _can_replay(options: SourceOptions) -> bool:
     servers = discover(options)
     if servers.is_redesigned and not servers.nsqds:
-        # To guess would be to give the query another reader, and another kind of offset, than it will have later.
+        # A guess could give the query another reader now than later, and with it another kind of offset.
         raise LookupFailed(f"topic {options.topic!r} is not known: create it first, or set reader")
     return bool(servers.leaders) and in_cluster(options, servers)

@@ -1,8 +1,8 @@
-"""The servers of a topic, as they are now: who they are, whom to ask, which partitions they lead.
+"""Find the nsqds that serve a topic now, how to reach them, and the partitions that they lead.
 
-Asked anew whenever a batch is planned. What may be over in a moment (a lookup
-service that restarts, a partition between two leaders) is tried again here,
-for as long as the caller gives.
+This is done anew for each batch. A failure that may pass soon (a lookup service
+that restarts, a partition that changes its leader) is retried here, for as long
+as the caller allows.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class TopicServers(NamedTuple):
 def discover(options: SourceOptions, *, timeout: float = TIMEOUT) -> TopicServers:
     """Find the servers of the topic. Raises LookupFailed when that cannot be done within ``timeout`` seconds.
 
-    An unknown topic has no nsqds; its servers' family is told by what other nsqds there are.
+    An unknown topic has no nsqds; whether its servers are redesigned is then taken from the nsqds of other topics.
     """
     ask = _ask_lookup if options.servers.lookupd_http else _ask_nsqds
     return retried(lambda left: ask(options, left), timeout)
@@ -103,9 +103,9 @@ def in_cluster(options: SourceOptions, servers: TopicServers, *, timeout: float 
 
 
 def retried(attempt: Callable[[float], T], timeout: float = TIMEOUT) -> T:
-    """``attempt(seconds left)``, again and again while it fails for a reason that may pass; then that reason.
+    """Call ``attempt(seconds left)`` until it succeeds; raise its last error when the time is over.
 
-    Refusals (an HTTP status of 400 to 499) and wrong options do not pass.
+    An error that will not pass is raised at once: an HTTP status of 400 to 499, or a wrong option.
     """
     deadline = time.monotonic() + timeout
     pause = _FIRST_PAUSE
@@ -121,7 +121,7 @@ def retried(attempt: Callable[[float], T], timeout: float = TIMEOUT) -> T:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether it may work a moment later."""
+    """Whether the same request may succeed a moment later."""
     return not (isinstance(error, ConfigError) or (isinstance(error, HttpError) and 400 <= (error.status or 0) < 500))
 
 

@@ -1,4 +1,4 @@
-"""What is missing when the extra ``spark`` is not installed, said when a name that needs it is used."""
+"""Say how to install the extra ``spark`` when a name that needs it is used and it is missing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The options of the source and of the sink: parsed once, checked at load, and pickled into every task.
 
-They are called as those of Spark's Kafka connector where they mean the same.
-An instance holds values that are right by themselves; whether they go together
-with the reader that was chosen is for ``check_source`` in ``choice``.
+An option that means the same as one of Spark's Kafka connector has the same
+name. Each value is checked on its own here; ``choice`` checks that the options
+fit the reader.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ LATEST_NUMBER = -1
 Positions = Literal["earliest", "latest"] | Mapping[int, int]
 """Where to begin or end: everywhere alike, or an offset for each partition; -2 is earliest there, -1 latest."""
 
-# nsqd need not wait long for more: a batch is over when the window is.
+# A batch ends with its window, so nsqd should not hold messages back to send more at once.
 _CONNECTION: Mapping[str, Any] = {
     "output_buffer_size": 65536,
     "output_buffer_timeout": 25,
     "user_agent": f"nsq_fast/{__version__} spark",
 }
-# A task that gives up writes all its rows again when it is tried again: the servers have more time than that.
+# A task that fails is tried again and writes all its rows again: waiting longer for the servers costs less.
 _PRODUCER: dict[str, Any] = {"publish_timeout": 60.0, "max_pending": 32_000}
 _SOURCE_NAMES = (
     "topic",
@@ -223,7 +223,7 @@ class _Values:
 
 def _connection(client: ClientOptions, defaults: Mapping[str, Any]) -> ConnectionConfig:
     connection: ConnectionConfig = client.make(ConnectionConfig, **defaults)
-    if connection.tls_options and not connection.tls_v1:  # who names a certificate does not expect plain text
+    if connection.tls_options and not connection.tls_v1:  # who names a certificate expects TLS
         raise ConfigError(f"nsq.tls_{next(iter(connection.tls_options))}: has no effect without nsq.tls_v1=true")
     return connection
 

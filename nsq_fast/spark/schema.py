@@ -1,8 +1,8 @@
-"""What a row is: the columns that the source gives, in Spark's types, filled from decoded frames without a copy.
+"""The columns that the source gives, in Spark's types, filled from decoded frames without a copy.
 
-Buffers of ``Columns`` are in Arrow's layout already; here they are only wrapped.
-What is made anew is what Spark has in another type (timestamps in microseconds,
-attempts in 32 bits) and what is the same in each row.
+Buffers of ``Columns`` are in Arrow's layout already and are only wrapped here.
+New buffers are made for what Spark has in another type (timestamps in
+microseconds, attempts in 32 bits) and for what is the same in each row.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def to_batch(
 ) -> pa.RecordBatch:
     """Make a batch of ``count`` rows (None: all that follow) from row ``first`` of ``columns`` on.
 
-    ``is_redesigned`` says whether ids hold an internal and a trace id. Raises ValueError for rows that there are not.
+    ``is_redesigned``: whether ids hold an internal and a trace id. Raises ValueError for rows beyond the last.
     """
     left = columns.count - first
     count = left if count is None else count
@@ -163,7 +163,7 @@ def _headers(rows: _Rows) -> pa.Array:
     found = rows.wrap(pa.string(), rows.columns.ext_offsets, rows.columns.ext)
     try:
         found.validate(full=True)
-    except pa.ArrowInvalid:  # a header that is no UTF-8: Java would make something of it, but not the same everywhere
+    except pa.ArrowInvalid:  # invalid UTF-8: Java would replace parts of it, and not the same parts everywhere
         bodies = rows.wrap(pa.binary(), rows.columns.ext_offsets, rows.columns.ext)
         found = pa.array([body.decode("utf-8", "replace") for body in bodies.to_pylist()], pa.string())
     if versions.count(JSON_HEADER) == rows.count:

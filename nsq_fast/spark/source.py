@@ -1,7 +1,7 @@
-"""The format "nsq": it checks the options when Spark loads it, and picks the reader or writer that honours them.
+"""The format "nsq": checks the options when Spark loads it, and gives the reader or writer that fits them.
 
-Readers and writers are imported when they are picked. Spark makes this object
-anew in several processes, so making it does nothing.
+The modules of readers and writers are imported when one is needed. Spark makes
+this object again in several processes, so making it has no effect.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Options as they come through Spark: lower-cased keys, values always text. Which are known, and how they are written.
+"""Option names as Spark passes them on: in lower case, with text as values; and as the documentation writes them.
 
-Spark lower-cases the keys before Python sees them, so an option is known by
-its letters and digits alone, and messages show it as the documentation writes
-it. Options for the client itself begin with ``nsq.`` and are those of its
-configs, with their names, ranges and messages.
+Spark lower-cases the keys before Python sees them, so an option is recognised
+by its letters and digits alone, and error messages show it as the documentation
+writes it. Options that begin with ``nsq.`` are those of the client's configs,
+with the same names, ranges and messages.
 
-A secret is only taken under a key that Spark's redaction, as it is by default,
+A secret is only accepted under a key whose value Spark's default redaction
 hides from plans, the web UI and the event log.
 """
 

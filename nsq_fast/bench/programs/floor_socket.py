@@ -1,4 +1,4 @@
-"""The floor in Python: a bare socket loop that finds messages by struct and answers each read with its FINs."""
+"""The floor in Python: a bare socket loop that finds messages by struct and sends the FINs of each read at once."""
 
 import socket
 import struct

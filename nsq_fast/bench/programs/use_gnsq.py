@@ -1,4 +1,4 @@
-"""gnsq as a measured client, or whatever answers to its name: consume, publish, roundtrip."""
+"""gnsq, or nsq_fast in its place, as a measured client: consume, publish, roundtrip."""
 
 from ssl import CERT_REQUIRED
 

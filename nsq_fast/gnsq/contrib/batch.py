@@ -1,7 +1,7 @@
-"""BatchHandler: gather messages, handle them together, answer each.
+"""BatchHandler: gather messages, handle them together, respond to each.
 
-New programs pass ``batch_handler`` to ``nsq_fast.Consumer``, which takes what
-there is and waits for nothing.
+New programs pass ``batch_handler`` to ``nsq_fast.Consumer``, which takes the
+messages that are there and waits for no more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BatchHandler:
     """Connect it to ``on_message`` of a consumer with a ``max_in_flight`` above the batch size.
 
     A batch ends when it is full; earlier, with a RuntimeWarning, when the consumer gets no more messages without
-    answering some, or none came for ``timeout`` seconds.
+    a response to some, or none came for ``timeout`` seconds.
 
     Args:
         batch_size: messages of a full batch.
@@ -82,7 +82,7 @@ class BatchHandler:
         messages: list[Message] = []
         while len(messages) < self.batch_size:
             try:
-                # No message, no batch that could be waited for too long.
+                # Without a message there is no batch, and nothing to time.
                 message = self.message_channel.get(timeout=self.timeout if messages else None)
             except Empty:
                 warnings.warn(TIMEOUT_WARNING, RuntimeWarning, stacklevel=2)
@@ -95,7 +95,7 @@ class BatchHandler:
         return messages
 
     def run_batch(self, messages: list[Message]) -> None:
-        """Handle messages as one batch, and answer them."""
+        """Handle messages as one batch, and respond to them."""
         batch = self._parts(messages)
         if batch:
             try:
@@ -121,26 +121,26 @@ class BatchHandler:
     def _tell(self, handler: Callable[..., object], *args: Any) -> None:
         try:
             handler(*args)
-        except Exception:  # the messages must be answered all the same
+        except Exception:  # the messages need a response all the same
             self.logger.exception("caught exception while handling an error")
 
-    # Answers
+    # Responses
 
     def finish_message(self, message: Message) -> None:
-        """Finish a message unless it is answered."""
+        """Finish a message unless it has a response."""
         self._answer(message, message.finish, "finishing")
 
     def finish_messages(self, messages: Iterable[Message]) -> None:
-        """Finish those that are not answered."""
+        """Finish those that have no response."""
         for message in messages:
             self.finish_message(message)
 
     def requeue_message(self, message: Message) -> None:
-        """Requeue a message unless it is answered."""
+        """Requeue a message unless it has a response."""
         self._answer(message, message.requeue, "requeueing")
 
     def requeue_messages(self, messages: Iterable[Message]) -> None:
-        """Requeue those that are not answered."""
+        """Requeue those that have no response."""
         for message in messages:
             self.requeue_message(message)
 
@@ -152,7 +152,7 @@ class BatchHandler:
         except NSQException as error:
             self.logger.warning("error %s message (%r)", doing, error)
 
-    # To be given, or overridden
+    # Given as arguments, or overridden
 
     def handle_message(self, message: Message) -> Any:
         """Turn a message into its part of the batch."""
@@ -163,9 +163,9 @@ class BatchHandler:
         raise RuntimeError("handle_batch must be given, or overridden")
 
     def handle_message_error(self, error: Exception, message: Message) -> object:
-        """Hear of a message that could not be handled."""
+        """Called when a message could not be handled."""
         return None
 
     def handle_batch_error(self, error: Exception, messages: list[Message], batch: list[Any]) -> object:
-        """Hear of a batch that could not be handled."""
+        """Called when a batch could not be handled."""
         return None

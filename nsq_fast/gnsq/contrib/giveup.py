@@ -1,7 +1,7 @@
-"""Handlers for ``on_giving_up``: write messages down, or publish them elsewhere.
+"""Handlers for ``on_giving_up``: write messages to a log, or publish them elsewhere.
 
-One that raises keeps the message: it is requeued, and given up again when it
-comes back.
+When a handler raises, the message is kept: it is requeued, and given up again
+when it is delivered again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Handlers that hand messages to whoever iterates over them, who then answers each."""
+"""Handlers that hand messages to a program that iterates over them and responds to each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nsq_fast._codec import Message
 
 
 class QueueHandler(Queue):  # type: ignore[type-arg]  # not subscriptable when it runs
-    """A gevent queue of messages: connect it to ``on_message``, iterate over it, answer each message.
+    """A gevent queue of messages: connect it to ``on_message``, iterate over it, respond to each message.
 
     Args:
         maxsize: messages that it holds; None: no limit but ``max_in_flight``.
@@ -22,7 +22,7 @@ class QueueHandler(Queue):  # type: ignore[type-arg]  # not subscriptable when i
 
 
 class ChannelHandler(Channel):  # type: ignore[type-arg]  # not subscriptable when it runs
-    """As QueueHandler, and holds nothing: a message is taken from it when it is put."""
+    """A QueueHandler that holds nothing: putting a message waits until somebody takes it."""
 
     def __call__(self, consumer: Any, message: Message) -> None:
         message.enable_async()

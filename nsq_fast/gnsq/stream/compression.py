@@ -10,7 +10,7 @@ READ_SIZE = 64 * 1024
 
 
 class CompressionSocket:
-    """Wraps a socket; the compression itself is a layer of ours. What is not of the stream is the socket's."""
+    """Wraps a socket with a compression layer of nsq_fast. Every other attribute is the socket's."""
 
     def __init__(self, socket: Any, layer: Layer) -> None:
         self._socket = socket
@@ -47,6 +47,6 @@ class CompressionSocket:
         return self._layer.encode(data)
 
     def decompress(self, data: bytes) -> bytes:
-        """What compressed bytes amount to, as far as they go."""
+        """As much of the data as these compressed bytes complete."""
         self._layer.feed(data)
         return b"".join(iter(self._layer.read, b""))

@@ -1,7 +1,7 @@
-"""The journalled reader: what was read is kept in files of ours from its FIN until Spark has committed it.
+"""The journalled reader: between their FIN and Spark's commit, messages are kept in files of ours.
 
-For channels that cannot be read again: those of the original NSQ, and those
-that others share.
+It is for channels that cannot be read again: those of the original NSQ, and
+those that other consumers share.
 """
 
 from __future__ import annotations

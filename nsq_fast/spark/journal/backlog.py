@@ -1,7 +1,7 @@
-"""How much waits in a channel, source by source: asked of the nsqds' /stats, at most every 200 ms. For the driver.
+"""How many messages wait in a channel at each source, from /stats of the nsqds, at most every 200 ms. For the driver.
 
-An nsqd that does not answer is left out of this round, and said once to be; an
-answer of the lookup service holds until the next poll, or longer when there is none.
+An nsqd that does not answer is left out of this round, and logged once. What
+lookup said is used until the next poll, and longer while lookup does not answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The journalled reader as a batch: what is in a channel now, taken out of it, or looked at and put back."""
+"""The journalled reader as a batch: the messages in a channel now, either taken out of it or read and put back."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class JournalBatchReader(DataSourceReader):
         return Collector(slot)
 
     def _peek(self, backlog: Backlog) -> list[Slot]:
-        # One task for each source, whatever minPartitions: what one puts back another would get.
+        # One task for each source, whatever minPartitions says: a second task would read what the first has put back.
         rows = plan_rows(ready(backlog.depths()), None)
         return make_slots(self.options, JournalFolder("", ""), Offset("", 0, rows), backlog, "")
 

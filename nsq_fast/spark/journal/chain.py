@@ -1,13 +1,13 @@
-"""The files of one slot of one batch: segments 0, 1, 2... and behind the last one the seal. All claim the same names.
+"""The files of one slot of one batch: segments 0, 1, 2... and then the seal. Every attempt claims the same names.
 
-A file is written under a name of its own and then linked to the next number,
-which only one can do: ``link`` refuses a name that there is. So whatever
-attempts run at the same time (a retry, a speculative copy, one that was thought
-dead), each number is taken once, and after the seal nothing more: who comes too
-late finds out before it has acknowledged anything.
+A file is written under a temporary name and then linked to the next number.
+``link`` fails where the name exists, so of several attempts that run at the
+same time (a retry, a speculative copy, one that was taken for dead) only one
+claims each number, and none claims one after the seal. An attempt that loses
+learns it before it has sent a FIN.
 
-The folder is the driver's: it is made before the tasks begin, and moved away
-when the batch is committed, so that whoever wakes up after that claims nothing.
+The driver makes the folder before the tasks begin, and moves it away when the
+batch is committed. A task that wakes up after that cannot claim anything.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ TEMPORARY = "t-"
 
 
 def claim_file(folder: str, name: str, buffers: list[Any], *, durable: bool = True) -> None:
-    """Put a file into ``folder`` under ``name``, whole and on disk, unless there is one.
+    """Write a file into ``folder`` as ``name``, complete and synced to disk, unless that name exists.
 
-    Raises JournalTaken when there is one, JournalClosed when the folder is gone.
+    Raises JournalTaken when it exists, JournalClosed when the folder is gone.
     """
     temporary = os.path.join(folder, TEMPORARY + uuid.uuid4().hex)
     try:
@@ -66,7 +66,7 @@ def _link(descriptor: int, temporary: str, final: str) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Have the names in it on disk."""
+    """Sync the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -109,9 +109,9 @@ class Chain:
         return found
 
     def settle(self, suspect: Callable[[list[Stored]], object]) -> list[Stored] | None:
-        """The segments of a slot that an attempt has worked on before, sealed now if it was not; None for a new one.
+        """The segments of a slot that an earlier attempt worked on, sealed now if they were not; None for a new slot.
 
-        ``suspect`` is called with all segments before these are sealed, whenever the seal was missing.
+        Where the seal was missing, ``suspect`` is called with all segments before they are sealed.
         """
         while True:
             found = self.read()
@@ -133,7 +133,7 @@ def seal(segments: Iterable[Stored], run: str = "", seen: Collection[bytes] = ()
 
 
 def uncertain(segments: list[Stored]) -> list[Stored]:
-    """Those of an unfinished slot whose messages the server may deliver again."""
+    """The segments of an unfinished slot whose messages the server may deliver again."""
     last = segments[-1].head
     return [*(segments[index] for index in last.open), segments[-1]]
 
@@ -144,7 +144,7 @@ def seals(folder: str) -> dict[int, Head]:
 
 
 def uncertain_elsewhere(folder: str, slot: int) -> list[Stored]:
-    """The segments of the other slots of a batch whose messages may be delivered again, and are no suspects yet."""
+    """Segments of other slots of a batch whose messages may be delivered again and are no suspects yet."""
     found = []
     for other, last in _last_files(folder).items():
         if other != slot and not last.head.is_seal:
@@ -163,7 +163,7 @@ def _last_files(folder: str) -> dict[int, Stored]:
 
 
 def replace_file(path: str, data: bytes) -> None:
-    """Write a file anew, whole or not at all."""
+    """Write a file completely, or leave the one that was there."""
     temporary = f"{os.path.dirname(path)}/{TEMPORARY}{uuid.uuid4().hex}"
     descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:

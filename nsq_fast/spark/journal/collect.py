@@ -1,14 +1,13 @@
 """One task: take a slot's messages from the server into the journal, segment by segment, and seal the slot.
 
-For each segment: gather what was granted; write it, fsync, claim its number,
-fsync the folder; then FIN. Writing is done in a thread, and where there is more
-than one segment to come several connections take turns, so that one receives
-while what another has gathered is on its way to the disk.
+For each segment: receive what RDY allows, write it, fsync, claim its number,
+fsync the folder, then send the FINs. A thread does the writing. When more than
+one segment is to come, several connections take turns: one receives while the
+messages of another are written.
 
-Nothing is acknowledged before it is claimed. Whatever ends the work early, what
-was claimed is finished and what was not goes back to the queue, if the
-connection is still there; if it is not, the server gives it again after its
-timeout.
+No FIN is sent before the segment is claimed. However the work ends, messages
+that were claimed are finished, and the others are requeued if the connection
+still exists; if not, the server delivers them again after its timeout.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from .writer import Writer
 logger = logging.getLogger(__name__)
 
 MAX_WINDOW = 10_000
-"""Most messages in flight on a connection, should the server's max_rdy_count be larger; and so of a segment."""
+"""Most messages in flight on a connection, and so in a segment, where the server's max_rdy_count allows more."""
 
 MAX_SEGMENT_BYTES = 32 * 1024 * 1024
 _STEP = 512
@@ -51,7 +50,7 @@ _LAST_WAIT = 0.05
 _CLOSE_TIMEOUT = 10.0
 _CONNECT_PAUSE = 0.2
 CONNECT_PATIENCE = 10.0
-"""How long a server that cannot be reached is tried again before the slot stays empty, in seconds."""
+"""Seconds for which an unreachable server is retried; then the slot stays empty."""
 
 
 @dataclass
@@ -107,9 +106,9 @@ class Collector:
         self._is_over = False
 
     def run(self) -> list[Stored]:
-        """The segments of the slot: those that there are, or new ones. Sealed when it returns.
+        """The segments of the slot: those of an earlier attempt, or new ones. The slot is sealed when this returns.
 
-        Raises JournalTaken or JournalClosed when another attempt got in between; this one is to fail then.
+        Raises JournalTaken or JournalClosed when another attempt was faster; this one must fail then.
         """
         found = self.chain.settle(lambda segments: self._suspect(uncertain(segments)))
         if found is None:
@@ -246,7 +245,7 @@ class Collector:
             self._lose(connection, error)
 
     def _settle(self, connection: JournalConnection) -> None:
-        """What was being written is, so finish it; and ask for more before that makes room."""
+        """The writing is done: finish its messages, after asking for more, which their FINs make room for."""
         work = connection.work
         if work is None:
             return
@@ -262,7 +261,7 @@ class Collector:
         connection.dropped.update(work.dropped)
 
     def _refuse(self, connection: JournalConnection, work: Work) -> None:
-        """It is too late to keep these: the server gives them to somebody else, or has done so."""
+        """It is too late to keep these messages: the server gives them to another consumer, or has done so."""
         logger.warning("slot %s: %s messages came too late to be kept", self.slot.name, len(work.ids) // 16)
         self._is_over = True
         self._grant(connection)
@@ -276,18 +275,21 @@ class Collector:
         connection.begin(columns.ids, dropped, result)
 
     def _unfinished(self) -> list[Stored]:
-        """What is claimed in this batch and may come again: of this slot, and of those whose attempt may have died."""
+        """Segments claimed in this batch that may be delivered again.
+
+        They are those of this slot, and of slots whose attempt may have died.
+        """
         ours = [self._segments[number] for number in self._open()]
         with contextlib.suppress(FileNotFoundError):  # too late for this attempt, as its next claim will tell
             return ours + uncertain_elsewhere(self.chain.folder, self.chain.slot)
         return ours
 
     def _open(self) -> list[int]:
-        """The segments that one of their connections is not sure of."""
+        """The segments whose FINs the server may not have taken."""
         return sorted(number for number, connections in list(self._unsure.items()) if connections > 0)
 
     def _keep(self, columns: Any, connections: int) -> int:
-        """In the thread: make a segment of what so many connections have gathered, and return its number."""
+        """In the thread: write what several connections have gathered as one segment, and return its number."""
         number = len(self._segments)
         head = Head(
             rows=columns.count,
@@ -304,9 +306,9 @@ class Collector:
     # The end
 
     def _lose(self, connection: JournalConnection, error: NsqError) -> None:
-        """What the connection has claimed is kept, the rest comes again. The slot is sealed with what there is.
+        """The connection is lost: keep what it has claimed, let the server deliver the rest again, and seal the slot.
 
-        Raises what will not be better the next time.
+        Raises errors that a retry would meet again.
         """
         if not _is_passing(error):
             raise error
@@ -332,7 +334,7 @@ class Collector:
             self.suspects.add(key for key in _message_keys(self._segments) if key[:16] in late)
 
     def _leave_in_order(self) -> None:
-        """After a failure: finish what is claimed, give back what is not."""
+        """After a failure: finish what is claimed, requeue what is not."""
         for connection in self._connections:
             with contextlib.suppress(Exception):
                 self._finish_claimed(connection)

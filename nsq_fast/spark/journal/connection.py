@@ -1,13 +1,13 @@
-"""One connection that fills one segment after another, and how far the server has taken what it was told.
+"""One connection that fills one segment after another, and knows which of its FINs the server has processed.
 
-Not a message more is asked for than is granted: RDY is what lies here
-unfinished and what is still to come. So nothing is left over at the end,
-unless another consumer takes part.
+It never asks for more messages than were granted: RDY is the number of messages
+here that are unfinished plus those still to come. So nothing is left over at
+the end, unless another consumer takes messages of the channel.
 
-What the server has taken can be told from what it sends: it gives the n-th
-message only when all but RDY of those before it are finished, and it carries
-FINs out in their order. Only messages that had time to run into the server's
-timeout may have left that way, so what took long is never taken for finished.
+What the server sends shows which FINs it has processed: it sends the n-th
+message only when all messages before it but RDY are finished, and it processes
+FINs in their order. A message may also have left by the server's timeout, so
+one that was here for long is never taken for finished.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ class JournalConnection:
         return self.subscription.info.msg_timeout
 
     def grant(self, rows: int) -> None:
-        """Ask for so many more. Before the FIN of what is unfinished, which makes room for them."""
+        """Ask for so many more messages. To be called before the FINs that make room for them."""
         self.outstanding += rows
         self._largest_rdy = max(self._largest_rdy, self.outstanding)
         self._last_granted_at, self._granted_at = self._granted_at, time.monotonic()
         self.subscription.set_rdy(self.outstanding)
 
     def give_up(self) -> None:
-        """Ask for nothing more, what was granted included."""
+        """Ask for no more messages, and none of those that were granted."""
         self.outstanding = 0
 
     def took(self, columns: Columns) -> None:
@@ -101,7 +101,7 @@ class JournalConnection:
         self.unsure.append(Claimed(number, work.arrived, work.granted_at))
 
     def sure(self) -> list[int]:
-        """The segments that are known to be finished now, and were not before."""
+        """The segments that are now known to be finished and were not before."""
         now = time.monotonic()
         known = [
             each

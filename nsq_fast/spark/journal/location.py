@@ -1,6 +1,7 @@
-"""Where a journal may lie: on a file system that all see, where ``link`` makes a name or refuses, and files stay put.
+"""Check where a journal lies: a file system that all processes see, where ``link`` is atomic and files stay in place.
 
-What is no path is refused as soon as it is seen. Whether ``link`` works as it must is tried in the folder itself.
+A value that is no path is refused at load. Whether ``link`` works is tried in
+the folder itself.
 """
 
 from __future__ import annotations

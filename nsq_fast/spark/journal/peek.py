@@ -1,8 +1,8 @@
-"""Looks at the messages of a channel and puts them back.
+"""Reads the messages of a channel and requeues them.
 
-A connection may hold only so many, so they are taken window by window, and
-given back as soon as they are here. What is given back comes to the end of the
-queue, so the windows go round it once; an id that comes again is left out.
+A connection may hold only so many, so they are taken window by window and
+requeued at once. nsqd puts them at the end of its queue, so the windows go
+through the queue once; an id that comes a second time is left out.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Peek:
                 logger.warning("slot %s: %s of %s messages were seen", slot.name, len(self._seen), slot.rows)
 
     def _take(self, subscription: ColumnSubscription, window: int) -> Columns:
-        """A window, given back at once: nothing is held while Spark works on it."""
+        """A window, requeued at once: nothing is held while Spark works on its rows."""
         subscription.set_rdy(window)
         columns = subscription.fetch(_WAIT, window)
         subscription.set_rdy(0)

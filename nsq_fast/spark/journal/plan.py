@@ -1,12 +1,12 @@
-"""Offsets, and how many rows of a batch come from where. Nothing here asks a server or looks at the clock.
+"""Offsets, and how many rows of a batch come from where. Nothing here asks a server or reads a clock.
 
-An offset names the journal, the batch and each slot with the rows planned for
-it. What a batch is made of is never worked out a second time: an nsqd that has
-left the lookup service meanwhile may have rows in the journal.
+An offset names the journal, the batch, and each slot with the rows planned for
+it. A batch is planned only once, because an nsqd that has left lookup since may
+have rows in the journal.
 
-A *source* is where messages wait: an nsqd, called by its address, or a
-partition of a redesigned topic, called ``p3``. A *slot* is one task that reads
-from a source; ``#1`` marks the second of a source.
+A *source* is where messages wait: an nsqd, named by its address, or a partition
+of a redesigned topic, named ``p3``. A *slot* is one task that reads from a
+source; ``#1`` marks the second slot of a source.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def parse_source(source: str) -> int | Address:
 
 
 def plan_rows(available: Mapping[str, int], limit: int | None) -> dict[str, int]:
-    """Share ``limit`` rows out among sources: alike, but what one does not have is for the others.
+    """Share ``limit`` rows out evenly among the sources; what one source does not have goes to the others.
 
-    None means all there is. Sources without rows are left out.
+    A limit of None means all rows. Sources without rows are left out.
     """
     wanted = {source: rows for source, rows in sorted(available.items()) if rows > 0}
     if limit is None or sum(wanted.values()) <= limit:

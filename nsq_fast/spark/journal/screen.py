@@ -1,4 +1,4 @@
-"""Leaves out messages that the journal holds already. Costs nothing while nobody is suspected."""
+"""Leaves out messages that the journal holds already. Costs nothing while there are no suspects."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What one file of the journal holds: rows as columns, or the seal that ends a slot. Written once, never changed.
+"""One file of the journal: rows as columns, or the seal that ends a slot. Written once, never changed.
 
-A head in JSON says what follows; then come the buffers of ``Columns`` as they
-are, each at a multiple of 64 bytes. Writing copies nothing, and reading maps
-the file: a replay costs next to nothing. The numbers are in the byte order of
-the machine, which the head names.
+A JSON head describes the buffers of ``Columns`` that follow as they are, each
+at a multiple of 64 bytes. Writing copies nothing and reading maps the file, so
+a replay is cheap. Numbers are in the byte order that the head names.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Messages that are in the journal and may be delivered once more, kept until they are, or for a day.
+"""Messages that are in the journal and may be delivered once more; kept until they are, or for a day.
 
-They are those of segments whose FINs a dead attempt may not have sent, and
-those whose FIN came too late. A message is known again by its id together with
-its time of publishing, which servers keep when they deliver it again, over a
-restart, too.
+They are the messages of segments whose FINs a dead attempt may not have sent,
+and those whose FIN came too late. A message is recognised by its id and its
+timestamp, which the server keeps when it delivers the message again, and over
+a restart.
 
-Tasks add files, the driver alone changes and removes them.
+Tasks add files; the driver alone changes and removes them.
 """
 
 from __future__ import annotations

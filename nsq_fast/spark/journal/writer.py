@@ -1,6 +1,6 @@
-"""The thread that writes segments. What is gathered while it waits for the disk becomes one segment, not several.
+"""The thread that writes segments. What is gathered while it waits for the disk goes into one segment, not several.
 
-So the slower the disk is, the larger the segments are, and the rows that one fsync is for.
+So the slower the disk, the larger the segments, and the more rows for each fsync.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Part(NamedTuple):
 
 
 class Writer:
-    """Writes in the order in which it is told to. Use it in a ``with``: everything is written behind it.
+    """Writes in the order of the calls. Use it in a ``with`` block: everything is written when the block ends.
 
     Args:
         keep: makes a segment of columns, and of so many parts, and returns its number.

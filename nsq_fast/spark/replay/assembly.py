@@ -1,9 +1,9 @@
-"""A range of a partition's log, put together from what arrives.
+"""Puts a range of a partition's log together from the records that arrive.
 
-Records carry their offset and size, and the next one begins where one ends.
-So it can be told without doubt whether a range is complete, whatever came
-twice, too early, or not at all: what is handed on is contiguous from the start
-of the range to its end, and in order. A record belongs to the range in which
+A record carries its offset and its size, and the next record begins where it
+ends. So it is known for certain whether the range is complete, whatever arrived
+twice, too early, or not at all. What is handed on is in order and without a gap
+from the start of the range to its end. A record belongs to the range in which
 it begins.
 """
 
@@ -71,7 +71,7 @@ class Assembly:
         return sum(held.run.rows for held in self._held)
 
     def forget_held(self) -> None:
-        """Let go of what waits; it has to come again."""
+        """Drop the records that wait; they have to be delivered again."""
         self._held.clear()
 
     def add(self, columns: Columns) -> list[Run]:
@@ -81,7 +81,7 @@ class Assembly:
         return self._ready()
 
     def skip_to(self, offset: int) -> list[Run]:
-        """Go on at ``offset``: there is nothing before it. What is ready now."""
+        """Continue at ``offset``: there is nothing before it. Returns what is ready now."""
         self.expected = max(self.expected, offset)
         return self._ready()
 

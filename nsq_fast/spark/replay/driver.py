@@ -1,4 +1,4 @@
-"""What the driver asks the servers of a stream: not too often, and in spite of failures that pass."""
+"""What the driver of a stream asks the servers, with a limit on how often, and with retries of failures that pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .start import Resolver
 logger = logging.getLogger(__name__)
 
 POLL_INTERVAL = 0.2
-"""The servers are asked for news at most so often, in seconds: Spark asks 50 times a second."""
+"""Fewest seconds between two questions to the servers: Spark asks 50 times a second."""
 
 RELEASE_INTERVAL = 1.0
 
@@ -72,7 +72,7 @@ class Driver:
         return {partition: Route.of(log) for partition, log in self._logs.items()}
 
     def release(self, offsets: Offsets) -> None:
-        """Let the channel stand where all before it may be forgotten. It may as well be done the next time."""
+        """Move the channel to where everything before it may be forgotten. When that fails, the next call does it."""
         now = time.monotonic()
         if now - self._released_at < RELEASE_INTERVAL:
             return

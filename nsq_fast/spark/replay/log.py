@@ -1,9 +1,9 @@
-"""The logs of a topic's partitions, as the nsqds that lead them tell over HTTP.
+"""The logs of a topic's partitions, as the leading nsqds report them over HTTP.
 
-Offsets are in bytes, and where records begin is only known to nsqd: it finds
-the record at or behind an offset, and the record of a number (they are counted
-from 1). Leaders move; what is asked of the wrong nsqd fails, and is to be asked
-again after ``forget_leaders``.
+Offsets are in bytes, and only nsqd knows where records begin: it finds the
+record at or behind an offset, and the record of a number (they are counted from
+1). Leaders move; a request to the wrong nsqd fails, and has to be repeated after
+``forget_leaders``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEADERS_AGE = 30.0
 """Leaders are looked up anew after so many seconds, even if they answer: there may be new partitions."""
 
 _LOOKUP_PAUSE = 0.5
-_NOT_FOUND = (400, 404, 500)  # nsqd stumbles over what lies behind the end of the log
+_NOT_FOUND = (400, 404, 500)  # what nsqd answers to an offset behind the end of its log
 
 
 class Channel(NamedTuple):

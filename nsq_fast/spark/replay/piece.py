@@ -16,7 +16,7 @@ from .position import Offsets
 
 @dataclass(frozen=True)
 class Route:
-    """How a partition was to be read when the batch was planned; a task that finds it stale looks for itself."""
+    """How a partition was to be read when the batch was planned; a task that finds it out of date asks for itself."""
 
     nsqd: Nsqd
     is_ordered: bool

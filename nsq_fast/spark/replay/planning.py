@@ -1,8 +1,9 @@
-"""How far the next batch goes: everything there is, or so many rows of it, shared out among partitions.
+"""Where the next batch ends: at all that there is, or after so many rows, shared out among the partitions.
 
-Without a limit a batch ends where the logs end. With one, each partition gets
-its share by what it has, as in Kafka's connector, and nsqd is asked where the
-record of that number begins: exactly so many rows, whatever their size.
+Without a limit a batch ends where the logs end. With one, each partition gets a
+share in proportion to what it has, as in Kafka's connector, and nsqd is asked
+where the record of that number begins: the batch has exactly so many rows,
+whatever their size.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Positions in a topic, as Spark keeps them in its checkpoint.
 
-A position is ``{partition: offset}``, the offset being that of the next record
-in the partition's log; in the checkpoint it is a JSON object with partitions as
-keys. Spark asks for the initial position again when it repeats the first batch,
-and *latest* would be another one then: so the end of the first batch tells
+A position maps partitions to offsets, each that of the next record in the
+partition's log; in the checkpoint it is a JSON object with partitions as keys.
+Spark asks for the initial position again when it repeats the first batch, and
+*latest* would then be another position. So the end of the first batch also says
 where that batch began (``begin``).
 """
 

@@ -1,14 +1,15 @@
 """Reading one piece of a log: all of it, in order, each record once, whatever happens meanwhile.
 
-A piece is read on a channel that exists for nothing else: subscribing makes it,
-it is told where to begin, and it goes with the connection. So two attempts at
-one piece never take each other's messages, and nothing that a killed attempt
-leaves behind matters. (Where channels must be registered there is only the one
-of the options; what another attempt takes from it is a hole then, and is sent
-again.) FIN tells Spark nothing here, it only makes nsqd send more.
+A piece is read on a channel of its own. SUB creates the channel, its position is
+set to the start of the piece, and it goes when the connection ends. So two
+attempts at one piece never take messages from each other, and nothing that a
+killed attempt leaves behind matters. (Where channels must be registered, the
+channel of the options is the only one. What another attempt takes from it is
+missing here, and is requested again.) FIN has no meaning for Spark here; it only
+makes nsqd send more.
 
-When the connection ends, or the leader is another one, reading goes on where it
-was. When what comes does not go on there, the log is asked why.
+When the connection ends or the leader changes, reading continues where it was.
+When the records that arrive leave a gap, the log is asked why.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class PieceReader:
             subscription.abort()
 
     def _handed_on(self) -> Iterator[pa.RecordBatch]:
-        """What there is. Spark may take its time: that is not ours."""
+        """The records that are ready. The time that Spark takes for them does not count as ours."""
         for batch in self._batches.take():
             yield batch
             self._has_come_on()

@@ -1,4 +1,4 @@
-"""What the options mean by a position: offsets for the partitions, as their logs are now."""
+"""Turn the positions in the options into offsets of the partitions, as their logs are now."""
 
 from __future__ import annotations
 

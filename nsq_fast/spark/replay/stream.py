@@ -1,9 +1,9 @@
-"""The stream reader: what Spark's driver asks about offsets, and the reading of a batch.
+"""The stream reader: answers what Spark's driver asks about offsets, and reads batches.
 
-Exactly once towards Spark: a batch is a range of offsets in Spark's checkpoint,
-and what is read for it is the same each time. The channel of the options is
-only moved along behind what Spark has committed, so that the servers keep what
-may be asked for again, and show how far behind the query is.
+Exactly once for Spark: a batch is a range of offsets in Spark's checkpoint, and
+reading it gives the same rows each time. The channel of the options only
+follows what Spark has committed, so that the servers keep what may be asked for
+again, and show how far the query is behind.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BACKLOG = "backlogBytes"
 
 
 class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads ranges of offsets. Made in several processes and pickled into tasks: what it has learnt stays behind."""
+    """Reads ranges of offsets. Made in several processes and pickled into tasks, without what it has learnt."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options

@@ -1,4 +1,4 @@
-"""The sink: rows of a DataFrame become messages. Arrow batches go in, MPUB commands go out, row by row nothing."""
+"""The sink: rows of a DataFrame become messages. Arrow batches go in, MPUB commands go out; no object for each row."""
 
 from __future__ import annotations
 

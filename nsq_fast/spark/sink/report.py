@@ -1,4 +1,4 @@
-"""What a write did: of one task, for its commit message, and of all of them."""
+"""The outcome of a write: of one task, for its commit message, and of all tasks."""
 
 from __future__ import annotations
 

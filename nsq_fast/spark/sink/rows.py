@@ -1,7 +1,7 @@
-"""One Arrow batch as the sink sees it: our columns, by our names; and the rows that cannot be published found.
+"""One Arrow batch as the sink sees it: its columns under our names, and the rows that cannot be published.
 
-What is found here is found before anything of the batch is sent. Checks are
-made of whole columns; a Python object is made of the row that is at fault.
+Those rows are found before anything of the batch is sent. Checks are made on
+whole columns; a Python object is made only of the row that is at fault.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From records to lives: what became of one message in one channel of its topic.
 
-Publishes are put into every channel that is known for their topic and laid together with the deliveries by topic,
-partition, internal id, trace id and channel. That is one grouping, which takes a partition that is null for what it
-is, and one shuffle.
+Each publish is put into every channel that is known for its topic, and grouped with the deliveries by topic,
+partition, internal id, trace id and channel. That takes one grouping, in which a null partition equals another, and
+one shuffle.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From the lines of trace logs to records: parsed by Spark itself, with a fixed schema.
 
-Lines may have anything before their JSON; blank ones are skipped. A line that holds no record is kept as a row with
-a ``problem``: nothing is thrown away in silence, and nothing stops at it.
+A line may have anything before its JSON; blank lines are skipped. A line without a record is kept as a row with a
+``problem``: nothing is dropped without a word, and no line stops the run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A Spark session for a program that has none of its own: local, quiet, with what it needs checked before."""
+"""Start a local Spark session for a program that has none, after checking that Spark can run here."""
 
 from __future__ import annotations
 

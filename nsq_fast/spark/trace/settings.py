@@ -1,4 +1,4 @@
-"""What a run of the trace pipeline is asked for."""
+"""The settings of one run of the trace pipeline."""
 
 from __future__ import annotations
 

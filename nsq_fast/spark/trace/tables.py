@@ -1,4 +1,4 @@
-"""The tables that are computed from lives and records, and writing all of them."""
+"""Compute the tables from lives and records, and write them."""
 
 from __future__ import annotations
 

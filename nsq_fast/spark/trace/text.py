@@ -1,4 +1,4 @@
-"""The words of the report, its style, and how figures are written."""
+"""The texts and the style of the report, and how its figures are written."""
 
 from __future__ import annotations
 
