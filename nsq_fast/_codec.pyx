@@ -41,6 +41,8 @@ cdef object _MAX_U64 = 0xffffffffffffffff
 cdef object _MAX_I64 = 0x7fffffffffffffff
 cdef object _MIN_I64 = -0x8000000000000000
 
+MESSAGE_ID_SIZE = ID_SIZE
+
 TracedReply = namedtuple("TracedReply", ["internal_id", "trace_id", "offset", "size"])
 TracedReply.__doc__ = "Answer to a traced publish: ids, and where its record lies in the partition's log."
 TracedReply.__module__ = "nsq_fast._codec"
@@ -141,16 +143,6 @@ cdef class Message:
     cpdef bint mark_responded(self) noexcept:
         """Mark it as answered; False when it already was."""
         if self._flags & RESPONDED:
-            return False
-        self._flags |= RESPONDED
-        return True
-
-    cpdef bint mark_returned(self) noexcept:
-        """Its handler has returned: mark it as answered, for whoever called to finish it.
-
-        False when it was answered already, or is to be answered later (``enable_async``): there is nothing to do then.
-        """
-        if self._flags & (RESPONDED | ASYNC):
             return False
         self._flags |= RESPONDED
         return True

@@ -7,6 +7,7 @@ from ._codec import Message, TruncatedMessage
 from .errors import NsqError, ServerError
 
 DEFAULT_MAX_FRAME_SIZE: Final[int]
+MAX_COLUMN_FRAME_SIZE: Final[int]
 OK: Final[Response]
 HEARTBEAT: Final[Response]
 CLOSE_WAIT: Final[Response]

@@ -64,6 +64,8 @@ cdef enum:
     MAX_EXT_SIZE = EXT_VERSION_SIZE + EXT_LENGTH_SIZE + 0xffff
 
 DEFAULT_MAX_FRAME_SIZE = 8 * 1024 * 1024
+# A larger message would leave too little of a column for the rest of the chunk that it ends in.
+MAX_COLUMN_FRAME_SIZE = MAX_COLUMN_SIZE - 16 * 1024 * 1024
 
 cdef Py_ssize_t NO_LIMIT = <Py_ssize_t> ((<size_t> -1) >> 1)
 

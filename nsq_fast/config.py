@@ -249,7 +249,11 @@ class ConnectionConfig(Config):
         30.0, "limit for the peer to take bytes that wait to be written", unit="s", minimum=0.001
     )
     max_frame_size: int = option(
-        8 * 1024 * 1024, "largest frame that is accepted from nsqd", unit="bytes", minimum=1024, maximum=2**31 - 1
+        8 * 1024 * 1024,
+        "largest frame that is received from nsqd; a larger message comes without its body, to the give-up policy",
+        unit="bytes",
+        minimum=1024,
+        maximum=2**31 - 1,
     )
     local_address: str | None = option(None, "local address to connect from", kind=str)
 

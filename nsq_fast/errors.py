@@ -11,6 +11,7 @@
     |- AlreadyResponded                    a message was answered twice
     |- NotRunning                          the consumer or producer is not started, or closed
     |- WrongThread (RuntimeError)          called in another thread than the one that owns the object; nothing was done
+    |- MessageTooLarge                     a message is larger than max_frame_size: its body was not received
     |- InternalError                       a fault of nsq_fast itself, in one of its background greenlets
     |- ServerError                         the server answered with an error frame: one class per code
     |- ConnectionLost (OSError)
@@ -41,8 +42,6 @@ Policy is data on the class (``fatal``, ``retriable``, ``stale_topology``,
 from __future__ import annotations
 
 from typing import Any, ClassVar
-
-from .printable import printable
 
 
 class NsqError(Exception):
@@ -77,6 +76,31 @@ class RemoteProtocolError(ProtocolError):
     """The peer sent bytes that are not NSQ, or a frame beyond the size limit."""
 
 
+class MessageTooLarge(NsqError):
+    """A message whose frame is larger than ``max_frame_size``: its headers were read, its body was not.
+
+    Attributes:
+        message_id: its id, 16 bytes.
+        attempts: deliveries so far, this one included.
+        body_size: bytes of its body.
+        max_frame_size: the limit, in bytes.
+    """
+
+    def __init__(self, message_id: bytes, attempts: int, body_size: int, max_frame_size: int) -> None:
+        super().__init__(message_id, attempts, body_size, max_frame_size)
+        self.message_id = message_id
+        self.attempts = attempts
+        self.body_size = body_size
+        self.max_frame_size = max_frame_size
+
+    def __str__(self) -> str:
+        shown = self.message_id.decode() if self.message_id.isalnum() else self.message_id.hex()
+        return (
+            f"message {shown} (attempt {self.attempts}) has a body of {self.body_size} bytes: its frame is larger than"
+            f" max_frame_size={self.max_frame_size}, so the body was not received; raise max_frame_size to receive it"
+        )
+
+
 class AlreadyResponded(NsqError):
     """FIN or REQ of a message that has been answered before."""
 
@@ -109,9 +133,7 @@ class ConnectionClosed(ConnectionLost):
 class HttpError(NsqError):
     """An HTTP request to nsqd or nsqlookupd failed.
 
-    Attributes:
-        status: None when there was no HTTP reply at all (refused, timed out, broken).
-        text: what the server said, as it came; ``str()`` of the error shows it with control characters escaped.
+    ``status`` is None when there was no HTTP reply at all (refused, timed out, broken).
     """
 
     def __init__(self, url: str, status: int | None, text: str) -> None:
@@ -121,11 +143,7 @@ class HttpError(NsqError):
         self.text = text
 
     def __str__(self) -> str:
-        text = printable(self.text)
-        return f"{self.url}: {text}" if self.status is None else f"{self.url}: {self.status} {text}"
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self)!r})"
+        return f"{self.url}: {self.text}" if self.status is None else f"{self.url}: {self.status} {self.text}"
 
 
 class LookupFailed(NsqError):
@@ -261,10 +279,6 @@ class WrongThread(NsqError, RuntimeError):
     """A method was called in another thread than the one in which its object runs. Nothing was done."""
 
 
-class HandlerDeferred(NsqError, TypeError):
-    """A handler returned a coroutine, a generator or another awaitable: it has not run, and its message is requeued."""
-
-
 class InternalError(NsqError):
     """A background greenlet of nsq_fast failed in a way that nobody foresaw, which is ``__cause__``. It goes on."""
 
@@ -274,8 +288,7 @@ class ServerError(NsqError):
 
     Attributes:
         code: first token of the frame, e.g. ``E_BAD_TOPIC``.
-        detail: the text after the code as it came, possibly empty. ``str()`` of the error shows it with control
-            characters escaped, and its beginning only when it is long.
+        detail: the text after the code, possibly empty.
         fatal: the original server closes the connection after it (``protocol.dialect`` knows the exceptions).
         retriable: a publish that failed with it may be tried again.
         stale_topology: what we know of leaders is out of date; look up before trying again.
@@ -297,11 +310,8 @@ class ServerError(NsqError):
             self.code = code  # type: ignore[misc]  # an unknown code lives on the instance
 
     def __str__(self) -> str:
-        said = printable(f"{self.code} {self.detail}".rstrip())
+        said = f"{self.code} {self.detail}".rstrip()
         return f"{said} ({self.hint})" if self.hint else said
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self)!r})"
 
 
 class Invalid(ServerError):

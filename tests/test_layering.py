@@ -23,21 +23,20 @@ from nsq_fast import runtime
 PACKAGE = Path(__file__).parent.parent / "nsq_fast"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
-DATA = {"errors", "config", "keywords", "names", "printable", "_lazy", "_version"}
+DATA = {"errors", "config", "keywords", "names", "_lazy", "_version"}
 CORE = {"_codec", "_frame"}
 # Layer -> the layers it may import besides itself. The package's __init__ resolves its names lazily.
 ALLOWED = {
     "__init__": DATA,
     "__main__": {"cli"},
-    "errors": {"printable"},
-    "printable": set(),
+    "errors": set(),
     "_lazy": set(),
     "_version": set(),
     "names": DATA,
     "config": DATA,
     "keywords": set(),
     "protocol": DATA | CORE,
-    "runtime": DATA | CORE | {"_time_slice", "protocol"},
+    "runtime": DATA | CORE | {"protocol"},
     "broker": DATA | CORE | {"protocol", "runtime"},
     "gnsq": DATA | CORE | {"protocol", "runtime", "__init__"},
     "page": set(),

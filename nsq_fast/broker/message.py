@@ -10,17 +10,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-FRAME_HEAD = struct.Struct(">iiqH16s")
-"""What a frame begins with: size of what follows the size, type, timestamp in ns, attempts, id."""
-
+_HEAD = struct.Struct(">iiqH16s")
 _ATTEMPTS = struct.Struct(">H")
 _ATTEMPTS_AT = 16
-BODY_AT = FRAME_HEAD.size
-"""Where the body begins in a frame."""
+BODY_AT = 34
+"""Where the body begins in a frame: size, type, timestamp, attempts, id."""
 
-FRAME_TYPE = 2
-"""The type of a MESSAGE frame (nsqio/nsq: nsqd/protocol_v2.go, frameTypeMessage)."""
-
+_FRAME_TYPE = 2
 _FIXED = BODY_AT - 4
 MAX_ATTEMPTS = 65535
 
@@ -71,5 +67,7 @@ class Message:
 
 def encode_frames(ids: Sequence[bytes], bodies: Sequence[bytes], timestamp: int) -> list[bytes]:
     """The frames of a batch of bodies published at ``timestamp`` nanoseconds."""
-    pack = FRAME_HEAD.pack
-    return [pack(_FIXED + len(body), FRAME_TYPE, timestamp, 1, id) + body for id, body in zip(ids, bodies, strict=True)]
+    pack = _HEAD.pack
+    return [
+        pack(_FIXED + len(body), _FRAME_TYPE, timestamp, 1, id) + body for id, body in zip(ids, bodies, strict=True)
+    ]

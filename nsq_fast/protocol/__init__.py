@@ -6,9 +6,9 @@ the modules behind it are not.
 
 from __future__ import annotations
 
-from nsq_fast._codec import Message, TracedReply
+from nsq_fast._codec import Message, TracedReply, TruncatedMessage
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import LocalProtocolError, ProtocolError, RemoteProtocolError, ServerError
+from nsq_fast.errors import LocalProtocolError, MessageTooLarge, ProtocolError, RemoteProtocolError, ServerError
 
 from .backoff import Backoff, ReconnectDelay
 from .dialect import ORIGINAL, REDESIGNED, Dialect
@@ -20,6 +20,7 @@ from .events import (
     Event,
     Heartbeat,
     Identified,
+    MessageSkipped,
     Ready,
     Reply,
     ServerFailed,
@@ -50,6 +51,8 @@ __all__ = [
     "LocalProtocolError",
     "LookupAnswer",
     "Message",
+    "MessageSkipped",
+    "MessageTooLarge",
     "Nsqd",
     "ProtocolError",
     "Ready",
@@ -62,6 +65,7 @@ __all__ = [
     "Session",
     "Stage",
     "TracedReply",
+    "TruncatedMessage",
     "UpgradeNeeded",
     "parse_lookup",
 ]

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from nsq_fast._codec import TracedReply
-from nsq_fast.errors import ServerError
+from nsq_fast._codec import TracedReply, TruncatedMessage
+from nsq_fast.errors import MessageTooLarge, ServerError
 
 from .identify import AuthInfo, ServerInfo
 
@@ -58,6 +58,16 @@ class Ready(Event, frozen=True):
 
 class Heartbeat(Event, frozen=True):
     """The server wants a sign of life: ``send`` is a NOP."""
+
+
+class MessageSkipped(Event, frozen=True):
+    """A message above ``max_frame_size`` has passed. It is in flight: finish or requeue it as any other.
+
+    ``message`` has everything but its body.
+    """
+
+    message: TruncatedMessage
+    error: MessageTooLarge
 
 
 class Reply(Event, frozen=True):

@@ -25,11 +25,12 @@ from typing import Any, TypeAlias
 
 from nsq_fast import _codec
 from nsq_fast._codec import Message, TruncatedMessage
-from nsq_fast._frame import OK, ColumnReader, ErrorFrame, FrameReader, Response
+from nsq_fast._frame import MAX_COLUMN_FRAME_SIZE, OK, ColumnReader, ErrorFrame, FrameReader, Response
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import LocalProtocolError, NsqError, RemoteProtocolError
+from nsq_fast.errors import LocalProtocolError, MessageTooLarge, NsqError, RemoteProtocolError
 from nsq_fast.names import check_channel, check_topic
 
+from .delivery_limit import DeliveryLimit
 from .dialect import ANSWER_ERRORS, ORIGINAL, PUBLISHES, concerns_unanswered, dialect_of, message_id_in, receipt_in
 from .events import (
     AnswerFailed,
@@ -39,6 +40,7 @@ from .events import (
     Event,
     Heartbeat,
     Identified,
+    MessageSkipped,
     Ready,
     Reply,
     ServerFailed,
@@ -101,6 +103,7 @@ class Session:
         self._responder = responder
         self._reader = FrameReader(max_frame_size=MAX_HANDSHAKE_FRAME)
         self._pending: deque[tuple[str, Any]] = deque()
+        self._limit: DeliveryLimit
         self._upgrades: list[UpgradeKind] = []
         self._is_subscribed = False
         self._is_closing = False
@@ -150,10 +153,11 @@ class Session:
 
         Args:
             data: what was read; ``b""`` for the end of the stream.
-            now: becomes ``received_at`` of the messages.
+            now: a monotonic time in seconds. It becomes ``received_at`` of the messages, and is needed to notice a
+                server that ignores RDY.
 
         Raises:
-            RemoteProtocolError: the server broke the protocol.
+            RemoteProtocolError: the server broke the protocol, or sends many more messages than RDY allows.
             LocalProtocolError: called before ``connect()``, or between UpgradeNeeded and ``upgraded()``.
         """
         if self._stage is not Stage.READY:
@@ -169,6 +173,7 @@ class Session:
             self.failure = reader.error
         if count:
             self.in_flight += count
+            self.note_messages(count, now)
             if count == len(frames):
                 return frames
         return self._events(frames)
@@ -181,9 +186,29 @@ class Session:
         """
         self._check_subscribed("columns")
         layout = self._reader
-        reader = ColumnReader(detail=layout.detail, ext=layout.ext, max_frame_size=layout.max_frame_size)
+        reader = ColumnReader(
+            detail=layout.detail,
+            ext=layout.ext,
+            max_frame_size=min(layout.max_frame_size, MAX_COLUMN_FRAME_SIZE),
+            skip_oversized=True,
+        )
         reader.feed(layout.take_buffered())
         return reader
+
+    def note_messages(self, count: int, now: float) -> None:
+        """Note that so many messages were received by ``now``, in columns: ``receive`` notes its own.
+
+        Sets ``failure``, and so ends the conversation, when that is many more than RDY allows.
+        """
+        if self._limit.is_exceeded(count, now) and self.failure is None:
+            self.failure = RemoteProtocolError(
+                f"the server ignores RDY: {self._limit.level:.0f} messages are unanswered, and the highest RDY that was"
+                f" sent to it allows {self._limit.limit:.0f} with all that time-outs explain; RDY is {self.rdy} now"
+            )
+
+    def note_answers(self, count: int) -> None:
+        """Note that so many messages are being finished or requeued, by commands that were not built here."""
+        self._limit.answered(count)
 
     def interpret(self, frames: Sequence[Response | ErrorFrame | TruncatedMessage]) -> list[Any]:
         """The events that frames of a column reader are; raises as ``receive`` does."""
@@ -215,6 +240,8 @@ class Session:
                     events.append(Reply(command=command, data=b"OK", token=token))
                 elif kind is Response:
                     events.append(self._response(frame.data))
+                elif kind is TruncatedMessage:
+                    events.append(self._skipped(frame))
                 else:
                     events.append(self._error(frame))
                     if getattr(events[-1], "fatal", False):
@@ -226,6 +253,11 @@ class Session:
             if not events:
                 raise
         return events
+
+    def _skipped(self, message: TruncatedMessage) -> Event:
+        self.in_flight += 1
+        error = MessageTooLarge(message.id, message.attempts, message.body_size, message.max_frame_size)
+        return MessageSkipped(message=message, error=error)
 
     def _is_over(self, events: list[Any]) -> None:
         # What still comes answers nothing of ours: the rest of an MPUB_EXT, say, that was taken for a command.
@@ -363,8 +395,11 @@ class Session:
 
     def _start_reading(self, events: list[Any], now: float) -> None:
         leftover = self._reader.take_buffered()
+        mute_time = self.dialect.mute_intervals * self.config.heartbeat_interval
+        self._limit = DeliveryLimit(self.info.msg_timeout, mute_time, now)
         self._reader = FrameReader(
             max_frame_size=self.config.max_frame_size,
+            skip_oversized=True,
             # the original server is told of extend_support, and ignores it
             ext=self.config.extend_support and self.dialect.has_partitions,
             responder=self._responder,
@@ -489,6 +524,7 @@ class Session:
             raise LocalProtocolError(f"RDY {count}: the server allows 0 to {self.info.max_rdy_count}")
         data = _codec.rdy(count)
         self.rdy = count
+        self._limit.rdy_sent(count)
         return data
 
     def fin(self, message: Message) -> bytes:
@@ -536,3 +572,4 @@ class Session:
         # Answering an id twice is possible for an embedder; the ledger must not go below zero for it.
         left = self.in_flight - count
         self.in_flight = left if left > 0 else 0
+        self._limit.answered(count)

@@ -14,6 +14,7 @@ holds those that came too late.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from typing import Any, TypeVar
 from gevent import Timeout
 from gevent.socket import gethostname
 
-from nsq_fast._codec import Message, fin_columns, req_columns
+from nsq_fast._codec import MESSAGE_ID_SIZE, Message, fin_columns, req_columns
 from nsq_fast._frame import ColumnReader, Columns, join_columns
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
@@ -36,7 +37,7 @@ from nsq_fast.errors import (
 )
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import Dialect
-from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Heartbeat, Reply, ServerFailed
+from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Heartbeat, MessageSkipped, Reply, ServerFailed
 from nsq_fast.protocol.identify import ServerInfo
 from nsq_fast.protocol.session import Session
 
@@ -56,6 +57,8 @@ WRITE_TURN = 0.02
 # Between reading RDY and obeying it nsqd may still push a message, which comes behind CLOSE_WAIT then.
 STRAGGLER_WAIT = 0.005
 LAST_WORDS_WAIT = 0.1
+# A message above max_frame_size is given back for so long: whoever reads it next may have a higher limit.
+SKIPPED_DELAY_MS = 90_000
 NO_WAIT = 0.001
 
 
@@ -102,6 +105,8 @@ class ColumnSubscription:
         self._held = InFlightIds()
         self._early: list[Columns] = []
         self._has_close_wait = False
+        self._unsent: deque[memoryview] = deque()
+        self._is_sending = False
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
@@ -237,8 +242,12 @@ class ColumnSubscription:
             raise
         if columns.count:
             self._held.add(columns.ids)
+            self.session.note_messages(columns.count, self.last_received_at)
         for event in events:
             self._handle_event(event)
+        if self.session.failure is not None:
+            self.abort()
+            raise self.session.failure
         return columns
 
     def _handle_event(self, event: Any) -> None:
@@ -248,11 +257,21 @@ class ColumnSubscription:
             self._has_close_wait = True
         elif isinstance(event, AnswerFailed):
             self._answer_failed(event)
+        elif isinstance(event, MessageSkipped):
+            self._message_skipped(event)
         elif isinstance(event, (CommandFailed, ServerFailed)):
             if event.fatal:
                 self.abort()
                 raise event.error
             logger.warning("%s: %s", self.address, event.error)
+
+    def _message_skipped(self, event: MessageSkipped) -> None:
+        """Give a message above ``max_frame_size`` back, so that the rest goes on."""
+        if self._options["ordered"]:  # the server ignores the delay, and sends nothing else before it
+            self.abort()
+            raise event.error
+        logger.error("%s: %s; requeued for %s s", self.address, event.error, SKIPPED_DELAY_MS // 1000)
+        self._send(self.session.req(event.message, SKIPPED_DELAY_MS))
 
     def _answer_failed(self, event: AnswerFailed) -> None:
         if not isinstance(event.error, FinFailed):
@@ -272,25 +291,39 @@ class ColumnSubscription:
         """
         self._thread.check("ColumnSubscription.finish()")
         self._held.remove(ids)
+        self.session.note_answers(len(ids) // MESSAGE_ID_SIZE)
         self._send(fin_columns(ids))
 
     def requeue(self, ids: bytes | memoryview, delay_ms: int = 0) -> None:
         """REQ of each of these ids: to be delivered again after ``delay_ms``."""
         self._thread.check("ColumnSubscription.requeue()")
         self._held.remove(ids)
+        self.session.note_answers(len(ids) // MESSAGE_ID_SIZE)
         self._send(req_columns(ids, delay_ms))
 
     def _send(self, data: bytes) -> None:
+        """Send, or leave it to the call that is sending already: it reads meanwhile, and may find a heartbeat."""
         transport = self._opened()
-        unsent = memoryview(transport.encode(data))
+        self._unsent.append(memoryview(transport.encode(data)))
+        if self._is_sending:
+            return
+        self._is_sending = True
+        try:
+            self._send_all(transport)
+        finally:
+            self._is_sending = False
+
+    def _send_all(self, transport: Transport) -> None:
         last_at = monotonic()
-        while unsent:
+        while self._unsent:
             try:
-                sent = transport.try_send(unsent)
+                sent = transport.try_send(self._unsent[0])
             except OSError as error:
                 raise self._send_failed(error) from error
             if sent:
-                unsent = unsent[sent:]
+                rest = self._unsent.popleft()[sent:]
+                if rest:
+                    self._unsent.appendleft(rest)
                 last_at = monotonic()
             elif monotonic() - last_at > self.config.write_timeout:
                 raise self._lost(f"the peer took no byte for {self.config.write_timeout} s")

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 
+from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast.errors import ConfigError
 
-ID_SIZE = 16
 # Answers set aside before they are compared: each costs the making of an object then.
 COMPARE_AT = 50_000
 
@@ -34,13 +34,13 @@ class InFlightIds:
     def add(self, ids: bytes) -> None:
         """These were received."""
         self._received.append(ids)
-        self.count += len(ids) // ID_SIZE
+        self.count += len(ids) // MESSAGE_ID_SIZE
 
     def remove(self, ids: bytes | memoryview) -> None:
         """These are answered. Raises ConfigError when they are not whole ids."""
-        if len(ids) % ID_SIZE:
-            raise ConfigError(f"ids must have a length that is a multiple of {ID_SIZE}, not {len(ids)}")
-        self.count = max(0, self.count - len(ids) // ID_SIZE)
+        if len(ids) % MESSAGE_ID_SIZE:
+            raise ConfigError(f"ids must have a length that is a multiple of {MESSAGE_ID_SIZE}, not {len(ids)}")
+        self.count = max(0, self.count - len(ids) // MESSAGE_ID_SIZE)
         if not self.count:
             self._forget()
             return
@@ -48,7 +48,7 @@ class InFlightIds:
         if rest:
             self._aside.append(bytes(rest))
             self._aside_size += len(rest)
-            if self._aside_size > COMPARE_AT * ID_SIZE:
+            if self._aside_size > COMPARE_AT * MESSAGE_ID_SIZE:
                 self._compare()
 
     def take(self) -> bytes:
@@ -81,7 +81,7 @@ class InFlightIds:
         self._forget()
         if held:
             self._received.append(b"".join(held))
-            self.count = len(self._received[0]) // ID_SIZE
+            self.count = len(self._received[0]) // MESSAGE_ID_SIZE
 
     def _forget(self) -> None:
         self._received.clear()
@@ -90,4 +90,4 @@ class InFlightIds:
 
 
 def _split(ids: bytes) -> list[bytes]:
-    return [ids[at : at + ID_SIZE] for at in range(0, len(ids), ID_SIZE)]
+    return [ids[at : at + MESSAGE_ID_SIZE] for at in range(0, len(ids), MESSAGE_ID_SIZE)]

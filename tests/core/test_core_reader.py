@@ -12,7 +12,7 @@ import pytest
 from support.core import pieces, plain, read
 
 from nsq_fast import _frame, errors
-from nsq_fast._codec import Message, encode_frame, encode_message
+from nsq_fast._codec import Message, TruncatedMessage, encode_frame, encode_message
 from nsq_fast._frame import ColumnReader, ErrorFrame, FrameReader, Response
 
 ID = b"0123456789abcdef"
@@ -276,6 +276,74 @@ def test_feed_inside_feed_is_refused() -> None:
     if sys.version_info < (3, 12):  # from then on the collector waits until the call has returned
         assert len(refusals) == 1
     assert len(reader.feed(FRAME)) == 1
+
+
+# oversized messages
+
+
+@both_readers
+def test_an_oversized_message_takes_no_memory(reader_type: Reader) -> None:
+    body = bytes(1 << 20)
+    reader: Any = reader_type(max_frame_size=1 << 20, skip_oversized=True)
+    frame = encode_message(1, 7, ID, b"")
+    head = struct.pack(">I", 30 + 64 * len(body)) + frame[4:]
+    tracemalloc.start()
+    try:
+        assert len(reader.feed(head)) == 0
+        for _ in range(63):
+            assert len(reader.feed(body)) == 0
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(errors.LocalProtocolError, match="passed over"):
+        reader.take_buffered()
+    frames = reader.feed(body + frame)
+    truncated, whole = frames if isinstance(frames, list) else (frames.frames[0], frames)
+    assert (truncated.id, truncated.attempts, truncated.body, truncated.is_truncated) == (ID, 7, b"", True)
+    assert (truncated.body_size, truncated.max_frame_size) == (64 << 20, 1 << 20)
+    assert whole.body == b""
+    assert (reader.buffered, reader.take_buffered()) == (0, b"")
+
+
+@pytest.mark.parametrize("kind", [0, 1, 3])
+@both_readers
+def test_other_frames_above_the_limit_are_errors_all_the_same(reader_type: Reader, kind: int) -> None:
+    for cut in (0, 4, 7):
+        reader: Any = reader_type(max_frame_size=1024, skip_oversized=True)
+        reader.feed(header(1025, kind)[:cut])
+        with pytest.raises(errors.RemoteProtocolError, match="frame size 1025 is not within 4 and max_frame_size=1024"):
+            reader.feed(header(1025, kind)[cut:])
+
+
+@both_readers
+def test_what_no_server_can_send_is_not_passed_over(reader_type: Reader) -> None:
+    with pytest.raises(errors.RemoteProtocolError, match="frame size 2147483648"):
+        reader_type(skip_oversized=True).feed(header(2**31, 2))
+    with pytest.raises(errors.RemoteProtocolError, match="message frame cut short"):
+        reader_type(max_frame_size=10, skip_oversized=True).feed(header(29, 2))
+
+
+@pytest.mark.parametrize(("options", "sizes"), [({"ext": True}, {"ext": b"x" * 65535}), ({"detail": True}, {})])
+@both_readers
+def test_an_oversized_message_keeps_its_headers(
+    reader_type: Reader, options: dict[str, bool], sizes: dict[str, bytes]
+) -> None:
+    given: Any = {"offset": 7, "raw_size": 9} if "detail" in options else {"ext_version": 4, **sizes}
+    stream = encode_message(1, 1, ID, b"body" * 100, **given)
+    for size in (1000, len(stream)):
+        reader: Any = reader_type(max_frame_size=100, skip_oversized=True, **options)
+        for piece in pieces(stream, size):
+            frames = reader.feed(piece)
+        (truncated,) = frames if isinstance(frames, list) else frames.frames
+        assert truncated.body_size == 400
+        assert {name: getattr(truncated, name) for name in given} == given
+
+
+def test_a_truncated_message_made_by_hand() -> None:
+    message = TruncatedMessage(1, 2, ID, body_size=100, max_frame_size=50, ext=b"{}", responder="r")
+    assert (message.id, message.attempts, message.body, message.ext, message.responder) == (ID, 2, b"", b"{}", "r")
+    assert (message.body_size, message.max_frame_size, message.is_truncated) == (100, 50, True)
+    assert not Message(1, 2, ID, b"").is_truncated
 
 
 # max_frames

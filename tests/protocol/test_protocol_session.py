@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import struct
 from typing import Any
@@ -33,6 +34,7 @@ from nsq_fast.protocol.events import (
     Disconnected,
     Heartbeat,
     Identified,
+    MessageSkipped,
     Ready,
     Reply,
     ServerFailed,
@@ -72,7 +74,8 @@ def ready(fields: dict[str, Any] | None = None, **options: Any) -> Session:
 
 
 def subscribed(**fields: Any) -> Session:
-    session = ready(fields)
+    options = {name: fields.pop(name) for name in ("max_frame_size", "heartbeat_interval") if name in fields}
+    session = ready(fields, **options)
     session.sub("t", "c")
     session.receive(OK)
     return session
@@ -569,6 +572,40 @@ def test_frames_above_the_limit_are_refused() -> None:
     session = ready(max_frame_size=2048)
     with pytest.raises(RemoteProtocolError):
         session.receive(struct.pack(">II", 2049, 0))
+
+
+def oversized(body: bytes = bytes(2048)) -> bytes:
+    return message(body, b"fedcba9876543210")
+
+
+@pytest.mark.parametrize("size", [7, 10_000])
+def test_a_message_above_the_limit_passes_and_can_be_answered(size: int) -> None:
+    session = subscribed(max_frame_size=1024)
+    stream = message(b"before") + oversized() + message(b"after") + HEARTBEAT
+    got: list[Any] = []
+    for start in range(0, len(stream), size):
+        got += session.receive(stream[start : start + size])
+    before, skipped, after, heartbeat = got
+    assert (before.body, after.body, type(heartbeat)) == (b"before", b"after", Heartbeat)
+    assert isinstance(skipped, MessageSkipped)
+    assert (skipped.message.id, skipped.message.body) == (b"fedcba9876543210", b"")
+    assert (skipped.error.message_id, skipped.error.attempts, skipped.error.body_size) == (skipped.message.id, 1, 2048)
+    assert "message fedcba9876543210 (attempt 1) has a body of 2048 bytes" in str(skipped.error)
+    assert "max_frame_size=1024" in str(skipped.error)
+    assert pickle.loads(pickle.dumps(skipped.error)).body_size == 2048
+    assert session.in_flight == 3
+    assert session.req(skipped.message, 5) == b"REQ fedcba9876543210 5\n"
+    assert session.in_flight == 2
+
+
+def test_a_message_above_the_limit_in_columns() -> None:
+    session = subscribed(max_frame_size=1024)
+    columns = session.column_reader().feed(message(b"before") + oversized() + message(b"after"))
+    assert columns.body == b"beforeafter"
+    (skipped,) = session.interpret(columns.frames)
+    assert isinstance(skipped, MessageSkipped)
+    assert session.fin(skipped.message) == b"FIN fedcba9876543210\n"
+    assert session.in_flight == 0
 
 
 def test_messages_carry_the_responder() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import trustme
+from gevent.event import Event
 from gevent.pywsgi import WSGIServer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -549,6 +550,31 @@ def test_a_peer_that_waits_for_us_to_read_is_read_from(script: Callable[..., Add
     subscription.finish(bytes(16) * 500_000)
     assert subscription.fetch(5.0, at_least=20_000).count == 20_000
     until(lambda: sum(heard) == 21 * 500_000)
+
+
+def test_a_heartbeat_read_while_writing_is_answered_behind_what_is_written(
+    script: Callable[..., Address], subscribe: Subscribe
+) -> None:
+    """The peer takes nothing until its heartbeat was read, in the middle of the FINs."""
+    heard: list[bytes] = []
+    was_read = Event()
+
+    def play(peer: Peer) -> None:
+        peer.frame(0, b"_heartbeat_")
+        was_read.wait()
+        heard.append(peer.read_all())
+
+    class Watched(ColumnSubscription):
+        def _handle_event(self, event: Any) -> None:
+            super()._handle_event(event)
+            was_read.set()
+
+    subscription = Watched(script(play), "t", "c", ConnectionConfig())
+    subscription.open()
+    subscription.finish(b"0123456789abcdef" * 1_000_000)
+    subscription.abort()
+    until(lambda: heard)
+    assert heard == [b"FIN 0123456789abcdef\n" * 1_000_000 + b"NOP\n"]
 
 
 # Redesigned servers

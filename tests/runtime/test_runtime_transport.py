@@ -236,12 +236,28 @@ def test_tls_stream_that_breaks(connect_to: Connect, authority: Authority) -> No
     assert isinstance(owner.wait_end(), RemoteProtocolError)
 
 
-def test_deflate_bomb_ends_at_the_frame_limit(connect_to: Connect) -> None:
+@pytest.mark.parametrize("kind", [0, 1])
+def test_deflate_bomb_ends_at_the_frame_limit(connect_to: Connect, kind: int) -> None:
     def then(peer: Peer) -> None:
-        peer.send(message(1, b"\0" * (32 << 20)))
+        peer.frame(kind, b"\0" * (32 << 20))
         peer.read_all()
 
     conn, owner = connect_to(compressed("deflate", None, then), deflate=True, max_frame_size=1 << 20)
     conn.subscribe("t", "c")
-    assert isinstance(owner.wait_end(), RemoteProtocolError)
-    assert owner.messages == []
+    end = owner.wait_end()
+    assert isinstance(end, RemoteProtocolError)
+    assert "max_frame_size=1048576" in str(end)
+
+
+def test_deflate_bomb_in_a_message_takes_no_memory(connect_to: Connect) -> None:
+    def then(peer: Peer) -> None:
+        peer.send(message(1, b"\0" * (32 << 20)) + message(2))
+        peer.read_all()
+
+    conn, owner = connect_to(compressed("deflate", None, then), deflate=True, max_frame_size=1 << 20)
+    conn.subscribe("t", "c")
+    owner.wait(lambda: owner.messages)
+    ((skipped, error),) = owner.skipped
+    assert (skipped.body, skipped.is_truncated) == (b"", True)
+    assert "max_frame_size=1048576" in str(error)
+    assert owner.messages[0].body == b"body"

@@ -9,10 +9,10 @@ from pathlib import Path
 from struct import iter_unpack
 from typing import Any, NamedTuple
 
-from nsq_fast._codec import Message
+from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast._frame import ColumnReader, Columns, FrameReader, Response
-from nsq_fast.errors import RemoteProtocolError
-from support.oracle import OracleFrame, OracleMessage
+from nsq_fast.errors import LocalProtocolError, RemoteProtocolError
+from support.oracle import OracleFrame, OracleMessage, OracleTruncated
 
 DATA = Path(__file__).parent.parent / "data"
 LAYOUTS = [(False, False), (True, False), (False, True), (True, True)]
@@ -48,20 +48,25 @@ def conversations() -> Iterator[Conversation]:
                 yield Conversation(record["name"], record["dialect"], sent, received, detail, ext)
 
 
-def plain(frame: Any) -> OracleMessage | OracleFrame:
+PASSED_OVER = b"passed over: %d"
+OracleAny = OracleMessage | OracleFrame | OracleTruncated
+
+
+def plain(frame: Any) -> OracleAny:
     """A frame of FrameReader as the oracle would give it."""
     if isinstance(frame, Message):
-        return OracleMessage(
+        message = OracleMessage(
             frame.timestamp, frame.attempts, frame.id, frame.ext_version, frame.ext,
             frame.offset, frame.raw_size, frame.body,
         )  # fmt: skip
+        return OracleTruncated(message, frame.body_size) if isinstance(frame, TruncatedMessage) else message
     return OracleFrame(0 if isinstance(frame, Response) else 1, frame.data)
 
 
 class Outcome(NamedTuple):
     """What a reader made of a stream."""
 
-    frames: list[OracleMessage | OracleFrame]
+    frames: list[OracleAny]
     rest: bytes
     error: str | None
 
@@ -69,33 +74,42 @@ class Outcome(NamedTuple):
 def read(chunks: Iterable[bytes], **options: Any) -> Outcome:
     """Feed a FrameReader until the chunks or its patience end."""
     reader = FrameReader(**options)
-    frames: list[OracleMessage | OracleFrame] = []
+    frames: list[OracleAny] = []
     try:
         for chunk in chunks:
             got = reader.feed(chunk)
-            assert reader.message_count == sum(isinstance(frame, Message) for frame in got)
+            assert reader.message_count == sum(type(frame) is Message for frame in got)
             frames += map(plain, got)
         reader.feed(b"")
     except RemoteProtocolError as error:
         return Outcome(frames, b"", str(error))
-    assert reader.buffered <= reader.max_frame_size + 4
-    return Outcome(frames, reader.take_buffered(), None)
+    return Outcome(frames, rest_of(reader), None)
 
 
-def read_columns(chunks: Iterable[bytes], **options: Any) -> tuple[Outcome, list[OracleFrame]]:
+def rest_of(reader: FrameReader | ColumnReader) -> bytes:
+    """What the reader has of a frame that is not whole; how long that is when it is being passed over."""
+    if not reader.skip_oversized:
+        assert reader.buffered <= reader.max_frame_size + 4
+    try:
+        return reader.take_buffered()
+    except LocalProtocolError:
+        return PASSED_OVER % reader.buffered
+
+
+def read_columns(chunks: Iterable[bytes], **options: Any) -> tuple[Outcome, list[OracleAny]]:
     """Feed a ColumnReader: the messages and what became of the stream, and the other frames."""
     reader = ColumnReader(**options)
-    messages: list[OracleMessage | OracleFrame] = []
-    others: list[OracleFrame] = []
+    messages: list[OracleAny] = []
+    others: list[OracleAny] = []
     try:
         for chunk in chunks:
             columns = reader.feed(chunk)
             messages += rows(columns)
-            others += [OracleFrame(0 if isinstance(frame, Response) else 1, frame.data) for frame in columns.frames]
+            others += map(plain, columns.frames)
         reader.feed(b"")
     except RemoteProtocolError as error:
         return Outcome(messages, b"", str(error)), others
-    return Outcome(messages, reader.take_buffered(), None), others
+    return Outcome(messages, rest_of(reader), None), others
 
 
 def rows(columns: Columns) -> Iterator[OracleMessage]:

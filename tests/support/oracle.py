@@ -31,6 +31,13 @@ class OracleMessage(NamedTuple):
     body: bytes
 
 
+class OracleTruncated(NamedTuple):
+    """A message frame above the limit: the message with an empty body, and how long its body is."""
+
+    message: OracleMessage
+    body_size: int
+
+
 class OracleFrame(NamedTuple):
     """A response frame, of type 0, or an error frame, of type 1."""
 
@@ -41,34 +48,47 @@ class OracleFrame(NamedTuple):
 class Decoded(NamedTuple):
     """The frames up to the first bad or incomplete one, the bytes from there on, and whether it was a bad one."""
 
-    frames: list[OracleMessage | OracleFrame]
+    frames: list[OracleMessage | OracleFrame | OracleTruncated]
     rest: bytes
     malformed: bool
 
 
-def decode(data: bytes, *, detail: bool = False, ext: bool = False, max_frame_size: int = 8 << 20) -> Decoded:
+def decode(
+    data: bytes,
+    *,
+    detail: bool = False,
+    ext: bool = False,
+    max_frame_size: int = 8 << 20,
+    skip_oversized: bool = False,
+) -> Decoded:
     """Decode a whole stream at once."""
-    frames: list[OracleMessage | OracleFrame] = []
+    frames: list[OracleMessage | OracleFrame | OracleTruncated] = []
     at = 0
     while True:
         try:
-            end = _frame_end(data, at, max_frame_size)
+            end = _frame_end(data, at, max_frame_size, skip_oversized)
             if end is None:
                 return Decoded(frames, data[at:], False)
-            frames.append(_frame(data, at, end, detail, ext))
+            found = _frame(data, at, end, detail, ext)
+            if end - at > 4 + max_frame_size and isinstance(found, OracleMessage):
+                frames.append(OracleTruncated(found._replace(body=b""), len(found.body)))
+            else:
+                frames.append(found)
         except Malformed:
             return Decoded(frames, data[at:], True)
         at = end
 
 
-def _frame_end(data: bytes, at: int, max_frame_size: int) -> int | None:
+def _frame_end(data: bytes, at: int, max_frame_size: int, skip_oversized: bool) -> int | None:
     if len(data) - at < 4:
         return None
     size = int.from_bytes(data[at : at + 4], "big")
-    if not 4 <= size <= max_frame_size:
+    if not 4 <= size <= (2**31 - 1 if skip_oversized else max_frame_size):
         raise Malformed
     if len(data) - at >= 8:
         kind = FRAME.unpack_from(data, at)[1]
+        if size > max_frame_size and kind != 2:
+            raise Malformed
         if kind > 2 or (kind == 2 and size < 4 + FIXED.size):
             raise Malformed
     end = at + 4 + size

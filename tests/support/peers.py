@@ -171,6 +171,7 @@ class RecordingOwner:
         self.replies: list[tuple[Any, bytes]] = []
         self.failed: list[tuple[Any, NsqError]] = []
         self.answer_failed: list[tuple[NsqError, bytes | None]] = []
+        self.skipped: list[tuple[Message, NsqError]] = []
         self.heartbeats = 0
         self.errors: list[NsqError] = []
         self.close_waits = 0
@@ -212,6 +213,10 @@ class RecordingOwner:
 
     def on_error(self, conn: Any, error: NsqError) -> None:
         self.errors.append(error)
+        self._changed.set()
+
+    def on_message_skipped(self, conn: Any, message: Message, error: NsqError) -> None:
+        self.skipped.append((message, error))
         self._changed.set()
 
     def on_close_wait(self, conn: Any) -> None:

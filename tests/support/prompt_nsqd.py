@@ -24,7 +24,10 @@ def main(count: int) -> None:
         lines.readline()
         sock.sendall(frame(0, b"OK"))
         for sequence in range(1, count + 1):
-            lines.readline()  # RDY, or the FIN
+            if sequence == 1:
+                lines.readline()  # RDY
+            else:
+                lines.read(len(b"FIN \n") + 16)  # an id may hold a line feed
             sock.sendall(frame(2, struct.pack(">qHQQQI", 1, 1, sequence, 0, 40 * sequence, 40) + b"body"))
         lines.readline()
 

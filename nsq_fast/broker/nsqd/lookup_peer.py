@@ -22,7 +22,6 @@ from gevent.queue import Empty, Queue
 from nsq_fast.broker.lookupd.tcp import MAGIC_V1, MAX_BODY
 from nsq_fast.errors import HttpError, RemoteProtocolError
 from nsq_fast.names import Address, is_ephemeral, parse_address
-from nsq_fast.printable import printable
 from nsq_fast.runtime import Endpoint, HttpClient
 
 logger = logging.getLogger("nsq_fast.broker.nsqd.lookup_peer")
@@ -201,7 +200,7 @@ class _Peer:
         while True:
             reply = _read_reply(sock)
             if reply.startswith(b"E_"):
-                logger.warning("nsqlookupd %s: %s", self._address, printable(reply))
+                logger.warning("nsqlookupd %s: %s", self._address, reply.decode("utf-8", "replace"))
             self._unanswered -= 1
             if not self._unanswered and self._commands.empty():
                 self.settled.set()

@@ -20,7 +20,6 @@ from gevent.event import Event
 
 from nsq_fast.broker.net.faults import reset_on_close
 from nsq_fast.broker.nsqd.in_flight import InFlight
-from nsq_fast.printable import printable
 
 from .identify import Profile, Upgrades
 from .upgrade import CompressedStream, DeflateCodec, SnappyCodec, upgrade_tls
@@ -221,7 +220,7 @@ class Connection:
                 self._wake.set()
 
     def _say_last(self, error: FatalError) -> None:
-        logger.debug("%s: %s %s", self.remote_address, error.code, printable(error.text))
+        logger.debug("%s: %s %s", self.remote_address, error.code, error.text)
         text = error.text.encode("utf-8", "surrogateescape")
         self.send(frame(ERROR, b"%b %b" % (error.code.encode(), text)))
         try:

@@ -6,6 +6,10 @@ finished; when it raises, the message is requeued and the policy is tried again
 at the next delivery, so nothing is lost because a disk or a topic was not
 there. Any callable will do; these are the usual ones. A policy with a
 ``close()`` method has it called when the consumer is closed.
+
+A message larger than ``max_frame_size`` comes without its body, as a
+TruncatedMessage: ``message.is_truncated`` tells. The policies that keep the body
+raise MessageTooLarge for it, so that it stays with nsqd.
 """
 
 from __future__ import annotations
@@ -20,14 +24,13 @@ from typing import Any, Protocol
 
 from gevent import get_hub
 
-from nsq_fast._codec import Message
+from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast.config import Config, ConnectionConfig, LookupConfig
-from nsq_fast.errors import ConfigError
+from nsq_fast.errors import ConfigError, MessageTooLarge
 from nsq_fast.names import Address, check_topic
 from nsq_fast.protocol.dialect import RESERVED_PREFIX, TAG_KEY
 
 from .bodies import CODEC_HEADER, SIZE_HEADER
-from .handlers import check_handler, refuse_deferred
 
 logger = logging.getLogger(__name__)
 
@@ -70,15 +73,14 @@ class Discard:
     """
 
     def __init__(self, callback: GiveUpPolicy | None = None) -> None:
-        check_handler("callback", callback)
         self._callback = callback
 
     def __call__(self, consumer: GivingUp, message: Message) -> None:
         if self._callback is not None:
-            refuse_deferred(self._callback(consumer, message))
+            self._callback(consumer, message)
         logger.warning(
-            "giving up message %s of %s/%s after %d attempts",
-            message_name(message), consumer.topic, consumer.channel, message.attempts - 1,
+            "giving up message %s of %s/%s after %d attempts%s",
+            message_name(message), consumer.topic, consumer.channel, message.attempts - 1, _note_on_body(message),
         )  # fmt: skip
 
 
@@ -97,8 +99,9 @@ class LogMessage:
     def __call__(self, consumer: GivingUp, message: Message) -> None:
         self._log.log(
             self._level,
-            "given up: message %s of %s/%s after %d attempts: %r",
-            message_name(message), consumer.topic, consumer.channel, message.attempts - 1, message.body,
+            "given up: message %s of %s/%s after %d attempts%s: %r",
+            message_name(message), consumer.topic, consumer.channel, message.attempts - 1, _note_on_body(message),
+            message.body,
         )  # fmt: skip
 
 
@@ -116,6 +119,7 @@ class WriteToFolder:
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, consumer: GivingUp, message: Message) -> None:
+        _check_body(message)
         base = f"{consumer.topic}.{consumer.channel}.{message_name(message)}"
         about = {
             "topic": consumer.topic,
@@ -165,6 +169,7 @@ class PublishTo:
         self._convert = convert
 
     def __call__(self, consumer: GivingUp, message: Message) -> None:
+        _check_body(message)
         body = message.body if self._convert is None else self._convert(message)
         producer = self._producer if self._producer is not None else self._own_producer(consumer)
         if self._topic is None or self._topic == consumer.topic:
@@ -187,6 +192,19 @@ class PublishTo:
         own, self._own = self._own, None
         if own is not None:
             own.close()
+
+
+def _note_on_body(message: Message) -> str:
+    """What a log record adds about a body that was not received."""
+    if not isinstance(message, TruncatedMessage):
+        return ""
+    return f" without its body of {message.body_size} bytes, above max_frame_size={message.max_frame_size}"
+
+
+def _check_body(message: Message) -> None:
+    """Raise MessageTooLarge for a message whose body was not received: it must not be lost by being finished."""
+    if isinstance(message, TruncatedMessage):
+        raise MessageTooLarge(message.id, message.attempts, message.body_size, message.max_frame_size)
 
 
 def place_of(message: Message) -> dict[str, Any]:

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from gevent.event import Event
 
-from nsq_fast._codec import Message
+from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast.errors import (
     ChannelNotRegistered,
     ConfigError,
     ConnectionClosed,
+    ConnectionLost,
     ExtendSubForbidden,
     ExtendSubRequired,
     LocalProtocolError,
+    MessageTooLarge,
     NsqError,
     OrderedSubRequired,
     ServerError,
@@ -100,7 +102,7 @@ class Subscriber:
         if self._mode.extend_support != config.extend_support:
             config = config.replace(extend_support=self._mode.extend_support)
         self.connection = Connection(self.address, config, self)
-        self.inbound = InboundQueue(self.connection)
+        self.inbound = InboundQueue(self.connection, self._finished)
 
     @property
     def pool(self) -> Pool:
@@ -110,7 +112,7 @@ class Subscriber:
     @property
     def held(self) -> int:
         """Messages that handlers have got and not answered."""
-        return self.connection.in_flight - len(self.inbound.waiting)
+        return self.connection.in_flight - len(self.inbound.waiting) - len(self.inbound.fins)
 
     # Connecting and reconnecting
 
@@ -277,6 +279,7 @@ class Subscriber:
         self._ask_for_the_end()
         self.wait_for_close_wait(deadline)
         self.wait_for_answers(deadline)
+        self.inbound.flush()
         self.connection.close()
         self._is_draining = False
 
@@ -294,6 +297,16 @@ class Subscriber:
         inbound.waiting.extend(messages)
         if pool.idle or not inbound.is_queued:
             pool.put(inbound, len(messages))
+
+    def on_message_skipped(self, conn: Connection, message: TruncatedMessage, error: MessageTooLarge) -> None:
+        """No handler sees a message without its body: it is requeued, until a give-up policy gets it."""
+        disposition = self._consumer.disposition
+        if self._is_ending or disposition.is_beyond(self.inbound, message):
+            self.on_messages(conn, [message])
+            return
+        self.counters.received += 1
+        if not self.is_ordered or self._in_order([message]):
+            disposition.unreadable(message, error)
 
     @property
     def _is_ending(self) -> bool:
@@ -318,9 +331,13 @@ class Subscriber:
             return None
 
     def on_finish(self, conn: Connection, message: Message) -> None:
+        self._answered(1)
         emit(self._consumer, "on_finish", message_id=message.id)
+        if self._consumer.tracer.is_on(conn):
+            self._consumer.tracer.record(conn, (message,), "FIN")
 
     def on_requeue(self, conn: Connection, message: Message, delay_ms: int, backoff: bool) -> None:
+        self.counters.requeued += 1
         emit(self._consumer, "on_requeue", message_id=message.id, timeout=delay_ms)
         if backoff and not self.is_ordered:  # an ordered partition waits for its own messages only
             self._consumer.flow.result(False)
@@ -360,7 +377,8 @@ class Subscriber:
 
     def on_disconnect(self, conn: Connection, error: NsqError) -> None:
         was_connected, self.is_connected = self.is_connected, False
-        unstarted = len(self.inbound.take_unstarted())
+        unstarted = len(self.inbound.waiting)
+        self.inbound.waiting.clear()
         if self._owns_pool:
             self._pool.source = None
         self._changed.set()
@@ -376,27 +394,27 @@ class Subscriber:
 
     # Answers
 
-    def on_answers(self, conn: Connection, finished: Sequence[Message], requeued: int, is_sent: bool) -> None:
-        if not is_sent:
-            self._lost_answers(finished, requeued)
+    def _finished(self, connection: Connection, messages: Sequence[Message]) -> None:
+        """Send FINs."""
+        try:
+            connection.finish_many(messages)
+        except ConnectionLost:
+            self.counters.answers_lost += len(messages)
+            self._consumer.logger.info(
+                "%s: connection lost before the FIN of %d messages, first %s",
+                self.target, len(messages), message_name(messages[0]),
+            )  # fmt: skip
+            self._consumer.flow.changed()
             return
-        counters, consumer = self.counters, self._consumer
-        counters.finished += len(finished)
-        counters.requeued += requeued
-        if finished:
-            if consumer.flow.backoff.is_on:
-                consumer.flow.result(True)
-            if consumer.tracer.is_on(conn):
-                consumer.tracer.record(conn, finished, "FIN")
-        self._freed()
+        self._answered(len(messages))
+        if self._consumer.tracer.is_on(connection):
+            self._consumer.tracer.record(connection, messages, "FIN")
 
-    def _lost_answers(self, finished: Sequence[Message], requeued: int) -> None:
-        self.counters.answers_lost += len(finished) + requeued
-        self._consumer.logger.info(
-            "%s: connection lost before the FIN of %d messages%s and the REQ of %d",
-            self.target, len(finished), f" (first {message_name(finished[0])})" if finished else "", requeued,
-        )  # fmt: skip
-        self._consumer.flow.changed()
+    def _answered(self, count: int) -> None:
+        self.counters.finished += count
+        flow = self._consumer.flow
+        if flow.backoff.is_on:
+            flow.result(True)
         self._freed()
 
     def _freed(self) -> None:
@@ -437,12 +455,15 @@ class Subscriber:
     def close(self) -> None:
         """Send what is queued and close."""
         self._give_back_unstarted()
+        self.inbound.flush()
         self.connection.close()
         if self._owns_pool:
             self._pool.stop()
 
     def _give_back_unstarted(self) -> None:
-        self._consumer.disposition.give_back(self.inbound.take_unstarted())
+        unstarted = list(self.inbound.waiting)
+        self.inbound.waiting.clear()
+        self._consumer.disposition.give_back(unstarted)
 
     def stats(self) -> ConnectionStats:
         """A snapshot."""

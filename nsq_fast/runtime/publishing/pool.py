@@ -261,6 +261,9 @@ class Link:
     def on_heartbeat(self, conn: Connection) -> None:
         pass
 
+    def on_message_skipped(self, conn: Connection, message: Any, error: NsqError) -> None:
+        pass
+
     def on_close_wait(self, conn: Connection) -> None:
         pass
 
