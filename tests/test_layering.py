@@ -19,6 +19,7 @@ from typing import NamedTuple
 import pytest
 
 from nsq_fast import runtime
+from nsq_fast.broker import client
 
 PACKAGE = Path(__file__).parent.parent / "nsq_fast"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -59,8 +60,6 @@ PURE_LAYERS = {"protocol", "page", *DATA}
 KNOWN_CIRCLES = {
     frozenset(names.split())
     for names in (
-        "broker.tcp.authorize broker.tcp.command_set broker.tcp.commands broker.tcp.connection broker.tcp.dialect"
-        " broker.tcp.server",
         "runtime.consumer runtime.consuming.closing runtime.consuming.dispatch runtime.consuming.disposition"
         " runtime.consuming.iteration runtime.consuming.ordered runtime.consuming.subscriber"
         " runtime.consuming.subscriptions",
@@ -280,6 +279,23 @@ def test_the_interface_of_the_runtime_holds_what_is_used() -> None:
         for name in item.names
     }
     assert used == set(runtime.__all__)
+
+
+def test_the_broker_takes_from_the_client_what_one_module_lists() -> None:
+    wrong = [
+        shown(path, item)
+        for path in SOURCES
+        if layer_of(path) == "broker" and path != PACKAGE / "broker" / "client.py"
+        for item in imports_of(path)
+        if layers_imported(item) & (CORE | {"protocol", "runtime"})
+    ]
+    assert wrong == []
+
+
+def test_the_list_of_what_the_broker_takes_holds_what_is_used() -> None:
+    items = [item for path in SOURCES if layer_of(path) == "broker" for item in imports_of(path)]
+    used = {name for item in items if item.module == "nsq_fast.broker.client" for name in item.names}
+    assert used == set(client.__all__)
 
 
 @pytest.mark.parametrize("package", ["runtime", "broker", "spark"])

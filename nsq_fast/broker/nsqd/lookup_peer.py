@@ -19,10 +19,10 @@ from gevent import Greenlet, sleep, socket, spawn
 from gevent.event import Event
 from gevent.queue import Empty, Queue
 
+from nsq_fast.broker.client import Endpoint, HttpClient
 from nsq_fast.broker.lookupd.tcp import MAGIC_V1, MAX_BODY
 from nsq_fast.errors import HttpError, RemoteProtocolError
 from nsq_fast.names import Address, is_ephemeral, parse_address
-from nsq_fast.runtime import Endpoint, HttpClient
 
 logger = logging.getLogger("nsq_fast.broker.nsqd.lookup_peer")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from nsq_fast.broker.tcp.command_set import quote
-from nsq_fast.broker.tcp.connection import FatalError
+from nsq_fast.broker.tcp.frames import FatalError
 
 _INTEGER = re.compile(rb"[+-]?[0-9]+\Z")
 _LIMIT = 1 << 63

@@ -12,8 +12,9 @@ from nsq_fast.broker.errors import Exiting, NotOwner
 from nsq_fast.broker.tcp.authorize import require_permission
 from nsq_fast.broker.tcp.command_set import CommandSet, quote, text
 from nsq_fast.broker.tcp.commands import auth, cls, identify, message_id, nop, rdy, require_subscribed
-from nsq_fast.broker.tcp.connection import OK, STATE_INIT, Connection, FatalError
+from nsq_fast.broker.tcp.connection import STATE_INIT, Connection
 from nsq_fast.broker.tcp.dialect import Dialect
+from nsq_fast.broker.tcp.frames import OK, FatalError
 from nsq_fast.errors import NotLeader, ServerError
 from nsq_fast.names import is_valid_name
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from nsq_fast.protocol.dialect import TAG_KEY
+from nsq_fast.broker.client import TAG_KEY
 
 from .log import Record
 

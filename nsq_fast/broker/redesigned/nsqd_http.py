@@ -14,13 +14,13 @@ from urllib.parse import unquote_plus
 
 import msgspec
 
+from nsq_fast.broker.client import TRACE_ID_KEY
 from nsq_fast.broker.http.router import Request, Router, style_negotiated, style_text, style_v1
 from nsq_fast.broker.lookupd.http import required, topic_and_channel
 from nsq_fast.broker.nsqd.config import Settings
 from nsq_fast.broker.nsqd.host_http import HostRoutes
 from nsq_fast.errors import NotLeader, ServerError, TopicNotExist
 from nsq_fast.names import Address, is_valid_name
-from nsq_fast.protocol.dialect import TRACE_ID_KEY
 
 from .arguments import parse_integer
 from .channel import PartitionChannel

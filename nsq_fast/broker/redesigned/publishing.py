@@ -14,10 +14,12 @@ from typing import cast
 
 import msgspec
 
+from nsq_fast.broker.client import TRACE_ID_KEY
 from nsq_fast.broker.tcp.authorize import require_permission
 from nsq_fast.broker.tcp.command_set import INCOMPLETE, Handler, has, size_at, text
 from nsq_fast.broker.tcp.commands import mpub_bodies, mpub_count
-from nsq_fast.broker.tcp.connection import OK, RESPONSE, Connection, FatalError, frame
+from nsq_fast.broker.tcp.connection import Connection
+from nsq_fast.broker.tcp.frames import OK, RESPONSE, FatalError, frame
 from nsq_fast.errors import (
     BadPartition,
     ExtNotSupported,
@@ -25,7 +27,6 @@ from nsq_fast.errors import (
     ServerError,
     TraceIdInvalid,
 )
-from nsq_fast.protocol.dialect import TRACE_ID_KEY
 
 from .arguments import parse_partition
 from .connection import NodeConnection

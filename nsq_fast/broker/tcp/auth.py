@@ -18,10 +18,10 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import msgspec
 
 from nsq_fast.broker import go_json
+from nsq_fast.broker.client import Endpoint, HttpClient
 from nsq_fast.broker.http.router import ACCEPT_V1
 from nsq_fast.errors import AuthFailed, HttpError
 from nsq_fast.names import parse_address
-from nsq_fast.runtime import Endpoint, HttpClient
 
 PUBLISH = "publish"
 SUBSCRIBE = "subscribe"

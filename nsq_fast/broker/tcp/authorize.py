@@ -10,7 +10,8 @@ import msgspec
 from nsq_fast.errors import NsqError
 
 from .auth import PUBLISH, SUBSCRIBE, query_auth
-from .connection import Connection, FatalError
+from .connection import Connection
+from .frames import FatalError
 
 logger = logging.getLogger("nsq_fast.broker.tcp.authorize")
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from .connection import Connection, Dropped, FatalError
+from .connection import Connection
+from .frames import Dropped, FatalError
 
 ID_SIZE = 16
 INCOMPLETE = -1
@@ -80,7 +81,8 @@ class CommandSet:
 
     def _handler(self, conn: Connection, params: list[bytes]) -> Handler:
         name = params[0]
-        if conn.is_tls_missing and name != b"IDENTIFY":
+        is_tls_missing = conn.nsqd.options.tls_required != "false" and not conn.upgrades.tls
+        if is_tls_missing and name != b"IDENTIFY":
             raise FatalError("E_INVALID", f"cannot {text(name)} in current state (TLS required)")
         handler = self._handlers.get(name)
         if handler is None:

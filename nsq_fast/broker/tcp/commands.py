@@ -18,17 +18,8 @@ from nsq_fast.names import is_valid_name
 
 from .authorize import authorize, require_permission
 from .command_set import ID_SIZE, INCOMPLETE, CommandSet, has, quote, size_at, text
-from .connection import (
-    CLOSE_WAIT,
-    OK,
-    RESPONSE,
-    STATE_CLOSING,
-    STATE_INIT,
-    STATE_SUBSCRIBED,
-    Connection,
-    FatalError,
-    frame,
-)
+from .connection import STATE_CLOSING, STATE_INIT, STATE_SUBSCRIBED, Connection
+from .frames import CLOSE_WAIT, OK, RESPONSE, FatalError, frame
 from .identify import IdentifyError
 
 _DIGITS = re.compile(rb"[0-9]*\Z")

@@ -5,29 +5,28 @@ together. The pump waits until the client may have messages and there are some
 (or a heartbeat is due), and sends as many as it can with one write. Whoever
 finds the connection not being written to writes; what is added meanwhile goes
 out with the next write, so frames never mix.
-
-Messages are not held back for ``output_buffer_timeout``: a write takes what there is.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from gevent import get_hub, sleep, socket, spawn
 from gevent.event import Event
+from gevent.ssl import SSLContext
 
-from nsq_fast.broker.net.faults import reset_on_close
+from nsq_fast.broker.net.faults import Faults, reset_on_close
+from nsq_fast.broker.nsqd.channel import Subscribable
+from nsq_fast.broker.nsqd.host import Host
 from nsq_fast.broker.nsqd.in_flight import InFlight
 
-from .identify import Profile, Upgrades
+from .client_stats import client_stats
+from .frames import ERROR, HEARTBEAT, OK, Dropped, FatalError, Upgraded, frame
+from .identify import Negotiation, Profile, Upgrades
+from .output import Output
 from .upgrade import CompressedStream, DeflateCodec, SnappyCodec, upgrade_tls
-
-if TYPE_CHECKING:
-    from nsq_fast.broker.nsqd.channel import Subscribable
-
-    from .server import NsqdTcp
 
 logger = logging.getLogger("nsq_fast.broker.tcp.connection")
 
@@ -40,38 +39,54 @@ WRITE_SIZE = 64 * 1024
 _YIELD_AFTER = 64 * 1024
 _FIRST_BATCH = 16
 _MAX_BATCH = 512
-_MAX_PENDING = 4096
-_LINGER = 0.25
 _GRACE = 0.01
 """Lets the second heartbeat out before the client that answered none is dropped."""
 
-RESPONSE = b"\x00\x00\x00\x00"
-ERROR = b"\x00\x00\x00\x01"
-OK = b"\x00\x00\x00\x06\x00\x00\x00\x00OK"
-HEARTBEAT = b"\x00\x00\x00\x0f\x00\x00\x00\x00_heartbeat_"
-CLOSE_WAIT = b"\x00\x00\x00\x0e\x00\x00\x00\x00CLOSE_WAIT"
+
+class CommandsOf(Protocol):
+    """The commands of a dialect."""
+
+    def execute(self, conn: Any, data: bytes) -> int:
+        """Obey the whole commands ``data`` begins with; how many bytes they took. Raises FatalError, Dropped."""
+        ...
 
 
-class FatalError(Exception):
-    """The client is told, and its connection is closed."""
+class DialectOf(Protocol):
+    """What a connection needs of its dialect."""
 
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(code, text)
-        self.code = code
-        self.text = text
+    @property
+    def commands(self) -> CommandsOf:
+        """What clients may send."""
+        ...
 
-
-class Dropped(Exception):
-    """The connection is closed without a word."""
-
-
-class Upgraded(Exception):
-    """The stream was changed; what was read before belongs to the old one."""
+    @property
+    def negotiation(self) -> Negotiation:
+        """What IDENTIFY settles."""
+        ...
 
 
-def frame(kind: bytes, data: bytes) -> bytes:
-    """One frame."""
-    return b"%b%b%b" % ((len(data) + 4).to_bytes(4, "big"), kind, data)
+class ServerOf(Protocol):
+    """What a connection needs of the server that has accepted it."""
+
+    @property
+    def nsqd(self) -> Host:
+        """The state behind it."""
+        ...
+
+    @property
+    def dialect(self) -> DialectOf:
+        """How it speaks."""
+        ...
+
+    @property
+    def context(self) -> SSLContext | None:
+        """TLS; None where there is no certificate."""
+        ...
+
+    @property
+    def faults(self) -> Faults:
+        """The switches that its streams obey."""
+        ...
 
 
 class Connection:
@@ -88,11 +103,13 @@ class Connection:
         needed: bytes that the command which is being read needs in all; 0: not known.
         silent_intervals: so many heartbeat intervals without a command end the connection.
         auth: what it may do, with ``auth_secret`` and ``auth_expires_at`` (monotonic); None before AUTH.
+        tls_socket: the socket inside TLS; None without.
+        output: what goes out.
     """
 
     silent_intervals = 2
 
-    def __init__(self, server: NsqdTcp, id: int, stream: Any, address: Any) -> None:
+    def __init__(self, server: ServerOf, id: int, stream: Any, address: Any) -> None:
         self.server = server
         self.nsqd = server.nsqd
         self.id = id
@@ -114,21 +131,14 @@ class Connection:
         self.message_count = 0
         self.connected_at = time.time()
         self.common_name = ""
-        self._tls_socket: Any = None
+        self.tls_socket: Any = None
+        self._wake = Event()
         self._stream = stream
-        self._out: list[bytes] = []
+        self.output = Output(stream, self._wake.set)
         self._batch = _FIRST_BATCH
-        self._is_writing = False
-        self._pump_is_held = False
         self._is_closed = False
         self._heartbeat_is_due = False
-        self._wake = Event()
         self._timer: Any = None
-
-    @property
-    def is_tls_missing(self) -> bool:
-        """Whether this client must use TLS, and has not got so far."""
-        return self.nsqd.options.tls_required != "false" and not self.upgrades.tls
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -140,7 +150,8 @@ class Connection:
         try:
             self._read_loop()
         except FatalError as error:
-            self._say_last(error)
+            logger.debug("%s: %s %s", self.remote_address, error.code, error.text)
+            self.output.send_last(error.frame())
         except (Dropped, OSError) as error:
             logger.debug("%s: connection ended: %s", self.remote_address, error)
         finally:
@@ -160,9 +171,9 @@ class Connection:
             except Upgraded:
                 used = len(buffer)
             buffer = buffer[used:] if used < len(buffer) else b""
-            if self._out:
-                self.flush()
-                self._wait_for_room()
+            if self.output.frames:
+                self.output.flush()
+                self.output.wait_for_room()
             unyielded += len(data)
             if unyielded > _YIELD_AFTER:
                 # A read that finds bytes does not give way to others by itself.
@@ -188,50 +199,15 @@ class Connection:
         data: bytes = self._stream.recv(READ_SIZE)
         return data
 
-    def _wait_for_room(self) -> None:
-        """A client that sends and does not read is not listened to."""
-        while len(self._out) > _MAX_PENDING and self._is_writing:
-            sleep(0.01)
-
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def send(self, frames: bytes) -> None:
         """Add to what goes out with the next write."""
-        self._out.append(frames)
+        self.output.frames.append(frames)
 
     def send_error(self, code: str, text: bytes) -> None:
         """Tell the client of an error that is not fatal."""
-        self._out.append(frame(ERROR, b"%b %b" % (code.encode(), text)))
-
-    def flush(self) -> None:
-        """Write what there is to write, unless somebody is writing already: he writes this, too."""
-        if self._is_writing:
-            return
-        self._is_writing = True
-        try:
-            while self._out:
-                data = b"".join(self._out)
-                self._out.clear()
-                self._stream.settimeout(self.profile.heartbeat_interval or None)
-                self._stream.sendall(data)
-        finally:
-            self._is_writing = False
-            if self._pump_is_held:
-                self._wake.set()
-
-    def _say_last(self, error: FatalError) -> None:
-        logger.debug("%s: %s %s", self.remote_address, error.code, error.text)
-        text = error.text.encode("utf-8", "surrogateescape")
-        self.send(frame(ERROR, b"%b %b" % (error.code.encode(), text)))
-        try:
-            self.flush()
-            # Closing with unread input would be a reset, and could cost the client the error frame.
-            self._stream.shutdown(socket.SHUT_WR)
-            self._stream.settimeout(_LINGER)
-            while self._stream.recv(READ_SIZE):
-                pass
-        except OSError:
-            pass
+        self.output.frames.append(frame(ERROR, b"%b %b" % (code.encode(), text)))
 
     # --- delivery ----------------------------------------------------------------------------------------------------
 
@@ -240,14 +216,15 @@ class Connection:
         self._wake.set()
 
     def _pump(self) -> None:
+        output = self.output
         try:
             while not self._is_closed:
-                self._pump_is_held = self._is_writing
-                if self._pump_is_held or (not self._deliver() and not self._out):
+                output.is_awaited = output.is_writing
+                if output.is_awaited or (not self._deliver() and not output.frames):
                     self._wake.wait()
                     self._wake.clear()
                     continue
-                self.flush()
+                output.flush()
                 sleep(0)
         except OSError as error:
             logger.debug("%s: write failed: %s", self.remote_address, error)
@@ -257,7 +234,7 @@ class Connection:
         """Take what the client may have and there is; whether there was anything."""
         if self._heartbeat_is_due:
             self._heartbeat_is_due = False
-            self._out.append(HEARTBEAT)
+            self.output.frames.append(HEARTBEAT)
         channel = self.channel
         if channel is None:
             return False
@@ -267,7 +244,7 @@ class Connection:
             return False
         frames = channel.deliver(self, min(count, self._batch), self.profile.sample_rate)
         if frames:
-            self._out += frames
+            self.output.frames += frames
             self.message_count += len(frames)
             self._batch = max(1, min(_MAX_BATCH, WRITE_SIZE * len(frames) // sum(map(len, frames))))
             return True
@@ -294,6 +271,7 @@ class Connection:
             self._timer.close()
             self._timer = None
         interval = self.profile.heartbeat_interval
+        self.output.timeout = interval or None
         if interval:
             # One timer of the loop per connection: a wait with a timeout would make one per batch.
             self._timer = get_hub().loop.timer(interval, interval)
@@ -304,34 +282,33 @@ class Connection:
         self._wake.set()
 
     def upgrade(self, upgrades: Upgrades, leftover: bytes) -> None:
-        """Put the layers on, each confirmed with an OK inside it. Raises FatalError."""
-        self.flush()
+        """Put the layers on, each confirmed with an OK inside it. Raises FatalError; Upgraded when it is done."""
+        output = self.output
+        output.flush()
         self.upgrades = upgrades
         try:
             if upgrades.tls:
-                self._upgrade_tls()
-                self._tls_socket = self._stream.sock
-                self.common_name = _common_name(self._tls_socket.getpeercert())
+                output.is_writing = True  # no heartbeat may come between
+                try:
+                    self._stream = upgrade_tls(self._stream, self.server.context, self.server.faults)
+                finally:
+                    output.is_writing = False
+                self.tls_socket = self._stream.sock
+                self.common_name = _common_name(self.tls_socket.getpeercert())
                 leftover = b""
-                self._confirm()
+                self._confirm_layer()
             if upgrades.snappy or upgrades.deflate:
                 codec = SnappyCodec() if upgrades.snappy else DeflateCodec(upgrades.deflate_level)
                 self._stream = CompressedStream(self._stream, codec, leftover)
-                self._confirm()
+                self._confirm_layer()
         except OSError as error:
             raise FatalError("E_IDENTIFY_FAILED", f"IDENTIFY failed {error}") from error
         raise Upgraded
 
-    def _upgrade_tls(self) -> None:
-        self._is_writing = True  # no heartbeat may come between
-        try:
-            self._stream = upgrade_tls(self._stream, self.server.context, self.server.faults)
-        finally:
-            self._is_writing = False
-
-    def _confirm(self) -> None:
+    def _confirm_layer(self) -> None:
+        self.output.stream = self._stream
         self.send(OK)
-        self.flush()
+        self.output.flush()
 
     # --- end ---------------------------------------------------------------------------------------------------------
 
@@ -360,46 +337,7 @@ class Connection:
 
     def stats(self) -> dict[str, Any]:
         """Figures under the original's JSON names."""
-        profile = self.profile
-        stats: dict[str, Any] = {
-            "client_id": profile.client_id,
-            "hostname": profile.hostname,
-            "version": "V2",
-            "remote_address": self.remote_address,
-            "state": self.state,
-            "ready_count": self.rdy,
-            "in_flight_count": len(self.in_flight),
-            "message_count": self.message_count,
-            "finish_count": self.finish_count,
-            "requeue_count": self.requeue_count,
-            "connect_ts": int(self.connected_at),
-            "sample_rate": profile.sample_rate,
-            "deflate": self.upgrades.deflate,
-            "snappy": self.upgrades.snappy,
-            "user_agent": profile.user_agent,
-            "topology_zone": profile.topology_zone,
-            "topology_region": profile.topology_region,
-            "tls": self.upgrades.tls,
-        }
-        if self.auth is not None:
-            stats |= {
-                "authed": bool(self.auth.authorizations),
-                "auth_identity": self.auth.identity,
-                "auth_identity_url": self.auth.identity_url,
-            }
-        if self.pub_counts:
-            stats["pub_counts"] = [{"topic": topic, "count": count} for topic, count in self.pub_counts.items()]
-        return {**stats, **self._tls_stats()}
-
-    def _tls_stats(self) -> dict[str, Any]:
-        cipher = self._tls_socket.cipher() if self._tls_socket is not None else None
-        protocol = (self._tls_socket.selected_alpn_protocol() or "") if cipher else ""
-        return {
-            "tls_cipher_suite": cipher[0] if cipher else "",
-            "tls_version": cipher[1].replace("v", "", 1) if cipher else "",
-            "tls_negotiated_protocol": protocol,
-            "tls_negotiated_protocol_is_mutual": bool(protocol),
-        }
+        return client_stats(self)
 
 
 def _common_name(certificate: Any) -> str:

@@ -11,8 +11,8 @@ from gevent.ssl import SSLContext
 from nsq_fast.broker.net.faults import Faults
 from nsq_fast.broker.nsqd.host import Host
 
-from .connection import ERROR, frame
 from .dialect import ORIGINAL, Dialect
+from .frames import ERROR, frame
 from .upgrade import server_context
 
 MAGIC_V2 = b"  V2"
