@@ -141,6 +141,7 @@ cdef class Message:
     cdef unsigned char _flags           # RESPONDED, ASYNC, DETAILED, EXPIRED
 
     cpdef bint mark_responded(self) noexcept
+    cpdef bint mark_returned(self) noexcept
     cdef int _claim(self) except -1
     cdef object _signal(self, str name)
 

@@ -147,6 +147,16 @@ cdef class Message:
         self._flags |= RESPONDED
         return True
 
+    cpdef bint mark_returned(self) noexcept:
+        """Its handler has returned: mark it as answered, for whoever called to finish it.
+
+        False when it was answered already, or is to be answered later (``enable_async``): there is nothing to do then.
+        """
+        if self._flags & (RESPONDED | ASYNC):
+            return False
+        self._flags |= RESPONDED
+        return True
+
     def has_responded(self):
         """Whether it has been finished or requeued."""
         return bool(self._flags & RESPONDED)

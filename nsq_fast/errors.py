@@ -43,6 +43,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from .printable import printable
+
 
 class NsqError(Exception):
     """Base of every exception that nsq_fast raises on purpose."""
@@ -133,7 +135,9 @@ class ConnectionClosed(ConnectionLost):
 class HttpError(NsqError):
     """An HTTP request to nsqd or nsqlookupd failed.
 
-    ``status`` is None when there was no HTTP reply at all (refused, timed out, broken).
+    Attributes:
+        status: None when there was no HTTP reply at all (refused, timed out, broken).
+        text: what the server said, as it came; ``str()`` of the error shows it with control characters escaped.
     """
 
     def __init__(self, url: str, status: int | None, text: str) -> None:
@@ -143,7 +147,11 @@ class HttpError(NsqError):
         self.text = text
 
     def __str__(self) -> str:
-        return f"{self.url}: {self.text}" if self.status is None else f"{self.url}: {self.status} {self.text}"
+        text = printable(self.text)
+        return f"{self.url}: {text}" if self.status is None else f"{self.url}: {self.status} {text}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 class LookupFailed(NsqError):
@@ -279,6 +287,10 @@ class WrongThread(NsqError, RuntimeError):
     """A method was called in another thread than the one in which its object runs. Nothing was done."""
 
 
+class HandlerDeferred(NsqError, TypeError):
+    """A handler returned a coroutine, a generator or another awaitable: it has not run, and its message is requeued."""
+
+
 class InternalError(NsqError):
     """A background greenlet of nsq_fast failed in a way that nobody foresaw, which is ``__cause__``. It goes on."""
 
@@ -288,7 +300,8 @@ class ServerError(NsqError):
 
     Attributes:
         code: first token of the frame, e.g. ``E_BAD_TOPIC``.
-        detail: the text after the code, possibly empty.
+        detail: the text after the code as it came, possibly empty. ``str()`` of the error shows it with control
+            characters escaped, and its beginning only when it is long.
         fatal: the original server closes the connection after it (``protocol.dialect`` knows the exceptions).
         retriable: a publish that failed with it may be tried again.
         stale_topology: what we know of leaders is out of date; look up before trying again.
@@ -310,8 +323,11 @@ class ServerError(NsqError):
             self.code = code  # type: ignore[misc]  # an unknown code lives on the instance
 
     def __str__(self) -> str:
-        said = f"{self.code} {self.detail}".rstrip()
+        said = printable(f"{self.code} {self.detail}".rstrip())
         return f"{said} ({self.hint})" if self.hint else said
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 class Invalid(ServerError):

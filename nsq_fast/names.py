@@ -66,6 +66,8 @@ def parse_address(text: str | tuple[str, int], default_port: int) -> Address:
     port: int | str
     if isinstance(text, tuple) and len(text) == 2:
         host, port = text
+    elif isinstance(text, str) and "@" in text:
+        raise ConfigError("an address must hold no user name or password")  # and is not shown: it may hold one
     elif isinstance(text, str) and "://" in text:
         raise ConfigError(
             f"invalid address {text!r}: must be host:port, without a scheme: what listens there is no URL"

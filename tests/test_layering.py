@@ -24,20 +24,21 @@ from nsq_fast.broker import client
 PACKAGE = Path(__file__).parent.parent / "nsq_fast"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
-DATA = {"errors", "config", "keywords", "names", "_lazy", "_version"}
+DATA = {"errors", "config", "keywords", "names", "printable", "_lazy", "_version"}
 CORE = {"_codec", "_frame"}
 # Layer -> the layers it may import besides itself. The package's __init__ resolves its names lazily.
 ALLOWED = {
     "__init__": DATA,
     "__main__": {"cli"},
-    "errors": set(),
+    "errors": {"printable"},
+    "printable": set(),
     "_lazy": set(),
     "_version": set(),
     "names": DATA,
     "config": DATA,
     "keywords": set(),
     "protocol": DATA | CORE,
-    "runtime": DATA | CORE | {"protocol"},
+    "runtime": DATA | CORE | {"_time_slice", "protocol"},
     "broker": DATA | CORE | {"protocol", "runtime"},
     "gnsq": DATA | CORE | {"protocol", "runtime", "__init__"},
     "page": set(),

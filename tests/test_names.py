@@ -66,7 +66,6 @@ def test_bad_addresses_name_themselves(text):
         ("http://127.0.0.1:4150", "without a scheme"),
         ("tcp://nsqd", "without a scheme"),
         ("nsqd/path:4150", "neither a host name nor an IP address"),
-        ("user@nsqd:4150", "neither a host name nor an IP address"),
         ("ns qd:4150", "neither a host name nor an IP address"),
         ("127.0.0.1:4150:4151", "Exactly 8 parts"),
         (("[::1]", 4150), "neither a host name nor an IP address"),
@@ -77,6 +76,13 @@ def test_what_is_no_host_is_refused_with_the_reason(text, reason):
     with pytest.raises(ConfigError, match=reason) as caught:
         parse_address(text, 4150)
     assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["user:secret@nsqd:4150", "http://user:secret@nsqd", "tcp://user:secret@nsqd:x"])
+def test_a_password_in_an_address_is_refused_and_not_shown(text):
+    with pytest.raises(ConfigError, match="user name or password") as caught:
+        parse_address(text, 4150)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("host", ["a..b", ".a", "a..", "x" * 64, "x" * 64 + ".example", "\udcff"])

@@ -27,8 +27,9 @@ from nsq_fast import keywords
 from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, ProducerConfig
 
 ROOT = Path(__file__).parent.parent
-EXTRA_FILES = {
-    f"nsq_fast/{name}" for name in ("py.typed", "__init__.pyi", "_codec.pxd", "_codec.pyi", "_frame.pxd", "_frame.pyi")
+COMPILED = ("_codec", "_frame", "_time_slice")
+EXTRA_FILES = {"nsq_fast/py.typed", "nsq_fast/__init__.pyi"} | {
+    f"nsq_fast/{name}.{suffix}" for name in COMPILED for suffix in ("pxd", "pyi")
 }
 
 
@@ -63,7 +64,14 @@ def build(kind: str, source: Path, target: Path) -> Path:
 def test_the_sdist_has_all_it_takes_to_build_and_test(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert names >= EXTRA_FILES | {"nsq_fast/_codec.pyx", "nsq_fast/_frame.pyx", "setup.py", "LICENSE", "README.md"}
+    assert names >= EXTRA_FILES | {
+        "nsq_fast/_codec.pyx",
+        "nsq_fast/_frame.pyx",
+        "nsq_fast/_time_slice.pyx",
+        "setup.py",
+        "LICENSE",
+        "README.md",
+    }
     assert names >= {
         "tests/conftest.py",
         "tests/support/log4j2-quiet.properties",
@@ -87,7 +95,7 @@ def test_the_wheel_has_stubs_and_declarations_and_no_c_sources_or_tests(wheel: P
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"nsq_fast", "pyspark_nsq.py"}
     assert not [name for name in names if name.endswith(".c")]
     compiled = {name.partition(".")[0] for name in names if name.endswith(".so")}
-    assert compiled == {"nsq_fast/_codec", "nsq_fast/_frame"}
+    assert compiled == {f"nsq_fast/{name}" for name in COMPILED}
     assert "nsq-fast = nsq_fast.cli:main" in entry_points
 
 

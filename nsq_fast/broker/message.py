@@ -10,13 +10,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-_HEAD = struct.Struct(">iiqH16s")
+FRAME_HEAD = struct.Struct(">iiqH16s")
+"""What a frame begins with: size of what follows the size, type, timestamp in ns, attempts, id."""
+
 _ATTEMPTS = struct.Struct(">H")
 _ATTEMPTS_AT = 16
-BODY_AT = 34
-"""Where the body begins in a frame: size, type, timestamp, attempts, id."""
+BODY_AT = FRAME_HEAD.size
+"""Where the body begins in a frame."""
 
-_FRAME_TYPE = 2
+FRAME_TYPE = 2
+"""The type of a MESSAGE frame (nsqio/nsq: nsqd/protocol_v2.go, frameTypeMessage)."""
+
 _FIXED = BODY_AT - 4
 MAX_ATTEMPTS = 65535
 
@@ -67,7 +71,5 @@ class Message:
 
 def encode_frames(ids: Sequence[bytes], bodies: Sequence[bytes], timestamp: int) -> list[bytes]:
     """The frames of a batch of bodies published at ``timestamp`` nanoseconds."""
-    pack = _HEAD.pack
-    return [
-        pack(_FIXED + len(body), _FRAME_TYPE, timestamp, 1, id) + body for id, body in zip(ids, bodies, strict=True)
-    ]
+    pack = FRAME_HEAD.pack
+    return [pack(_FIXED + len(body), FRAME_TYPE, timestamp, 1, id) + body for id, body in zip(ids, bodies, strict=True)]

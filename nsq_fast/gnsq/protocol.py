@@ -16,6 +16,7 @@ from nsq_fast._frame import FrameReader
 from nsq_fast.errors import NSQFrameError
 from nsq_fast.names import NAME_PATTERN as VALID_NAME_RE
 from nsq_fast.names import is_valid_name
+from nsq_fast.printable import printable
 
 __all__ = [
     "FRAME_TYPE_ERROR",
@@ -104,7 +105,7 @@ def unpack_message(data: bytes) -> tuple[int, int, bytes, bytes]:
     frames = reader.feed(_codec.encode_frame(FRAME_TYPE_MESSAGE, data)) or reader.feed(b"")
     (message,) = frames
     if not isinstance(message, _codec.Message):
-        raise NSQFrameError(f"not a message: {message!r}")
+        raise NSQFrameError(f"not a message: {printable(repr(message))}")
     return message.timestamp, message.attempts, message.id, message.body
 
 

@@ -16,6 +16,7 @@ from gevent.socket import gethostname
 
 from nsq_fast._codec import Message as CoreMessage
 from nsq_fast.errors import NSQException, NSQFrameError, ServerError
+from nsq_fast.printable import printable
 from nsq_fast.runtime import LazySignal
 
 from . import protocol
@@ -203,7 +204,7 @@ class NsqdTCPClient:
         """Wait for a response; raise the error, or NSQException, when it is another than ``expected``."""
         data = self._reply()
         if data != expected:
-            raise NSQException(f"unexpected response {data!r}")
+            raise NSQException(f"unexpected response {printable(data)}")
 
     def _reply(self) -> bytes:
         kind, data = self.read_response()
@@ -286,7 +287,7 @@ class NsqdTCPClient:
             reply = json.loads(data)
         except ValueError as error:
             self.close_stream()
-            raise NSQException(f"failed to parse {command} response JSON from nsqd: {data!r}") from error
+            raise NSQException(f"failed to parse {command} response JSON from nsqd: {printable(data)}") from error
         return dict(reply)
 
     def upgrade_to_tls(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,10 +26,11 @@ from nsq_fast.protocol.position import StartPositions, parse_start
 
 from .consuming.closing import begin_closing, close_subscribers
 from .consuming.deadlines import Deadlines
-from .consuming.dispatch import Pool
+from .consuming.dispatch import HandlerLimit, Pool
 from .consuming.disposition import BatchHandler, Disposition, Handler
 from .consuming.failures import Discard, GiveUpPolicy
 from .consuming.flow import Flow
+from .consuming.handlers import check_handler
 from .consuming.iteration import messages
 from .consuming.ordered import PAUSE, BlockedPolicy, Ordered, check_blocked_policy
 from .consuming.stats import ConsumerStats
@@ -40,7 +41,7 @@ from .fork import keep, tell_forks
 from .net.tls import check_tls_options
 from .option_attributes import ConsumerOptions
 from .owner_thread import OwnerThread
-from .signals import LazySignal, emit, is_emitting
+from .signals import LazySignal, emit, is_emitting, is_heard, receivers
 from .supervised import Supervisor
 from .trace import TraceLog, trace_log
 
@@ -156,7 +157,9 @@ class Consumer(ConsumerOptions):
         self.config, self.connection_config, self.lookup_config = configs
         self.lookupd_addresses = listed(lookupd_http_addresses, "lookupd_http_addresses")
         self._check_addresses(needs_lookup=start_position is not None)
-        _check_callables(message_handler=message_handler, batch_handler=batch_handler, give_up=give_up)
+        check_handler("message_handler", message_handler)
+        check_handler("batch_handler", batch_handler)
+        check_handler("give_up", give_up)
         if message_handler is not None and batch_handler is not None:
             raise ConfigError("message_handler and batch_handler are both given: choose one")
         if name is not None and not isinstance(name, str):
@@ -207,6 +210,7 @@ class Consumer(ConsumerOptions):
         self.flow = Flow(config.max_in_flight, idle_timeout, backoff, self._count_orphans, self.supervisor, self.logger)
         self.deadlines = Deadlines(self._handled, config.auto_touch, self.supervisor, self.logger)
         self.tracer = Tracer(trace, self.topic, self.channel, self.deadlines)
+        self._handler_limit = HandlerLimit(lambda: self.flow.max_in_flight)
         self._pool: Pool | None = None
         self._pools: list[Pool] = []
         self._is_started = False
@@ -229,12 +233,18 @@ class Consumer(ConsumerOptions):
         if block:
             self.join()
 
+    def _check_receivers(self) -> None:
+        for receiver in receivers(self.on_message, self):
+            check_handler("a receiver of on_message", receiver)
+
     def _start(self, is_iterated: bool) -> None:
         if self._is_closing:
             raise NotRunning(f"{self.name}: already closed")
         if self._is_started:
             self.logger.warning("%s: already started", self.name)
             return
+        if is_heard(self, "on_message"):
+            self._check_receivers()
         self._is_started = True
         self._thread.claim()
         if is_iterated or self.config.concurrency is not None:
@@ -245,7 +255,7 @@ class Consumer(ConsumerOptions):
 
     def new_pool(self, size: int, name: str) -> Pool:
         """Make worker greenlets."""
-        pool = Pool(self.disposition, size, f"{self.name} {name}")
+        pool = Pool(self.disposition, size, f"{self.name} {name}", self._handler_limit)
         self._pools.append(pool)
         return pool
 
@@ -386,6 +396,7 @@ class Consumer(ConsumerOptions):
         self.config = self.config.replace(max_in_flight=value)
         self.flow.max_in_flight = self.config.max_in_flight
         self.flow.changed()
+        self._handler_limit.changed()
 
     def pause(self) -> None:
         """Ask for no more messages (RDY 0). What has been received is still handled."""
@@ -473,9 +484,3 @@ class Consumer(ConsumerOptions):
 def _check_timeout(timeout: object) -> None:
     if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):
         raise ConfigError(f"timeout={timeout!r}: must be a number of seconds, 0 or more, or None")
-
-
-def _check_callables(**named: Callable[..., object] | None) -> None:
-    for name, value in named.items():
-        if value is not None and not callable(value):
-            raise ConfigError(f"{name}={value!r}: must be callable")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gevent import Timeout, sleep
 
 from nsq_fast.errors import InternalError, NsqError
+from nsq_fast.printable import printable
 
 from .fork import Greenlet
 
@@ -61,7 +62,7 @@ class Supervisor:
 
     def report(self, name: str, fault: BaseException, consequence: str) -> None:
         """Log a fault and tell of it. ``consequence`` says what happens now."""
-        text = f"nsq_fast itself failed in {name}: {fault!r}; {consequence}"
+        text = f"nsq_fast itself failed in {name}: {printable(repr(fault))}; {consequence}"
         self._log.error("%s", text, exc_info=fault)
         if self._tell is None:
             return

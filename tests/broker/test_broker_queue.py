@@ -11,14 +11,17 @@ from support.waiting import until
 from support.wire import WireClient
 
 from nsq_fast.broker import NsqdServer
-from nsq_fast.broker.diskqueue.log import Position, SegmentLog, deferred_record
+from nsq_fast.broker.diskqueue.log import Position, SegmentLog
+from nsq_fast.broker.diskqueue.record import deferred_frame
 from nsq_fast.broker.message import encode_frames
 from nsq_fast.broker.nsqd.guid import SnowflakeIds
+
+IDS = SnowflakeIds(1)
 
 
 def records(first: int, count: int, size: int = 20) -> list[bytes]:
     bodies = [b"%0*d" % (size, n) for n in range(first, first + count)]
-    return encode_frames(SnowflakeIds(1).take(count), bodies, 0)
+    return encode_frames(IDS.take(count), bodies, 0)
 
 
 def read_all(log: SegmentLog, position: Position) -> list[int]:
@@ -36,6 +39,21 @@ def test_ids_are_unique_and_increase_also_when_more_are_taken_than_a_millisecond
     taken = [id for count in (1, 20000, 1, 5000) for id in ids.take(count)]
     assert sorted(set(taken)) == taken
     assert {len(id) for id in taken} == {16}
+
+
+def test_ids_go_on_behind_those_of_an_earlier_life_whatever_its_node_was() -> None:
+    [last] = SnowflakeIds(1023).take(1)
+    ids = SnowflakeIds(0)
+    ids.skip(last)
+    assert ids.take(1)[0] > last
+
+
+@pytest.mark.parametrize("last", [b"", b"f" * 16, b"g" * 16, b"\xff" * 16])
+def test_an_id_that_a_disk_has_changed_is_not_followed(last: bytes) -> None:
+    ids = SnowflakeIds(1)
+    ids.skip(last)
+    [id] = ids.take(1)
+    assert id[:1] == SnowflakeIds(1).take(1)[0][:1]
 
 
 def test_log_gives_back_what_it_took_over_many_segments(tmp_path: Path) -> None:
@@ -77,7 +95,7 @@ def test_log_that_is_opened_again_goes_on(tmp_path: Path) -> None:
     assert read_all(log, log.seek(0)) == list(range(201))
 
 
-@pytest.mark.parametrize("cut", [1, 5, 30, 53])
+@pytest.mark.parametrize("cut", [1, 5, 30, 57])
 def test_log_drops_a_record_that_was_not_written_whole(tmp_path: Path, cut: int) -> None:
     log = SegmentLog(tmp_path / "log", 1 << 20)
     log.append(records(0, 10))
@@ -92,7 +110,7 @@ def test_log_drops_a_record_that_was_not_written_whole(tmp_path: Path, cut: int)
 
 def test_log_keeps_when_a_message_is_due(tmp_path: Path) -> None:
     log = SegmentLog(tmp_path / "log", 4096)
-    log.append([deferred_record(records(0, 1)[0], 1234.5), *records(1, 1)])
+    log.append([deferred_frame(records(0, 1)[0], 1234.5), *records(1, 1)])
     messages, _ = log.read(Position(0, 0), 10)
     assert [(message.due, int(message.body)) for message in messages] == [(1234.5, 0), (0.0, 1)]
 

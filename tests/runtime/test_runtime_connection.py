@@ -132,7 +132,7 @@ def test_what_is_written_in_one_turn_leaves_in_one_piece(open_to: Open, owner: R
     assert reads == [b"RDY 7\n" + b"".join(b"FIN %016x\n" % number for number in range(100))]
 
 
-def test_finish_many_is_one_buffer(open_to: Open, owner: RecordingOwner) -> None:
+def test_messages_whose_handlers_returned_are_finished_in_one_buffer(open_to: Open, owner: RecordingOwner) -> None:
     left: list[bytes] = []
 
     def script(peer: Peer) -> None:
@@ -143,7 +143,8 @@ def test_finish_many_is_one_buffer(open_to: Open, owner: RecordingOwner) -> None
     conn = open_to(script)
     subscribe(conn)
     owner.wait(lambda: len(owner.messages) == 2)
-    conn.finish_many(owner.messages)
+    conn.finished.extend(owner.messages)
+    conn.flush()
     conn.close()
     conn.server.wait()  # type: ignore[attr-defined]
     assert left == [b"FIN %016x\nFIN %016x\n" % (1, 2)]
@@ -414,7 +415,7 @@ def test_after_the_end_commands_raise_and_messages_stay_unanswered(open_to: Open
     message = owner.messages[0]
     commands: list[Callable[[], Any]] = [
         message.finish, message.requeue, message.touch, conn.start_close, lambda: conn.set_rdy(1),
-        lambda: conn.write(b"NOP\n"), lambda: conn.request(b"", "PUB", 1), lambda: conn.finish_many([message]),
+        lambda: conn.write(b"NOP\n"), lambda: conn.request(b"", "PUB", 1),
     ]  # fmt: skip
     for command in commands:
         with pytest.raises(ConnectionLost) as caught:

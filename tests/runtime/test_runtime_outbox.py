@@ -14,6 +14,7 @@ from gevent.event import Event
 from support.peers import Peer, PeerServer, RecordingOwner, message
 
 from nsq_fast import _codec
+from nsq_fast._codec import Message
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConnectionLost
 from nsq_fast.names import Address
@@ -28,8 +29,10 @@ def open_to() -> Iterator[Open]:
     servers: list[PeerServer] = []
     connections: list[Connection] = []
 
-    def make(script: Callable[[Peer], Any], **options: Any) -> tuple[Connection, RecordingOwner]:
-        owner = RecordingOwner()
+    def make(
+        script: Callable[[Peer], Any], owner: RecordingOwner | None = None, **options: Any
+    ) -> tuple[Connection, RecordingOwner]:
+        owner = owner or RecordingOwner()
         servers.append(PeerServer(script))
         connections.append(Connection(servers[-1].address, ConnectionConfig(**options), owner))
         connections[-1].connect()
@@ -187,3 +190,32 @@ def test_flood_does_not_keep_others_from_running() -> None:
     assert ticks > 50  # 13 MB at 128 KiB between yields
     conn.close(ConnectionLost("done"))
     server.join(5)
+
+
+def test_answers_are_told_of_when_they_are_sent_and_when_they_are_lost(open_to: Open) -> None:
+    told: list[tuple[list[int], int, bool]] = []
+
+    class Owner(RecordingOwner):
+        def on_answers(self, conn: Connection, finished: list[Message], requeued: int, is_sent: bool) -> None:
+            told.append(([int(message.id, 16) for message in finished], requeued, is_sent))
+
+    def script(peer: Peer) -> None:
+        peer.accept_sub()
+        peer.messages(1, 2, 3, 4)
+        peer.read_all()
+
+    owner = Owner()
+    conn, _ = open_to(script, owner=owner)
+    conn.subscribe("t", "c")
+    owner.wait(lambda: len(owner.messages) == 4)
+    conn.finished.append(owner.messages[0])
+    conn.flush()
+    assert told == [([1], 0, True)]
+    owner.messages[1].finish()
+    owner.messages[2].requeue(0)
+    assert len(told) == 1  # they wait for the end of the turn
+    conn.close(ConnectionLost("for the test"))
+    assert told[1:] == [([2], 1, False)]
+    conn.finished.append(owner.messages[3])
+    conn.flush()
+    assert told[2:] == [([4], 0, False)]

@@ -19,6 +19,7 @@ from nsq_fast.broker import go_json
 from nsq_fast.broker.net.faults import Faults
 from nsq_fast.errors import BadBody, BadChannel, BadTopic, Invalid, ServerError
 from nsq_fast.names import Address, is_valid_name
+from nsq_fast.printable import printable
 
 from .registration_db import LookupDB, Peer
 
@@ -124,7 +125,7 @@ class _Connection:
         remote = str(self._address)
         self._peer = Peer(id=remote, remote_address=remote, last_update=time.time(), **msgspec.structs.asdict(info))
         self._db.add_peer(self._peer)
-        logger.info("nsqd %s:%s (%s) joined", info.broadcast_address, info.tcp_port, info.version)
+        logger.info("nsqd %s:%s (%s) joined", printable(info.broadcast_address), info.tcp_port, printable(info.version))
         return msgspec.json.encode(self._identity())
 
     def _read_body(self) -> bytes:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from nsq_fast.broker.diskqueue.log import Position, SegmentLog
+from nsq_fast.broker.diskqueue.record import size_of
 from nsq_fast.broker.message import Message
 
 _REFILL = 2000
@@ -41,7 +42,7 @@ class Backlog:
     @property
     def on_disk(self) -> int:
         """How many messages are not in memory."""
-        return 0 if self.cursor is None else self._log.readable_end - self.cursor.sequence
+        return 0 if self.cursor is None else self._log.count(self.cursor.sequence, self._log.readable_end)
 
     def has_room(self, count: int) -> bool:
         """Whether so many new messages may stay in memory."""
@@ -51,14 +52,14 @@ class Backlog:
         """Add messages for which there is room, or that come back: those are never put on disk again."""
         self.memory.extend(messages)
 
-    def put_logged(self, messages: Sequence[Message], records: Sequence[bytes], start: Position) -> None:
+    def put_logged(self, messages: Sequence[Message], frames: Sequence[bytes], start: Position) -> None:
         """Add messages that the log holds from ``start`` on; what memory has no room for is read back later."""
         if self.cursor is not None:
             return
         room = max(0, self._capacity - len(self.memory))
         self.memory.extend(messages[:room])
         if room < len(messages):
-            self.cursor = Position(start.sequence + room, start.offset + sum(map(len, records[:room])))
+            self.cursor = Position(start.sequence + room, start.offset + size_of(frames[:room]))
 
     def put_while_room(self, messages: Sequence[Message]) -> None:
         """Add messages of which those without room are lost: an ephemeral channel's way."""

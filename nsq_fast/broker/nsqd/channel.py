@@ -124,13 +124,13 @@ class Channel:
             self.backlog.put(messages)
         self.notify()
 
-    def put_logged(self, messages: Sequence[Message], records: Sequence[bytes], start: Position) -> None:
+    def put_logged(self, messages: Sequence[Message], frames: Sequence[bytes], start: Position) -> None:
         """Take new messages that the topic has also logged."""
         self.message_count += len(messages)
         if self.is_ephemeral:
             self.backlog.put_while_room(messages)
         else:
-            self.backlog.put_logged(messages, records, start)
+            self.backlog.put_logged(messages, frames, start)
         self.notify()
 
     def put_deferred(self, message: Message) -> None:

@@ -14,6 +14,8 @@ _EPOCH = 1288834974288
 _SEQUENCE_BITS = 12
 _TIMESTAMP_SHIFT = 22
 _SEQUENCE_MASK = (1 << _SEQUENCE_BITS) - 1
+_LARGEST_TIMESTAMP = 1 << 41
+"""Half of what an id has room for; it is reached in the year 2085."""
 
 
 class IdGenerator(Protocol):
@@ -50,7 +52,14 @@ class SnowflakeIds:
         ]
 
     def skip(self, last: bytes) -> None:
-        """Give out only ids greater than ``last``, which was given out in an earlier life."""
-        number = int(last, 16)
-        used = number >> _TIMESTAMP_SHIFT << _SEQUENCE_BITS | number & _SEQUENCE_MASK
-        self._next = max(self._next, used + 1)
+        """Give out only ids greater than ``last``, which was given out in an earlier life.
+
+        Without effect when that cannot have been: it comes from a disk, which may have changed it.
+        """
+        try:
+            timestamp = int(last, 16) >> _TIMESTAMP_SHIFT
+        except ValueError:
+            return
+        if timestamp < _LARGEST_TIMESTAMP:
+            # A new timestamp, because another node id in the same one could make the id smaller.
+            self._next = max(self._next, (timestamp + 1) << _SEQUENCE_BITS)

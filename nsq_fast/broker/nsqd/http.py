@@ -76,7 +76,7 @@ class NsqdRoutes(HostRoutes):
             raise request.refuse(400, "MSG_EMPTY")
         topic = self._created_topic(request)
         defer_ms = self._defer(request)
-        with _refusing_when_exiting(request):
+        with self._publishing(request):
             topic.put(body, defer_ms)
         return "OK"
 
@@ -97,9 +97,20 @@ class NsqdRoutes(HostRoutes):
             bodies = self.split_binary(request, body)
         else:
             bodies = self.split_lines(request, body)
-        with _refusing_when_exiting(request):
+        with self._publishing(request):
             topic.put_many(bodies)
         return "OK"
+
+    @contextmanager
+    def _publishing(self, request: Request) -> Iterator[None]:
+        """Refuse a publish that fails, for whatever reason, as nsqio/nsq does: nsqd/http.go, doPUB and doMPUB."""
+        try:
+            with _refusing_when_exiting(request):
+                yield
+        except OSError as error:
+            self._nsqd.error = error
+            raise request.refuse(503, "EXITING") from error
+        self._nsqd.error = None
 
     def _create_topic(self, request: Request) -> None:
         self._created_topic(request)

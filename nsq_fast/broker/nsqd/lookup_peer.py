@@ -23,6 +23,7 @@ from nsq_fast.broker.client import Endpoint, HttpClient
 from nsq_fast.broker.lookupd.tcp import MAGIC_V1, MAX_BODY
 from nsq_fast.errors import HttpError, RemoteProtocolError
 from nsq_fast.names import Address, is_ephemeral, parse_address
+from nsq_fast.printable import printable
 
 logger = logging.getLogger("nsq_fast.broker.nsqd.lookup_peer")
 
@@ -200,7 +201,7 @@ class _Peer:
         while True:
             reply = _read_reply(sock)
             if reply.startswith(b"E_"):
-                logger.warning("nsqlookupd %s: %s", self._address, reply.decode("utf-8", "replace"))
+                logger.warning("nsqlookupd %s: %s", self._address, printable(reply))
             self._unanswered -= 1
             if not self._unanswered and self._commands.empty():
                 self.settled.set()

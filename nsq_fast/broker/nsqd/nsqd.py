@@ -24,9 +24,10 @@ from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.names import is_ephemeral, is_valid_name
 
 from .channel import Channel
+from .checkpoint import restore
 from .guid import SnowflakeIds
 from .host import Host
-from .store import ChannelMetadata, Metadata, Store, TopicMetadata, restore
+from .store import ChannelMetadata, Metadata, Store, TopicMetadata
 from .topic import Topic
 
 logger = logging.getLogger("nsq_fast.broker.nsqd.nsqd")
@@ -50,6 +51,8 @@ class Nsqd(Host):
         self._listeners: list[Listener] = []
         self._greenlets: list[Greenlet[..., None]] = []
         self._is_loading = False
+        self._is_metadata_saved = True
+        self._is_disk_failing = False
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -78,11 +81,13 @@ class Nsqd(Host):
         for topic in self.topics.values():
             topic.close()
             if save and topic.is_durable:
-                self._store.save_checkpoint(topic)
-                topic.log.sync()
+                with self._disk():
+                    self._store.save_checkpoint(topic)
+                    topic.log.sync()
             topic.log.close()
         if save:
-            self._store.save_metadata(self._metadata())
+            with self._disk():
+                self._store.save_metadata(self._metadata())
         self.topics.clear()
         self._store.close()
         self._store = None
@@ -116,7 +121,8 @@ class Nsqd(Host):
         for channel in list(topic.channels):
             topic.delete_channel(channel)
         del self.topics[name]
-        topic.log.delete()
+        if self._store is not None:
+            self._store.delete(topic.log)
         self._changed("delete", topic, None)
 
     def _create_topic(self, name: str) -> Topic:
@@ -155,17 +161,24 @@ class Nsqd(Host):
         assert self._store is not None
         self._is_loading = True
         for saved in self._store.load_metadata().topics or ():
-            if not is_valid_name(saved.name):
+            if is_valid_name(saved.name) and saved.name not in self.topics:
+                self._load_topic(saved, self._store)
+            else:
                 logger.warning("skipping creation of invalid topic %r", saved.name)
-                continue
-            topic = self._create_topic(saved.name)
-            topic.is_paused = saved.paused
-            for channel in saved.channels or ():
-                if is_valid_name(channel.name):
-                    topic.get_channel(channel.name).is_paused = channel.paused
-            restore(topic, self._store.load_checkpoint(topic.log))
-            topic.start()
         self._is_loading = False
+
+    def _load_topic(self, saved: TopicMetadata, store: Store) -> None:
+        topic = self._create_topic(saved.name)
+        topic.is_paused = saved.paused
+        for channel in saved.channels or ():
+            if is_valid_name(channel.name):
+                topic.get_channel(channel.name).is_paused = channel.paused
+        checkpoint = store.load_checkpoint(topic.log)
+        for name in checkpoint.channels if checkpoint is not None else ():
+            # The checkpoint is written first: it can know one that nsqd.dat does not.
+            topic.get_channel(name)
+        restore(topic, checkpoint)
+        topic.start()
 
     def _metadata(self) -> Metadata:
         return Metadata(
@@ -186,22 +199,36 @@ class Nsqd(Host):
         )
 
     def _persist(self, topic: Topic) -> None:
-        assert self._store is not None
+        self._is_metadata_saved = False
         with self._disk():
-            if topic.name in self.topics:
+            if self._store is not None and topic.name in self.topics:
                 # First where a channel is, then that it is there: a channel without a place gets the whole log.
                 self._store.save_checkpoint(topic)
+            self._save_metadata()
+
+    def _save_metadata(self) -> None:
+        if self._store is not None and not self._is_metadata_saved:
             self._store.save_metadata(self._metadata())
+            self._is_metadata_saved = True
 
     @contextlib.contextmanager
     def _disk(self) -> Any:
         """Keep an error of the disk for ``error``: a broker that cannot write goes on serving what it has."""
         try:
             yield
-            self.error = None
         except OSError as error:
-            logger.error("failed to write to %s: %s", self.options.data_path, error)
+            if not self._is_disk_failing:
+                logger.error(
+                    "failed to write to %s: %s; what is in memory is served, and writing is tried every %g s",
+                    self.options.data_path, error, self.options.sync_timeout,
+                )  # fmt: skip
+            self._is_disk_failing = True
             self.error = error
+        else:
+            if self._is_disk_failing:
+                logger.warning("writing to %s succeeds again", self.options.data_path)
+            self._is_disk_failing = False
+            self.error = None
 
     def _logged(self, log: SegmentLog) -> None:
         if log.unsynced >= self.options.sync_every:
@@ -211,13 +238,16 @@ class Nsqd(Host):
         marks: dict[str, object] = {}
         while True:
             sleep(self.options.sync_timeout)
+            if not self._is_metadata_saved:
+                with self._disk():
+                    self._save_metadata()
             for topic in list(self.topics.values()):
                 mark = _activity(topic)
                 if self._store is not None and marks.get(topic.name) != mark:
-                    marks[topic.name] = mark
                     with self._disk():
                         self._store.save_checkpoint(topic)
                         _sync_in_thread(topic.log)
+                        marks[topic.name] = mark
 
     # --- timeouts ----------------------------------------------------------------------------------------------------
 

@@ -3,34 +3,46 @@
 In the data path::
 
     nsqd.dat                        topics and channels, with what is paused: the original's file
-    topics/t.<topic>/*.log          the topic's messages (log.py)
+    topics/t.<topic>/*.log          the topic's messages (diskqueue/log.py)
     topics/t.<topic>/checkpoint     where each channel goes on, and what it had not finished before that place
+    *.bad                           a file that was damaged, as it was found
 
 A checkpoint is written every ``sync_timeout`` seconds while something happens,
 when channels come and go, and at the end. Messages finished after the last
 checkpoint come again after a SIGKILL; none is lost, because a checkpoint never
 names as finished what was not.
+
+Nothing that is damaged keeps an nsqd from starting. A topic that nsqd.dat does
+not name is found by its folder, its channels by its checkpoint.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
+import logging
 import os
+import shutil
 from pathlib import Path
 
 import msgspec
 
+from nsq_fast.broker.diskqueue.files import replace_file, set_aside
 from nsq_fast.broker.diskqueue.log import SegmentLog
 from nsq_fast.broker.errors import DataPathError
-from nsq_fast.broker.message import Message
-from nsq_fast.names import is_ephemeral
+from nsq_fast.names import is_ephemeral, is_valid_name
 
-from .channel import Channel
+from .checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, take_checkpoint
 from .topic import Topic
+
+logger = logging.getLogger("nsq_fast.broker.nsqd.store")
 
 _METADATA = "nsqd.dat"
 _CHECKPOINT = "checkpoint"
+_TOPICS = "topics"
+_PREFIX = "t."
+"""Keeps a topic called ".." where it belongs."""
+
+_DELETED = "deleted."
 
 
 class ChannelMetadata(msgspec.Struct):
@@ -55,35 +67,6 @@ class Metadata(msgspec.Struct):
     version: str = ""
 
 
-class ChannelCheckpoint(msgspec.Struct, array_like=True):
-    """Where a channel was.
-
-    ``next``: first record not yet read. ``fresh``: ranges of unfinished records before it that were
-    never delivered. ``tried``: the other unfinished ones, as (record, attempts, due).
-    """
-
-    next: int
-    fresh: list[tuple[int, int]]
-    tried: list[tuple[int, int, float]]
-
-    def first(self) -> int:
-        """The first record that is still needed."""
-        return min([self.next, *(start for start, _ in self.fresh[:1]), *(record for record, _, _ in self.tried)])
-
-
-class Checkpoint(msgspec.Struct):
-    """Where a topic was: the number of the next record, the first one held back, and its channels."""
-
-    end: int
-    held_at: int | None
-    channels: dict[str, ChannelCheckpoint]
-
-    def first(self) -> int:
-        """The first record that is still needed."""
-        held = [] if self.held_at is None else [self.held_at]
-        return min([self.end, *held, *(channel.first() for channel in self.channels.values())])
-
-
 class Store:
     """The data path of an nsqd, locked against others; without one nothing is kept and nothing found."""
 
@@ -100,36 +83,73 @@ class Store:
         """Open the log of a topic."""
         if self._path is None or is_ephemeral(topic):
             return SegmentLog(None, segment_size)
-        # The prefix keeps a topic called ".." where it belongs.
-        return SegmentLog(self._path / "topics" / f"t.{topic}", segment_size)
+        return SegmentLog(self._path / _TOPICS / f"{_PREFIX}{topic}", segment_size)
+
+    def delete(self, log: SegmentLog) -> None:
+        """Remove the log of a topic, so that it is never found half removed."""
+        log.close()
+        if log.folder is not None and log.folder.is_dir():
+            deleted = log.folder.with_name(_DELETED + log.folder.name)
+            shutil.rmtree(deleted, ignore_errors=True)
+            try:
+                log.folder.rename(deleted)
+            except OSError:
+                deleted = log.folder
+            shutil.rmtree(deleted, ignore_errors=True)
+
+    # --- topics and channels -----------------------------------------------------------------------------------------
 
     def load_metadata(self) -> Metadata:
-        """Read nsqd.dat; raises DataPathError when it is broken."""
+        """The topics and channels that there are: those in nsqd.dat, and topics that it should name and does not."""
         if self._path is None:
             return Metadata()
-        path = self._path / _METADATA
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=Metadata)
-        except FileNotFoundError:
-            return Metadata()
-        except msgspec.MsgspecError as error:
-            raise DataPathError(f"failed to parse metadata in {path}: {error}") from error
+        metadata = _read_metadata(self._path / _METADATA)
+        topics = [] if metadata is None else metadata.topics or []
+        known = {topic.name for topic in topics}
+        found = [name for name in self._topics_on_disk() if name not in known]
+        if found and metadata is not None:
+            logger.error(
+                "%s does not name the topics %s, which have messages in %s: they are there again, not paused",
+                self._path / _METADATA,
+                ", ".join(found),
+                self._path / _TOPICS,
+            )
+        return Metadata([*topics, *map(TopicMetadata, found)])
+
+    def _topics_on_disk(self) -> list[str]:
+        assert self._path is not None
+        folders = sorted(path for path in (self._path / _TOPICS).glob("*") if path.is_dir())
+        for folder in folders:
+            if folder.name.startswith(_DELETED):
+                shutil.rmtree(folder, ignore_errors=True)
+        names = (path.name.removeprefix(_PREFIX) for path in folders if path.name.startswith(_PREFIX))
+        return [name for name in names if is_valid_name(name)]
 
     def save_metadata(self, metadata: Metadata) -> None:
-        """Write nsqd.dat."""
+        """Write nsqd.dat. Raises OSError."""
         if self._path is not None:
-            _replace(self._path / _METADATA, msgspec.json.encode(metadata), sync=True)
+            replace_file(self._path / _METADATA, msgspec.json.encode(metadata), sync=True)
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def load_checkpoint(self, log: SegmentLog) -> Checkpoint | None:
         """Read a topic's checkpoint; None if it has none, or a broken one: then all of its log is unfinished."""
         if log.folder is None:
             return None
-        with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
-            return msgspec.json.decode((log.folder / _CHECKPOINT).read_bytes(), type=Checkpoint)
+        path = log.folder / _CHECKPOINT
+        try:
+            return decode_checkpoint(path.read_bytes())
+        except FileNotFoundError:
+            if log.first < log.end.sequence:
+                logger.error("%s is missing: every message of the topic comes again", path)
+        except (ValueError, OSError) as error:
+            logger.error(
+                "%s cannot be read: %s; every message of the topic comes again; %s", path, error, set_aside(path)
+            )
         return None
 
     def save_checkpoint(self, topic: Topic) -> None:
-        """Write a topic's checkpoint, and remove the segments that nobody needs any more."""
+        """Write a topic's checkpoint, and remove the segments that nobody needs any more. Raises OSError."""
         folder = topic.log.folder
         if folder is None or not topic.is_durable:
             topic.log.remove_before(topic.oldest_needed())
@@ -137,7 +157,7 @@ class Store:
         checkpoint = take_checkpoint(topic)
         folder.mkdir(parents=True, exist_ok=True)
         # Not synced: one that a power loss breaks only makes messages come again.
-        _replace(folder / _CHECKPOINT, msgspec.json.encode(checkpoint), sync=False)
+        replace_file(folder / _CHECKPOINT, encode_checkpoint(checkpoint), sync=False)
         topic.log.remove_before(checkpoint.first())
 
     def close(self) -> None:
@@ -147,90 +167,16 @@ class Store:
             self._lock = None
 
 
-def take_checkpoint(topic: Topic) -> Checkpoint:
-    """Where a topic is now. Ephemeral channels leave no trace."""
-    held_at = topic.log.held_at
-    return Checkpoint(
-        end=topic.log.end.sequence,
-        held_at=None if held_at is None else held_at.sequence,
-        channels={
-            channel.name: _channel_checkpoint(channel, topic.log.readable_end)
-            for channel in topic.channels.values()
-            if not channel.is_ephemeral
-        },
-    )
-
-
-def _channel_checkpoint(channel: Channel, end: int) -> ChannelCheckpoint:
-    cursor = channel.backlog.cursor
-    fresh: list[int] = []
-    tried: list[tuple[int, int, float]] = []
-    for message in channel.unfinished():
-        if message.attempts or message.due:
-            tried.append((message.sequence, message.attempts, message.due))
-        else:
-            fresh.append(message.sequence)
-    return ChannelCheckpoint(end if cursor is None else cursor.sequence, _ranges(sorted(fresh)), tried)
-
-
-def _ranges(numbers: list[int]) -> list[tuple[int, int]]:
-    """Sorted numbers as ranges of (first, one after the last)."""
-    ranges: list[tuple[int, int]] = []
-    for number in numbers:
-        if ranges and ranges[-1][1] == number:
-            ranges[-1] = (ranges[-1][0], number + 1)
-        else:
-            ranges.append((number, number + 1))
-    return ranges
-
-
-def restore(topic: Topic, checkpoint: Checkpoint | None) -> None:
-    """Bring a topic back to where it was. Its channels have been created, and it has not been started.
-
-    A channel that the checkpoint does not know gets everything that the log has.
-    """
-    log = topic.log
-    if checkpoint is None:
-        checkpoint = Checkpoint(log.end.sequence, log.first, {})
-    if log.last_id:
-        topic.ids.skip(log.last_id)
-    log.start_at(checkpoint.end)
-    held_at = log.end if checkpoint.held_at is None else log.seek(checkpoint.held_at)
-    log.held_at = None
-    for channel in topic.channels.values():
-        known = checkpoint.channels.get(channel.name)
-        if known is not None:
-            channel.restore(_unfinished(log, known), log.seek(known.next), log.end)
-        elif not channel.is_ephemeral:
-            channel.restore([], log.seek(log.first), log.end)
-    log.held_at = held_at
-
-
-def _unfinished(log: SegmentLog, checkpoint: ChannelCheckpoint) -> list[Message]:
-    """Read the messages that a channel had not finished, in their order."""
-    tried = {sequence: (attempts, due) for sequence, attempts, due in checkpoint.tried}
-    wanted = {*tried, *(number for first, end in checkpoint.fresh for number in range(first, end))}
-    messages: list[Message] = []
-    position = log.seek(min(wanted, default=checkpoint.next))
-    while position.sequence < checkpoint.next and len(messages) < len(wanted):
-        read, position = log.read(position, checkpoint.next - position.sequence)
-        messages += [message for message in read if message.sequence in wanted]
-    for message in messages:
-        message.attempts, message.due = tried.get(message.sequence, (0, message.due))
-    return messages
-
-
-def _replace(path: Path, data: bytes, *, sync: bool) -> None:
-    """Write a file so that it is the old one or the new one, whatever happens."""
-    temporary = path.with_name(path.name + ".tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+def _read_metadata(path: Path) -> Metadata | None:
+    """The content of nsqd.dat; None when it cannot be read."""
     try:
-        os.write(fd, data)
-        if sync:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-    temporary.replace(path)
+        return msgspec.json.decode(path.read_bytes(), type=Metadata)
+    except FileNotFoundError:
+        return Metadata()
+    except (ValueError, OSError) as error:
+        what = set_aside(path)
+        logger.error("failed to parse metadata in %s: %s; topics are found by their folders; %s", path, error, what)
+        return None
 
 
 def _lock(path: Path) -> int:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from nsq_fast.broker.diskqueue.log import Position, SegmentLog, deferred_record
+from nsq_fast.broker.diskqueue.log import Position, SegmentLog
+from nsq_fast.broker.diskqueue.record import deferred_frame
 from nsq_fast.broker.errors import Exiting, NotFound
 from nsq_fast.broker.message import Message, encode_frames
 from nsq_fast.names import is_ephemeral
@@ -70,7 +71,7 @@ class Topic:
     def depth(self) -> int:
         """Messages that no channel has got yet."""
         held_at = self.log.held_at
-        return 0 if held_at is None else self.log.end.sequence - held_at.sequence
+        return 0 if held_at is None else self.log.count(held_at.sequence, self.log.end.sequence)
 
     @property
     def backend_depth(self) -> int:
@@ -114,31 +115,31 @@ class Topic:
             raise Exiting("exiting")
         [id] = self.ids.take(1)
         [frame] = encode_frames([id], [body], time.time_ns())
-        record = deferred_record(frame, due)
+        logged = deferred_frame(frame, due)
         if self.log.held_at is not None:
-            self._hold_back([record])
+            self._hold_back([logged])
         else:
-            self._defer(Message(id, frame, due=due), record)
+            self._defer(Message(id, frame, due=due), logged)
         self.message_count += 1
         self.message_bytes += len(body)
         if self.is_durable:
             self._on_logged(self.log)
 
-    def _defer(self, message: Message, record: bytes) -> None:
+    def _defer(self, message: Message, logged: bytes) -> None:
         behind = [channel for channel in self.channels.values() if channel.backlog.cursor is not None]
         if self.is_durable or behind:
-            message.sequence = self.log.append([record]).sequence
+            message.sequence = self.log.append([logged]).sequence
         for channel in self.channels.values():
             if channel in behind:
                 channel.message_count += 1  # it comes to the record by itself
             else:
                 channel.put_deferred(message.copy())
 
-    def _hold_back(self, records: Sequence[bytes]) -> None:
+    def _hold_back(self, frames: Sequence[bytes]) -> None:
         if self.is_ephemeral:
-            records = records[: max(0, self._capacity - self.depth)]
-        if records:
-            self.log.append(records)
+            frames = frames[: max(0, self._capacity - self.depth)]
+        if frames:
+            self.log.append(frames)
 
     def _has_room(self, count: int) -> bool:
         return all(channel.is_ephemeral or channel.backlog.has_room(count) for channel in self.channels.values())
@@ -147,9 +148,9 @@ class Topic:
         for index, channel in enumerate(self.channels.values()):
             channel.put([message.copy() for message in messages] if index else messages)
 
-    def _fan_out_logged(self, messages: list[Message], records: Sequence[bytes], start: Position) -> None:
+    def _fan_out_logged(self, messages: list[Message], frames: Sequence[bytes], start: Position) -> None:
         for index, channel in enumerate(self.channels.values()):
-            channel.put_logged([message.copy() for message in messages] if index else messages, records, start)
+            channel.put_logged([message.copy() for message in messages] if index else messages, frames, start)
 
     # --- holding back ------------------------------------------------------------------------------------------------
 
@@ -169,7 +170,7 @@ class Topic:
         held_at = self.log.held_at
         if held_at is None:
             return
-        count = self.log.end.sequence - held_at.sequence
+        count = self.log.count(held_at.sequence, self.log.end.sequence)
         self.log.held_at = None
         for channel in self.channels.values():
             channel.release(held_at, count)

@@ -21,6 +21,7 @@ from nsq_fast.broker.net.faults import Faults, reset_on_close
 from nsq_fast.broker.nsqd.channel import Subscribable
 from nsq_fast.broker.nsqd.host import Host
 from nsq_fast.broker.nsqd.in_flight import InFlight
+from nsq_fast.printable import printable
 
 from .client_stats import client_stats
 from .frames import ERROR, HEARTBEAT, OK, Dropped, FatalError, Upgraded, frame
@@ -150,7 +151,7 @@ class Connection:
         try:
             self._read_loop()
         except FatalError as error:
-            logger.debug("%s: %s %s", self.remote_address, error.code, error.text)
+            logger.debug("%s: %s %s", self.remote_address, error.code, printable(error.text))
             self.output.send_last(error.frame())
         except (Dropped, OSError) as error:
             logger.debug("%s: connection ended: %s", self.remote_address, error)

@@ -1,30 +1,37 @@
 """Worker greenlets: from received messages to handlers, and from handlers to FINs.
 
-A ``InboundQueue`` holds what one connection has received and nobody has begun to
-handle. A ``Pool`` is a fixed number of worker greenlets that serve inbound queues: one
-for each inbound keeps the order of its connection, N for all inbound queues handle N at a
-time. Nothing is spawned, no timer armed and no signal built per message. A
-worker that serves one connection alone reads it by itself when it has nothing
-to handle: what comes needs no switch to its handler.
+An ``InboundQueue`` holds what one connection has received and nobody has begun
+to handle. A ``Pool`` is a fixed number of worker greenlets that serve inbound
+queues: one worker for each queue keeps the order of its connection, N workers for
+all queues handle N messages at a time. Nothing is spawned, no timer armed and no
+signal built per message. A worker that serves one connection alone reads it by
+itself when it has nothing to handle: what comes needs no switch to its handler.
 
-A FIN joins its inbound's list when its handler returns, and the list leaves in
-one buffer at the end of the hub's turn, even if the next handler blocks; a
-worker that has handled all its connection has sent need not wait for that.
+When a handler returns, its message joins ``Connection.finished``; the FINs leave
+in one buffer at the end of the hub's turn, even if the next handler waits. A
+handler that blocks the process keeps the hub from having that turn. So a worker
+looks at the clock after each handler. Once the loop is overdue (``LoopTurns``),
+the worker sends the FINs itself, and lets timers and sockets have their turn
+before the next handler begins. A worker that has handled all that its connection
+has sent does not wait for the end of the turn either.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from gevent import get_hub, sleep
 from gevent.lock import Semaphore
 from greenlet import greenlet
 
 from nsq_fast._codec import Message
+from nsq_fast._time_slice import TimeSlice
 from nsq_fast.runtime.fork import tell_forks
+from nsq_fast.runtime.loop_turns import loop_turns
+
+from .handlers import refuse_deferred
 
 if TYPE_CHECKING:
     from nsq_fast.runtime.net.connection import Connection
@@ -32,62 +39,79 @@ if TYPE_CHECKING:
     from .disposition import Disposition
     from .ordered import Turn
 
-SLICE = 0.005
-"""Seconds that a worker handles messages before it lets heartbeats, lookups and others run."""
+FLUSH_SECONDS = 5e-6
+"""What a send for one FIN takes, about."""
 
-QUICK = 0.001
-MAX_STRIDE = 64
+FLUSH_SHARE = 0.1
+"""Share of the time that a slow handler took which may be spent on FINs that leave one by one after it.
+
+Where one handler is slow the next may be, too, and what gathered before it would wait."""
 
 
 class InboundQueue:
-    """Messages of one connection that wait for a worker, and FINs that wait to leave together.
+    """Messages of one connection that wait for a worker.
 
     Args:
         connection: who delivered the messages.
-        on_finished: called with the connection and the messages whose FINs are to leave now.
 
     Attributes:
         turn: of an ordered partition, which one worker at a time may handle; None when any number may.
-        turns: a number that changes when the hub has run after a message was finished.
+        slice: takes the messages whose handlers have returned.
     """
 
-    __slots__ = ("connection", "fins", "is_queued", "on_finished", "turn", "turns", "waiting")
+    __slots__ = ("connection", "is_queued", "slice", "turn", "waiting")
 
-    def __init__(self, connection: Connection, on_finished: Callable[[Connection, Sequence[Message]], None]) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.on_finished = on_finished
         self.waiting: deque[Message] = deque()
-        self.fins: list[Message] = []
         self.is_queued = False
         self.turn: Turn | None = None
-        self.turns = 0
+        self.slice = TimeSlice(connection.finished, connection.schedule_flush, 0.0)
 
-    def finish(self, message: Message) -> None:
-        """FIN a message that is marked as responded, with the next flush."""
-        if not self.fins:
-            self.schedule_flush()
-        self.fins.append(message)
+    def take_unstarted(self) -> list[Message]:
+        """The messages that no handler has begun with; none waits any more."""
+        unstarted = list(self.waiting)
+        self.waiting.clear()
+        return unstarted
 
-    def leave(self, pool: Pool) -> None:
-        """A worker of ``pool`` is done with this inbound for now."""
-        if self.turn is not None:
-            self.turn.give_back(pool)
 
-    def schedule_flush(self) -> None:
-        """Have ``flush`` run before the hub waits for anything."""
-        get_hub().loop.run_callback(self._end_of_turn)
+class HandlerLimit:
+    """Keeps the number of handlers that run at once, over all pools of a consumer, within ``max_in_flight``.
 
-    def _end_of_turn(self) -> None:
-        self.turns += 1
-        self.flush()
+    More messages than that may be here: those of lost connections, and those that nsqd has sent in place of others
+    whose time was over. Ordered partitions do not count: each has one handler at a time.
 
-    def flush(self) -> None:
-        """Hand the FINs over now."""
-        fins = self.fins
-        if fins:
-            batch = fins[:]
-            fins.clear()  # workers hold on to this list
-            self.on_finished(self.connection, batch)
+    Args:
+        limit: gives ``max_in_flight``.
+    """
+
+    def __init__(self, limit: Callable[[], int]) -> None:
+        self._limit = limit
+        self._running = 0
+        self._waiting: list[Pool] = []
+
+    def take(self, pool: Pool) -> bool:
+        """Let a worker of ``pool`` begin; if there are enough already, ``pool`` is woken when one ends."""
+        if self._running < max(1, self._limit()):
+            self._running += 1
+            return True
+        if pool not in self._waiting:
+            self._waiting.append(pool)
+        return False
+
+    def give_back(self) -> None:
+        """A worker is done."""
+        self._running -= 1
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for pool in waiting:
+                pool.wake()
+
+    def changed(self) -> None:
+        """The limit is another: have all those who wait look again."""
+        waiting, self._waiting = self._waiting, []
+        for pool in waiting:
+            pool.wake_all()
 
 
 class Pool:
@@ -97,12 +121,17 @@ class Pool:
         idle: workers that wait.
         source: the one connection that these workers serve, which a worker reads itself in place of waiting for a
             message; None when there are several, or none.
+        turns: of the loop of the hub that the workers run in.
+        eager: how many FINs are still sent one by one, because a handler was slow lately.
     """
 
-    def __init__(self, disposition: Disposition, size: int, name: str) -> None:
+    def __init__(self, disposition: Disposition, size: int, name: str, limit: HandlerLimit) -> None:
         self.disposition = disposition
         self.is_stopped = False
         self.source: Connection | None = None
+        self.turns = loop_turns()
+        self.eager = 0
+        self._limit = limit
         self._ready: deque[InboundQueue] = deque()
         self.idle = 0
         self._wake = Semaphore(0)
@@ -112,7 +141,7 @@ class Pool:
         tell_forks(self)
 
     def put(self, inbound: InboundQueue, count: int) -> None:
-        """Note that ``count`` messages joined the inbound."""
+        """Note that ``count`` messages joined the inbound queue."""
         if not inbound.is_queued:
             inbound.is_queued = True
             self._ready.append(inbound)
@@ -125,15 +154,19 @@ class Pool:
             self._wake.release()
 
     def take(self) -> InboundQueue | None:
-        """Wait for a inbound with messages; None when the pool is stopped. Lanes take turns.
+        """Wait for an inbound queue with messages; None when the pool is stopped. The queues take turns.
 
-        Who takes a inbound calls its ``leave`` when done with it.
+        Who takes a queue calls ``leave`` when done with it. The loop is not overdue then.
         """
         while not self.is_stopped:
-            inbound = self._next()
-            if inbound is not None:
-                return inbound
-            if self.source is None or not self.source.read_for_reader():
+            if self._ready:
+                if self.turns.is_overdue(monotonic()):
+                    self.turns.wait()
+                    continue
+                inbound = self._next()
+                if inbound is not None:
+                    return inbound
+            if self._ready or self.source is None or not self.source.read_for_reader():
                 self.idle += 1
                 self._wake.acquire()
         return None
@@ -147,9 +180,21 @@ class Pool:
                 inbound.is_queued = False
                 continue
             ready.rotate(-1)
-            if inbound.turn is None or inbound.turn.take(self):
+            if self._limit.take(self) if inbound.turn is None else inbound.turn.take(self):
                 return inbound
         return None
+
+    def leave(self, inbound: InboundQueue) -> None:
+        """A worker is done with this queue for now. Its FINs leave now if the end of the turn may be far away."""
+        if inbound.turn is not None:
+            inbound.turn.give_back(self)
+        else:
+            self._limit.give_back()
+        if not inbound.waiting and self.source is not None:  # all is answered: nothing more joins the FINs
+            inbound.connection.flush()
+        elif self.turns.is_overdue(now := monotonic()):
+            inbound.connection.flush()
+            self.eager = round(FLUSH_SHARE / FLUSH_SECONDS * (now - self.turns.due_at))
 
     def wake(self) -> None:
         """Have a worker look again: a turn is free."""
@@ -157,6 +202,10 @@ class Pool:
             self._wake_up(1)
         elif self.source is not None:
             self.source.stop_reading_for_reader()
+
+    def wake_all(self) -> None:
+        """Have all workers look again."""
+        self._wake_up(self.idle)
 
     def stop(self) -> None:
         """Let each worker end after what it is handling now."""
@@ -170,7 +219,7 @@ class Pool:
         self.is_stopped = True
         for inbound in self._ready:
             inbound.waiting.clear()
-            inbound.fins.clear()
+            inbound.connection.finished.clear()
 
 
 class Worker:
@@ -180,12 +229,11 @@ class Worker:
         current: the message, or list of messages, whose handler runs now; None when none does.
     """
 
-    __slots__ = ("_disposition", "_pool", "_stride", "current", "greenlet")
+    __slots__ = ("_disposition", "_pool", "current", "greenlet")
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._disposition = pool.disposition
-        self._stride = 1
         self.current: Message | list[Message] | None = None
         self.greenlet: greenlet | None = None
 
@@ -197,25 +245,23 @@ class Worker:
 
     def _run(self) -> None:
         while (inbound := self._pool.take()) is not None:
-            turns = inbound.turns
             try:
-                if inbound.turn is not None:
-                    self._handle_ordered(inbound, inbound.turn)
-                elif self._disposition.batch_handler is None:
-                    self._handle_some(inbound)
-                else:
-                    self._handle_batch(inbound)
-            except Exception:
-                # A fault of ours, not of a handler: those are dealt with below. The worker must go on.
-                self._disposition.log_fault(self.current)
+                self._handle(inbound)
             finally:
                 self.current = None
-                inbound.leave(self._pool)
-            if not inbound.waiting:
-                if self._pool.source is not None:  # its messages are all answered: nothing more joins the FINs
-                    inbound.flush()
-            elif inbound.turns == turns:  # no handler has let others run
-                sleep(0)
+                self._pool.leave(inbound)
+
+    def _handle(self, inbound: InboundQueue) -> None:
+        try:
+            if inbound.turn is not None:
+                self._handle_ordered(inbound, inbound.turn)
+            elif self._disposition.batch_handler is None:
+                self._handle_some(inbound)
+            else:
+                self._handle_batch(inbound)
+        except Exception:
+            # A fault of ours, not of a handler: those are dealt with below. The worker must go on.
+            self._disposition.log_fault(self.current)
 
     def _handle_ordered(self, inbound: InboundQueue, turn: Turn) -> None:
         """Handle what an ordered partition sends, one message after the other; each FIN leaves at once.
@@ -229,15 +275,19 @@ class Worker:
             message = self.current = waiting.popleft()
             if message.attempts <= threshold or disposition.ordered.begins(inbound, message):
                 try:
-                    disposition.single_handler()(consumer, message)
+                    result = disposition.single_handler()(consumer, message)
+                    if result is not None:
+                        refuse_deferred(result)
                 except BaseException as error:
                     disposition.failed(message, error)
                 else:
-                    if not message.is_async() and message.mark_responded():
-                        inbound.on_finished(inbound.connection, (message,))  # the server sends the next one only then
+                    if message.mark_returned():
+                        inbound.connection.finish_returned(message)  # the server sends the next one only then
                         disposition.tell_finished(message)
                         is_finished = True
             self.current = None
+            if pool.turns.is_overdue(monotonic()):
+                return
             if not waiting:
                 turn.give_back(pool)
                 source = pool.source
@@ -245,40 +295,40 @@ class Worker:
                     return
 
     def _handle_some(self, inbound: InboundQueue) -> None:
-        """Handle messages until the inbound is empty or the time slice is used up: the hot loop."""
-        disposition = self._disposition
+        """Handle messages until the queue is empty or the time slice is over: the hot loop."""
+        pool, disposition = self._pool, self._disposition
         consumer, handler, max_tries = disposition.consumer, disposition.present_handler(), disposition.max_tries
-        waiting, fins, finish = inbound.waiting, inbound.fins, disposition.finish_in(inbound)
+        waiting, returned, is_over = inbound.waiting, disposition.returned_in(inbound), inbound.slice.is_over
         popleft = waiting.popleft
-        stride = self._stride
-        began = monotonic()
-        end = began + SLICE
+        end = pool.turns.due_at
+        inbound.slice.end = 0.0 if pool.eager else end
         while waiting:
-            for _ in range(stride):
-                if not waiting:
-                    break
-                message = popleft()
-                if message.attempts > max_tries:
-                    self.current = message
-                    disposition.give_up(inbound, message)
-                    continue
-                self.current = message
+            message = self.current = popleft()
+            if message.attempts > max_tries:
+                disposition.give_up(inbound, message)
+                must_look = is_over()
+            else:
                 try:
-                    handler(consumer, message)
+                    result = handler(consumer, message)
+                    if result is not None:
+                        refuse_deferred(result)
                 except BaseException as error:
                     disposition.failed(message, error)
-                    continue
-                if not message.is_async() and message.mark_responded():
-                    if not fins:
-                        inbound.schedule_flush()
-                    finish(message)
-            now = monotonic()
-            # Look at the clock often when handlers are slow, seldom when they are quick.
-            stride = min(stride * 2, MAX_STRIDE) if now - began < QUICK else 1
-            if now > end:
-                break
-            began = now
-        self._stride = stride
+                    must_look = is_over()
+                else:
+                    must_look = returned(message)
+            if must_look and self._is_over(inbound, end):
+                return
+
+    def _is_over(self, inbound: InboundQueue, end: float) -> bool:
+        """Send the FINs if handlers were slow lately; say whether it is time for others."""
+        pool = self._pool
+        if pool.eager:
+            inbound.connection.flush()
+            pool.eager -= 1
+            if not pool.eager:
+                inbound.slice.end = end
+        return monotonic() > end
 
     def _handle_batch(self, inbound: InboundQueue) -> None:
         disposition = self._disposition
@@ -290,13 +340,12 @@ class Worker:
             return
         self.current = messages
         try:
-            disposition.batch_handler(disposition.consumer, messages)
+            result = disposition.batch_handler(disposition.consumer, messages)
+            if result is not None:
+                refuse_deferred(result)
         except BaseException as error:
             disposition.batch_failed(messages, error)
             return
-        fins, finish = inbound.fins, disposition.finish_in(inbound)
+        returned = disposition.returned_in(inbound)
         for message in messages:
-            if not message.is_async() and message.mark_responded():
-                if not fins:
-                    inbound.schedule_flush()
-                finish(message)
+            returned(message)

@@ -6,6 +6,7 @@ just returns, is the hot loop's in ``dispatch``; everything else is here.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from gevent import GreenletExit, Timeout, get_hub, getcurrent
 
 from nsq_fast._codec import Message
-from nsq_fast.errors import ConnectionLost, NsqError, RequeueMessage
+from nsq_fast.errors import ConnectionLost, HandlerDeferred, NsqError, RequeueMessage
 from nsq_fast.protocol.backoff import RequeueDelay
 from nsq_fast.runtime.fork import CopyEnded
 from nsq_fast.runtime.signals import emit, is_heard, receivers
 
 from .dispatch import InboundQueue
 from .failures import GiveUpPolicy, message_name
+from .handlers import refuse_deferred
 
 if TYPE_CHECKING:
     from nsq_fast.runtime.consumer import Consumer
@@ -60,17 +62,20 @@ class Disposition:
         self.requeue_delay = requeue_delay
         self._give_up = give_up
         self._log = consumer.logger
+        self._has_deferred = False
 
-    def finish_in(self, inbound: InboundQueue) -> Callable[[Message], object]:
-        """What takes a message that was marked as responded: the inbound's list, and the signal where it is heard."""
+    def returned_in(self, inbound: InboundQueue) -> Callable[[Message], bool]:
+        """What takes a message whose handler has returned, as ``TimeSlice.returned``; it tells those who listen."""
         if not is_heard(self.consumer, "on_finish"):
-            return inbound.fins.append
+            return inbound.slice.returned
 
-        def finish(message: Message) -> None:
-            inbound.fins.append(message)
-            emit(self.consumer, "on_finish", message_id=message.id)
+        def returned(message: Message) -> bool:
+            if message.mark_returned():
+                inbound.connection.finish_returned(message)
+                emit(self.consumer, "on_finish", message_id=message.id)
+            return inbound.slice.is_over()
 
-        return finish
+        return returned
 
     def tell_finished(self, message: Message) -> None:
         """Tell those who listen that a message was finished."""
@@ -95,9 +100,9 @@ class Disposition:
 
         def handle(consumer: Any, message: Message) -> None:
             if handler is not None:
-                handler(consumer, message)
+                refuse_deferred(handler(consumer, message))
             for receiver in called:
-                receiver(consumer, message=message)
+                refuse_deferred(receiver(consumer, message=message))
 
         return handle
 
@@ -148,6 +153,12 @@ class Disposition:
         """Log and signal what a handler raised; say whether it counts as a failure for backoff."""
         if isinstance(error, RequeueMessage):
             return self.consumer.config.backoff_on_requeue if error.backoff is None else error.backoff
+        if isinstance(error, HandlerDeferred):
+            level = logging.DEBUG if self._has_deferred else logging.ERROR
+            self._has_deferred = True  # once is loud enough: it is the same with every message
+            self._log.log(level, "message %s is requeued: %s", message_name(message), error)
+            emit(self.consumer, "on_exception", message=message, error=error)
+            return True
         if isinstance(error, (Exception, Timeout)):
             self._log.error("handler failed on message %s: %r", message_name(message), error, exc_info=error)
             emit(self.consumer, "on_exception", message=message, error=error)
@@ -182,13 +193,13 @@ class Disposition:
             if is_heard(self.consumer, "on_giving_up"):
                 for receiver in receivers(self.consumer.on_giving_up, self.consumer):
                     receiver(self.consumer, message=message)
-            (policy or self._give_up)(self.consumer, message)
+            refuse_deferred((policy or self._give_up)(self.consumer, message))
         except BaseException as error:
             self.failed(message, error)
             return
         self.consumer.given_up += 1
-        if not message.is_async() and message.mark_responded():
-            inbound.finish(message)
+        if message.mark_returned():
+            inbound.connection.finish_returned(message)
 
     def without_given_up(self, inbound: InboundQueue, messages: list[Message]) -> list[Message]:
         """The messages of a batch that a handler shall see; the others are given up."""

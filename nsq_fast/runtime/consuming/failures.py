@@ -31,6 +31,7 @@ from nsq_fast.names import Address, check_topic
 from nsq_fast.protocol.dialect import RESERVED_PREFIX, TAG_KEY
 
 from .bodies import CODEC_HEADER, SIZE_HEADER
+from .handlers import check_handler, refuse_deferred
 
 logger = logging.getLogger(__name__)
 
@@ -73,11 +74,12 @@ class Discard:
     """
 
     def __init__(self, callback: GiveUpPolicy | None = None) -> None:
+        check_handler("callback", callback)
         self._callback = callback
 
     def __call__(self, consumer: GivingUp, message: Message) -> None:
         if self._callback is not None:
-            self._callback(consumer, message)
+            refuse_deferred(self._callback(consumer, message))
         logger.warning(
             "giving up message %s of %s/%s after %d attempts%s",
             message_name(message), consumer.topic, consumer.channel, message.attempts - 1, _note_on_body(message),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from time import monotonic
 from typing import TYPE_CHECKING
 
-from gevent import getcurrent, sleep
+from gevent import getcurrent
 
 from nsq_fast._codec import Message
 
-from .dispatch import SLICE, InboundQueue, Pool, Worker
+from .dispatch import InboundQueue, Pool, Worker
 
 if TYPE_CHECKING:
     from .disposition import Disposition
@@ -28,12 +27,10 @@ def messages(pool: Pool, disposition: Disposition) -> Iterator[Message]:
     try:
         while (inbound := pool.take()) is not None:
             try:
-                yield from _messages_of(inbound, worker, disposition)
+                yield from _messages_of(inbound, pool, worker, disposition)
             finally:
-                inbound.leave(pool)
+                pool.leave(inbound)
             worker.current = None
-            if inbound.waiting:
-                sleep(0)
     finally:
         pool.workers.remove(worker)
         left = worker.current
@@ -41,17 +38,15 @@ def messages(pool: Pool, disposition: Disposition) -> Iterator[Message]:
             disposition.requeue(left, 0, False)
 
 
-def _messages_of(inbound: InboundQueue, worker: Worker, disposition: Disposition) -> Iterator[Message]:
-    """Yield until the inbound is empty or the time slice is used up."""
-    end = monotonic() + SLICE
-    waiting, fins, finish = inbound.waiting, inbound.fins, disposition.finish_in(inbound)
-    while waiting and monotonic() < end:
+def _messages_of(inbound: InboundQueue, pool: Pool, worker: Worker, disposition: Disposition) -> Iterator[Message]:
+    """Yield until the queue is empty or the time slice is over."""
+    waiting, returned = inbound.waiting, disposition.returned_in(inbound)
+    inbound.slice.end = pool.turns.due_at
+    is_over = False
+    while waiting and not is_over:
         message = waiting.popleft()
         worker.current = message
         if disposition.is_given_up(inbound, message):
             continue
         yield message
-        if not message.is_async() and message.mark_responded():
-            if not fins:
-                inbound.schedule_flush()
-            finish(message)
+        is_over = returned(message)

@@ -23,6 +23,7 @@ from nsq_fast.runtime.signals import emit
 from nsq_fast.runtime.supervised import Job
 
 from .failures import GiveUpPolicy, message_name
+from .handlers import check_handler
 
 if TYPE_CHECKING:
     from nsq_fast.runtime.consumer import Consumer
@@ -40,6 +41,8 @@ def check_blocked_policy(policy: BlockedPolicy) -> BlockedPolicy:
     """Return ``policy``; raise ConfigError if it is none."""
     if policy not in (PAUSE, RETRY, STOP) and not callable(policy):
         raise ConfigError(f"blocked_policy={policy!r}: must be '{PAUSE}', '{RETRY}', '{STOP}' or a give-up policy")
+    if callable(policy):
+        check_handler("blocked_policy", policy)
     return policy
 
 

@@ -13,9 +13,10 @@ class Counters:
 
     Attributes:
         received: deliveries, repeated ones included.
-        finished, requeued: FINs and REQs handed to the connection.
+        finished, requeued: FINs and REQs handed to the system, to be sent.
         answers_failed: FIN, REQ or TOUCH that nsqd refused: it had taken the message back after its timeout.
-        answers_lost: FINs that could not be sent because the connection was gone; nsqd delivers these again.
+        answers_lost: FINs and REQs that could not be sent because the connection was gone; nsqd delivers these
+            messages again.
     """
 
     received: int = 0

@@ -20,7 +20,6 @@ from nsq_fast.errors import (
     ChannelNotRegistered,
     ConfigError,
     ConnectionClosed,
-    ConnectionLost,
     ExtendSubForbidden,
     ExtendSubRequired,
     LocalProtocolError,
@@ -102,7 +101,7 @@ class Subscriber:
         if self._mode.extend_support != config.extend_support:
             config = config.replace(extend_support=self._mode.extend_support)
         self.connection = Connection(self.address, config, self)
-        self.inbound = InboundQueue(self.connection, self._finished)
+        self.inbound = InboundQueue(self.connection)
 
     @property
     def pool(self) -> Pool:
@@ -112,7 +111,7 @@ class Subscriber:
     @property
     def held(self) -> int:
         """Messages that handlers have got and not answered."""
-        return self.connection.in_flight - len(self.inbound.waiting) - len(self.inbound.fins)
+        return self.connection.in_flight - len(self.inbound.waiting)
 
     # Connecting and reconnecting
 
@@ -279,7 +278,6 @@ class Subscriber:
         self._ask_for_the_end()
         self.wait_for_close_wait(deadline)
         self.wait_for_answers(deadline)
-        self.inbound.flush()
         self.connection.close()
         self._is_draining = False
 
@@ -331,13 +329,9 @@ class Subscriber:
             return None
 
     def on_finish(self, conn: Connection, message: Message) -> None:
-        self._answered(1)
         emit(self._consumer, "on_finish", message_id=message.id)
-        if self._consumer.tracer.is_on(conn):
-            self._consumer.tracer.record(conn, (message,), "FIN")
 
     def on_requeue(self, conn: Connection, message: Message, delay_ms: int, backoff: bool) -> None:
-        self.counters.requeued += 1
         emit(self._consumer, "on_requeue", message_id=message.id, timeout=delay_ms)
         if backoff and not self.is_ordered:  # an ordered partition waits for its own messages only
             self._consumer.flow.result(False)
@@ -377,8 +371,7 @@ class Subscriber:
 
     def on_disconnect(self, conn: Connection, error: NsqError) -> None:
         was_connected, self.is_connected = self.is_connected, False
-        unstarted = len(self.inbound.waiting)
-        self.inbound.waiting.clear()
+        unstarted = len(self.inbound.take_unstarted())
         if self._owns_pool:
             self._pool.source = None
         self._changed.set()
@@ -394,27 +387,27 @@ class Subscriber:
 
     # Answers
 
-    def _finished(self, connection: Connection, messages: Sequence[Message]) -> None:
-        """Send FINs."""
-        try:
-            connection.finish_many(messages)
-        except ConnectionLost:
-            self.counters.answers_lost += len(messages)
-            self._consumer.logger.info(
-                "%s: connection lost before the FIN of %d messages, first %s",
-                self.target, len(messages), message_name(messages[0]),
-            )  # fmt: skip
-            self._consumer.flow.changed()
+    def on_answers(self, conn: Connection, finished: Sequence[Message], requeued: int, is_sent: bool) -> None:
+        if not is_sent:
+            self._lost_answers(finished, requeued)
             return
-        self._answered(len(messages))
-        if self._consumer.tracer.is_on(connection):
-            self._consumer.tracer.record(connection, messages, "FIN")
+        counters, consumer = self.counters, self._consumer
+        counters.finished += len(finished)
+        counters.requeued += requeued
+        if finished:
+            if consumer.flow.backoff.is_on:
+                consumer.flow.result(True)
+            if consumer.tracer.is_on(conn):
+                consumer.tracer.record(conn, finished, "FIN")
+        self._freed()
 
-    def _answered(self, count: int) -> None:
-        self.counters.finished += count
-        flow = self._consumer.flow
-        if flow.backoff.is_on:
-            flow.result(True)
+    def _lost_answers(self, finished: Sequence[Message], requeued: int) -> None:
+        self.counters.answers_lost += len(finished) + requeued
+        self._consumer.logger.info(
+            "%s: connection lost before the FIN of %d messages%s and the REQ of %d",
+            self.target, len(finished), f" (first {message_name(finished[0])})" if finished else "", requeued,
+        )  # fmt: skip
+        self._consumer.flow.changed()
         self._freed()
 
     def _freed(self) -> None:
@@ -455,15 +448,12 @@ class Subscriber:
     def close(self) -> None:
         """Send what is queued and close."""
         self._give_back_unstarted()
-        self.inbound.flush()
         self.connection.close()
         if self._owns_pool:
             self._pool.stop()
 
     def _give_back_unstarted(self) -> None:
-        unstarted = list(self.inbound.waiting)
-        self.inbound.waiting.clear()
-        self._consumer.disposition.give_back(unstarted)
+        self._consumer.disposition.give_back(self.inbound.take_unstarted())
 
     def stats(self) -> ConnectionStats:
         """A snapshot."""

@@ -33,6 +33,7 @@ from nsq_fast.errors import (
     NsqError,
 )
 from nsq_fast.names import Address
+from nsq_fast.printable import printable
 from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Heartbeat, MessageSkipped, Reply, ServerFailed
 from nsq_fast.protocol.identify import AuthInfo, ServerInfo
 from nsq_fast.protocol.session import Session
@@ -73,7 +74,8 @@ class Connection(Responder):
     def __init__(self, address: Address, config: ConnectionConfig, owner: ConnectionOwner) -> None:
         self.config = config if config.hostname is not None else config.replace(hostname=gethostname())
         session = Session(self.config, responder=self)
-        super().__init__(address, session, Outbox(session.fin_many, config.write_timeout, self._write_failed), owner)
+        outbox = Outbox(session.fin_many, config.write_timeout, self._write_failed, self._answers_left)
+        super().__init__(address, session, outbox, owner)
         self.local_address: Address | None = None
         self.last_received_at = self.last_message_at = 0.0
         self.auth: AuthInfo | None = None
@@ -112,7 +114,7 @@ class Connection(Responder):
     @property
     def in_flight(self) -> int:
         """Messages received and not yet finished or requeued."""
-        return self.session.in_flight - len(self._outbox.finished)
+        return self.session.in_flight - len(self.finished)
 
     # Connecting
 
@@ -152,7 +154,8 @@ class Connection(Responder):
         self._watch.start()
         self._reader = _supervisor.job(f"nsq_fast-reader-{self.address}", self._read_loop)
         self._reader.start()
-        logger.info("%s: connected, version %s, %s", self.address, self.info.version, self.session.dialect.name)
+        version = printable(self.info.version)
+        logger.info("%s: connected, version %s, %s", self.address, version, self.session.dialect.name)
 
     def subscribe(
         self,
@@ -409,6 +412,8 @@ class Connection(Responder):
     def _stop_reading(self, reason: NsqError) -> None:
         if self.closed_error is None:
             self.closed_error = reason
+            if not self._is_graceful:
+                self._outbox.stop()  # what is sent from now on would count as sent, and most likely be lost
             self._transport.cancel_recv(reason)
 
     def _write_failed(self, error: ConnectionLost, is_peer_gone: bool) -> None:

@@ -10,6 +10,7 @@ from gevent import Timeout
 
 from nsq_fast.errors import AuthFirst, ConfigError, ConnectFailed, ConnectionLost, NsqError
 from nsq_fast.names import Address
+from nsq_fast.printable import printable
 from nsq_fast.protocol.events import CommandFailed, Heartbeat, Ready, ServerFailed, UpgradeNeeded
 from nsq_fast.protocol.session import Session
 
@@ -36,7 +37,7 @@ def connecting(address: Address, seconds: float) -> Iterator[None]:
     except (NsqError, OSError) as error:
         raise ConnectFailed(f"{address}: cannot connect: {error}") from error
     except Exception as error:  # UnicodeError, RecursionError...
-        raise ConnectFailed(f"{address}: cannot connect: {error!r}") from error
+        raise ConnectFailed(f"{address}: cannot connect: {printable(repr(error))}") from error
     finally:
         limit.close()
 

@@ -64,11 +64,14 @@ def parse_endpoint(text: str | tuple[str, int] | Endpoint, default_port: int) ->
         return text
     if not isinstance(text, str) or "://" not in text:
         return Endpoint("http", parse_address(text, default_port))
-    parts = urlsplit(text.strip())
+    if "@" in text:
+        raise ConfigError("an address must hold no user name or password; use the Authorization option")
+    try:
+        parts = urlsplit(text.strip())
+    except ValueError as error:
+        raise ConfigError(f"invalid address {text!r}: {error}") from None
     if parts.scheme not in ("http", "https") or parts.path not in ("", "/") or parts.query or parts.fragment:
         raise ConfigError(f"invalid address {text!r}: must be host:port, http://host:port or https://host:port")
-    if "@" in parts.netloc:
-        raise ConfigError("an address must hold no user name or password; use the Authorization option")
     return Endpoint(parts.scheme, parse_address(parts.netloc, default_port))
 
 

@@ -4,7 +4,11 @@ Whoever writes only appends. At the end of the hub's turn everything goes out
 in one non-blocking send, the FINs of the turn as one buffer. What the system
 does not take is left to a writer greenlet, which lives only until it is rid of
 it. So nothing waits for more traffic, nothing has a syscall of its own, and
-two greenlets never interleave.
+two greenlets never interleave. ``flush`` is for those who know that the hub's
+turn will not end soon.
+
+Answers (FIN and REQ) are told of once more when they are handed to the system,
+or dropped: only then it is known that they were, or were not, sent.
 
 An error is kept in ``error`` and reported once; from then on bytes are
 dropped. No method raises it: the greenlet that writes is rarely the one to
@@ -32,6 +36,13 @@ _supervisor = Supervisor(logging.getLogger(__name__))
 FLUSH_BYTES = 64 * 1024
 
 
+_NOTHING: tuple[list[Message], int] = [], 0
+
+
+def _tell_nobody(finished: list[Message], requeued: int, is_sent: bool) -> None:
+    pass
+
+
 class Outbox:
     """The write side of one connection.
 
@@ -40,9 +51,12 @@ class Outbox:
         write_timeout: seconds the peer may take no byte while some wait.
         on_error: called once with the error and whether the peer is gone (then the read side ends too).
             It may be called in the hub and must not block.
+        on_answers: called with the messages whose FINs, and the number of REQs, that were handed to the system
+            (``is_sent``) or were dropped. It may be called in the hub and must not block.
 
     Attributes:
-        finished: messages whose FIN has not been built yet.
+        finished: messages whose FIN has not been built yet. Always the same list: workers append to it, after
+            ``schedule`` when it was empty.
         error: what broke writing; None while it works.
         is_scheduled: something waits for the end of the hub's turn.
         is_prompt: send at once what is appended, not at the end of the hub's turn: for a peer that sends its next
@@ -54,6 +68,7 @@ class Outbox:
         build_fins: Callable[[list[Message]], bytes],
         write_timeout: float,
         on_error: Callable[[ConnectionLost, bool], Any],
+        on_answers: Callable[[list[Message], int, bool], Any] = _tell_nobody,
     ) -> None:
         self.finished: list[Message] = []
         self.error: ConnectionLost | None = None
@@ -63,6 +78,9 @@ class Outbox:
         self._build_fins = build_fins
         self._write_timeout = write_timeout
         self._on_error = on_error
+        self._on_answers = on_answers
+        self._requeued = 0  # REQs among the parts
+        self._sending = _NOTHING  # the answers in what is being sent
         self._parts: list[bytes] = []
         self._size = 0
         self._unsent: memoryview | None = None
@@ -78,15 +96,12 @@ class Outbox:
 
     def write(self, data: bytes) -> None:
         """Append bytes."""
-        if self.is_prompt and self._writer is None and not self._parts and not self.finished:
-            self._send_now(data)
-            return
         self._parts.append(data)
         self._size += len(data)
         if not self.is_scheduled:
-            self._schedule()
+            self.schedule()
         elif self._size > FLUSH_BYTES:
-            self._flush()
+            self.flush()
 
     def send_alone(self, data: bytes) -> bool:
         """Send bytes at once, unless others wait to be sent, or nothing can be; whether it was done."""
@@ -99,11 +114,16 @@ class Outbox:
         """Append a FIN; it leaves after the bytes of this turn."""
         self.finished.append(message)
         if not self.is_scheduled:
-            self._schedule()
+            self.schedule()
+
+    def requeue(self, req: bytes) -> None:
+        """Append a REQ."""
+        self._requeued += 1
+        self.write(req)
 
     def drain(self, timeout: float | None) -> bool:
         """Wait until everything was handed to the system; False if that did not happen in time."""
-        self._flush()
+        self.flush()
         if self._unsent is not None or self._parts or self.finished:
             self._is_empty.clear()
             self._is_empty.wait(timeout)
@@ -116,18 +136,20 @@ class Outbox:
         if self._writer is not None:
             self._writer.kill(block=False)
 
-    def _schedule(self) -> None:
+    def schedule(self) -> None:
+        """Have everything sent before the hub waits for anything."""
         if self.is_prompt:
-            self._flush()
-            return
-        self.is_scheduled = True
-        self._run_callback(self._end_of_turn)
+            self.flush()
+        elif not self.is_scheduled:
+            self.is_scheduled = True
+            self._run_callback(self._end_of_turn)
 
     def _end_of_turn(self) -> None:
         self.is_scheduled = False
-        self._flush()
+        self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send everything now, as far as the system takes it without blocking."""
         if self._writer is not None:
             return  # it takes what has gathered when it is rid of what it has
         try:
@@ -149,6 +171,9 @@ class Outbox:
                 self._writer.start()
         except Exception as error:
             self._fail(error)
+            return
+        if self._unsent is None:
+            self._tell_sent()
 
     def _gather(self) -> bytes | None:
         """Make one buffer of what waits, not encoded; None if nothing does, or if it can no longer be sent."""
@@ -156,15 +181,24 @@ class Outbox:
             self._drop()
             return None
         parts = self._parts
-        if self.finished:
-            # Emptied first: a message is either here or off the session's in-flight count.
-            finished, self.finished = self.finished, []
+        finished = self.finished[:]
+        self.finished.clear()
+        self._sending, self._requeued = (finished, self._requeued), 0
+        if finished:
+            # Only now: a message is either in the list or off the session's in-flight count.
             parts.append(self._build_fins(finished))
         if not parts:
             return None
         self._parts = []
         self._size = 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _tell_sent(self) -> None:
+        """The system has what was gathered."""
+        finished, requeued = self._sending
+        if finished or requeued:
+            self._sending = _NOTHING
+            self._on_answers(finished, requeued, True)
 
     def _send(self) -> bool:
         """Send what is left without blocking; whether all of it went."""
@@ -185,6 +219,7 @@ class Outbox:
             while True:
                 while not self._send():
                     self._transport.wait_writable(self._write_timeout)
+                self._tell_sent()
                 data = self._gather()
                 if data is None:
                     return
@@ -204,8 +239,13 @@ class Outbox:
         self._on_error(self.error, is_peer_gone)
 
     def _drop(self) -> None:
+        sending, requeued = self._sending
+        lost, requeued = sending + self.finished, requeued + self._requeued
+        self.finished.clear()
+        self._sending, self._requeued = _NOTHING, 0
         self._parts = []
-        self.finished = []
         self._size = 0
         self._unsent = None
         self._is_empty.set()
+        if lost or requeued:
+            self._on_answers(lost, requeued, False)

@@ -15,7 +15,9 @@ class ConnectionOwner(Protocol):
     """Who is told what happens on a connection, in its reader greenlet or one in its place. None of these may block.
 
     An owner may also have ``on_finish(conn, message)``, ``on_requeue(conn, message, delay_ms, backoff)`` and
-    ``on_touch(conn, message)``, called when the command is queued, and ``requeue_delay_ms(conn, message) -> int``,
+    ``on_touch(conn, message)``, called when a program queues the command;
+    ``on_answers(conn, finished, requeued, is_sent)``, called when the FINs of the messages ``finished`` and so many
+    REQs were handed to the system, or were lost with the connection; and ``requeue_delay_ms(conn, message) -> int``,
     asked when a message is requeued without a delay (0 when the owner does not have it).
     """
 

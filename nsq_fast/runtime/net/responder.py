@@ -1,13 +1,15 @@
 """The answers to messages on one connection: FIN, REQ and TOUCH, and who is told of them.
 
 This is the responder that messages delegate to. FINs of one turn of the hub
-leave as one buffer; the owner and the signals of single messages hear of an
-answer when it is queued.
+leave as one buffer. The owner and the signals of single messages hear of an
+answer when a program queues it; the owner hears once more when the system has
+it, or when it is lost. A FIN that follows from the return of a handler is not
+given here: workers put the message into ``finished``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nsq_fast._codec import Message
@@ -31,6 +33,7 @@ class Responder:
         address: the nsqd.
         session: the protocol state.
         closed_error: why the connection ended or is ending; None while it is open.
+        finished: messages to be finished with the next flush: see ``Outbox.finished``.
         hold: called with the connection, a message and its delay in ms in place of a REQ that has a delay, where
             the server would ignore it; to call ``requeue(message, 0)`` later.
     """
@@ -41,11 +44,13 @@ class Responder:
         self.closed_error: NsqError | None = ConnectionClosed(f"{address}: not connected yet")
         self.hold: Callable[[Connection, Message, int], None] | None = None
         self._thread = OwnerThread()
+        self.finished = outbox.finished
         self._outbox = outbox
         self._owner = owner
         self._signals = SignalBook()
         self._on_finish: Callable[..., Any] | None = getattr(owner, "on_finish", None)
         self._on_requeue: Callable[..., Any] | None = getattr(owner, "on_requeue", None)
+        self._on_answers: Callable[..., Any] | None = getattr(owner, "on_answers", None)
         self._on_touch: Callable[..., Any] | None = getattr(owner, "on_touch", None)
         self._delay_of: Callable[..., int] | None = getattr(owner, "requeue_delay_ms", None)
 
@@ -60,15 +65,9 @@ class Responder:
         if self._signals.entries:
             self._signals.finished((message,))
 
-    def finish_many(self, messages: Sequence[Message]) -> None:
-        """FIN for a batch, as one buffer, at once. ``on_finish`` of the owner is not called: it knows."""
-        if self.closed_error is not None:
-            self._check_open()
-        fins = self.session.fin_many(messages)
-        if not self._outbox.send_alone(fins):
-            self._outbox.write(fins)
-        if self._signals.entries:
-            self._signals.finished(messages)
+    def finish_returned(self, message: Message) -> None:
+        """FIN a message that is marked as answered because its handler has returned. Raises nothing."""
+        self._outbox.finish(message)
 
     def requeue(self, message: Message, time_ms: int | None = None, backoff: bool = True) -> None:
         """REQ. Without ``time_ms`` the owner's ``requeue_delay_ms`` decides. A delay may be left to ``hold``."""
@@ -79,7 +78,7 @@ class Responder:
         if time_ms and self.hold is not None:
             self.hold(self, message, time_ms)  # type: ignore[arg-type]  # there is no other subclass
             return
-        self._outbox.write(self.session.req(message, time_ms))
+        self._outbox.requeue(self.session.req(message, time_ms))
         if self._on_requeue is not None:
             self._on_requeue(self, message, time_ms, backoff)
         if self._signals.entries:
@@ -94,6 +93,21 @@ class Responder:
             self._on_touch(self, message)
         if self._signals.entries:
             self._signals.touched(message)
+
+    def schedule_flush(self) -> None:
+        """Have what is queued sent before the hub waits for anything."""
+        self._outbox.schedule()
+
+    def flush(self) -> None:
+        """Send what is queued now, as far as the system takes it without blocking."""
+        self._outbox.flush()
+
+    def _answers_left(self, finished: list[Message], requeued: int, is_sent: bool) -> None:
+        """These answers were handed to the system, or were dropped with the connection."""
+        if finished and self._signals.entries:
+            self._signals.finished(finished)
+        if self._on_answers is not None:
+            self._on_answers(self, finished, requeued, is_sent)
 
     def answer_promptly(self) -> None:
         """Send answers at once from now on, not gathered at the end of the hub's turn."""

@@ -1,0 +1,9 @@
+from collections.abc import Callable
+
+from ._codec import Message
+
+class TimeSlice:
+    end: float
+    def __init__(self, finished: list[Message], schedule: Callable[[], object], end: float) -> None: ...
+    def returned(self, message: Message) -> bool: ...
+    def is_over(self) -> bool: ...

@@ -1,0 +1,83 @@
+"""One file of a log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from .damage import Piece
+
+SUFFIX = ".log"
+BAD_SUFFIX = ".bad"
+"""Added to the name under which a damaged file is kept, as the original does (nsqio/go-diskqueue: handleReadError)."""
+
+
+class Segment:
+    """One file of the log; without a path a file that has no name and goes with the process.
+
+    Attributes:
+        first: the number of its first record.
+        size: its bytes.
+        pieces: what is whole in it, once damage was found; None: no damage is known. A damaged file is not written to.
+    """
+
+    __slots__ = ("fd", "first", "path", "pieces", "size")
+
+    def __init__(self, path: Path | None, first: int, size: int = 0) -> None:
+        self.path = path
+        self.first = first
+        self.size = size
+        self.pieces: Sequence[Piece] | None = None
+        self.fd = _nameless_file() if path is None else os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def __str__(self) -> str:
+        return "a file of the log in memory" if self.path is None else str(self.path)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Up to ``size`` bytes from ``offset`` on. Raises OSError."""
+        return os.pread(self.fd, max(0, min(size, self.size - offset)), offset)
+
+    def write(self, data: bytes) -> None:
+        """Add bytes at the end: all, or none when it raises OSError."""
+        written = 0
+        try:
+            while written < len(data):
+                written += os.pwrite(self.fd, data[written:] if written else data, self.size + written)
+        except OSError:
+            # Should this fail as well, the next write covers what was written of this one.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self.fd, self.size)
+            raise
+        self.size += len(data)
+
+    @property
+    def aside(self) -> Path | None:
+        """The name under which it is kept if it is damaged; None for a file without a name."""
+        return None if self.path is None else self.path.with_name(self.path.name + BAD_SUFFIX)
+
+    def keep_aside(self) -> Path | None:
+        """Give the file a second name, which stays when the first one is removed. None if that is not possible."""
+        aside = self.aside
+        if self.path is None or aside is None:
+            return None
+        try:
+            os.link(self.path, aside)
+        except FileExistsError:
+            pass
+        except OSError:
+            return None
+        return aside
+
+    def remove(self) -> None:
+        """Close and remove the file."""
+        os.close(self.fd)
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def _nameless_file() -> int:
+    with tempfile.TemporaryFile(buffering=0) as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,19 @@
+"""What a peer said, made safe to show: on one line, without control characters, of bounded length."""
+
+from __future__ import annotations
+
+MAX_LENGTH = 500
+
+
+def printable(said: str | bytes, limit: int = MAX_LENGTH) -> str:
+    """Text of a peer for a log record, the message of an exception or a terminal.
+
+    Whatever is not printable is escaped, so that it can neither begin a line of its own nor steer a terminal. What is
+    longer than ``limit`` is cut, and ends with the number of characters (of bytes, if it came as bytes) left out.
+    """
+    shown = said[:limit]
+    text = shown if isinstance(shown, str) else shown.decode("utf-8", "backslashreplace")
+    if not text.isprintable():
+        text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    left_out = len(said) - len(shown)
+    return f"{text}... ({left_out} more)" if left_out else text
