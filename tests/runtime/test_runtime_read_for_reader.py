@@ -460,7 +460,7 @@ def test_a_quick_partition_does_not_keep_others_from_running(prompt_nsqd: Addres
 
     consumer = Consumer("t", "c", str(prompt_nsqd), message_handler=handle, ordered=True)
     consumer.start(block=False)
-    gevent.spawn(tick).join(30)
+    gevent.spawn(tick).join(50)
     consumer.close(drain=False)
     assert seen == list(range(1, COUNT + 1))
     assert len(set(turns)) >= 5

@@ -5,10 +5,19 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+from typing import BinaryIO
 
 
 def frame(kind: int, data: bytes) -> bytes:
     return struct.pack(">II", len(data) + 4, kind) + data
+
+
+def wait_for_fin(lines: BinaryIO) -> None:
+    """Read up to the end of a FIN, past other commands. Its id is binary: it may hold what ends a line."""
+    while (word := lines.read(4)) != b"FIN ":
+        assert word, "the client has gone"
+        lines.readline()
+    lines.read(16 + len(b"\n"))
 
 
 def main(count: int) -> None:
@@ -23,13 +32,10 @@ def main(count: int) -> None:
         sock.sendall(frame(0, b'{"version": "0.3.7-HA.1.13.0", "max_rdy_count": 2500}'))
         lines.readline()
         sock.sendall(frame(0, b"OK"))
+        lines.readline()  # RDY
         for sequence in range(1, count + 1):
-            if sequence == 1:
-                lines.readline()  # RDY
-            else:
-                lines.read(len(b"FIN \n") + 16)  # an id may hold a line feed
             sock.sendall(frame(2, struct.pack(">qHQQQI", 1, 1, sequence, 0, 40 * sequence, 40) + b"body"))
-        lines.readline()
+            wait_for_fin(lines)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from gevent import sleep
 T = TypeVar("T")
 
 
-def until(probe: Callable[[], T], timeout: float = 10.0, every: float = 0.005) -> T:
+def until(probe: Callable[[], T], timeout: float = 30.0, every: float = 0.005) -> T:
     """Call ``probe``, ``every`` so many seconds, until its result is true, and return that; fails after ``timeout``."""
     deadline = time.monotonic() + timeout
     while not (result := probe()):
