@@ -45,6 +45,8 @@ def pytest_report_header() -> list[str]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         kinds.mark(item)
+        if " at 0x" in item.nodeid:  # with an address in it, no two processes of xdist collect the same tests
+            raise pytest.UsageError(f"the id of a test differs from run to run: {item.nodeid}; give its values ids")
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,11 @@ The calls are those of Spark, made one by one. Faults are in readers derived fro
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,13 @@ class Stop(Exception):
     """The fault."""
 
 
+def cut(subscription: Any) -> None:
+    """End the connection, from whatever thread: a subscription's own methods belong to the thread that opened it."""
+    if subscription.is_open:
+        with suppress(OSError):
+            subscription._transport._socket.shutdown(socket.SHUT_RDWR)
+
+
 class FaultyCollector(Collector):
     """Fails once, at ``where``, for segment ``number``. When it ``dies``, its connections are cut and say nothing."""
 
@@ -54,7 +63,7 @@ class FaultyCollector(Collector):
             if self.dies:
                 self.finish = self._silent  # type: ignore[method-assign]
                 for connection in self._connections:
-                    connection.subscription.abort()
+                    cut(connection.subscription)
             raise Stop(where)
 
     def claim(self, index: int, head: Any, columns: Any) -> Any:
