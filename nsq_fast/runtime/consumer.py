@@ -330,7 +330,7 @@ class Consumer(ConsumerOptions):
 
         Args:
             drain: let running handlers and asynchronous messages be answered first.
-            timeout: s that draining may take; None: no limit.
+            timeout: s that all of it may take; None: draining may take for ever.
         """
         self._thread.check("Consumer.close()")
         _check_timeout(timeout)

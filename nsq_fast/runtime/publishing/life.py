@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -121,7 +122,8 @@ class ProducerLife:
         ``join`` waits for the end.
 
         Args:
-            timeout: seconds to wait for pending publishes; those left then fail. None: each has its own deadline.
+            timeout: seconds that all of it may take; publishes that are still pending then fail. None: each has its
+                own deadline.
         """
         self._thread.check("Producer.close()")
         check_timeout(timeout)
@@ -145,6 +147,7 @@ class ProducerLife:
             self._is_inherited = False
             self._closed.set()
             return
+        deadline = None if timeout is None else monotonic() + timeout
         self._is_closing = True
         self._is_running = False
         self._is_closed = True
@@ -153,7 +156,8 @@ class ProducerLife:
         try:
             self._delivery.drain(timeout)
         finally:
-            self._delivery.close(self.connection_config.connect_timeout)
+            left = self.connection_config.connect_timeout if deadline is None else max(0.0, deadline - monotonic())
+            self._delivery.close(left)
             self._is_closing = False
             self._closed.set()
         emit(self, "on_close")
