@@ -26,7 +26,7 @@ from nsq_fast.protocol.position import StartPositions, parse_start
 
 from .consuming.closing import begin_closing, close_subscribers
 from .consuming.deadlines import Deadlines
-from .consuming.dispatch import HandlerLimit, Pool
+from .consuming.dispatch import CALLS_HANDLERS, HandlerLimit, Pool
 from .consuming.disposition import BatchHandler, Disposition, Handler
 from .consuming.failures import Discard, GiveUpPolicy
 from .consuming.flow import Flow
@@ -37,6 +37,7 @@ from .consuming.stats import ConsumerStats
 from .consuming.subscriber import Subscriber
 from .consuming.subscriptions import Subscriptions
 from .consuming.tracing import Tracer
+from .consuming.watchdog import HubWatch, watchdog
 from .fork import keep, tell_forks
 from .net.tls import check_tls_options
 from .option_attributes import ConsumerOptions
@@ -248,6 +249,8 @@ class Consumer(ConsumerOptions):
             self._check_receivers()
         self._is_started = True
         self._thread.claim()
+        self._hub_watch = HubWatch(self.logger, CALLS_HANDLERS, lambda: is_iterated and any(self._handled()))
+        watchdog.add(self._hub_watch)
         if is_iterated or self.config.concurrency is not None:
             self._pool = self.new_pool(0 if is_iterated else self.config.concurrency or 1, "worker")
         self.flow.start(f"{self.name} flow")
@@ -364,6 +367,8 @@ class Consumer(ConsumerOptions):
             self.deadlines.stop()
             for pool in self._pools:
                 pool.stop()
+            if self._is_started:
+                watchdog.remove(self._hub_watch)
             for policy in (self._give_up, self._blocked_policy):
                 self._close_policy(policy)
             try:

@@ -16,7 +16,7 @@ from time import monotonic, time
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from gevent import get_hub
+from gevent import get_hub, sleep
 from gevent.hub import Waiter
 
 SLICE = 0.005
@@ -56,6 +56,23 @@ class LoopTurns:
     def is_overdue(self, now: float) -> bool:
         """Whether the loop has not had its turn for a time slice."""
         return now > self.due_at and not self._has_turned(now)
+
+    @property
+    def iteration(self) -> int:
+        """The number of the present turn; may be asked in any thread. Raises when the hub was destroyed."""
+        return int(self._loop.iteration)
+
+    @property
+    def noted_iteration(self) -> int:
+        """The number of the turn that ``began_at`` and ``due_at`` speak of."""
+        return self._iteration
+
+    def give_way(self) -> None:
+        """Let other greenlets run, and timers and sockets if they are overdue."""
+        if self.is_overdue(monotonic()):
+            self.wait()
+        else:
+            sleep(0)
 
     def _has_turned(self, now: float) -> bool:
         """Take note of a turn that there was meanwhile; whether that was within the last time slice."""

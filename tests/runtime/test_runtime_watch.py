@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from time import monotonic
 
 import gevent
@@ -62,3 +64,27 @@ def test_stopped_watch_says_nothing() -> None:
     watch.stop()
     assert not peer.silent.wait(0.03)
     assert peer.looks == 0
+
+
+def test_what_came_while_the_hub_did_not_run_is_heard_first() -> None:
+    ours, theirs = socket.socketpair()
+    peer = Peer(monotonic())
+    readable = gevent.get_hub().loop.io(ours.fileno(), 1)
+
+    def receive() -> None:
+        ours.recv(100)
+        peer.heard_at = monotonic()
+
+    readable.start(receive)
+    watch = SilenceWatch(0.05, peer.last_heard, peer.silent.set)
+    watch.start()
+    for _ in range(10):
+        theirs.send(b"x")
+        time.sleep(0.05 + 2 * GRACE)  # the loop finds a timer that is due, and a socket that can be read
+        gevent.sleep(0)
+        gevent.sleep(0.001)
+    assert not peer.silent.is_set()
+    watch.stop()
+    readable.close()
+    ours.close()
+    theirs.close()

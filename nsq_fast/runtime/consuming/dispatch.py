@@ -350,3 +350,7 @@ class Worker:
         returned = disposition.returned_in(inbound)
         for message in messages:
             returned(message)
+
+
+CALLS_HANDLERS = (Worker._handle_some.__code__, Worker._handle_ordered.__code__, Worker._handle_batch.__code__)
+"""The code that calls handlers."""

@@ -12,7 +12,7 @@ import errno
 from _socket import socket as CSocket  # which monkey.patch_all leaves as it is
 from typing import Any
 
-from gevent import Timeout, get_hub, getcurrent, sleep
+from gevent import Timeout, get_hub, getcurrent
 from gevent import socket as gsocket
 from greenlet import greenlet
 
@@ -20,6 +20,7 @@ from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConnectFailed
 from nsq_fast.names import Address, check_resolvable
 from nsq_fast.runtime.fork import drop_socket, tell_forks
+from nsq_fast.runtime.loop_turns import loop_turns
 
 from .busy_poll import BusyPoll
 from .layers import Layer, TlsLayer, make_layer
@@ -61,6 +62,7 @@ class Transport:
         self._config = config
         self.layers: list[Layer] = []
         self._hub = get_hub()
+        self._turns = loop_turns()
         # Without gevent's wrapper: nothing here ever waits in a call of the socket's.
         self._socket = CSocket(fileno=sock.detach())
         self._socket.settimeout(0.0)
@@ -104,7 +106,7 @@ class Transport:
             data = self._read_layer(len(self.layers) - 1)
             if data or self.layers[0].is_ended:
                 if self._is_due(len(data)):
-                    sleep(0)
+                    self._turns.give_way()
                 return data
             raw = self._recv_raw()
             if not raw:

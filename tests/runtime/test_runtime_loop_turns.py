@@ -1,0 +1,114 @@
+"""Turns of the loop: timers have theirs however many greenlets are ready, and those who wait come in order."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import gevent
+from gevent import socket
+from gevent.server import StreamServer
+
+from nsq_fast.config import ConnectionConfig
+from nsq_fast.names import Address
+from nsq_fast.runtime.loop_turns import SLICE, loop_turns
+from nsq_fast.runtime.net.transport import READ_SIZE, Transport
+
+
+def block(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def test_a_loop_is_overdue_after_a_time_slice_without_a_turn() -> None:
+    turns = loop_turns()
+    gevent.sleep(0.001)
+    now = time.monotonic()
+    assert not turns.is_overdue(now)
+    assert turns.is_overdue(now + 2 * SLICE)
+    block(2 * SLICE)
+    gevent.sleep(0)  # which does not reach the loop
+    assert turns.is_overdue(time.monotonic())
+    turns.wait()
+    assert not turns.is_overdue(turns.began_at)
+
+
+def test_a_turn_that_was_long_ago_does_not_count() -> None:
+    turns = loop_turns()
+    gevent.sleep(0.001)
+    block(2 * SLICE)
+    assert turns.is_overdue(time.monotonic())
+
+
+def test_those_who_wait_are_resumed_in_order_and_timers_in_between() -> None:
+    order: list[int] = []
+    fired: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(3):
+            if loop_turns().is_overdue(time.monotonic()):
+                loop_turns().wait()
+            order.append(number)
+            block(2 * SLICE)
+
+    def tick() -> None:
+        while True:
+            gevent.sleep(0.0001)
+            fired.append(len(order))
+
+    ticking = gevent.spawn(tick)
+    gevent.joinall([gevent.spawn(work, number) for number in range(10)], raise_error=True)
+    ticking.kill()
+    assert [order.count(number) for number in range(10)] == [3] * 10
+    assert sorted(order[:10]) == list(range(10))
+    assert max(after - before for before, after in pairwise([0, *fired])) <= 2
+
+
+def test_one_who_is_killed_while_waiting_keeps_nobody_else_waiting() -> None:
+    done: list[int] = []
+
+    def wait(number: int) -> None:
+        loop_turns().wait()
+        done.append(number)
+
+    waiting = [gevent.spawn(wait, number) for number in range(3)]
+    gevent.sleep(0)
+    waiting[0].kill(block=False)
+    gevent.joinall(waiting, timeout=10)
+    assert done == [1, 2]
+
+
+class Flood:
+    """A layer that always has more, and takes its time."""
+
+    is_ended = False
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def read(self) -> bytes:
+        self.reads += 1
+        block(SLICE / 2)
+        return bytes(READ_SIZE)
+
+
+def test_a_reader_that_always_finds_more_lets_timers_have_their_turn() -> None:
+    with_peer = StreamServer(("127.0.0.1", 0), lambda sock, address: gevent.sleep(60))
+    with_peer.start()
+    address = Address("127.0.0.1", with_peer.server_port)
+    transport = Transport(socket.create_connection(address), address, ConnectionConfig())
+    flood = Flood()
+    transport.layers.append(flood)  # type: ignore[arg-type]
+    at_turns = [0]
+
+    def tick() -> None:
+        while True:
+            gevent.sleep(0.0001)
+            at_turns.append(flood.reads)
+
+    ticking = gevent.spawn(tick)
+    for _ in range(60):
+        transport.recv()
+    ticking.kill()
+    transport.close()
+    with_peer.stop()
+    assert max(after - before for before, after in pairwise([*at_turns, flood.reads])) <= 8
