@@ -5,6 +5,7 @@
 #   make test        the tests; those of Spark need a JRE 17 or newer, and are skipped without   ARGS="-k frame -x" JOBS=1
 #   make quick       those that need at most two minutes: core, protocol, runtime, gnsq, a round trip through each server
 #   make proof       what is promised for the redesigned NSQ, on a real cluster: needs etcd and its servers, many minutes
+#   make soak        chaos for five minutes, or ARGS="--hours 8": is what is promised true?      SERVERS=DIR of an nsqd
 #   make bench       the compiled core, and a short comparison of clients                        SERVERS=DIR of an nsqd
 #   make bench-spark the source, the sink and the traces of Spark: needs a JRE                   SERVERS=DIR of an nsqd
 #   make check       ruff, mypy --strict, cython-lint, layering; `make lint`: ruff and cython-lint alone
@@ -29,12 +30,12 @@ SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi) setup.py
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUILD_NEEDS := "setuptools>=77" "Cython>=3.1,<4"
 
-.PHONY: help setup demo demo-spark test quick proof bench bench-spark check lint build sanitize dist clean
+.PHONY: help setup demo demo-spark test quick proof soak bench bench-spark check lint build sanitize dist clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,15s/^#  *//p' Makefile
+	@sed -n '3,16s/^#  *//p' Makefile
 
 # A stamp says what has been done to the environment, so that a second run is instant. An installation compiles, too.
 VENV_STAMP := $(VENV)/.created
@@ -102,6 +103,9 @@ quick: $(DEV_STAMP) $(BUILD_STAMP)
 proof: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest tests/servers --run-real-cluster $(ARGS)
 	NSQ_FAST_DAY_SECONDS=300 $(BIN)/python -m pytest -s tests/spark/test_spark_day.py
+
+soak: $(DEV_STAMP) $(BUILD_STAMP)
+	$(BIN)/python -m nsq_fast soak $(if $(SERVERS),--servers $(SERVERS)) $(ARGS)
 
 bench: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest bench --benchmark-only --timeout 600 $(ARGS)

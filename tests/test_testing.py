@@ -58,3 +58,18 @@ def test_the_broker_fixture_serves(nsq_broker):
     with socket.create_connection(nsq_broker.nsqd.tcp_address) as sock:
         sock.sendall(b"  V2PUB t\n\x00\x00\x00\x01x")
         assert sock.recv(100) == b"\x00\x00\x00\x06\x00\x00\x00\x00OK"
+
+
+def test_a_garbled_link_sends_bytes_that_are_no_protocol_and_nothing_after_them(echo, nsq_link):
+    link = nsq_link(echo)
+    with socket.create_connection(link.address) as sock:
+        sock.sendall(b"x")
+        assert sock.recv(1) == b"x"
+        link.garble()
+        sock.sendall(b"swallowed")
+        with gevent.Timeout(0.05, False):
+            sock.recv(1)
+            pytest.fail("the link passed on what it should have swallowed")
+    with socket.create_connection(link.address) as sock:
+        sock.sendall(b"y")
+        assert sock.recv(1) == b"y"

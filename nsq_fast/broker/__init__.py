@@ -17,6 +17,7 @@ from nsq_fast._lazy import lazy_names
 
 if TYPE_CHECKING:
     from .net.faults import Faults as Faults
+    from .net.link import FaultyLink as FaultyLink
     from .options import LookupdOptions as LookupdOptions
     from .options import NsqdOptions as NsqdOptions
     from .redesigned.cluster import RedesignedCluster as RedesignedCluster
@@ -32,6 +33,7 @@ _HOME = {
     "BrokerProcess": "servers.process",
     "ClusterProcess": "redesigned.process",
     "Faults": "net.faults",
+    "FaultyLink": "net.link",
     "LookupdOptions": "options",
     "LookupdServer": "servers.lookupd",
     "NsqdOptions": "options",

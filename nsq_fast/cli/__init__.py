@@ -27,6 +27,7 @@ COMMANDS = (
     "lookup",
     "stat",
     "bench",
+    "soak",
     "trace-report",
     "run-as-gnsq",
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent.parent
-OF_FOLDER = {"cli": ("cli",), "spark": ("spark",), "servers": ("kill",)}
+OF_FOLDER = {"cli": ("cli",), "spark": ("spark",), "servers": ("kill",), "soak": ("kill",)}
 OF_MODULE = {"test_runtime_fork": ("fork",), "test_runtime_flat": ("flat",), "test_spark_replay_kills": ("kill",)}
 REAL_FIXTURES = {"real_nsqd", "real_lookupd", "real_fleet", "standalone_nsqd"}
 REAL_PARAMETERS = {"original", "real"}  # of fixtures that have the same test run on embedded servers, too

@@ -1,0 +1,101 @@
+"""`nsq-fast soak`: work while servers die and links misbehave, and a check of what is promised."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from nsq_fast.soak.ordered import Redesigned
+from nsq_fast.soak.original import Original
+from nsq_fast.soak.report import render
+from nsq_fast.soak.run import Scene, soak
+from nsq_fast.soak.schedule import plan
+
+from . import options
+from .interrupt import INTERRUPTED, stop_signals
+
+DIALECTS = ("original", "redesigned")
+_SEEDS = 1_000_000
+
+
+@click.command("soak", short_help="Chaos for minutes or hours: is what is promised true?")
+@click.option(
+    "--seconds",
+    type=options.duration,
+    metavar="DURATION",
+    default=300.0,
+    help="How long, over all dialects.  [300s]",
+)
+@click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="The same in hours.")
+@click.option("--seed", type=click.IntRange(0), help="Of the schedule; default: a random one, which is printed.")
+@click.option(
+    "--dialect",
+    "dialects",
+    type=click.Choice(DIALECTS),
+    multiple=True,
+    default=DIALECTS,
+    show_default="both, one after the other",
+    help="Which NSQ (repeatable).",
+)
+@click.option(
+    "--servers",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Run the nsqd and nsqlookupd of this folder as the original NSQ; default: the embedded ones.",
+)
+@click.option("--rate", type=click.FloatRange(1), default=300.0, show_default=True, help="Messages a second.")
+@click.option("--schedule", "only_schedule", is_flag=True, help="Print what would go wrong when, and end.")
+def command(
+    seconds: float,
+    hours: float | None,
+    seed: int | None,
+    dialects: Sequence[str],
+    servers: Path | None,
+    rate: float,
+    only_schedule: bool,
+) -> None:
+    """Publish and consume while nsqds and nsqlookupds are killed, stopped, frozen and started again, and while proxies
+    in front of them delay, split, garble, cut, refuse and swallow.
+
+    Then see at the servers and at the clients whether what docs/guarantees.md promises was kept. What happens is
+    printed to stderr as it happens, the table to stdout. The same --seed with the same duration gives the same faults
+    at the same times. The exit code is 1 when a promise was broken.
+    """
+    seed = random.randrange(_SEEDS) if seed is None else seed
+    each = (seconds if hours is None else hours * 3600) / len(dialects)
+    if only_schedule:
+        for dialect in dialects:
+            click.echo(f"{dialect}, seed {seed}, {each:.0f} s")
+            for fault in plan(seed, each, _MENUS[dialect]).faults:
+                click.echo(str(fault))
+        return
+    all_passed = True
+    with stop_signals() as stop:
+        for dialect in dialects:
+            click.echo(f"{dialect}, seed {seed}, {each:.0f} s", err=True)
+            with _scene(dialect, rate, servers) as scene:
+                outcome = soak(scene, seed, each, stop, lambda line: click.echo(line, err=True))
+            click.echo(render(outcome) + "\n")
+            if outcome.is_interrupted:
+                raise SystemExit(INTERRUPTED)
+            all_passed = all_passed and outcome.passed
+    raise SystemExit(0 if all_passed else 1)
+
+
+_MENUS = {"original": Original.menu, "redesigned": Redesigned.menu}
+
+
+@contextmanager
+def _scene(dialect: str, rate: float, servers: Path | None) -> Iterator[Scene]:
+    with tempfile.TemporaryDirectory(prefix="nsq-fast-soak-", ignore_cleanup_errors=True) as folder:
+        if dialect == "original":
+            with Original(Path(folder), rate, servers) as original:
+                yield original
+        else:
+            with Redesigned(rate) as redesigned:
+                yield redesigned
