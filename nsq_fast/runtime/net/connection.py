@@ -71,7 +71,7 @@ class Connection(Responder):
         partition: the partition subscribed to, which its messages show too; None when none was named.
     """
 
-    def __init__(self, address: Address, config: ConnectionConfig, owner: ConnectionOwner) -> None:
+    def __init__(self, address: Address, config: ConnectionConfig, owner: ConnectionOwner[Connection]) -> None:
         self.config = config if config.hostname is not None else config.replace(hostname=gethostname())
         session = Session(self.config, responder=self)
         outbox = Outbox(session.fin_many, config.write_timeout, self._write_failed, self._answers_left)

@@ -10,7 +10,7 @@ given here: workers put the message into ``finished``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import ConnectionClosed, ConnectionLost, NsqError
@@ -20,10 +20,6 @@ from nsq_fast.runtime.message_signals import MessageSignals, SignalBook
 from nsq_fast.runtime.owner_thread import OwnerThread
 
 from .outbox import Outbox
-from .owner import ConnectionOwner
-
-if TYPE_CHECKING:
-    from .connection import Connection
 
 
 class Responder:
@@ -38,15 +34,14 @@ class Responder:
             the server would ignore it; to call ``requeue(message, 0)`` later.
     """
 
-    def __init__(self, address: Address, session: Session, outbox: Outbox, owner: ConnectionOwner) -> None:
+    def __init__(self, address: Address, session: Session, outbox: Outbox, owner: object) -> None:
         self.address = address
         self.session = session
         self.closed_error: NsqError | None = ConnectionClosed(f"{address}: not connected yet")
-        self.hold: Callable[[Connection, Message, int], None] | None = None
+        self.hold: Callable[[Any, Message, int], None] | None = None
         self._thread = OwnerThread()
         self.finished = outbox.finished
         self._outbox = outbox
-        self._owner = owner
         self._signals = SignalBook()
         self._on_finish: Callable[..., Any] | None = getattr(owner, "on_finish", None)
         self._on_requeue: Callable[..., Any] | None = getattr(owner, "on_requeue", None)
@@ -76,7 +71,7 @@ class Responder:
         if time_ms is None:
             time_ms = 0 if self._delay_of is None else self._delay_of(self, message)
         if time_ms and self.hold is not None:
-            self.hold(self, message, time_ms)  # type: ignore[arg-type]  # there is no other subclass
+            self.hold(self, message, time_ms)
             return
         self._outbox.requeue(self.session.req(message, time_ms))
         if self._on_requeue is not None:

@@ -1,0 +1,163 @@
+"""One round of lookup: all lookupds are asked at once about some topics, each of which is due at a time of its own.
+
+A topic is due again after the poll interval; sooner when no lookupd answered,
+or when no lookupd knows it although a consumer waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from time import monotonic
+from typing import NamedTuple
+
+from gevent.event import Event
+
+from nsq_fast.config import LookupConfig
+from nsq_fast.errors import HttpError, NsqError
+from nsq_fast.protocol.topology import LookupAnswer, Topology, merge
+
+from .lookupd import Lookupd
+
+# Calls of refresh() within so many seconds are one.
+_BURST = 0.1
+_FIRST_RETRY = 0.5
+# A topic that no lookupd knows yet is asked for after these seconds, doubled each time.
+_FIRST_SEARCH = 0.2
+_LONGEST_SEARCH = 5.0
+
+log = logging.getLogger("nsq_fast.lookup")
+
+
+class PolledTopic:
+    """A topic that is polled for.
+
+    Attributes:
+        topology: what the last good round said; None before there was one.
+        ready: set when there is a topology, or there will be none.
+        asked_at, due: monotonic times of the last question and the next one.
+        round_number: the latest round that it was published of.
+    """
+
+    def __init__(self, name: str, config: LookupConfig) -> None:
+        self.name = name
+        self.topology: Topology | None = None
+        self.ready = Event()
+        self.asked_at = float("-inf")
+        self.due = 0.0
+        self.round_number = 0
+        self._config = config
+        self._agreed: LookupAnswer | None = None
+        self._failures = 0
+        self._searches = 0
+
+    def asked(self, now: float) -> None:
+        """It is asked about now; the next time is after the poll interval."""
+        self.asked_at = now
+        self.due = now + self._jittered(self._config.lookupd_poll_interval)
+
+    def refresh(self, now: float) -> bool:
+        """Make it due soon; False when a question about it has just been sent."""
+        if now - self.asked_at < _BURST:
+            return False
+        self.due = min(self.due, max(now, self.asked_at + self._config.lookupd_refresh_interval))
+        return True
+
+    def learn(self, answers: list[LookupAnswer]) -> Topology:
+        """Unite the answers of one round. The topology is the same object while nothing has changed."""
+        self._failures = 0
+        first = answers[0]
+        is_agreed = all(answer == first for answer in answers)
+        if self.topology is None or not is_agreed or first != self._agreed:
+            self._agreed = first if is_agreed else None
+            merged = merge(answers)
+            if self.topology is None or merged != self.topology:
+                self.topology = merged
+        self.ready.set()
+        return self.topology
+
+    def unanswered(self, now: float) -> None:
+        """No lookupd answered: what is known stays, and the next question comes sooner."""
+        if not self._failures:
+            log.warning("no lookupd answers for topic %s; what was known of it is kept", self.name)
+        delay = min(_FIRST_RETRY * 2 ** min(self._failures, 16), self._config.lookupd_poll_interval)
+        self._failures += 1
+        self._hurry(now, delay)
+
+    def missing(self, now: float) -> None:
+        """No lookupd knows it, and its first message may come at any moment: ask again soon."""
+        if not self._searches:
+            log.warning("no nsqlookupd knows topic %s yet; asking again until one does", self.name)
+        delay = min(_FIRST_SEARCH * 2 ** min(self._searches, 16), _LONGEST_SEARCH)
+        self._searches += 1
+        self._hurry(now, delay)
+
+    def found(self, topology: Topology) -> None:
+        """Some lookupd knows it."""
+        if self._searches:
+            self._searches = 0
+            nsqds = topology.nsqds
+            log.warning("topic %s is known now: %d nsqds, first %s", self.name, len(nsqds), nsqds[0].tcp)
+
+    def _hurry(self, now: float, delay: float) -> None:
+        self.due = min(self.due, now + self._jittered(delay))
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * (1.0 + self._config.lookupd_poll_jitter * random.random())
+
+
+class LookupRound:
+    """One question to all lookupds at once, about some topics.
+
+    Attributes:
+        number: rounds are numbered in the order in which they start.
+        started_at: monotonic time.
+        pending: lookupds that have not answered for all topics yet.
+        answers: the good answers so far, by topic.
+        published: how many of them the topology of a topic was made of.
+    """
+
+    def __init__(self, number: int, topics: list[PolledTopic], started_at: float) -> None:
+        self.number = number
+        self.topics = topics
+        self.started_at = started_at
+        self.pending = 0
+        self.answers: dict[PolledTopic, list[LookupAnswer]] = {}
+        self.published: dict[PolledTopic, int] = {}
+
+    def is_news(self, topic: PolledTopic) -> bool:
+        """Whether answers for a topic have come that are not published, and no later round has been."""
+        count = len(self.answers[topic])
+        return count != self.published.get(topic, 0) and topic.round_number <= self.number
+
+    def ask(self, lookupd: Lookupd) -> None:
+        """Ask a lookupd topic by topic: one that it chokes on says nothing of the others, silence does."""
+        failure: _Failure | None = None
+        has_answered = False
+        for topic in self.topics:
+            answer = _answer_of(lookupd, topic.name)
+            if isinstance(answer, LookupAnswer):
+                has_answered = True
+                self.answers.setdefault(topic, []).append(answer)
+                continue
+            failure = answer
+            if failure.is_silence:
+                break
+        if has_answered or failure is None:
+            lookupd.succeeded()
+        else:
+            lookupd.failed(failure.text, monotonic())
+
+
+class _Failure(NamedTuple):
+    """Why a lookupd gave no answer. Not the exception: its traceback would keep a huge reply alive."""
+
+    text: str
+    is_silence: bool
+
+
+def _answer_of(lookupd: Lookupd, topic: str) -> LookupAnswer | _Failure:
+    try:
+        return lookupd.lookup(topic)
+    except NsqError as error:
+        return _Failure(str(error), isinstance(error, HttpError) and error.status is None)
