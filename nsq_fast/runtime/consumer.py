@@ -14,7 +14,7 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gevent import getcurrent
+from gevent import get_hub
 from gevent.event import Event
 
 from nsq_fast._codec import Message
@@ -42,9 +42,10 @@ from .fork import keep, tell_forks
 from .net.tls import check_tls_options
 from .option_attributes import ConsumerOptions
 from .owner_thread import OwnerThread
-from .signals import LazySignal, emit, is_emitting, is_heard, receivers
+from .signals import LazySignal, emit, is_heard, receivers
 from .supervised import Supervisor
 from .trace import TraceLog, trace_log
+from .waiting import is_interrupting, may_wait
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -275,12 +276,18 @@ class Consumer(ConsumerOptions):
     def join(self, timeout: float | None = None, raise_error: bool = False) -> bool:
         """Wait until the consumer is closed; False if ``timeout`` seconds passed first.
 
+        Raises NotRunning when it would wait for ever: without a timeout, before ``start`` and ``close``.
+
         ``raise_error`` is taken for gnsq's sake: lost connections are made again, so there is no error to raise.
         What no new attempt can cure is raised always, and closes the consumer: a subscription that the servers refuse
         (OrderedSubRequired, ExtendSubRequired, ConfigError...) when there is no other, OrderViolated and
         PartitionBlocked when a policy says ``stop``.
         """
         self._thread.check("Consumer.join()")
+        if timeout is None and not self._is_started and not self._is_closing:
+            raise NotRunning(
+                f"{self.name}: join() before start(): call start(block=False) first, or start(), which joins"
+            )
         is_closed = bool(self._closed.wait(timeout))
         if is_closed and self._failure is not None:
             raise self._failure
@@ -321,16 +328,20 @@ class Consumer(ConsumerOptions):
     def close(self, drain: bool = True, timeout: float | None = CLOSE_TIMEOUT) -> None:
         """Stop consuming, gracefully: see ``closing`` for the order of things.
 
-        Called in a handler or in a receiver of a signal it only begins to close. Later calls wait for the first.
+        Called in a handler, in a receiver of a signal, in a handler of ``signal.signal`` or in the hub it only begins
+        to close; ``join`` waits for the end. Later calls wait for the first.
 
         Args:
             drain: let running handlers and asynchronous messages be answered first.
-            timeout: s that draining may take; None: no limit.
+            timeout: s that all of it may take; None: draining may take for ever.
         """
         self._thread.check("Consumer.close()")
         _check_timeout(timeout)
+        if is_interrupting():
+            get_hub().loop.run_callback(self._begin_closing, drain, timeout)
+            return
         self._begin_closing(drain, timeout)
-        if not self._is_one_of_ours():
+        if may_wait(worker.greenlet for pool in self._pools for worker in pool.workers):
             self._closed.wait()
 
     def fail(self, error: NsqError) -> None:
@@ -360,8 +371,10 @@ class Consumer(ConsumerOptions):
                 watchdog.remove(self._hub_watch)
             for policy in (self._give_up, self._blocked_policy):
                 self._close_policy(policy)
-            emit(self, "on_close")
-            self._closed.set()
+            try:
+                emit(self, "on_close")
+            finally:  # a receiver may be ended by what is no Exception
+                self._closed.set()
 
     def _close_policy(self, policy: object) -> None:
         close = getattr(policy, "close", None)
@@ -371,10 +384,6 @@ class Consumer(ConsumerOptions):
             close()
         except Exception:  # a user's policy must not keep join() waiting
             self.logger.exception("closing the give-up policy failed")
-
-    def _is_one_of_ours(self) -> bool:
-        current = getcurrent()
-        return is_emitting() or any(worker.greenlet is current for pool in self._pools for worker in pool.workers)
 
     def forked(self) -> None:
         """In the child of a fork: not started, whatever the parent's is; ``start`` makes connections of its own."""

@@ -75,7 +75,13 @@ class Supervisor:
 
 
 class Loop(_Greenlet):
-    """A supervised greenlet that runs for as long as its owner. Made by ``Supervisor.loop``."""
+    """A supervised greenlet that runs for as long as its owner. Made by ``Supervisor.loop``.
+
+    Attributes:
+        runs_handlers: whether code of the program runs in it, which may wait for what it likes.
+    """
+
+    runs_handlers = False
 
     def __init__(self, supervisor: Supervisor, name: str, body: Callable[[], object]) -> None:
         super().__init__()
@@ -101,6 +107,8 @@ class Loop(_Greenlet):
 
 class Job(_Greenlet):
     """A supervised greenlet that does one thing and ends. Made by ``Supervisor.job``."""
+
+    runs_handlers = False
 
     def __init__(self, supervisor: Supervisor, name: str, function: Callable[..., object], *args: Any) -> None:
         super().__init__()

@@ -328,6 +328,35 @@ def raw_server(handle: Callable[[Socket], object]) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
+    ("begin", "then"),
+    [
+        pytest.param(b"0\r\n", b"name: " + b"x" * 10_000 + b"\r\n", id="trailers"),
+        pytest.param(b"1;", b"x" * 10_000, id="chunk-extension"),
+    ],
+)
+def test_a_reply_that_never_ends_its_framing_is_given_up(begin: bytes, then: bytes) -> None:
+    """What is neither head nor body takes memory too, and is bounded."""
+
+    def handle(sock: Socket) -> None:
+        sock.recv(4096)
+        sock.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + begin)
+        while True:
+            sock.sendall(then)
+
+    with raw_server(handle) as port, pytest.raises(HttpError, match="of trailers or of chunk sizes"):
+        NsqdHTTPClient("127.0.0.1", port).ping()
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_a_body_in_small_chunks_is_taken(size: int) -> None:
+    body = b"x" * 30_000
+    chunks = b"".join(b"%x\r\n%b\r\n" % (size, body[:size]) for _ in range(len(body) // size))
+    reply = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+    with raw_server(lambda sock: (sock.recv(4096), sock.sendall(reply))) as port:
+        assert NsqdHTTPClient("127.0.0.1", port).ping() == body
+
+
+@pytest.mark.parametrize(
     "reply",
     [
         b"",

@@ -50,13 +50,13 @@ DEFERRED = [
 
 
 @pytest.mark.parametrize("name", ["message_handler", "batch_handler", "give_up", "blocked_policy"])
-@pytest.mark.parametrize("handler", DEFERRED, ids=str)
+@pytest.mark.parametrize("handler", DEFERRED, ids=range(len(DEFERRED)))
 def test_functions_whose_call_runs_nothing_are_refused(name: str, handler: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match=rf"{name}=.* its body"):
         Consumer("t", "c", "127.0.0.1:4150", **{name: handler})
 
 
-@pytest.mark.parametrize("handler", DEFERRED, ids=str)
+@pytest.mark.parametrize("handler", DEFERRED, ids=range(len(DEFERRED)))
 def test_so_are_receivers_when_the_consumer_is_started(handler: Callable[..., Any]) -> None:
     consumer = Consumer("t", "c", "127.0.0.1:4150")
     consumer.on_message.connect(handler, weak=False)
@@ -65,7 +65,7 @@ def test_so_are_receivers_when_the_consumer_is_started(handler: Callable[..., An
     assert not consumer.is_running
 
 
-@pytest.mark.parametrize("deferred", [asynchronous, generator, asynchronous_generator], ids=str)
+@pytest.mark.parametrize("deferred", [asynchronous, generator, asynchronous_generator])
 @pytest.mark.parametrize("kind", ["message", "batch", "receiver", "concurrency"])
 def test_a_message_whose_handler_returns_such_work_is_requeued(
     deferred: Callable[..., Any], kind: str, caplog: pytest.LogCaptureFixture
@@ -108,7 +108,9 @@ def test_a_give_up_policy_that_returns_such_work_keeps_the_message(policy: Calla
     server.stop()
 
 
-@pytest.mark.parametrize("result", [True, 0, "x", [1], object(), lambda: None, Event()], ids=str)
+@pytest.mark.parametrize(
+    "result", [True, 0, "x", [1], object(), lambda: None, Event()], ids=lambda each: type(each).__name__
+)
 def test_what_else_a_handler_returns_does_not_matter(result: object) -> None:
     server = ScriptedNsqd()
     with Consumer("t", "c", str(server.address), message_handler=lambda c, m: result) as consumer:

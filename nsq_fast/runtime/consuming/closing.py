@@ -5,6 +5,10 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from gevent import joinall
+
+from nsq_fast.runtime.net.connection import CLOSE_TIMEOUT
+
 from .subscriber import Subscriber
 
 if TYPE_CHECKING:
@@ -22,6 +26,10 @@ if TYPE_CHECKING:
 #
 # Steps 1 and 2 happen at once, so that no handler begins after close() was called. 3 and 4 together end after the
 # timeout; without drain they are left out. What is not answered then is delivered again by nsqd when it times out.
+# Step 5 has a share of the timeout of its own, and happens on all connections at once: a server that does not answer
+# makes it last as long as it may.
+CLOSING_SHARE = 0.1
+SHORTEST_CLOSING = 0.1
 
 
 def begin_closing(consumer: Consumer) -> None:
@@ -32,14 +40,21 @@ def begin_closing(consumer: Consumer) -> None:
 
 def close_subscribers(consumer: Consumer, drain: bool, timeout: float | None) -> None:
     """Steps 3 to 5, each for all connections before the next."""
-    deadline = None if timeout is None else monotonic() + timeout
+    closing_time = CLOSE_TIMEOUT
+    deadline = None
+    if timeout is not None:
+        share = min(timeout * CLOSING_SHARE, CLOSE_TIMEOUT)
+        deadline = monotonic() + timeout - share
+        closing_time = max(share, SHORTEST_CLOSING)
     subscribers = consumer.subscribers
     for subscriber in subscribers:
         subscriber.drop_half_made()
     if drain:
         _wait(consumer, subscribers, deadline)
-    for subscriber in subscribers:
-        subscriber.close()
+    jobs = [consumer.supervisor.job("closing", each.close, closing_time) for each in subscribers]
+    for job in jobs:
+        job.start()
+    joinall(jobs)
 
 
 def _wait(consumer: Consumer, subscribers: list[Subscriber], deadline: float | None) -> None:

@@ -240,6 +240,7 @@ class Worker:
     def start(self, name: str) -> None:
         """Begin to work."""
         runner = self._disposition.consumer.supervisor.loop(name, self._run)
+        runner.runs_handlers = True
         self.greenlet = runner
         runner.start()
 

@@ -445,10 +445,10 @@ class Subscriber:
         """Wait until every message is answered; False if some are not in time."""
         return self.wait_while(lambda: self.is_connected and self.connection.in_flight > 0, deadline)
 
-    def close(self) -> None:
-        """Send what is queued and close."""
+    def close(self, timeout: float) -> None:
+        """Send what is queued and close, within ``timeout`` seconds."""
         self._give_back_unstarted()
-        self.connection.close()
+        self.connection.close(timeout=timeout)
         if self._owns_pool:
             self._pool.stop()
 

@@ -36,6 +36,8 @@ MAX_REPLY_SIZE = 64 * 1024 * 1024
 _MAX_HEADER_SIZE = 64 * 1024
 _READ_SIZE = 16 * 1024  # the parser calls back for each chunk of a reply: larger reads would hold up the hub
 _MAX_IDLE = 8
+# Bytes on the wire for one byte of a body at most: a chunk of a single byte has a size and two line ends around it.
+_MOST_FRAMING = 8
 
 
 class Endpoint(NamedTuple):
@@ -227,6 +229,7 @@ class _Response(HTTPResponse):
         self.body = bytearray()
         self._max_size = max_size
         self._head_size = 0
+        self._size = 0
 
     @property
     def is_done(self) -> bool:
@@ -234,6 +237,7 @@ class _Response(HTTPResponse):
         return bool(self.message_complete and self.get_code() >= 200)
 
     def feed(self, data: str | bytes) -> None:
+        self._size += len(data)
         if not self._has_head():
             self._head_size += len(data)
         super().feed(data)
@@ -241,6 +245,8 @@ class _Response(HTTPResponse):
             raise _BadReply(f"headers of more than {_MAX_HEADER_SIZE} bytes")
         if len(self.body) > self._max_size:
             raise _BadReply(f"a reply of more than {self._max_size} bytes")
+        if self._size > 2 * _MAX_HEADER_SIZE + _MOST_FRAMING * len(self.body):
+            raise _BadReply(f"more than {_MAX_HEADER_SIZE} bytes of trailers or of chunk sizes")
 
     def _has_head(self) -> bool:
         return self.headers_complete and self.get_code() >= 200

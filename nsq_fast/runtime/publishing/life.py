@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -16,8 +17,9 @@ from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, listed, parse_addresses
 from nsq_fast.runtime.fork import keep, tell_forks
 from nsq_fast.runtime.net.tls import check_tls_options
 from nsq_fast.runtime.owner_thread import OwnerThread
-from nsq_fast.runtime.signals import LazySignal
+from nsq_fast.runtime.signals import LazySignal, emit
 from nsq_fast.runtime.trace import TraceLog, trace_log
+from nsq_fast.runtime.waiting import is_interrupting, may_wait
 
 from .compose import Composer
 from .delivery import Delivery
@@ -116,12 +118,26 @@ class ProducerLife:
         """Publish no more; wait for the publishes that are pending, then close the connections.
 
         Called while another greenlet closes, it waits for the same end, or brings it about when its timeout is over.
+        Called in a receiver of a signal, in a handler of ``signal.signal`` or in the hub it only begins to close;
+        ``join`` waits for the end.
 
         Args:
-            timeout: seconds to wait for pending publishes; those left then fail. None: each has its own deadline.
+            timeout: seconds that all of it may take; publishes that are still pending then fail. None: each has its
+                own deadline.
         """
         self._thread.check("Producer.close()")
         check_timeout(timeout)
+        if is_interrupting():
+            get_hub().loop.run_callback(self._begin_closing, timeout)
+        elif may_wait():
+            self._close(timeout)
+        else:
+            self._begin_closing(timeout)
+
+    def _begin_closing(self, timeout: float | None) -> None:
+        self._delivery.supervisor.job(f"the closing of {self!r}", self._close, timeout).start()
+
+    def _close(self, timeout: float | None) -> None:
         if self._is_closing:
             self._delivery.drain(timeout)
             self._closed.wait()
@@ -131,6 +147,7 @@ class ProducerLife:
             self._is_inherited = False
             self._closed.set()
             return
+        deadline = None if timeout is None else monotonic() + timeout
         self._is_closing = True
         self._is_running = False
         self._is_closed = True
@@ -139,14 +156,20 @@ class ProducerLife:
         try:
             self._delivery.drain(timeout)
         finally:
-            self._delivery.close(self.connection_config.connect_timeout)
+            left = self.connection_config.connect_timeout if deadline is None else max(0.0, deadline - monotonic())
+            self._delivery.close(left)
             self._is_closing = False
             self._closed.set()
-        self.on_close.send(self)
+        emit(self, "on_close")
 
     def join(self, timeout: float | None = None, raise_error: bool = False) -> bool:
-        """Wait until the producer has closed; whether it has. ``raise_error`` is there for gnsq's sake."""
+        """Wait until the producer has closed; whether it has. ``raise_error`` is there for gnsq's sake.
+
+        Raises NotRunning when it would wait for ever: without a timeout, before ``start`` and ``close``.
+        """
         self._thread.check("Producer.join()")
+        if timeout is None and not self.is_running and not self._is_closed:
+            raise NotRunning("join() before start(): call start() first")
         return bool(self._closed.wait(timeout))
 
     def __enter__(self: P) -> P:
