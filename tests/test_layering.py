@@ -299,6 +299,17 @@ def test_the_list_of_what_the_broker_takes_holds_what_is_used() -> None:
     assert used == set(client.__all__)
 
 
+def test_classes_of_the_broker_have_at_most_20_methods() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE.parent)}:{node.lineno} {node.name}"
+        for path in SOURCES
+        if layer_of(path) == "broker"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and sum(isinstance(item, ast.FunctionDef) for item in node.body) > 20
+    ]
+    assert wrong == []
+
+
 @pytest.mark.parametrize("package", ["runtime", "broker", "spark"])
 def test_lazy_names_are_the_same_for_type_checkers_as_at_run_time(package: str) -> None:
     path = PACKAGE / package / "__init__.py"

@@ -16,8 +16,9 @@ from support.wire import WireClient
 from nsq_fast.broker import BrokerProcess, NsqdOptions, NsqdServer
 from nsq_fast.broker.diskqueue.damage import number, whole_spans
 from nsq_fast.broker.diskqueue.files import replace_file
-from nsq_fast.broker.diskqueue.log import Position, SegmentLog
+from nsq_fast.broker.diskqueue.log import SegmentLog
 from nsq_fast.broker.diskqueue.record import MARKER, deferred_frame, parse
+from nsq_fast.broker.diskqueue.segments import Position
 from nsq_fast.broker.message import encode_frames
 from nsq_fast.broker.nsqd.guid import SnowflakeIds
 from nsq_fast.broker.nsqd.nsqd import Nsqd

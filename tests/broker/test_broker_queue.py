@@ -11,8 +11,9 @@ from support.waiting import until
 from support.wire import WireClient
 
 from nsq_fast.broker import NsqdServer
-from nsq_fast.broker.diskqueue.log import Position, SegmentLog
+from nsq_fast.broker.diskqueue.log import SegmentLog
 from nsq_fast.broker.diskqueue.record import deferred_frame
+from nsq_fast.broker.diskqueue.segments import Position
 from nsq_fast.broker.message import encode_frames
 from nsq_fast.broker.nsqd.guid import SnowflakeIds
 
@@ -129,14 +130,14 @@ def test_overflow_keeps_order_and_loses_nothing(embedded: Any, mem_queue_size: i
     channel = server.nsqd.get_topic("t").get_channel("c")
     for first in range(0, 500, 100):
         publish(server, "t", first, 100)
-    assert (channel.depth, channel.backend_depth) == (500, 500 - mem_queue_size)
+    assert (channel.depth, channel.backlog.on_disk) == (500, 500 - mem_queue_size)
     client = WireClient(server.tcp_address)
     client.subscribe("t", "c", rdy=7)
     assert consume(client, 300) == [b"%d" % n for n in range(300)]
     publish(server, "t", 500, 10)
     assert consume(client, 210) == [b"%d" % n for n in range(300, 510)]
     until(lambda: channel.in_flight_count == 0)
-    assert (channel.depth, channel.backend_depth) == (0, 0)
+    assert (channel.depth, channel.backlog.on_disk) == (0, 0)
 
 
 def test_channels_overflow_each_on_its_own(embedded: Any) -> None:
@@ -148,8 +149,8 @@ def test_channels_overflow_each_on_its_own(embedded: Any) -> None:
     for first in range(0, 200, 5):
         publish(server, "t", first, 5)
         assert consume(client, 5) == [b"%d" % n for n in range(first, first + 5)]
-    assert fast.depth == fast.backend_depth == 0
-    assert (slow.depth, slow.backend_depth) == (200, 190)
+    assert fast.depth == fast.backlog.on_disk == 0
+    assert (slow.depth, slow.backlog.on_disk) == (200, 190)
     other = WireClient(server.tcp_address)
     other.subscribe("t", "slow", rdy=50)
     assert consume(other, 200) == [b"%d" % n for n in range(200)]
@@ -207,7 +208,7 @@ def test_ephemeral_channel_keeps_what_memory_has_room_for(embedded: Any) -> None
     topic = server.nsqd.get_topic("t")
     ephemeral, lasting = topic.get_channel("e#ephemeral"), topic.get_channel("c")
     publish(server, "t", 0, 20)
-    assert (ephemeral.depth, ephemeral.backend_depth, lasting.depth) == (5, 0, 20)
+    assert (ephemeral.depth, ephemeral.backlog.on_disk, lasting.depth) == (5, 0, 20)
 
 
 def test_ephemeral_topic_without_channel_keeps_what_memory_has_room_for(embedded: Any) -> None:

@@ -104,11 +104,11 @@ def test_after_a_stop_only_what_was_not_finished_comes_back(server: NsqdServer) 
     client.send(b"FIN " + held[0].id + b"\nREQ " + held[1].id + b" 3600000\n")
     more = [client.frame(), client.frame()]
     client.send(b"FIN " + more[0].id + b"\n")
-    until(lambda: server.nsqd.topics["t"].channels["c"].deferred_count == 1)
+    until(lambda: len(server.nsqd.topics["t"].channels["c"].backlog.deferred) == 1)
     client.frame()
     stop(server)
     channel = server.nsqd.topics["t"].channels["c"]
-    assert (channel.depth, channel.deferred_count) == (57, 1)
+    assert (channel.depth, len(channel.backlog.deferred)) == (57, 1)
     client = subscribe(server, rdy=100)
     frames = [client.message() for _ in range(57)]
     assert sorted(int(frame.body) for frame in frames) == [n for n in range(60) if n not in (0, 1, 5)]
@@ -151,7 +151,7 @@ def test_deferred_messages_keep_their_time(server: NsqdServer) -> None:
     until(lambda: channel.in_flight_count == 0)
     stop(server)
     channel = server.nsqd.topics["t"].channels["c"]
-    assert (channel.depth, channel.deferred_count) == (0, 1)
+    assert (channel.depth, len(channel.backlog.deferred)) == (0, 1)
 
 
 @pytest.mark.parametrize("again", [stop, kill])

@@ -157,7 +157,7 @@ class Walk:
                     self.unfinished[name].discard(number)
                     channel.finish(client, frame[18:34])
             assert self.unfinished[name] == set()
-            assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 0)
+            assert (channel.depth, channel.in_flight_count, len(channel.backlog.deferred)) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -32,9 +32,12 @@ _DUE = struct.Struct(">iiq")
 _LARGEST_HEAD = _DUE.size + FRAME_HEAD.size
 _MARKER_SIZE = len(MARKER)
 _TYPE_OF_FRAME = FRAME_TYPE.to_bytes(4, "big")
-_ID_AT = BODY_AT - 16
 _FIRST_ATTEMPT = 1
-_ATTEMPTS_OF_FRAME = _FIRST_ATTEMPT.to_bytes(2, "big")
+_FIXED_BYTES = [*enumerate(_TYPE_OF_FRAME, 4), *enumerate(_FIRST_ATTEMPT.to_bytes(2, "big"), BODY_AT - 18)]
+"""The bytes of a head that are always the same: the type and the attempts."""
+
+_HEAD_OF = operator.itemgetter(slice(0, BODY_AT))
+_ID_OF = operator.itemgetter(slice(BODY_AT - 16, BODY_AT))
 
 
 class Record(NamedTuple):
@@ -89,30 +92,24 @@ def parse(data: bytes, sequence: int, count: int, *, is_checked: bool = False) -
 
 
 def _ids_of_plain(frames: list[bytes]) -> list[bytes] | None:
-    """The ids of frames that are whole plain records; None if they are not all that."""
-    ids = [frame[_ID_AT:BODY_AT] for frame in frames]
+    """The ids of frames that are whole plain records; None if they are not all that.
+
+    Heads are compared byte by byte, all of them at once: with a tuple for each, reading took 0.3 us more a message.
+    """
+    count = len(frames)
+    heads = b"".join(map(_HEAD_OF, frames))
+    if len(heads) != count * BODY_AT:
+        return None
+    sizes = struct.pack(f">{count}i", *[len(frame) - 4 for frame in frames])
+    ids = list(map(_ID_OF, frames))
     if (
-        min(map(len, frames)) >= BODY_AT
-        and _have_plain_heads(frames)
+        all(heads[at::BODY_AT] == sizes[at::4] for at in range(4))
+        and all(heads[at::BODY_AT] == bytes((byte,)) * count for at, byte in _FIXED_BYTES)
         and all(map(operator.lt, ids, ids[1:]))
         and b"".join(ids).isalnum()
     ):
         return ids
     return None
-
-
-def _have_plain_heads(frames: list[bytes]) -> bool:
-    """Whether size, type and attempts are what they must be.
-
-    They are compared byte by byte of all heads together: a tuple for each head would cost three times as much.
-    """
-    heads = b"".join([frame[:_ID_AT] for frame in frames])
-    sizes = struct.pack(f">{len(frames)}i", *[len(frame) - 4 for frame in frames])
-    return all(heads[n::_ID_AT] == sizes[n::4] for n in range(4)) and all(
-        heads[at + n :: _ID_AT] == bytes((byte,)) * len(frames)
-        for at, value in ((4, _TYPE_OF_FRAME), (_ID_AT - 2, _ATTEMPTS_OF_FRAME))
-        for n, byte in enumerate(value)
-    )
 
 
 def _parse_each(data: bytes, sequence: int, count: int, *, is_checked: bool) -> Parsed:

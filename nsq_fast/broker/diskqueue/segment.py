@@ -54,6 +54,11 @@ class Segment:
         self.size += len(data)
 
     @property
+    def pieces_end(self) -> int:
+        """The number after that of the last whole record; at least one after its first, which is in its name."""
+        return max([self.first + 1, *(piece.end for piece in self.pieces or ())])
+
+    @property
     def aside(self) -> Path | None:
         """The name under which it is kept if it is damaged; None for a file without a name."""
         return None if self.path is None else self.path.with_name(self.path.name + BAD_SUFFIX)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from nsq_fast.broker.http.arguments import required, topic_and_channel
 from nsq_fast.broker.http.router import Request, Router, style_text
 from nsq_fast.names import is_valid_name
 
@@ -85,25 +86,6 @@ class LookupdRoutes:
     def _delete_channel(self, request: Request) -> None:
         if not self._db.remove_channel(*topic_and_channel(request)):
             raise request.refuse(404, "CHANNEL_NOT_FOUND")
-
-
-def required(request: Request, name: str) -> str:
-    """A query argument that must be there."""
-    value = request.get(name)
-    if value is None:
-        raise request.refuse(400, f"MISSING_ARG_{name.upper()}")
-    return value
-
-
-def topic_and_channel(request: Request) -> tuple[str, str]:
-    """The topic and channel arguments; both must be there and legal."""
-    topic = required(request, "topic")
-    if not is_valid_name(topic):
-        raise request.refuse(400, "INVALID_ARG_TOPIC")
-    channel = required(request, "channel")
-    if not is_valid_name(channel):
-        raise request.refuse(400, "INVALID_ARG_CHANNEL")
-    return topic, channel
 
 
 def _node(peer: Peer, topics: dict[str, bool]) -> dict[str, Any]:

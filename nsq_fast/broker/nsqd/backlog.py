@@ -7,12 +7,16 @@ memory has been used up: order is kept, and nothing is written twice.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from nsq_fast.broker.diskqueue.log import Position, SegmentLog
+from nsq_fast.broker.diskqueue.log import SegmentLog
 from nsq_fast.broker.diskqueue.record import size_of
+from nsq_fast.broker.diskqueue.segments import Position
 from nsq_fast.broker.message import Message
+
+from .deferred import DeferredQueue
 
 _REFILL = 2000
 
@@ -20,16 +24,23 @@ _REFILL = 2000
 class Backlog:
     """The queue of one channel.
 
+    Args:
+        capacity: new messages that may stay in memory.
+        is_ephemeral: messages for which there is no room are lost.
+
     Attributes:
         memory: the messages that come next.
         cursor: where the log is to be read when ``memory`` is empty; None: there is nothing beyond ``memory``.
+        deferred: those that are not ready yet. They do not count.
     """
 
-    __slots__ = ("_capacity", "_log", "cursor", "memory")
+    __slots__ = ("_capacity", "_is_ephemeral", "_log", "cursor", "deferred", "memory")
 
-    def __init__(self, log: SegmentLog, capacity: int) -> None:
+    def __init__(self, log: SegmentLog, capacity: int, *, is_ephemeral: bool = False) -> None:
         self.memory: deque[Message] = deque()
         self.cursor: Position | None = None
+        self.deferred = DeferredQueue()
+        self._is_ephemeral = is_ephemeral
         self._log = log
         self._capacity = capacity
 
@@ -49,11 +60,17 @@ class Backlog:
         return self.cursor is None and len(self.memory) + count <= self._capacity
 
     def put(self, messages: Sequence[Message]) -> None:
-        """Add messages for which there is room, or that come back: those are never put on disk again."""
-        self.memory.extend(messages)
+        """Add new messages for which there is room, by ``has_room``."""
+        if self._is_ephemeral:
+            self._put_while_room(messages)
+        else:
+            self.memory.extend(messages)
 
     def put_logged(self, messages: Sequence[Message], frames: Sequence[bytes], start: Position) -> None:
-        """Add messages that the log holds from ``start`` on; what memory has no room for is read back later."""
+        """Add new messages that the log holds from ``start`` on; what memory has no room for is read back later."""
+        if self._is_ephemeral:
+            self._put_while_room(messages)
+            return
         if self.cursor is not None:
             return
         room = max(0, self._capacity - len(self.memory))
@@ -61,22 +78,47 @@ class Backlog:
         if room < len(messages):
             self.cursor = Position(start.sequence + room, start.offset + size_of(frames[:room]))
 
-    def put_while_room(self, messages: Sequence[Message]) -> None:
-        """Add messages of which those without room are lost: an ephemeral channel's way."""
+    def _put_while_room(self, messages: Sequence[Message]) -> None:
         self.memory.extend(messages[: max(0, self._capacity - len(self.memory))])
 
-    def read(self) -> list[Message]:
-        """The next messages of the log, as many as one read gives. The caller puts them where they belong."""
-        if self.cursor is None:
-            return []
-        messages, self.cursor = self._log.read(self.cursor, _REFILL)
-        if self.cursor.sequence >= self._log.end.sequence:
-            self.cursor = None
-        return messages
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """Add messages that were delivered or deferred: those are never put on disk again."""
+        self.memory.extend(messages)
+
+    def restore(self, messages: Sequence[Message], cursor: Position) -> None:
+        """Take the messages that were not finished before a restart, and go on reading at ``cursor``."""
+        self._sort_in(messages)
+        self.cursor = cursor if cursor.sequence < self._log.end.sequence else None
+
+    def ready(self) -> deque[Message]:
+        """The messages that come next, read from the log if memory is empty; take from the left what is delivered."""
+        while not self.memory and self.cursor is not None:
+            messages, self.cursor = self._log.read(self.cursor, _REFILL)
+            if self.cursor.sequence >= self._log.end.sequence:
+                self.cursor = None
+            if not messages:
+                break
+            self._sort_in(messages)
+        return self.memory
+
+    def _sort_in(self, messages: Sequence[Message]) -> None:
+        now = time.time()
+        ready = [message for message in messages if message.due <= now]
+        self.memory.extend(ready)
+        if len(ready) < len(messages):
+            for message in messages:
+                if message.due > now:
+                    self.deferred.put(message)
+
+    def unfinished(self) -> Iterator[Message]:
+        """Every message that is in memory, ready or not."""
+        yield from self.memory
+        yield from self.deferred
 
     def clear(self) -> None:
         """Forget everything."""
         self.memory.clear()
+        self.deferred.clear()
         self.cursor = None
 
     def release(self, held_at: Position) -> None:

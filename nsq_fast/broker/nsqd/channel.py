@@ -10,21 +10,20 @@ A client of a channel is anything with ``in_flight`` (an InFlight), ``wake()``,
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import random
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from nsq_fast.broker.diskqueue.log import Position, SegmentLog
+from nsq_fast.broker.diskqueue.log import SegmentLog
+from nsq_fast.broker.diskqueue.segments import Position
 from nsq_fast.broker.errors import Exiting, NotOwner
 from nsq_fast.broker.message import Message
 from nsq_fast.names import is_ephemeral
 
 from .backlog import Backlog
-from .in_flight import InFlight
+from .in_flight import ChannelInFlight, InFlight
 
 SAMPLE_OF = 100
 
@@ -73,6 +72,7 @@ class Channel:
         clients: who has subscribed, by their ids.
         message_count: messages that came in, ever. ``requeue_count``, ``timeout_count``: how many came back.
         is_exiting: closed or deleted.
+        backlog: the messages that wait. ``in_flight``: those that are delivered and not answered.
     """
 
     def __init__(self, topic_name: str, name: str, log: SegmentLog, capacity: int, on_unused: Callable[[], None]):
@@ -85,13 +85,11 @@ class Channel:
         self.message_count = 0
         self.requeue_count = 0
         self.timeout_count = 0
-        self.backlog = Backlog(log, capacity)
+        self.backlog = Backlog(log, capacity, is_ephemeral=self.is_ephemeral)
+        self.in_flight: ChannelInFlight[Message] = ChannelInFlight()
         self.on_change: Callable[[], None] = lambda: None
         self._on_unused = on_unused
         self._waiting: dict[Consumer, None] = {}
-        self._in_flight: list[InFlight[Message]] = []
-        self._deferred: list[tuple[float, int, Message]] = []
-        self._ties = itertools.count()
 
     @property
     def depth(self) -> int:
@@ -99,67 +97,29 @@ class Channel:
         return len(self.backlog)
 
     @property
-    def backend_depth(self) -> int:
-        """Messages that wait on disk."""
-        return self.backlog.on_disk
-
-    @property
     def in_flight_count(self) -> int:
         """Messages delivered and not answered."""
-        return sum(map(len, self._in_flight))
-
-    @property
-    def deferred_count(self) -> int:
-        """Messages that wait for their time."""
-        return len(self._deferred)
+        return len(self.in_flight)
 
     # --- messages in -------------------------------------------------------------------------------------------------
 
     def put(self, messages: Sequence[Message]) -> None:
         """Take new messages that the topic has found room for."""
         self.message_count += len(messages)
-        if self.is_ephemeral:
-            self.backlog.put_while_room(messages)
-        else:
-            self.backlog.put(messages)
+        self.backlog.put(messages)
         self.notify()
 
     def put_logged(self, messages: Sequence[Message], frames: Sequence[bytes], start: Position) -> None:
         """Take new messages that the topic has also logged."""
         self.message_count += len(messages)
-        if self.is_ephemeral:
-            self.backlog.put_while_room(messages)
-        else:
-            self.backlog.put_logged(messages, frames, start)
+        self.backlog.put_logged(messages, frames, start)
         self.notify()
-
-    def put_deferred(self, message: Message) -> None:
-        """Take a new message that becomes ready when it is due."""
-        self.message_count += 1
-        self._defer(message)
 
     def release(self, held_at: Position, count: int) -> None:
         """Take what the topic held back."""
         self.message_count += count
         self.backlog.release(held_at)
         self.notify()
-
-    def restore(self, messages: Sequence[Message], cursor: Position, end: Position) -> None:
-        """Take the messages that were not finished before a restart, and go on reading at ``cursor``."""
-        self._take_in(messages)
-        self.backlog.cursor = cursor if cursor.sequence < end.sequence else None
-
-    def _take_in(self, messages: Sequence[Message]) -> None:
-        now = time.time()
-        ready = [message for message in messages if message.due <= now]
-        self.backlog.put(ready)
-        if len(ready) < len(messages):
-            for message in messages:
-                if message.due > now:
-                    self._defer(message)
-
-    def _defer(self, message: Message) -> None:
-        heapq.heappush(self._deferred, (message.due, next(self._ties), message))
 
     # --- messages out ------------------------------------------------------------------------------------------------
 
@@ -169,22 +129,13 @@ class Channel:
         Of several clients each gets its share, so that the first does not take all.
         With a ``sample_rate`` the messages that it leaves out are gone, as in the original.
         """
-        memory = self._ready_memory()
+        memory = self.backlog.ready()
         share = len(memory) // len(self.clients) + 1 if len(self.clients) > 1 else count
         count = min(count, share, len(memory))
         taken = [memory.popleft() for _ in range(count)]
         if sample_rate:
             taken = [message for message in taken if random.randrange(SAMPLE_OF) <= sample_rate]
         return _start(taken, client.in_flight)
-
-    def _ready_memory(self) -> deque[Message]:
-        backlog = self.backlog
-        while not backlog.memory and backlog.cursor is not None:
-            messages = backlog.read()
-            if not messages:
-                break
-            self._take_in(messages)
-        return backlog.memory
 
     def has_ready(self, client: Consumer) -> bool:
         """Whether there may be messages for a client right now."""
@@ -207,30 +158,25 @@ class Channel:
     def finish(self, client: Consumer, id: bytes) -> None:
         """Drop a message that is done; NotOwner if the client has not got it in flight."""
         if client.in_flight.pop(id) is None:
-            raise self._not_owner(id)
+            raise _not_owner(self, id)
 
     def requeue(self, client: Consumer, id: bytes, delay: float) -> None:
         """Give a message back, to be ready after ``delay`` seconds; NotOwner if the client has not got it."""
         message = client.in_flight.pop(id)
         if message is None:
-            raise self._not_owner(id)
+            raise _not_owner(self, id)
         self.requeue_count += 1
         if delay > 0:
             message.due = time.time() + delay
-            self._defer(message)
+            self.backlog.deferred.put(message)
             return
-        self.backlog.put((message,))
+        self.backlog.put_back((message,))
         self.notify()
 
     def touch(self, client: Consumer, id: bytes, longest: float) -> None:
         """Start a message's timeout again; NotOwner if the client has not got it."""
         if not client.in_flight.touch(id, time.monotonic(), longest):
-            raise self._not_owner(id)
-
-    def _not_owner(self, id: bytes) -> NotOwner:
-        if any(id in in_flight for in_flight in self._in_flight):
-            return NotOwner("client does not own message")
-        return NotOwner("ID not in flight")
+            raise _not_owner(self, id)
 
     # --- clients -----------------------------------------------------------------------------------------------------
 
@@ -241,7 +187,7 @@ class Channel:
         if limit and len(self.clients) >= limit:
             raise Exiting(f"consumers for {self.topic_name}:{self.name} exceeds limit of {limit}")
         self.clients[client.id] = client
-        self._in_flight.append(client.in_flight)
+        self.in_flight.add(client.in_flight)
 
     def remove_client(self, client: Consumer) -> None:
         """Forget a client. What it has in flight stays so until it times out, as in the original."""
@@ -270,9 +216,7 @@ class Channel:
     def empty(self) -> None:
         """Drop every message: those that wait, that are deferred, and that are in flight."""
         self.backlog.clear()
-        self._deferred.clear()
-        for in_flight in self._in_flight:
-            in_flight.clear()
+        self.in_flight.clear()
         for client in list(self.clients.values()):
             client.wake()
         self.on_change()
@@ -285,34 +229,18 @@ class Channel:
 
     def scan(self, now: float, wall_now: float) -> bool:
         """Give back what has timed out and what is due; whether there was anything."""
-        back = self._pop_expired(now)
+        back = self.in_flight.pop_expired(now)
         self.timeout_count += len(back)
-        while self._deferred and self._deferred[0][0] <= wall_now:
-            message = heapq.heappop(self._deferred)[2]
-            message.due = 0.0
-            back.append(message)
+        back += self.backlog.deferred.pop_due(wall_now)
         if back:
-            self.backlog.put(back)
+            self.backlog.put_back(back)
             self.notify()
         return bool(back)
 
-    def _pop_expired(self, now: float) -> list[Message]:
-        expired: list[Message] = []
-        for in_flight in self._in_flight:
-            if not in_flight:
-                continue
-            messages = in_flight.pop_expired(now)
-            if messages and in_flight.client is not None:
-                in_flight.client.wake()
-            expired += messages
-        if any(in_flight.client is None and not in_flight for in_flight in self._in_flight):
-            self._in_flight = [item for item in self._in_flight if item.client is not None or item]
-        return expired
 
-    def unfinished(self) -> list[Message]:
-        """Every message that is in memory, in flight or deferred: what a restart must bring back."""
-        in_flight = [message for item in self._in_flight for message in item.all()]
-        return [*self.backlog.memory, *in_flight, *(message for _, _, message in self._deferred)]
+def _not_owner(channel: Channel, id: bytes) -> NotOwner:
+    """Why a client cannot answer a message (nsqio/nsq: nsqd/channel.go, popInFlightMessage)."""
+    return NotOwner("client does not own message" if id in channel.in_flight else "ID not in flight")
 
 
 def _start(messages: list[Message], in_flight: InFlight[Message]) -> list[bytes]:

@@ -81,7 +81,7 @@ def _channel_checkpoint(channel: Channel, end: int) -> ChannelCheckpoint:
     cursor = channel.backlog.cursor
     fresh: list[int] = []
     tried: list[tuple[int, int, float]] = []
-    for message in channel.unfinished():
+    for message in (*channel.backlog.unfinished(), *channel.in_flight):
         if message.attempts or message.due:
             tried.append((message.sequence, message.attempts, message.due))
         else:
@@ -119,9 +119,9 @@ def restore(topic: Topic, checkpoint: Checkpoint | None) -> None:
     for channel in topic.channels.values():
         known = checkpoint.channels.get(channel.name)
         if known is not None:
-            channel.restore(_unfinished(log, known), log.seek(known.next), log.end)
+            channel.backlog.restore(_unfinished(log, known), log.seek(known.next))
         elif not channel.is_ephemeral:
-            channel.restore([], log.seek(log.first), log.end)
+            channel.backlog.restore([], log.seek(log.first))
     log.held_at = held_at
 
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from nsq_fast.broker.errors import Exiting, NotFound
+from nsq_fast.broker.http.arguments import required, topic_and_channel
 from nsq_fast.broker.http.router import Request, Router, style_text
-from nsq_fast.broker.lookupd.http import required, topic_and_channel
 from nsq_fast.names import Address, is_valid_name
 
 from .config import Settings

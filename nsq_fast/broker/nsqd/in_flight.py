@@ -7,6 +7,7 @@ message is one ``pop``, to find what has timed out is a look at the first ones.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 
@@ -92,3 +93,45 @@ class InFlight(Generic[HeldT]):
         """Forget everything."""
         self.messages.clear()
         self._clamped.clear()
+
+
+class ChannelInFlight(Generic[HeldT]):
+    """The messages in flight of all clients of a channel, and of those that have gone and left some behind."""
+
+    __slots__ = ("_clients",)
+
+    def __init__(self) -> None:
+        self._clients: list[InFlight[HeldT]] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._clients))
+
+    def __contains__(self, id: bytes) -> bool:
+        return any(id in in_flight for in_flight in self._clients)
+
+    def __iter__(self) -> Iterator[HeldT]:
+        for in_flight in self._clients:
+            yield from in_flight.all()
+
+    def add(self, in_flight: InFlight[HeldT]) -> None:
+        """Take in the messages of a client."""
+        self._clients.append(in_flight)
+
+    def pop_expired(self, now: float) -> list[HeldT]:
+        """Take out the messages whose deadline has passed, and wake the clients that had them."""
+        expired: list[HeldT] = []
+        for in_flight in self._clients:
+            if not in_flight:
+                continue
+            messages = in_flight.pop_expired(now)
+            if messages and in_flight.client is not None:
+                in_flight.client.wake()
+            expired += messages
+        if any(in_flight.client is None and not in_flight for in_flight in self._clients):
+            self._clients = [item for item in self._clients if item.client is not None or item]
+        return expired
+
+    def clear(self) -> None:
+        """Forget every message."""
+        for in_flight in self._clients:
+            in_flight.clear()

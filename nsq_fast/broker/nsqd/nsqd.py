@@ -263,7 +263,13 @@ class Nsqd(Host):
 def _activity(topic: Topic) -> object:
     """Something that is another whenever a checkpoint of the topic would be another."""
     channels = [
-        (channel.depth, channel.in_flight_count, channel.deferred_count, channel.message_count, channel.requeue_count)
+        (
+            channel.depth,
+            channel.in_flight_count,
+            len(channel.backlog.deferred),
+            channel.message_count,
+            channel.requeue_count,
+        )
         for channel in topic.channels.values()
     ]
     return (topic.message_count, topic.depth, channels)

@@ -75,9 +75,9 @@ def _channel(channel: Channel, include_clients: bool, only_topic: str) -> dict[s
     return {
         "channel_name": channel.name,
         "depth": channel.depth,
-        "backend_depth": channel.backend_depth,
+        "backend_depth": channel.backlog.on_disk,
         "in_flight_count": channel.in_flight_count,
-        "deferred_count": channel.deferred_count,
+        "deferred_count": len(channel.backlog.deferred),
         "message_count": channel.message_count,
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,

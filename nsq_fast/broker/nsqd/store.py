@@ -32,7 +32,7 @@ from nsq_fast.broker.errors import DataPathError
 from nsq_fast.names import is_ephemeral, is_valid_name
 
 from .checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, take_checkpoint
-from .topic import Topic
+from .topic import Topic, oldest_needed
 
 logger = logging.getLogger("nsq_fast.broker.nsqd.store")
 
@@ -152,7 +152,7 @@ class Store:
         """Write a topic's checkpoint, and remove the segments that nobody needs any more. Raises OSError."""
         folder = topic.log.folder
         if folder is None or not topic.is_durable:
-            topic.log.remove_before(topic.oldest_needed())
+            topic.log.remove_before(oldest_needed(topic))
             return
         checkpoint = take_checkpoint(topic)
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,10 +8,11 @@ message; otherwise only those that some channel has no room for in memory.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from nsq_fast.broker.diskqueue.log import Position, SegmentLog
+from nsq_fast.broker.diskqueue.log import SegmentLog
 from nsq_fast.broker.diskqueue.record import deferred_frame
+from nsq_fast.broker.diskqueue.segments import Position
 from nsq_fast.broker.errors import Exiting, NotFound
 from nsq_fast.broker.message import Message, encode_frames
 from nsq_fast.names import is_ephemeral
@@ -96,15 +97,16 @@ class Topic:
         frames = encode_frames(ids, bodies, time.time_ns())
         if self.log.held_at is not None:
             self._hold_back(frames)
-        elif self.is_durable or not self._has_room(count):
+        elif self.is_durable or not _have_room(self.channels.values(), count):
             start = self.log.append(frames)
-            self._fan_out_logged(
+            _fan_out_logged(
+                self.channels.values(),
                 [Message(id, frame, n) for n, (id, frame) in enumerate(zip(ids, frames, strict=True), start.sequence)],
                 frames,
                 start,
             )
         else:
-            self._fan_out([Message(id, frame) for id, frame in zip(ids, frames, strict=True)])
+            _fan_out(self.channels.values(), [Message(id, frame) for id, frame in zip(ids, frames, strict=True)])
         self.message_count += count
         self.message_bytes += sum(map(len, bodies))
         if self.is_durable:
@@ -130,27 +132,15 @@ class Topic:
         if self.is_durable or behind:
             message.sequence = self.log.append([logged]).sequence
         for channel in self.channels.values():
-            if channel in behind:
-                channel.message_count += 1  # it comes to the record by itself
-            else:
-                channel.put_deferred(message.copy())
+            channel.message_count += 1
+            if channel not in behind:  # those come to the record by themselves
+                channel.backlog.deferred.put(message.copy())
 
     def _hold_back(self, frames: Sequence[bytes]) -> None:
         if self.is_ephemeral:
             frames = frames[: max(0, self._capacity - self.depth)]
         if frames:
             self.log.append(frames)
-
-    def _has_room(self, count: int) -> bool:
-        return all(channel.is_ephemeral or channel.backlog.has_room(count) for channel in self.channels.values())
-
-    def _fan_out(self, messages: list[Message]) -> None:
-        for index, channel in enumerate(self.channels.values()):
-            channel.put([message.copy() for message in messages] if index else messages)
-
-    def _fan_out_logged(self, messages: list[Message], frames: Sequence[bytes], start: Position) -> None:
-        for index, channel in enumerate(self.channels.values()):
-            channel.put_logged([message.copy() for message in messages] if index else messages, frames, start)
 
     # --- holding back ------------------------------------------------------------------------------------------------
 
@@ -239,7 +229,24 @@ class Topic:
         for channel in self.channels.values():
             channel.close()
 
-    def oldest_needed(self) -> int:
-        """The number of the first record that some channel, or the topic itself, has yet to read."""
-        cursors = [channel.backlog.cursor for channel in self.channels.values()]
-        return min(cursor.sequence for cursor in [*cursors, self.log.held_at, self.log.end] if cursor is not None)
+
+def oldest_needed(topic: Topic) -> int:
+    """The number of the first record that some channel, or the topic itself, has yet to read."""
+    cursors = [channel.backlog.cursor for channel in topic.channels.values()]
+    return min(cursor.sequence for cursor in [*cursors, topic.log.held_at, topic.log.end] if cursor is not None)
+
+
+def _have_room(channels: Iterable[Channel], count: int) -> bool:
+    return all(channel.is_ephemeral or channel.backlog.has_room(count) for channel in channels)
+
+
+def _fan_out(channels: Iterable[Channel], messages: list[Message]) -> None:
+    for index, channel in enumerate(channels):
+        channel.put([message.copy() for message in messages] if index else messages)
+
+
+def _fan_out_logged(
+    channels: Iterable[Channel], messages: list[Message], frames: Sequence[bytes], start: Position
+) -> None:
+    for index, channel in enumerate(channels):
+        channel.put_logged([message.copy() for message in messages] if index else messages, frames, start)

@@ -16,7 +16,6 @@ import heapq
 import itertools
 import random
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -25,27 +24,14 @@ from nsq_fast.broker.nsqd.channel import SAMPLE_OF
 from nsq_fast.broker.nsqd.in_flight import InFlight
 from nsq_fast.names import is_ephemeral
 
-from .filters import Matches, tag_of
-from .log import PartitionLog, Record
+from .delivery import Confirmed, Delivery, DeliveryQueue
+from .filters import Matches
+from .log import PartitionLog
 
 MAX_ATTEMPTS = 4000
 _MAX_REQUEUES = 2000
 _MANY_REQUEUES = 100
 _REQUEUE_PAUSE = 0.1
-_ROUTE_BATCH = 256
-
-
-class Delivery:
-    """A record on its way through one channel. Times are monotonic."""
-
-    __slots__ = ("attempts", "deadline", "delivered_at", "id", "record")
-
-    def __init__(self, record: Record) -> None:
-        self.id = record.id
-        self.record = record
-        self.attempts = 0
-        self.deadline = 0.0
-        self.delivered_at = 0.0
 
 
 class Consumer(Protocol):
@@ -76,7 +62,8 @@ class PartitionChannel:
 
     Attributes:
         clients: by their ids.
-        confirmed: sequence of the first record that is not done.
+        confirmed: which records are done.
+        deferred: heap of (when it is ready, tie, message) of those that wait for their time.
         is_ordered, is_paused, is_skipped: its modes; a skipped channel is done with all that comes.
     """
 
@@ -87,40 +74,25 @@ class PartitionChannel:
         self.is_paused = False
         self.is_skipped = False
         self.clients: dict[int, Consumer] = {}
-        self.confirmed = log.end
+        self.confirmed = Confirmed(log.end)
         self.requeue_count = 0
         self.timeout_count = 0
         self._log = log
         self._on_unused = on_unused
-        self._cursor = log.end
-        # Before this sequence some records were done already when the cursor was set back.
-        self._reread_until = log.end
-        self._done: set[int] = set()
-        self._ready: deque[Delivery] = deque()
-        self._tagged: dict[str, deque[Delivery]] = {}
-        self._deferred: list[tuple[float, int, Delivery]] = []
+        self._queue = DeliveryQueue(log, self.confirmed)
+        self.deferred: list[tuple[float, int, Delivery]] = []
         self._waiting: dict[Consumer, None] = {}
         self._ties = itertools.count()
 
     @property
     def depth(self) -> int:
         """Messages that are not done."""
-        return self._log.end - self.confirmed - len(self._done)
-
-    @property
-    def depth_size(self) -> int:
-        """Bytes from the first message that is not done to the end of the log."""
-        return self._log.end_offset - self._log.offset_of(self.confirmed)
+        return self._log.end - self.confirmed.position - len(self.confirmed.ahead)
 
     @property
     def in_flight_count(self) -> int:
         """Messages delivered and not answered."""
         return sum(len(client.in_flight) for client in self.clients.values())
-
-    @property
-    def deferred_count(self) -> int:
-        """Messages that wait for their time."""
-        return len(self._deferred)
 
     # --- messages out ------------------------------------------------------------------------------------------------
 
@@ -131,61 +103,20 @@ class PartitionChannel:
         if self.is_ordered:
             count = 1
         elif len(self.clients) > 1:
-            count = min(count, (self._log.end - self._cursor + len(self._ready)) // len(self.clients) + 1)
-        taken = self._take(client, count)
+            count = min(count, self._queue.untagged_count // len(self.clients) + 1)
+        taken = self._queue.take(client.tag, count, is_ordered=self.is_ordered)
         if sample_rate:
-            taken = self._keep(taken, lambda _: random.randrange(SAMPLE_OF) <= sample_rate)
+            taken = _keep(self.confirmed, taken, lambda _: random.randrange(SAMPLE_OF) <= sample_rate)
         if client.matches is not None:
             matches = client.matches
-            taken = self._keep(taken, lambda delivery: matches(delivery.record))
+            taken = _keep(self.confirmed, taken, lambda delivery: matches(delivery.record))
         return _start(taken, client)
 
     def has_ready(self, client: Consumer) -> bool:
         """Whether there may be messages for a client right now."""
         if self.is_skipped or (self.is_ordered and self.in_flight_count):
             return False
-        if self._queue(client):
-            return True
-        if self.is_ordered and self._tagged and (self._ready or any(self._tagged.values())):
-            return False  # what comes next is for somebody else
-        return self._cursor < self._log.end
-
-    def _queue(self, client: Consumer) -> deque[Delivery]:
-        return self._tagged[client.tag] if client.tag else self._ready
-
-    def _take(self, client: Consumer, count: int) -> list[Delivery]:
-        queue = self._queue(client)
-        if self._tagged:
-            self._route(queue, count)
-        taken = [queue.popleft() for _ in range(min(count, len(queue)))]
-        if len(taken) < count and not self._tagged:
-            taken += map(Delivery, self._read(count - len(taken)))
-        return taken
-
-    def _read(self, count: int) -> list[Record]:
-        records = self._log.read(self._cursor, count)
-        if not records:
-            return records
-        first, self._cursor = records[0].sequence, records[-1].sequence + 1
-        if first < self._reread_until:
-            return [record for record in records if record.sequence not in self._done]
-        return records
-
-    def _route(self, queue: deque[Delivery], count: int) -> None:
-        """Read on until ``queue`` has enough; what is not for it goes where it belongs."""
-        step = 1 if self.is_ordered else _ROUTE_BATCH
-        while len(queue) < count and self._cursor < self._log.end:
-            for record in self._read(step):
-                self._tagged.get(tag_of(record), self._ready).append(Delivery(record))
-            if self.is_ordered:
-                return
-
-    def _keep(self, taken: list[Delivery], wanted: Callable[[Delivery], bool]) -> list[Delivery]:
-        kept = [delivery for delivery in taken if wanted(delivery)]
-        if len(kept) < len(taken):
-            unwanted = set(map(id, taken)).difference(map(id, kept))
-            self._confirm(delivery.record.sequence for delivery in taken if id(delivery) in unwanted)
-        return kept
+        return self._queue.has_ready(client.tag, is_ordered=self.is_ordered)
 
     def wait(self, client: Consumer) -> None:
         """Put a client that is ready, and found nothing, in line."""
@@ -198,10 +129,9 @@ class PartitionChannel:
         waiting = self._waiting
         if not waiting or self.is_paused:
             return
-        if self.is_ordered and not self._tagged:
-            count = 1
-        else:
-            count = len(waiting) if self._tagged else self._log.end - self._cursor + len(self._ready)
+        count = 1 if self.is_ordered else self._queue.untagged_count
+        if self._queue.is_sorted_by_tag:
+            count = len(waiting)  # who gets the next message depends on its tag
         for client in list(itertools.islice(waiting, count)):
             del waiting[client]
             client.wake()
@@ -213,42 +143,15 @@ class PartitionChannel:
         in_flight = client.in_flight
         done, missing = [], []
         for id in ids:
-            delivery = in_flight.pop(id) or self._pop_by_internal_id(client, id)
+            delivery = in_flight.pop(id) or _pop_by_internal_id(client, id)
             if delivery is None:
                 missing.append(id)
             else:
                 done.append(delivery.record.sequence)
-        self._confirm(done)
+        self.confirmed.confirm(done)
         if self.is_ordered:
             self.notify()
         return missing
-
-    def finish_anywhere(self, internal_id: int) -> bool:
-        """Done with a message, whoever has it in flight; False if nobody has."""
-        half = internal_id.to_bytes(8, "big", signed=True)
-        for client in list(self.clients.values()):
-            if not self.finish(client, [half + bytes(8)]):
-                client.wake()
-                return True
-        return False
-
-    def _pop_by_internal_id(self, client: Consumer, id: bytes) -> Delivery | None:
-        for delivery in client.in_flight.all():
-            if delivery.id[:8] == id[:8]:
-                return client.in_flight.pop(delivery.id)
-        return None
-
-    def _confirm(self, sequences: Iterable[int]) -> None:
-        done, confirmed = self._done, self.confirmed
-        for sequence in sequences:
-            if sequence != confirmed:
-                done.add(sequence)
-                continue
-            confirmed += 1
-            while confirmed in done:
-                done.remove(confirmed)
-                confirmed += 1
-        self.confirmed = confirmed
 
     def requeue(self, client: Consumer, id: bytes, delay: float) -> None:
         """Give a message back, ready after ``delay`` seconds; NotOwner when that is refused.
@@ -260,35 +163,20 @@ class PartitionChannel:
         held = client.in_flight.messages.get(id)
         if held is not None and not delay and _is_requeued_too_much(held):
             raise NotOwner("Message too much requeue")
-        delivery = client.in_flight.pop(id) or self._pop_by_internal_id(client, id)
+        delivery = client.in_flight.pop(id) or _pop_by_internal_id(client, id)
         if delivery is None:
-            raise self.not_owner(id)
+            raise not_owner(self, id)
         self.requeue_count += 1
         if delay > 0:
-            heapq.heappush(self._deferred, (time.monotonic() + delay, next(self._ties), delivery))
+            heapq.heappush(self.deferred, (time.monotonic() + delay, next(self._ties), delivery))
             return
-        self._give_back([delivery])
+        self._queue.put_back([delivery])
+        self.notify()
 
     def touch(self, client: Consumer, id: bytes, longest: float) -> None:
         """Start a message's timeout again; NotOwner if the client has not got it."""
         if not client.in_flight.touch(id, time.monotonic(), longest):
-            raise self.not_owner(id)
-
-    def not_owner(self, id: bytes) -> NotOwner:
-        """Why a message cannot be answered by somebody who has not got it."""
-        if any(id in client.in_flight for client in self.clients.values()):
-            return NotOwner("client does not own message")
-        return NotOwner("Message ID not in flight")
-
-    def _give_back(self, deliveries: list[Delivery], *, first: bool = False) -> None:
-        for delivery in reversed(deliveries) if first else deliveries:
-            queue = self._tagged.get(tag_of(delivery.record), self._ready) if self._tagged else self._ready
-            if first:
-                queue.appendleft(delivery)
-            else:
-                queue.append(delivery)
-        if deliveries:
-            self.notify()
+            raise not_owner(self, id)
 
     # --- clients -----------------------------------------------------------------------------------------------------
 
@@ -298,7 +186,7 @@ class PartitionChannel:
             raise Exiting(f"consumers for {self.name} exceeds limit of {limit}")
         self.clients[client.id] = client
         if client.tag:
-            self._tagged.setdefault(client.tag, deque())
+            self._queue.add_tag(client.tag)
 
     def remove_client(self, client: Consumer) -> None:
         """Forget a client. What it has in flight is ready again at once, as if it had not been delivered."""
@@ -309,15 +197,12 @@ class PartitionChannel:
         client.in_flight.clear()
         for delivery in returned:
             delivery.attempts -= 1
-        self._drop_tag(client.tag)
-        self._give_back(returned, first=True)
+        if client.tag and not any(other.tag == client.tag for other in self.clients.values()):
+            self._queue.drop_tag(client.tag)
+        self._queue.put_first(returned)
         self.notify()
         if not self.clients and self.is_ephemeral:
             self._on_unused()
-
-    def _drop_tag(self, tag: str) -> None:
-        if tag and not any(client.tag == tag for client in self.clients.values()):
-            self._ready.extendleft(reversed(self._tagged.pop(tag)))
 
     def disconnect(self, which: Callable[[Consumer], bool] = lambda client: True) -> None:
         """End the connections of clients, without a word."""
@@ -328,17 +213,8 @@ class PartitionChannel:
     def interrupt(self) -> None:
         """The leader is another one: clients are disconnected, and what is not done is delivered anew."""
         self.disconnect()
-        self._forget_deliveries()
-        self._reread_until = self._cursor
-        self._cursor = self.confirmed
-
-    def _forget_deliveries(self) -> None:
-        for client in self.clients.values():
-            client.in_flight.clear()
-        self._ready.clear()
-        self._deferred.clear()
-        for queue in self._tagged.values():
-            queue.clear()
+        _forget_deliveries(self)
+        self._queue.rewind()
 
     # --- administration ----------------------------------------------------------------------------------------------
 
@@ -348,23 +224,17 @@ class PartitionChannel:
             self.disconnect()
         self.is_ordered = is_ordered
 
-    def pause(self) -> None:
-        """Stop delivery."""
-        self.is_paused = True
+    def set_paused(self, is_paused: bool) -> None:
+        """Stop delivery, or go on with it."""
+        self.is_paused = is_paused
+        if not is_paused:
+            _wake(self.clients.values())
 
-    def unpause(self) -> None:
-        """Go on with delivery."""
-        self.is_paused = False
-        self._wake_all()
-
-    def skip(self) -> None:
-        """Be done with all there is, and all that comes."""
-        self.is_skipped = True
-        self.set_position(self._log.end)
-
-    def unskip(self) -> None:
-        """Deliver what comes from now on."""
-        self.is_skipped = False
+    def set_skipped(self, is_skipped: bool) -> None:
+        """Be done with all there is and all that comes, or deliver what comes from now on."""
+        self.is_skipped = is_skipped
+        if is_skipped:
+            self.empty()
 
     def empty(self) -> None:
         """Be done with all there is."""
@@ -372,14 +242,11 @@ class PartitionChannel:
 
     def set_position(self, sequence: int) -> None:
         """Go on at a record, forward or back; what is in flight is forgotten."""
-        self._forget_deliveries()
-        self._done.clear()
-        self.confirmed = self._cursor = self._reread_until = max(self._log.first, min(sequence, self._log.end))
-        self._wake_all()
-
-    def _wake_all(self) -> None:
-        for client in list(self.clients.values()):
-            client.wake()
+        _forget_deliveries(self)
+        position = max(self._log.first, min(sequence, self._log.end))
+        self.confirmed.reset(position)
+        self._queue.go_to(position)
+        _wake(self.clients.values())
 
     def scan(self, now: float) -> None:
         """Give back what has timed out and what is due."""
@@ -390,9 +257,55 @@ class PartitionChannel:
                 client.wake()
             back += expired
         self.timeout_count += len(back)
-        while self._deferred and self._deferred[0][0] <= now:
-            back.append(heapq.heappop(self._deferred)[2])
-        self._give_back(back)
+        while self.deferred and self.deferred[0][0] <= now:
+            back.append(heapq.heappop(self.deferred)[2])
+        if back:
+            self._queue.put_back(back)
+            self.notify()
+
+
+def finish_anywhere(channel: PartitionChannel, internal_id: int) -> bool:
+    """Done with a message, whoever has it in flight; False if nobody has."""
+    half = internal_id.to_bytes(8, "big", signed=True)
+    for client in list(channel.clients.values()):
+        if not channel.finish(client, [half + bytes(8)]):
+            client.wake()
+            return True
+    return False
+
+
+def not_owner(channel: PartitionChannel, id: bytes) -> NotOwner:
+    """Why a message cannot be answered by somebody who has not got it."""
+    if any(id in client.in_flight for client in channel.clients.values()):
+        return NotOwner("client does not own message")
+    return NotOwner("Message ID not in flight")
+
+
+def _pop_by_internal_id(client: Consumer, id: bytes) -> Delivery | None:
+    for delivery in client.in_flight.all():
+        if delivery.id[:8] == id[:8]:
+            return client.in_flight.pop(delivery.id)
+    return None
+
+
+def _keep(confirmed: Confirmed, taken: list[Delivery], wanted: Callable[[Delivery], bool]) -> list[Delivery]:
+    """Those of the deliveries that are wanted; the others are done."""
+    kept = [delivery for delivery in taken if wanted(delivery)]
+    if len(kept) < len(taken):
+        unwanted = set(map(id, taken)).difference(map(id, kept))
+        confirmed.confirm(delivery.record.sequence for delivery in taken if id(delivery) in unwanted)
+    return kept
+
+
+def _forget_deliveries(channel: PartitionChannel) -> None:
+    for client in channel.clients.values():
+        client.in_flight.clear()
+    channel.deferred.clear()
+
+
+def _wake(clients: Iterable[Consumer]) -> None:
+    for client in list(clients):
+        client.wake()
 
 
 def _is_requeued_too_much(delivery: Delivery) -> bool:

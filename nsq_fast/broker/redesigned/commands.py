@@ -20,6 +20,7 @@ from nsq_fast.names import is_valid_name
 
 from . import publishing
 from .arguments import parse_partition
+from .channel import not_owner
 from .connection import NodeConnection
 from .identify import NodeNegotiation
 from .node import NO_PARTITION
@@ -129,7 +130,7 @@ def finish(conn: Connection, ids: list[bytes]) -> None:
     for id in missing:
         if int.from_bytes(id[:8], "big", signed=True) <= 0:
             raise FatalError("E_INVALID", "Invalid Message ID")
-        reason = conn.partition_channel.not_owner(id)
+        reason = not_owner(conn.partition_channel, id)
         conn.send_error("E_FIN_FAILED", f"FIN {show(id)} failed ErrType:7 ErrCode:0 : {reason}".encode())
     conn.wake()
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from nsq_fast.broker.http.arguments import required, topic_and_channel
 from nsq_fast.broker.http.router import Request, Router, style_negotiated, style_text
-from nsq_fast.broker.lookupd.http import required, topic_and_channel
 from nsq_fast.errors import NotLeader
 from nsq_fast.names import is_valid_name
 

@@ -94,14 +94,14 @@ class Partition:
         for channel in self.channels.values():
             channel.notify()
         if self.log.end - self.log.first > 2 * RETAINED_RECORDS:
-            done = min((channel.confirmed for channel in self.channels.values()), default=self.log.end)
+            done = min((channel.confirmed.position for channel in self.channels.values()), default=self.log.end)
             self.log.trim(done, RETAINED_RECORDS)
 
     def forget(self, offset: int) -> None:
         """Drop the records that begin before an offset, done or not: channels go on behind them."""
         self.log.forget(offset)
         for channel in self.channels.values():
-            if channel.confirmed < self.log.first:
+            if channel.confirmed.position < self.log.first:
                 channel.set_position(self.log.first)
 
     def interrupt(self) -> None:

@@ -48,19 +48,20 @@ def partition_stats(partition: Partition, node: Node, channel: str, needs_client
 
 def _channel_stats(channel: PartitionChannel, partition: Partition, node: Node, needs_clients: bool) -> dict[str, Any]:
     clients = list(channel.clients.values()) if partition.leader == node.id else []
-    oldest = partition.log.read(channel.confirmed, 1)
+    depth_size = partition.log.end_offset - partition.log.offset_of(channel.confirmed.position)
+    oldest = partition.log.read(channel.confirmed.position, 1)
     timestamp = oldest[0].timestamp if oldest else 0
     return {
         "channel_name": channel.name,
         "backlogs": channel.depth,
         "depth": channel.depth,
-        "depth_size": channel.depth_size,
+        "depth_size": depth_size,
         "depth_ts": _time_text(timestamp),
         "depth_ts_nano": timestamp,
-        "backend_depth": channel.depth_size,
+        "backend_depth": depth_size,
         "hourly_subsize": 0,
         "in_flight_count": channel.in_flight_count,
-        "deferred_count": channel.deferred_count,
+        "deferred_count": len(channel.deferred),
         "deferred_from_delay_count": 0,
         "message_count": partition.log.end,
         "requeue_count": channel.requeue_count,

@@ -14,6 +14,7 @@ from nsq_fast.broker.net.listener import Listener, bind
 from nsq_fast.broker.options import LookupdOptions
 from nsq_fast.names import Address
 
+from .faces import Faces
 from .startable import Startable
 
 
@@ -32,49 +33,44 @@ class LookupdServer(Startable):
         self.options = options or LookupdOptions()
         self.faults = ServerFaults()
         self.db = LookupDB()
-        self._tcp_address: str | Address = self.options.tcp_address
-        self._http_address: str | Address = self.options.http_address
-        self._tcp: Listener | None = None
-        self._http: HttpFace | None = None
+        self._faces = Faces("nsqlookupd", {"tcp": self.options.tcp_address, "http": self.options.http_address})
+        self._is_running = False
 
     @property
     def tcp_address(self) -> Address:
         """Where nsqds register. Known once it has been started."""
-        return _known(self._tcp_address)
+        return self._faces.known("tcp")
 
     @property
     def http_address(self) -> Address:
         """Where clients look up. Known once it has been started."""
-        return _known(self._http_address)
+        return self._faces.known("http")
 
     @property
     def is_running(self) -> bool:
         """Whether it serves."""
-        return self._tcp is not None
+        return self._is_running
 
     def start(self) -> None:
         """Listen; a start after a stop takes the same ports again. Raises OSError when they are in use."""
-        if self._tcp is not None:
+        if self._is_running:
             return
         self.db = LookupDB(self.options.inactive_producer_timeout, self.options.tombstone_lifetime)
         protocol = LookupdProtocol(self.db, self._identity, self.faults.tcp)
-        self._tcp = Listener("nsqlookupd tcp", bind(self._tcp_address), protocol.handle, self.faults.tcp)
-        self._tcp_address = self._tcp.address
+        faces, faults = self._faces, self.faults
         try:
-            self._http = HttpFace("nsqlookupd http", self._http_address, self._make_router(), self.faults.http)
+            faces.open("tcp", lambda address: Listener("nsqlookupd tcp", bind(address), protocol.handle, faults.tcp))
+            faces.open("http", lambda address: HttpFace("nsqlookupd http", address, self._make_router(), faults.http))
         except OSError:
             self.stop()
             raise
-        self._http_address = self._http.address
-        self._tcp.start()
-        self._http.start()
+        faces.start()
+        self._is_running = True
 
     def stop(self) -> None:
         """Stop listening and end every connection. It may be started again."""
-        for face in (self._http, self._tcp):
-            if face is not None:
-                face.stop()
-        self._http = self._tcp = None
+        self._faces.stop()
+        self._is_running = False
 
     kill = stop
 
@@ -89,9 +85,3 @@ class LookupdServer(Startable):
             "broadcast_address": self.options.broadcast_address,
             "hostname": socket.gethostname(),
         }
-
-
-def _known(address: str | Address) -> Address:
-    if not isinstance(address, Address):
-        raise RuntimeError("the server has no address before it is started")
-    return address

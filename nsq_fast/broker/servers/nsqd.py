@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from nsq_fast.broker.http.router import HttpFace, Router
@@ -18,9 +18,10 @@ from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.broker.tcp.dialect import ORIGINAL
 from nsq_fast.broker.tcp.server import NsqdTcp
 from nsq_fast.broker.tcp.upgrade import server_context
-from nsq_fast.errors import ConfigError, NotRunning
+from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
 
+from .faces import Faces
 from .startable import Startable
 
 
@@ -44,29 +45,25 @@ class NsqdServer(Startable):
     def __init__(self, options: NsqdOptions | None = None) -> None:
         self.options = options or NsqdOptions()
         self.faults = ServerFaults()
-        self._addresses: dict[str, str | Address] = {
-            "tcp": self.options.tcp_address,
-            "http": self.options.http_address,
-            "https": self.options.https_address,
-        }
+        addresses = {name: getattr(self.options, f"{name}_address") for name in ("tcp", "http", "https")}
+        self._faces = Faces("nsqd", addresses)
         self._tcp: NsqdTcp | None = None
-        self._faces: list[Listener | HttpFace] = []
         self._statsd: StatsdPusher | None = None
 
     @property
     def tcp_address(self) -> Address:
         """Where clients connect. Known once it has been started."""
-        return self._known("tcp")
+        return self._faces.known("tcp")
 
     @property
     def http_address(self) -> Address:
         """Where HTTP is served. Known once it has been started."""
-        return self._known("http")
+        return self._faces.known("http")
 
     @property
     def https_address(self) -> Address | None:
         """Where HTTPS is served, if it is."""
-        return self._known("https") if self._addresses["https"] else None
+        return self._faces.known("https") if self._faces.is_wanted("https") else None
 
     @property
     def is_running(self) -> bool:
@@ -84,7 +81,9 @@ class NsqdServer(Startable):
         if self.options.https_address and context is None:
             raise ConfigError("https_address: needs tls_cert and tls_key")
         self.nsqd = self._make_nsqd()
-        self.registrar = Registrar(self.options.lookupd_tcp_addresses, self._identity, self._registrations)
+        self.registrar = Registrar(
+            self.options.lookupd_tcp_addresses, self._identity, lambda: _registrations(self.nsqd)
+        )
         try:
             self._listen(context)
             self.nsqd.start()
@@ -93,8 +92,7 @@ class NsqdServer(Startable):
         except BaseException:
             self.kill()
             raise
-        for face in self._faces:
-            face.start()
+        self._faces.start()
 
     def stop(self) -> None:
         """End connections, save metadata and messages where there is a data path. It may be started again."""
@@ -123,47 +121,26 @@ class NsqdServer(Startable):
         """Block until its nsqlookupds know all it has; False if ``timeout`` seconds passed first."""
         return self.registrar.wait_registered(timeout)
 
-    def _known(self, face: str) -> Address:
-        address = self._addresses[face]
-        if not isinstance(address, Address):
-            raise NotRunning(f"the nsqd has no {face} address before it is started")
-        return address
-
     def _listen(self, context: Any) -> None:
-        self._tcp = tcp = NsqdTcp(self.nsqd, self.faults.tcp, context, self.dialect)
-        if self._addresses["tcp"]:
-            self._open("tcp", lambda address: Listener("nsqd tcp", bind(address), tcp.handle, self.faults.tcp))
+        faces, faults = self._faces, self.faults
+        self._tcp = tcp = NsqdTcp(self.nsqd, faults.tcp, context, self.dialect)
+        faces.open("tcp", lambda address: Listener("nsqd tcp", bind(address), tcp.handle, faults.tcp))
         routes = self._make_router()
-        if self._addresses["https"]:
-            self._open("https", lambda address: HttpFace("nsqd https", address, routes, self.faults.http, context))
+        faces.open("https", lambda address: HttpFace("nsqd https", address, routes, faults.http, context))
         plain: Any = routes
         if self.options.tls_required == "true":
-            https = self._optional("https")
+            https = faces.optional("https")
             plain = require_tls(https.port if https else 0)
-        if self._addresses["http"]:
-            self._open("http", lambda address: HttpFace("nsqd http", address, plain, self.faults.http))
+        faces.open("http", lambda address: HttpFace("nsqd http", address, plain, faults.http))
 
     def _make_nsqd(self) -> Nsqd:
         return Nsqd(self.options)
 
     def _make_router(self) -> Router:
         settings = Settings(self.nsqd, lambda addresses: self.registrar.set_addresses(addresses))
-        return NsqdRoutes(self.nsqd, lambda: (self._optional("tcp"), self._optional("http")), settings).router()
-
-    def _open(self, name: str, make: Callable[[str | Address], Listener | HttpFace]) -> None:
-        face = make(self._addresses[name])
-        self._addresses[name] = face.address
-        self._faces.append(face)
-
-    def _optional(self, face: str) -> Address | None:
-        address = self._addresses[face]
-        return address if isinstance(address, Address) else None
-
-    def _close_faces(self) -> None:
-        for face in self._faces:
-            face.stop()
-        self._faces = []
-        self._tcp = None
+        return NsqdRoutes(
+            self.nsqd, lambda: (self._faces.optional("tcp"), self._faces.optional("http")), settings
+        ).router()
 
     def _leave(self) -> None:
         self.registrar.stop()
@@ -171,7 +148,8 @@ class NsqdServer(Startable):
             self._statsd.stop()
         if self._tcp is not None:
             self._tcp.close()
-        self._close_faces()
+        self._faces.stop()
+        self._tcp = None
 
     def _register(self) -> None:
         self.nsqd.subscribe(self._on_change)
@@ -182,13 +160,8 @@ class NsqdServer(Startable):
         tell = self.registrar.register if event == "create" else self.registrar.unregister
         tell(topic, channel or "")
 
-    def _registrations(self) -> Iterator[tuple[str, str]]:
-        for topic in list(self.nsqd.topics.values()):
-            for channel in list(topic.channels) or [""]:
-                yield topic.name, channel
-
     def _identity(self) -> dict[str, Any]:
-        tcp, http = self._optional("tcp"), self._optional("http")
+        tcp, http = self._faces.optional("tcp"), self._faces.optional("http")
         return {
             "version": self.options.version,
             "tcp_port": self.options.broadcast_tcp_port or (tcp.port if tcp else 0),
@@ -207,3 +180,9 @@ class NsqdServer(Startable):
         )
         self._statsd = StatsdPusher(self.nsqd, prefix)
         self._statsd.start()
+
+
+def _registrations(nsqd: Nsqd) -> Iterator[tuple[str, str]]:
+    for topic in list(nsqd.topics.values()):
+        for channel in list(topic.channels) or [""]:
+            yield topic.name, channel
