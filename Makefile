@@ -12,6 +12,7 @@
 #   make setup       the virtual environment with everything, and the compiled extension
 #   make build       recompile the extension if its sources changed
 #   make sanitize    the core's tests under address and undefined-behaviour sanitizers
+#   make fuzz        the readers under sanitizers, session, lookup and HTTP: a minute  ARGS="--seconds 600 readers"
 #   make dist        sdist and wheel in dist/
 #   make clean       remove what these commands made
 #
@@ -30,12 +31,12 @@ SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi) setup.py
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUILD_NEEDS := "setuptools>=77" "Cython>=3.1,<4"
 
-.PHONY: help setup demo demo-spark test quick proof soak bench bench-spark check lint build sanitize dist clean
+.PHONY: help setup demo demo-spark test quick proof soak bench bench-spark check lint build sanitize fuzz dist clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,16s/^#  *//p' Makefile
+	@sed -n '3,17s/^#  *//p' Makefile
 
 # A stamp says what has been done to the environment, so that a second run is instant. An installation compiles, too.
 VENV_STAMP := $(VENV)/.created
@@ -140,6 +141,12 @@ sanitize: $(DEV_STAMP)
 	LD_PRELOAD="$(call SANITIZER,libasan.so) $(call SANITIZER,libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(SANITIZE_DIR)/lib:tests \
 	  $(BIN)/pytest tests/core --noconftest -p support.properties -p no:nsq_fast -p no:cacheprovider -m "not slow" $(ARGS)
+
+# libFuzzer for the compiled readers, atheris for the Python parts.
+fuzz: $(DEV_STAMP) $(BUILD_STAMP)
+	@command -v $${CLANG:-clang} >/dev/null 2>&1 || { echo "fuzzing needs clang: install it (Debian: clang), or set CLANG" >&2; exit 1; }
+	$(PIP) install "atheris>=3,<4"
+	$(BIN)/python fuzz/run.py $(ARGS)
 
 dist: $(DEV_STAMP)
 	$(PIP) install build

@@ -262,6 +262,7 @@ class Session:
     def _is_over(self, events: list[Any]) -> None:
         # What still comes answers nothing of ours: the rest of an MPUB_EXT, say, that was taken for a command.
         self._stage = Stage.OVER
+        self.failure = None  # nor is garbage behind it worth an error
         count = sum(event.__class__ is Message for event in events)
         self.in_flight -= self.message_count - count
         self.message_count = count
@@ -271,10 +272,11 @@ class Session:
             return Heartbeat(send=_codec.NOP)
         if not self._pending:
             raise RemoteProtocolError(f"a reply that no command waits for: {data[:100]!r}")
-        command, token = self._pending.popleft()
+        command, token = self._pending[0]
         if (command == "CLS") != (data == b"CLOSE_WAIT"):
             raise RemoteProtocolError(f"{data[:100]!r} in reply to {command}")
         receipt = receipt_in(data) if command in PUBLISHES else None
+        self._pending.popleft()  # not before: a command whose reply cannot be read is still without one
         return Reply(command=command, data=data, token=token, receipt=receipt)
 
     def _error(self, frame: ErrorFrame) -> Event:
@@ -333,9 +335,10 @@ class Session:
             while frames := self._reader.feed(data, now, 1):
                 data = b""
                 self._handshake_frame(frames[0], events)
-                if self._stage is Stage.READY:
+                stage = self.stage
+                if stage is Stage.READY:
                     self._start_reading(events, now)
-                if self._stage in (Stage.READY, Stage.UPGRADING):
+                if stage in (Stage.READY, Stage.UPGRADING):
                     break
         except RemoteProtocolError as error:
             self.failure = error
@@ -362,8 +365,8 @@ class Session:
             self._authenticated(frame.data, events)
 
     def _identified(self, data: bytes, events: list[Any]) -> None:
-        self._pending.popleft()
         self.info = info = parse_identify(data, self.config)
+        self._pending.popleft()
         self.dialect = dialect_of(info.version)
         if info.tls_v1:
             self._upgrades.append("tls")
@@ -388,8 +391,8 @@ class Session:
             events.append(Ready(info=self.info))
 
     def _authenticated(self, data: bytes, events: list[Any]) -> None:
-        self._pending.popleft()
         self.auth = parse_auth(data)
+        self._pending.popleft()
         self._stage = Stage.READY
         events.append(Ready(info=self.info, auth=self.auth, auth_data=data))
 

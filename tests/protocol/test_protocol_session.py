@@ -574,6 +574,31 @@ def test_frames_above_the_limit_are_refused() -> None:
         session.receive(struct.pack(">II", 2049, 0))
 
 
+def test_garbage_behind_a_fatal_error_is_not_looked_at() -> None:
+    session = subscribed()
+    (failed,) = session.receive(error(b"E_BAD_TOPIC no") + b"\xff" * 16)
+    assert (type(failed), failed.fatal, session.failure) == (ServerFailed, True, None)
+    assert session.receive(b"more") == []
+
+
+def test_garbage_behind_a_fatal_error_that_comes_with_the_handshake() -> None:
+    session = Session(ConnectionConfig())
+    session.connect()
+    *_, failed = session.receive(OK + error(b"E_INVALID no") + b"\xff" * 16)
+    assert (type(failed), failed.fatal, session.failure) == (ServerFailed, True, None)
+    assert session.receive(b"more") == []
+
+
+@pytest.mark.parametrize("reply", [b"O", b"CLOSE_WAIT", bytes(29)])
+def test_a_publish_whose_reply_cannot_be_read_is_still_pending(reply: bytes) -> None:
+    session = subscribed()
+    session.pub("t", b"x", token="mine")
+    with pytest.raises(RemoteProtocolError):
+        session.receive(response(reply))
+    (end,) = session.receive(b"")
+    assert end.pending == (("PUB", "mine"),)
+
+
 def oversized(body: bytes = bytes(2048)) -> bytes:
     return message(body, b"fedcba9876543210")
 

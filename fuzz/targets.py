@@ -1,0 +1,148 @@
+"""What must hold of the Python parts for any bytes, under atheris: ``python fuzz/targets.py TARGET [options]``.
+
+Targets: ``session`` (both dialects), ``lookup`` (replies of nsqlookupd), ``http`` (the HTTP client). An exception that
+is none of those promised ends the process, and leaves the input in a file.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import Any
+
+import atheris  # type: ignore[import-not-found]
+
+with atheris.instrument_imports(include=["nsq_fast"]):
+    from nsq_fast._codec import Message, encode_frame
+    from nsq_fast.errors import HttpError, RemoteProtocolError
+    from nsq_fast.names import Address
+    from nsq_fast.protocol import CommandFailed, ConnectionConfig, Disconnected, MessageSkipped, Ready, Session
+    from nsq_fast.protocol.events import Event
+    from nsq_fast.protocol.topology import error_text, parse_listlookup, parse_lookup, parse_nodes
+    from nsq_fast.runtime.net.http import Endpoint, HttpClient
+
+# Bits of the first byte of a session's input.
+REDESIGNED, EXT, SKIP_HANDSHAKE, PUBLISH, IN_PIECES = 1, 2, 4, 8, 16
+HANDSHAKE = "IDENTIFY", "AUTH"
+VERSIONS = b"1.3.0", b"0.3.7-HA.1.13.0"
+
+
+def session(data: bytes) -> None:
+    """A server says anything: events, or one RemoteProtocolError, and at the end every command is accounted for."""
+    if len(data) < 2:
+        return  # nothing at all is the end of the stream
+    choices, data = data[0], data[1:]
+    Embedder(choices).run(data)
+
+
+class Embedder:
+    """A program around a session: does what docs/embedding.md says, and checks what it promises."""
+
+    def __init__(self, choices: int) -> None:
+        self.choices = choices
+        self.session = Session(ConnectionConfig(max_frame_size=1024, extend_support=bool(choices & EXT)))
+        self.unanswered = 0
+        self.session.connect()
+
+    def run(self, data: bytes) -> None:
+        """Feed the input after a good handshake, or in its place, whole or in pieces; then end the stream."""
+        failure = None
+        step = len(data) // 3 + 1 if self.choices & IN_PIECES else len(data)
+        try:
+            if self.choices & SKIP_HANDSHAKE:
+                version = VERSIONS[self.choices & REDESIGNED]
+                self.take(self.session.receive(encode_frame(0, b'{"version":"%b"}' % version), 1.0))
+            for at in range(0, len(data), step):
+                self.take(self.session.receive(data[at : at + step], 1.0))
+        except RemoteProtocolError as error:
+            failure = error
+        if failure is not None or self.session.failure is not None:
+            with suppress(RemoteProtocolError):
+                self.session.receive(b"x", 1.0)
+                raise AssertionError("a broken session goes on")
+        (end,) = self.session.receive(b"")
+        assert isinstance(end, Disconnected)
+        assert sum(command not in HANDSHAKE for command, token in end.pending) == self.unanswered
+        assert self.session.receive(b"") == []
+        assert self.session.in_flight >= 0
+
+    def take(self, events: list[Any]) -> None:
+        """Answer events as an embedder does."""
+        repr(events)
+        for event in events:
+            if isinstance(event, Message):
+                self.session.fin(event)
+                continue
+            assert isinstance(event, Event)
+            if isinstance(event, Ready):
+                if self.session.is_ready:  # a fatal error may be among the events behind it
+                    self.start()
+            elif isinstance(event, MessageSkipped):
+                self.session.req(event.message, 0)
+            elif isinstance(event, CommandFailed) or hasattr(event, "token"):
+                self.unanswered -= event.command not in HANDSHAKE
+
+    def start(self) -> None:
+        """Give commands, whose replies the input may hold."""
+        partition = 0 if self.session.dialect.has_partitions else None
+        self.session.sub("t", "c", partition=partition, ordered=partition is not None)
+        self.session.set_rdy(10)
+        self.unanswered += 1
+        if self.choices & PUBLISH:
+            self.session.pub("t", b"body", partition=partition)
+            self.unanswered += 1
+
+
+def lookup(data: bytes) -> None:
+    """A reply of nsqlookupd is an answer or a RemoteProtocolError."""
+    for parse in (parse_lookup, parse_nodes, parse_listlookup):
+        with suppress(RemoteProtocolError):
+            parse(data)
+    error_text(data)
+
+
+class FakeSocket:
+    """A connection from which ``data`` comes, in two pieces."""
+
+    def __init__(self, data: bytes) -> None:
+        self._pieces = [data[: len(data) // 2], data[len(data) // 2 :], b""]
+
+    def sendall(self, data: bytes) -> None:
+        """Take a request."""
+
+    def recv(self, size: int) -> bytes:
+        """The next piece."""
+        return self._pieces.pop(0) if self._pieces else b""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class FakeClient(HttpClient):
+    """A client whose server says ``data``."""
+
+    data = b""
+
+    def _idle_socket(self) -> None:
+        return None
+
+    def _connect(self) -> Any:
+        return FakeSocket(self.data)
+
+
+client = FakeClient(Endpoint("http", Address("127.0.0.1", 1)), max_reply_size=4096)
+
+
+def http(data: bytes) -> None:
+    """A reply to a request is a Reply or an HttpError."""
+    client.data = data
+    with suppress(HttpError):
+        reply = client.request("GET", "/stats")
+        assert len(reply.body) <= 4096
+    client._idle.clear()
+
+
+if __name__ == "__main__":
+    target = {"session": session, "lookup": lookup, "http": http}[sys.argv.pop(1)]
+    atheris.Setup(sys.argv, target)
+    atheris.Fuzz()
