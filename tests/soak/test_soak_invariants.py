@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from time import monotonic
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsq_fast.errors import BodyInvalid, NoNsqd, PublishFailed
 from nsq_fast.soak import bodies
 from nsq_fast.soak.health import (
     MAX_MORE_FDS,
@@ -22,6 +26,7 @@ from nsq_fast.soak.health import (
 )
 from nsq_fast.soak.ledger import Ledger
 from nsq_fast.soak.order import KeyOrder, Turns
+from nsq_fast.soak.publishers import GRACE, PUBLISH_TIMEOUT, Publishers
 
 CHANNELS = ("one", "two")
 
@@ -114,6 +119,36 @@ def test_duplicates_are_counted_and_allowed() -> None:
     finish(ledger, 0, 1, 1, 1)
     assert ledger.duplicated("one") == 1
     assert ledger.violations() == []
+
+
+def raises(error: Exception) -> Callable[[], None]:
+    def publish() -> None:
+        raise error
+
+    return publish
+
+
+def test_the_outcome_of_a_publish_is_what_its_error_says() -> None:
+    ledger = Ledger(CHANNELS)
+    publishers = Publishers(ledger)
+    assert publishers.record(ledger.begin(), monotonic(), lambda: b"OK")
+    for error in (PublishFailed("unknown", possibly_stored=True), PublishFailed("refused"), NoNsqd("nowhere")):
+        assert not publishers.record(ledger.begin(), monotonic(), raises(error))
+    assert (ledger.stored, ledger.unknown, ledger.refused) == (1, 1, 2)
+    assert publishers.violations == []
+
+
+def test_a_publish_that_takes_too_long_is_told() -> None:
+    publishers = Publishers(published())
+    publishers.record((0,), monotonic() - PUBLISH_TIMEOUT - GRACE - 1, lambda: b"OK")
+    (told,) = publishers.violations
+    assert told.startswith("a publish took ")
+
+
+def test_an_error_that_a_publish_must_not_raise_is_told() -> None:
+    publishers = Publishers(published())
+    publishers.record((0,), monotonic(), raises(BodyInvalid("what")))
+    assert publishers.violations == ["a publish raised BodyInvalid: what"]
 
 
 @given(st.lists(st.integers(0, 9), max_size=40))

@@ -13,6 +13,7 @@ from support.servers import SERVERS, find_server
 
 from nsq_fast import Consumer, Message
 from nsq_fast.cli import main
+from nsq_fast.soak import consumers as soak_consumers
 from nsq_fast.soak import run as soak_run
 from nsq_fast.soak.consumers import Consumers
 from nsq_fast.soak.health import Resources
@@ -123,6 +124,12 @@ def test_statistics_that_are_wrong_are_found(scene: Any, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Consumers, "accounts", accounts)
     assert "plain: counts " in violations(scene)
+
+
+@pytest.mark.slow
+def test_a_close_that_takes_too_long_is_found(scene: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak_consumers, "GRACE", -soak_consumers.CLOSE_TIMEOUT)  # so that any time is too long
+    assert "close(timeout=10) took" in violations(scene)
 
 
 def outcome(**changes: Any) -> Outcome:
