@@ -15,27 +15,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from time import monotonic
-from typing import Literal, cast
+from typing import Literal
 
-from gevent import getcurrent, joinall, killall, sleep
+from gevent import getcurrent, sleep
 from gevent.event import Event
 
 from nsq_fast.config import LookupConfig
-from nsq_fast.errors import ConfigError, LookupFailed, NotRunning, NsqError
+from nsq_fast.errors import ConfigError, LookupFailed, NotRunning
 from nsq_fast.names import check_topic
-from nsq_fast.protocol.topology import LookupAnswer, Nsqd, Topology, distinct
+from nsq_fast.protocol.topology import LookupAnswer, Nsqd, Topology
 
 from .lookup_round import LookupRound, PolledTopic
 from .lookupd import Lookupd
 from .lookupd_list import LookupdList
+from .node_list import STRAGGLER_GRACE, NodeList
 from .owner_thread import OwnerThread
-from .supervised import FAULTS, Job, Loop, Supervisor
+from .supervised import FAULTS, JobGroup, Loop, Supervisor
 
 Access = Literal["r", "w"]
 Listener = Callable[[str, Topology], None]
 
-# A round is published without a lookupd that takes longer than this; what it says is added later.
-_STRAGGLER_GRACE = 0.25
 _STOP_TIMEOUT = 1.0
 _TOPICS_A_TURN = 100
 
@@ -82,10 +81,8 @@ class LookupPoller:
         self._round_number = 0
         self._wake = Event()
         self._poller: Loop | None = None
-        self._jobs: set[Job] = set()
-        self._nodes_job: Job | None = None
-        self._nodes: tuple[Nsqd, ...] = ()
-        self._nodes_at = float("-inf")
+        self._jobs = JobGroup(self._supervisor, "nsq_fast lookup")
+        self._nodes = NodeList(self._lookupds, self._jobs, self._config.lookupd_refresh_interval)
 
     @property
     def lookupds(self) -> tuple[str, ...]:
@@ -118,9 +115,7 @@ class LookupPoller:
             return
         self._wake.set()
         self._rounds.clear()
-        jobs = [job for job in self._jobs if job is not getcurrent()]
-        self._jobs.clear()
-        killall(jobs, block=False)
+        self._jobs.kill()
         for lookupd in self._lookupds:
             lookupd.is_busy = False  # a job that was killed before it began cannot say so itself
         for topic in self._topics.values():
@@ -185,15 +180,7 @@ class LookupPoller:
         lookupd answers, or ``timeout`` seconds pass.
         """
         self._thread.check("LookupPoller.nodes()")
-        if monotonic() - self._nodes_at < self._config.lookupd_refresh_interval:
-            return self._nodes
-        if self._nodes_job is None or self._nodes_job.ready():
-            self._nodes_job = self._spawn(self._ask_nodes)
-        self._nodes_job.join(timeout)
-        found = self._nodes_job.value
-        if not isinstance(found, tuple):  # too late, killed by stop, or nobody answered
-            raise LookupFailed(f"no lookupd answered for the list of nsqds: {self.failure() or 'no reply yet'}")
-        return cast("tuple[Nsqd, ...]", found)
+        return self._nodes.get(timeout)
 
     def failure(self) -> str:
         """Why lookupds did not answer the last time; empty when all did."""
@@ -225,7 +212,7 @@ class LookupPoller:
         for lookupd in lookupds:
             lookupd.is_busy = True
             current.pending += 1
-            self._spawn(self._ask, lookupd, current)
+            self._jobs.start(self._ask, lookupd, current)
 
     def _publish_rounds(self) -> None:
         now = monotonic()
@@ -233,7 +220,7 @@ class LookupPoller:
             is_over = current.pending == 0
             if is_over:
                 self._rounds.remove(current)
-            if is_over or now - current.started_at >= _STRAGGLER_GRACE:
+            if is_over or now - current.started_at >= STRAGGLER_GRACE:
                 self._publish(current)
             if is_over:
                 for topic in current.topics:
@@ -277,24 +264,16 @@ class LookupPoller:
         """
         now = monotonic()
         moments = [
-            current.started_at + _STRAGGLER_GRACE
+            current.started_at + STRAGGLER_GRACE
             for current in self._rounds
-            if now - current.started_at < _STRAGGLER_GRACE
+            if now - current.started_at < STRAGGLER_GRACE
         ]
         if self._lookupds.free(now):
             moments.extend(topic.due for topic in self._topics.values())
         return max(0.0, min(moments) - now) if moments else None
 
-    # One greenlet for each lookupd that is asked
-
-    def _spawn(self, function: Callable[..., object], *args: object) -> Job:
-        job = self._supervisor.job(f"nsq_fast lookup {function.__name__}", function, *args)
-        self._jobs.add(job)
-        job.rawlink(self._jobs.discard)
-        job.start()
-        return job
-
     def _ask(self, lookupd: Lookupd, current: LookupRound) -> None:
+        """In a greenlet for each lookupd."""
         try:
             try:
                 current.ask(lookupd)
@@ -308,31 +287,3 @@ class LookupPoller:
             lookupd.close()
             lookupd.is_busy = False
             self._wake.set()
-
-    def _ask_nodes(self) -> tuple[Nsqd, ...] | None:
-        jobs = [self._spawn(_nodes_of, lookupd) for lookupd in self._lookupds.working()]
-        joinall(jobs, timeout=_STRAGGLER_GRACE)
-        good = _results(jobs)
-        if not good:
-            joinall(jobs)
-            good = _results(jobs)
-        if not good:
-            return None
-        self._nodes = distinct(nsqd for answer in good for nsqd in answer)
-        self._nodes_at = monotonic()
-        return self._nodes
-
-
-def _nodes_of(lookupd: Lookupd) -> tuple[Nsqd, ...] | None:
-    try:
-        return lookupd.nodes()
-    except NsqError as error:
-        lookupd.last_error = str(error)
-        return None
-    finally:
-        lookupd.close()
-
-
-def _results(jobs: list[Job]) -> list[tuple[Nsqd, ...]]:
-    """What the jobs that are done returned; those that failed or were killed left no tuple."""
-    return [job.value for job in jobs if isinstance(job.value, tuple)]

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from gevent import Timeout, sleep
+from gevent import Timeout, getcurrent, killall, sleep
 
 from nsq_fast.errors import InternalError, NsqError
 from nsq_fast.printable import printable
@@ -123,3 +123,26 @@ class Job(_Greenlet):
         except FAULTS as fault:
             self.supervisor.report(self.name, fault, "it is not tried again")
             return None
+
+
+class JobGroup:
+    """Jobs of one owner that end with it, if not before."""
+
+    def __init__(self, supervisor: Supervisor, name: str) -> None:
+        self._supervisor = supervisor
+        self._name = name
+        self._jobs: set[Job] = set()
+
+    def start(self, function: Callable[..., object], *args: Any) -> Job:
+        """Run ``function(*args)`` in a job, which is named after both."""
+        job = self._supervisor.job(f"{self._name} {function.__name__}", function, *args)
+        self._jobs.add(job)
+        job.rawlink(self._jobs.discard)
+        job.start()
+        return job
+
+    def kill(self) -> None:
+        """End all jobs but the calling one. Does not wait for that."""
+        jobs = [job for job in self._jobs if job is not getcurrent()]
+        self._jobs.clear()
+        killall(jobs, block=False)

@@ -12,7 +12,8 @@ from gevent.server import StreamServer
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.names import Address
 from nsq_fast.runtime.loop_turns import SLICE, loop_turns
-from nsq_fast.runtime.net.transport import READ_SIZE, Transport
+from nsq_fast.runtime.net.receiver import READ_SIZE
+from nsq_fast.runtime.net.transport import Transport
 
 
 def block(seconds: float) -> None:

@@ -65,10 +65,10 @@ def test_greenlets_that_write_at_once_never_mix(open_to: Open) -> None:
             gevent.sleep(0)
 
     gevent.joinall([gevent.spawn(publish, letter) for letter in b"abc"], raise_error=True)
-    assert not conn.drain_writes(0.01)  # 6 MB, and nobody reads
+    assert not conn._outbox.drain(0.01)  # 6 MB, and nobody reads
     go.set()
     owner.wait(lambda: len(owner.replies) == 60)
-    assert conn.drain_writes(5)
+    assert conn._outbox.drain(5)
     for letter in b"abc":
         mine = [body for body in bodies if body[0] == letter]
         assert mine == [bytes([letter]) * (100_000 + number) for number in range(20)]
@@ -98,7 +98,7 @@ def test_peer_that_takes_a_little_now_and_then_is_not_given_up(open_to: Open) ->
 
     conn, owner = open_to(script, write_timeout=0.2)
     conn.write(bytes(12 * MIB))
-    assert conn.drain_writes(20)
+    assert conn._outbox.drain(20)
     assert conn.is_open
     assert owner.ends == []
 
@@ -112,7 +112,7 @@ def test_reset_while_bytes_wait_is_reported_once_and_raises_nowhere(open_to: Ope
     conn, owner = open_to(script)
     conn.request(_codec.pub("t", bytes(16 * MIB)), "PUB", 1)
     assert isinstance(owner.wait_end(), ConnectionLost)
-    assert not conn.drain_writes(1)
+    assert not conn._outbox.drain(1)
     assert len(owner.failed) == 1
 
 

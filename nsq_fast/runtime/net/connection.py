@@ -19,11 +19,10 @@ from time import monotonic
 from typing import Any
 
 from gevent import Timeout, get_hub, getcurrent
-from gevent.event import AsyncResult, Event
+from gevent.event import Event
 from gevent.socket import gethostname
 from greenlet import greenlet
 
-from nsq_fast._codec import Message
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
     ConnectionClosed,
@@ -34,16 +33,16 @@ from nsq_fast.errors import (
 )
 from nsq_fast.names import Address
 from nsq_fast.printable import printable
-from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Heartbeat, MessageSkipped, Reply, ServerFailed
-from nsq_fast.protocol.identify import AuthInfo, ServerInfo
+from nsq_fast.protocol.identify import AuthInfo
 from nsq_fast.protocol.session import Session
 from nsq_fast.runtime.fork import tell_forks
 from nsq_fast.runtime.supervised import Job, Supervisor
 
 from .handshake import connecting, shake_hands
+from .incoming import Incoming, Waiter
 from .outbox import Outbox
 from .owner import ConnectionOwner
-from .responder import Responder, lost_error
+from .responder import lost_error
 from .transport import Transport
 from .watch import SilenceWatch
 
@@ -54,18 +53,13 @@ SILENT_INTERVALS = 2
 CLOSE_TIMEOUT = 2.0
 
 
-class _Waiter(AsyncResult):  # type: ignore[type-arg]  # not subscriptable when it runs
-    """The token of a command whose caller waits; no owner ever sees it."""
-
-
-class Connection(Responder):
+class Connection(Incoming):
     """A connection to one nsqd, made by ``connect()`` and used once.
 
     Attributes:
         address: the nsqd.
         local_address: our end; None before ``connect``.
         session: the protocol state.
-        last_received_at, last_message_at: ``time.monotonic()`` of the last bytes and the last messages.
         closed_error: why the connection ended or is ending; None while it is open.
         auth, auth_data: the reply to AUTH, parsed and as it came; None when there was none.
         partition: the partition subscribed to, which its messages show too; None when none was named.
@@ -77,12 +71,9 @@ class Connection(Responder):
         outbox = Outbox(session.fin_many, config.write_timeout, self._write_failed, self._answers_left)
         super().__init__(address, session, outbox, owner)
         self.local_address: Address | None = None
-        self.last_received_at = self.last_message_at = 0.0
         self.auth: AuthInfo | None = None
         self.auth_data: bytes | None = None
         self.partition: int | None = None
-        self._owner = owner
-        self._transport: Transport
         self._has_begun = False
         self._connecting: greenlet | None = None
         self._reader: Job | None = None
@@ -95,26 +86,6 @@ class Connection(Responder):
 
     def __repr__(self) -> str:
         return f"<Connection {self.address} {'open' if self.is_open else 'closed'}>"
-
-    @property
-    def is_open(self) -> bool:
-        """Whether commands may be given."""
-        return self.closed_error is None
-
-    @property
-    def info(self) -> ServerInfo:
-        """What the server said about itself."""
-        return self.session.info
-
-    @property
-    def rdy(self) -> int:
-        """The RDY last sent."""
-        return self.session.rdy
-
-    @property
-    def in_flight(self) -> int:
-        """Messages received and not yet finished or requeued."""
-        return self.session.in_flight - len(self.finished)
 
     # Connecting
 
@@ -173,7 +144,7 @@ class Connection(Responder):
         """
         self._thread.check("Connection.subscribe()")
         self._check_open()
-        waiter = _Waiter()
+        waiter = Waiter()
         self._outbox.write(
             self.session.sub(topic, channel, partition=partition, ordered=ordered, advanced=advanced, token=waiter)
         )
@@ -187,79 +158,7 @@ class Connection(Responder):
 
     # Commands
 
-    def write(self, data: bytes) -> None:
-        """Queue bytes; they leave at the end of this turn of the hub. Raises ConnectionLost when closed."""
-        self._thread.check("Connection.write()")
-        self._check_open()
-        self._outbox.write(data)
-
-    def request(self, data: bytes, command: str, token: Any) -> None:
-        """Queue a command that has a reply: ``on_reply`` or ``on_failed`` gets ``token``, in the order of requests.
-
-        Raises ConnectionLost when closed, LocalProtocolError when the server does not know ``command``; nothing
-        is sent then, and the owner hears nothing of ``token``.
-        A partition in ``data`` is not seen here: ask ``session.dialect.has_partitions`` before it is put in.
-        """
-        if self.closed_error is not None:
-            self._check_open()
-        self.session.expect(command, token)
-        self._outbox.write(data)
-
-    def send_if_idle(self, data: bytes) -> bool:
-        """Send a command at once, if no reply is due and nothing waits to be sent; whether that was so.
-
-        ``session.expect`` has to follow before another greenlet runs.
-        """
-        return self.closed_error is None and self.session.is_idle and self._outbox.send_alone(data)
-
-    def await_reply(self) -> bytes | None:
-        """Wait for the next reply in the calling greenlet, if only one is due: then the reader need not wake up.
-
-        What it returns is for ``take_reply``, at once. None: it is all left to the reader.
-        """
-        if self.session.pending_count != 1 or self._outbox.is_scheduled:
-            return None
-        transport = self._transport
-        if transport.receiver is None:
-            return None
-        try:
-            data = transport.recv_at_once()
-            return transport.recv_for_reader() if data is None else data
-        except Exception as error:
-            transport.cancel_recv(error)  # it is the reader that ends the connection
-            return None
-
-    def take_reply(self, data: bytes) -> None:
-        """Deal with what ``await_reply`` has returned: ``on_reply`` is called, or the owner hears of what it is."""
-        token = self.session.receive_ok(data)
-        if token is None:
-            try:
-                self._received(data)
-            except Exception as error:
-                self._transport.cancel_recv(error)
-        else:
-            self.last_received_at = monotonic()
-            self._owner.on_reply(self, token, b"OK")
-
-    def set_rdy(self, count: int) -> None:
-        """RDY, unless it was the last one sent or the connection is closing."""
-        self._thread.check("Connection.set_rdy()")
-        self._check_open()
-        if count != self.session.rdy and not self.session.is_closing:
-            self._outbox.write(self.session.set_rdy(count))
-
-    def start_close(self) -> None:
-        """CLS: no more messages, please. ``on_close_wait`` follows; messages may still come before it."""
-        self._thread.check("Connection.start_close()")
-        self._check_open()
-        if not self.session.is_closing:
-            self._outbox.write(self.session.cls())
-
-    def drain_writes(self, timeout: float | None = None) -> bool:
-        """Wait until everything queued was handed to the system; False if it was not within ``timeout`` seconds."""
-        return self._outbox.drain(timeout)
-
-    # Reading, in the reader greenlet or in its place
+    # The reader greenlet
 
     def _read_loop(self) -> None:
         reason: NsqError = ConnectionClosed(f"{self.address}: the reader was killed")
@@ -282,103 +181,6 @@ class Connection(Responder):
             if self.closed_error is not None:
                 raise self.closed_error
             self._received(self._transport.recv())
-
-    def read_for_reader(self, is_soon: bool = False) -> bool:
-        """Do one read of the reader's in the calling greenlet, so that what comes needs no switch to get there.
-
-        False if that is not possible: the reader is busy, or the connection is ending. True does not say that
-        anything came: see ``stop_reading_for_reader``. Whenever the caller does anything else, the reader reads.
-
-        Args:
-            is_soon: the server was just told to send the next message.
-        """
-        transport = self._transport
-        if self.closed_error is not None or transport.receiver is None:
-            return False
-        try:
-            data = transport.recv_soon() if is_soon else None
-            if data is None:
-                data = transport.recv_for_reader()
-            if data is not None:
-                self._received(data)
-        except Exception as error:
-            transport.cancel_recv(error)
-            return False
-        return True
-
-    def stop_reading_for_reader(self) -> None:
-        """Make a ``read_for_reader`` that is waiting in another greenlet return."""
-        self._transport.interrupt()
-
-    def _received(self, data: bytes) -> None:
-        if not data:
-            raise self._outbox.error or ConnectionLost(f"{self.address}: closed by the server")
-        session = self.session
-        self.last_received_at = now = monotonic()
-        events = session.receive(data, now)
-        if session.message_count == len(events):
-            if events:
-                self.last_message_at = now
-                self._owner.on_messages(self, events)
-        else:
-            self._dispatch(events)
-        if session.failure is not None:
-            raise session.failure
-
-    def _dispatch(self, events: list[Any]) -> None:
-        """Hand a mixed list to the owner, in order: runs of messages as lists."""
-        run: list[Message] = []
-        on_reply = self._owner.on_reply
-        for event in events:
-            kind = event.__class__
-            if kind is Message:
-                run.append(event)
-                continue
-            if run:
-                self._hand_over(run)
-                run = []
-            if kind is not Reply:
-                self._handle(event)
-            elif event.token.__class__ is _Waiter:
-                event.token.set(event.data)
-            elif event.command == "CLS":
-                self._owner.on_close_wait(self)
-            else:
-                on_reply(self, event.token, event.data)
-        if run:
-            self._hand_over(run)
-
-    def _hand_over(self, messages: list[Message]) -> None:
-        if self.closed_error is not None:
-            return  # a callback has closed us: nobody could answer them any more
-        self.last_message_at = self.last_received_at
-        self._owner.on_messages(self, messages)
-
-    def _handle(self, event: Any) -> None:
-        kind = event.__class__
-        if kind is Heartbeat:
-            if self.closed_error is None:
-                self._outbox.write(event.send)
-            self._owner.on_heartbeat(self)
-        elif kind is MessageSkipped:
-            if self.closed_error is None:
-                self._owner.on_message_skipped(self, event.message, event.error)
-        elif kind is AnswerFailed:
-            self._owner.on_answer_failed(self, event.error, event.message_id)
-        elif kind is CommandFailed:
-            self._failed(event.token, event.error)
-            if event.fatal:
-                raise event.error
-        elif kind is ServerFailed:
-            self._owner.on_error(self, event.error)
-            if event.fatal:
-                raise event.error
-
-    def _failed(self, token: Any, error: NsqError) -> None:
-        if token.__class__ is _Waiter:
-            token.set_exception(error)
-        elif token is not None:
-            self._owner.on_failed(self, token, error)
 
     # Ending
 

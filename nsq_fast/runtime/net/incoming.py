@@ -1,0 +1,170 @@
+"""What a server sends on one connection, and how its owner gets it.
+
+The owner is called in the reader greenlet, or in one that reads in its place.
+Whoever waits for a reply, or for messages, may do one read of the reader's:
+what comes needs no switch to get there then. Whenever that greenlet does
+anything but read, the reader is there.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from gevent.event import AsyncResult
+
+from nsq_fast._codec import Message
+from nsq_fast.errors import ConnectionLost, NsqError
+from nsq_fast.names import Address
+from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Heartbeat, MessageSkipped, Reply, ServerFailed
+from nsq_fast.protocol.session import Session
+
+from .commands import CommandWriter
+from .outbox import Outbox
+from .owner import ConnectionOwner
+from .transport import Transport
+
+
+class Waiter(AsyncResult):  # type: ignore[type-arg]  # not subscriptable when it runs
+    """The token of a command whose caller waits; no owner ever sees it."""
+
+
+class Incoming(CommandWriter):
+    """The side of a connection that reads.
+
+    Attributes:
+        last_received_at, last_message_at: ``time.monotonic()`` of the last bytes and the last messages.
+    """
+
+    _transport: Transport
+
+    def __init__(self, address: Address, session: Session, outbox: Outbox, owner: ConnectionOwner[Any]) -> None:
+        super().__init__(address, session, outbox, owner)
+        self.last_received_at = self.last_message_at = 0.0
+        self._owner = owner
+
+    def await_reply(self) -> bytes | None:
+        """Wait for the next reply in the calling greenlet, if only one is due: then the reader need not wake up.
+
+        What it returns is for ``take_reply``, at once. None: it is all left to the reader.
+        """
+        if self.session.pending_count != 1 or self._outbox.is_scheduled:
+            return None
+        transport = self._transport
+        if transport.receiver is None:
+            return None
+        try:
+            data = transport.recv_at_once()
+            return transport.recv_for_reader() if data is None else data
+        except Exception as error:
+            transport.cancel_recv(error)  # it is the reader that ends the connection
+            return None
+
+    def take_reply(self, data: bytes) -> None:
+        """Deal with what ``await_reply`` has returned: ``on_reply`` is called, or the owner hears of what it is."""
+        token = self.session.receive_ok(data)
+        if token is None:
+            try:
+                self._received(data)
+            except Exception as error:
+                self._transport.cancel_recv(error)
+        else:
+            self.last_received_at = monotonic()
+            self._owner.on_reply(self, token, b"OK")
+
+    def read_for_reader(self, is_soon: bool = False) -> bool:
+        """Do one read of the reader's in the calling greenlet, so that what comes needs no switch to get there.
+
+        False if that is not possible: the reader is busy, or the connection is ending. True does not say that
+        anything came: see ``stop_reading_for_reader``. Whenever the caller does anything else, the reader reads.
+
+        Args:
+            is_soon: the server was just told to send the next message.
+        """
+        transport = self._transport
+        if self.closed_error is not None or transport.receiver is None:
+            return False
+        try:
+            data = transport.recv_soon() if is_soon else None
+            if data is None:
+                data = transport.recv_for_reader()
+            if data is not None:
+                self._received(data)
+        except Exception as error:
+            transport.cancel_recv(error)
+            return False
+        return True
+
+    def stop_reading_for_reader(self) -> None:
+        """Make a ``read_for_reader`` that is waiting in another greenlet return."""
+        self._transport.interrupt()
+
+    def _received(self, data: bytes) -> None:
+        if not data:
+            raise self._outbox.error or ConnectionLost(f"{self.address}: closed by the server")
+        session = self.session
+        self.last_received_at = now = monotonic()
+        events = session.receive(data, now)
+        if session.message_count == len(events):
+            if events:
+                self.last_message_at = now
+                self._owner.on_messages(self, events)
+        else:
+            self._dispatch(events)
+        if session.failure is not None:
+            raise session.failure
+
+    def _dispatch(self, events: list[Any]) -> None:
+        """Hand a mixed list to the owner, in order: runs of messages as lists."""
+        run: list[Message] = []
+        on_reply = self._owner.on_reply
+        for event in events:
+            kind = event.__class__
+            if kind is Message:
+                run.append(event)
+                continue
+            if run:
+                self._hand_over(run)
+                run = []
+            if kind is not Reply:
+                self._handle(event)
+            elif event.token.__class__ is Waiter:
+                event.token.set(event.data)
+            elif event.command == "CLS":
+                self._owner.on_close_wait(self)
+            else:
+                on_reply(self, event.token, event.data)
+        if run:
+            self._hand_over(run)
+
+    def _hand_over(self, messages: list[Message]) -> None:
+        if self.closed_error is not None:
+            return  # a callback has closed us: nobody could answer them any more
+        self.last_message_at = self.last_received_at
+        self._owner.on_messages(self, messages)
+
+    def _handle(self, event: Any) -> None:
+        kind = event.__class__
+        if kind is Heartbeat:
+            if self.closed_error is None:
+                self._outbox.write(event.send)
+            self._owner.on_heartbeat(self)
+        elif kind is MessageSkipped:
+            if self.closed_error is None:
+                self._owner.on_message_skipped(self, event.message, event.error)
+        elif kind is AnswerFailed:
+            self._owner.on_answer_failed(self, event.error, event.message_id)
+        elif kind is CommandFailed:
+            self._failed(event.token, event.error)
+            if event.fatal:
+                raise event.error
+        elif kind is ServerFailed:
+            self._owner.on_error(self, event.error)
+            if event.fatal:
+                raise event.error
+
+    def _failed(self, token: Any, error: NsqError) -> None:
+        if token.__class__ is Waiter:
+            token.set_exception(error)
+        elif token is not None:
+            self._owner.on_failed(self, token, error)
