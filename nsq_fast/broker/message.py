@@ -1,7 +1,7 @@
 """A message as the broker holds it: the frame that goes out, made once when it was published.
 
-Most messages are delivered once, as they are. Only a redelivery makes a frame
-anew, for its attempts. A message belongs to one channel; channels of a topic
+Most messages are delivered once, as they are. Only a redelivery makes a new
+frame, for its attempts. A message belongs to one channel; channels of a topic
 share the bytes.
 """
 
@@ -64,7 +64,7 @@ class Message:
         return Message(self.id, self.frame, self.sequence, self.due)
 
     def redelivery_frame(self) -> bytes:
-        """The frame with the attempts of now; they wrap at 16 bits as the original's do."""
+        """The frame with the present attempts; they wrap at 16 bits (nsqio/nsq: nsqd/message.go, Attempts)."""
         attempts = _ATTEMPTS.pack(self.attempts & MAX_ATTEMPTS)
         return b"%b%b%b" % (self.frame[:_ATTEMPTS_AT], attempts, self.frame[_ATTEMPTS_AT + 2 :])
 

@@ -33,9 +33,13 @@ class NsqdOptions(Config):
     tcp_address: str = option("127.0.0.1:0", "where clients connect")
     http_address: str = option("127.0.0.1:0", "where HTTP is served")
     https_address: str = option("", "where HTTPS is served; needs tls_cert")
-    broadcast_address: str = option("127.0.0.1", "address told to nsqlookupd")
-    broadcast_tcp_port: int = option(0, "TCP port told to nsqlookupd; 0: the real one", minimum=0, maximum=65535)
-    broadcast_http_port: int = option(0, "HTTP port told to nsqlookupd; 0: the real one", minimum=0, maximum=65535)
+    broadcast_address: str = option("127.0.0.1", "address that nsqlookupd gives to clients")
+    broadcast_tcp_port: int = option(
+        0, "TCP port for clients, from nsqlookupd; 0: the real one", minimum=0, maximum=65535
+    )
+    broadcast_http_port: int = option(
+        0, "HTTP port for clients, from nsqlookupd; 0: the real one", minimum=0, maximum=65535
+    )
     lookupd_tcp_addresses: tuple[str, ...] = option((), "nsqlookupds to register with")
     node_id: int = option(DEFAULT_NODE_ID, "worker part of message ids", minimum=0, maximum=1023)
     version: str = option(VERSION, "version reported to clients")

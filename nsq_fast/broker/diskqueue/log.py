@@ -33,7 +33,7 @@ class SegmentLog:
     """The log of one topic.
 
     Args:
-        folder: where its segments are; None: in files without a name, which nobody finds again.
+        folder: where its segments are; None: in files without a name, which end with the process.
         segment_size: bytes after which a new segment begins.
 
     Attributes:

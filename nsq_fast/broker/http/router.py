@@ -105,7 +105,7 @@ class Request:
 
     @property
     def waits_to_send_its_body(self) -> bool:
-        """Whether the client holds its body back until it is told to go on, and was not told."""
+        """Whether the client waits for ``100 Continue`` before it sends its body, and has not got it."""
         stream = self._environ["wsgi.input"]
         return self.header("Expect").lower() == "100-continue" and stream.position == 0
 
@@ -147,8 +147,8 @@ class _Route(NamedTuple):
 class Router:
     """The WSGI application: a table of method and path to handler.
 
-    Like the original's router it answers 404 and 405 in the server's style, tells
-    the allowed methods, and redirects where only the case or a slash at the end is off.
+    As the original's router (julienschmidt/httprouter) it answers 404 and 405 in the server's style, lists
+    the allowed methods, and redirects where only the case or a slash at the end differs.
     """
 
     def __init__(self, style: Style = style_v1) -> None:

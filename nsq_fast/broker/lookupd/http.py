@@ -1,4 +1,4 @@
-"""The HTTP routes of the original's nsqlookupd, over a ``LookupDB``."""
+"""The HTTP routes of nsqlookupd, over a ``LookupDB`` (nsqio/nsq: nsqlookupd/http.go)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""What an nsqlookupd knows: which nsqds are there, and which topics and channels each of them has.
+"""The registrations of an nsqlookupd: which nsqds there are, and which topics and channels each of them has.
+
+nsqio/nsq: nsqlookupd/registration_db.go.
 
 Plain state without sockets or clock: ``now`` is an argument, in seconds since
-the epoch. Topics and channels stay known after their last nsqd has gone, as in
-the original, until they are deleted; an nsqd that has been silent, or that was
+the epoch. Topics and channels stay known after their last nsqd has gone (RemoveProducer)
+until they are deleted; an nsqd that has been silent, or that was
 tombstoned for a topic, is left out of the answers for a while.
 """
 
@@ -110,7 +112,7 @@ class LookupDB:
         self.add_topic(topic)
 
     def remove_topic(self, topic: str) -> None:
-        """Forget a topic and its channels; nsqds that have it are not told."""
+        """Forget a topic and its channels; the nsqds that have it keep it."""
         self._channels.pop(topic, None)
         self._topics.pop(topic, None)
 

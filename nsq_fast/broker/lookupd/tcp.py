@@ -1,4 +1,6 @@
-"""nsqlookupd's TCP protocol: how nsqds say what they have.
+"""nsqlookupd's TCP protocol: how nsqds register topics and channels.
+
+nsqio/nsq: nsqlookupd/lookup_protocol_v1.go.
 
 After the magic ``  V1`` come text lines, IDENTIFY followed by a length and a
 JSON body. Replies have a length but no frame type. Every error ends the

@@ -83,7 +83,7 @@ class Faults:
         return self.refuse_connections
 
     def guard(self, sock: Any, *, lies: bool = True) -> FaultySocket:
-        """The connection as a socket that obeys the switches. After an upgrade to TLS guard the TLS socket anew.
+        """The connection as a socket whose writes follow the switches. After an upgrade to TLS, guard the TLS socket.
 
         ``lies=False`` leaves ``lie`` to a caller that knows how to put it: an HTTP server.
         """
@@ -96,7 +96,7 @@ class Faults:
 
 
 class FaultySocket:
-    """A connected socket whose writes obey a ``Faults``; everything else is the socket's own."""
+    """A connected socket whose writes follow a ``Faults``; everything else is the socket's own."""
 
     def __init__(self, sock: Any, faults: Faults, lies: bool) -> None:
         self.sock = sock

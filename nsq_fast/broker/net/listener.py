@@ -50,7 +50,7 @@ def split_listen_address(text: str) -> tuple[str, int]:
 class Listener:
     """Accept connections on a bound socket and run ``handle(sock, address)`` for each in a greenlet.
 
-    Of ``faults`` it obeys the refusing of connections; ``handle`` guards its socket for the rest.
+    It applies the switch ``refuse_connections`` of ``faults``; ``handle`` applies the others.
     The socket is closed when ``handle`` returns; an OSError that ends ``handle`` is only logged:
     peers come and go.
     """

@@ -1,5 +1,7 @@
 """A channel: a queue of messages, those in flight, those deferred, and the clients that share them.
 
+nsqio/nsq: nsqd/channel.go.
+
 Clients pull: one that is ready for messages and finds none waits in line, and
 is woken when there are some. ``deliver`` gives a client as many frames as it
 can take in one go.
@@ -72,7 +74,7 @@ class Channel:
         clients: who has subscribed, by their ids.
         message_count: messages that came in, ever. ``requeue_count``, ``timeout_count``: how many came back.
         is_exiting: closed or deleted.
-        backlog: the messages that wait. ``in_flight``: those that are delivered and not answered.
+        backlog: the messages that wait. ``in_flight``: those that are delivered, and neither finished nor requeued.
     """
 
     def __init__(self, topic_name: str, name: str, log: SegmentLog, capacity: int, on_unused: Callable[[], None]):
@@ -98,7 +100,7 @@ class Channel:
 
     @property
     def in_flight_count(self) -> int:
-        """Messages delivered and not answered."""
+        """Messages delivered, and neither finished nor requeued."""
         return len(self.in_flight)
 
     # --- messages in -------------------------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ class Channel:
         """Up to ``count`` frames for a client; its messages are in flight from now on.
 
         Of several clients each gets its share, so that the first does not take all.
-        With a ``sample_rate`` the messages that it leaves out are gone, as in the original.
+        With a ``sample_rate`` the messages that it leaves out are gone (nsqio/nsq: nsqd/protocol_v2.go, messagePump).
         """
         memory = self.backlog.ready()
         share = len(memory) // len(self.clients) + 1 if len(self.clients) > 1 else count
@@ -153,7 +155,7 @@ class Channel:
                 del waiting[client]
                 client.wake()
 
-    # --- answers -----------------------------------------------------------------------------------------------------
+    # --- FIN, REQ, TOUCH ---------------------------------------------------------------------------------------------
 
     def finish(self, client: Consumer, id: bytes) -> None:
         """Drop a message that is done; NotOwner if the client has not got it in flight."""
@@ -190,7 +192,10 @@ class Channel:
         self.in_flight.add(client.in_flight)
 
     def remove_client(self, client: Consumer) -> None:
-        """Forget a client. What it has in flight stays so until it times out, as in the original."""
+        """Forget a client. What it has in flight stays so until it times out.
+
+        nsqio/nsq: nsqd/channel.go, RemoveClient.
+        """
         if self.clients.pop(client.id, None) is None:
             return
         client.in_flight.client = None
@@ -239,7 +244,7 @@ class Channel:
 
 
 def _not_owner(channel: Channel, id: bytes) -> NotOwner:
-    """Why a client cannot answer a message (nsqio/nsq: nsqd/channel.go, popInFlightMessage)."""
+    """Why a client cannot finish, requeue or touch a message (nsqio/nsq: nsqd/channel.go, popInFlightMessage)."""
     return NotOwner("client does not own message" if id in channel.in_flight else "ID not in flight")
 
 

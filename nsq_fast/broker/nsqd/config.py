@@ -1,4 +1,4 @@
-"""What nsqd's /config route shows and changes: options under the original's names, in its units."""
+"""nsqd's /config route: options under the original's names, in its units (nsqio/nsq: nsqd/http.go, doConfig)."""
 
 from __future__ import annotations
 

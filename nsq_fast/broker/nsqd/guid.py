@@ -1,8 +1,8 @@
 """Message ids: where they come from.
 
 A generator is an object with one method, ``take(count)``, that returns so many
-fresh ids as bytes of 16. The original's ids are snowflakes in hex: time, worker,
-sequence; they increase, also over a restart.
+fresh ids as bytes of 16. The original's ids are snowflakes in hex: time, node,
+sequence (nsqio/nsq: nsqd/guid.go). They increase, also over a restart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every nsqd of the broker is to the servers in front of it, whatever it does with messages."""
+"""What the TCP and HTTP servers of an nsqd need of its state, original or redesigned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP routes of the original's nsqd."""
+"""The HTTP routes of nsqd (nsqio/nsq: nsqd/http.go)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The messages that one client has in flight, in the order of their deadlines.
 
 All messages of a client have the same timeout, so the order in which they were
-delivered is the order of their deadlines, and a dict keeps it: to answer a
-message is one ``pop``, to find what has timed out is a look at the first ones.
+delivered is the order of their deadlines, and a dict keeps it: FIN is one ``pop``,
+and messages that have timed out are the first ones.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 
-class Owner(Protocol):
-    """Who has messages in flight."""
+class Client(Protocol):
+    """A client that has messages in flight."""
 
     def wake(self) -> None:
-        """Some of them are gone."""
+        """Some of them have timed out: there may be room for others."""
 
 
-class Held(Protocol):
+class InFlightMessage(Protocol):
     """A message that can be in flight; times are monotonic."""
 
     id: bytes
@@ -26,26 +26,26 @@ class Held(Protocol):
     delivered_at: float
 
 
-HeldT = TypeVar("HeldT", bound=Held)
+MessageT = TypeVar("MessageT", bound=InFlightMessage)
 
 
-class InFlight(Generic[HeldT]):
+class InFlight(Generic[MessageT]):
     """The messages of one client of a channel. It outlives the client until they have timed out.
 
     Attributes:
-        messages: by id, the earliest deadline first. Answering one is to pop it.
+        messages: by id, the earliest deadline first. FIN and REQ pop a message.
         timeout: seconds until a delivered message times out.
-        client: who has them; None after it has gone.
+        client: the client that has them; None after it has disconnected.
     """
 
     __slots__ = ("_clamped", "client", "messages", "timeout")
 
-    def __init__(self, client: Owner, timeout: float) -> None:
-        self.client: Owner | None = client
+    def __init__(self, client: Client, timeout: float) -> None:
+        self.client: Client | None = client
         self.timeout = timeout
-        self.messages: dict[bytes, HeldT] = {}
+        self.messages: dict[bytes, MessageT] = {}
         # Touched up to the longest time allowed: their deadlines are out of order.
-        self._clamped: dict[bytes, HeldT] = {}
+        self._clamped: dict[bytes, MessageT] = {}
 
     def __len__(self) -> int:
         return len(self.messages) + len(self._clamped)
@@ -53,11 +53,11 @@ class InFlight(Generic[HeldT]):
     def __contains__(self, id: bytes) -> bool:
         return id in self.messages or id in self._clamped
 
-    def all(self) -> list[HeldT]:
+    def all(self) -> list[MessageT]:
         """Every message."""
         return [*self.messages.values(), *self._clamped.values()]
 
-    def pop(self, id: bytes) -> HeldT | None:
+    def pop(self, id: bytes) -> MessageT | None:
         """Take a message out; None if it is not here."""
         return self.messages.pop(id, None) or self._clamped.pop(id, None)
 
@@ -75,9 +75,9 @@ class InFlight(Generic[HeldT]):
             self._clamped[id] = message
         return True
 
-    def pop_expired(self, now: float) -> list[HeldT]:
+    def pop_expired(self, now: float) -> list[MessageT]:
         """Take out the messages whose deadline has passed."""
-        expired: list[HeldT] = []
+        expired: list[MessageT] = []
         for message in self.messages.values():
             if message.deadline > now:
                 break
@@ -95,13 +95,13 @@ class InFlight(Generic[HeldT]):
         self._clamped.clear()
 
 
-class ChannelInFlight(Generic[HeldT]):
+class ChannelInFlight(Generic[MessageT]):
     """The messages in flight of all clients of a channel, and of those that have gone and left some behind."""
 
     __slots__ = ("_clients",)
 
     def __init__(self) -> None:
-        self._clients: list[InFlight[HeldT]] = []
+        self._clients: list[InFlight[MessageT]] = []
 
     def __len__(self) -> int:
         return sum(map(len, self._clients))
@@ -109,17 +109,17 @@ class ChannelInFlight(Generic[HeldT]):
     def __contains__(self, id: bytes) -> bool:
         return any(id in in_flight for in_flight in self._clients)
 
-    def __iter__(self) -> Iterator[HeldT]:
+    def __iter__(self) -> Iterator[MessageT]:
         for in_flight in self._clients:
             yield from in_flight.all()
 
-    def add(self, in_flight: InFlight[HeldT]) -> None:
+    def add(self, in_flight: InFlight[MessageT]) -> None:
         """Take in the messages of a client."""
         self._clients.append(in_flight)
 
-    def pop_expired(self, now: float) -> list[HeldT]:
+    def pop_expired(self, now: float) -> list[MessageT]:
         """Take out the messages whose deadline has passed, and wake the clients that had them."""
-        expired: list[HeldT] = []
+        expired: list[MessageT] = []
         for in_flight in self._clients:
             if not in_flight:
                 continue

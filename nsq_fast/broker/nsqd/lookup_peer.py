@@ -1,10 +1,12 @@
-"""nsqd's side of nsqlookupd's TCP protocol: says which topics and channels this nsqd has.
+"""nsqd's side of nsqlookupd's TCP protocol: registers the topics and channels of this nsqd.
+
+nsqio/nsq: nsqd/lookup.go, lookupLoop; nsqd/lookup_peer.go.
 
 Every nsqlookupd has a ``_Peer`` with two greenlets. One connects, says who we
 are and what we have, and reads the replies until the connection ends; then it
 tries again, for as long as it takes. The other sends changes as they come, and
 PING when there are none. A change while there is no connection is not queued:
-everything is said anew on the next one.
+the next connection registers everything again.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ class Registrar:
         self._send(f"UNREGISTER {topic} {channel}".rstrip())
 
     def wait_registered(self, timeout: float | None = None) -> bool:
-        """Block until every nsqlookupd has confirmed all that it was told; False if ``timeout`` passed first."""
+        """Block until every nsqlookupd has confirmed all commands; False if ``timeout`` seconds passed first."""
         return all(peer.settled.wait(timeout) for peer in list(self._peers.values()))
 
     def channels_of(self, topic: str) -> set[str]:
@@ -174,7 +176,7 @@ class _Peer:
         if info.broadcast_address and info.http_port:
             self.http_address = Address(info.broadcast_address, info.http_port)
         logger.info("nsqlookupd %s: registered there", self._address)
-        # Nothing may switch greenlets between these lines, or a change could be lost or told twice.
+        # Nothing may switch greenlets between these lines, or a change could be lost or sent twice.
         self._commands = Queue()
         self._unanswered = 0
         self._connected = True

@@ -1,4 +1,7 @@
-"""The figures of an nsqd as /stats gives them: as data with the original's names, and as its text."""
+"""The figures of an nsqd as /stats gives them, as JSON and as text.
+
+nsqio/nsq: nsqd/stats.go, TopicStats and ChannelStats; nsqd/http.go, printStats.
+"""
 
 from __future__ import annotations
 

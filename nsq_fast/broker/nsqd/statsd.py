@@ -1,4 +1,4 @@
-"""Pushes an nsqd's figures to a statsd over UDP, under the original's metric names."""
+"""Pushes an nsqd's figures to a statsd over UDP (nsqio/nsq: nsqd/statsd.go, statsdLoop)."""
 
 from __future__ import annotations
 

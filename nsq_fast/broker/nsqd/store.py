@@ -149,7 +149,7 @@ class Store:
         return None
 
     def save_checkpoint(self, topic: Topic) -> None:
-        """Write a topic's checkpoint, and remove the segments that nobody needs any more. Raises OSError."""
+        """Write a topic's checkpoint, and remove the segments that no channel needs any more. Raises OSError."""
         folder = topic.log.folder
         if folder is None or not topic.is_durable:
             topic.log.remove_before(oldest_needed(topic))

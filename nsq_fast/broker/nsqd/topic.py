@@ -1,4 +1,4 @@
-"""A topic: takes what is published and hands it to its channels.
+"""A topic: takes what is published and hands it to its channels (nsqio/nsq: nsqd/topic.go).
 
 While it is paused, or has no channel, what is published goes to its log only,
 and channels read it from there afterwards. With a data path the log holds every

@@ -1,5 +1,7 @@
 """A channel of one partition: where it is in the log, what is in flight, and the clients that share it.
 
+youzan/nsq: nsqd/channel.go.
+
 The channel reads the log as clients ask. ``confirmed`` is where it would go on
 after a change of leader: everything before it is done. An *ordered* channel has
 one message in flight at most, over all its clients. On an ext topic messages
@@ -91,7 +93,7 @@ class PartitionChannel:
 
     @property
     def in_flight_count(self) -> int:
-        """Messages delivered and not answered."""
+        """Messages delivered, and neither finished nor requeued."""
         return sum(len(client.in_flight) for client in self.clients.values())
 
     # --- messages out ------------------------------------------------------------------------------------------------
@@ -136,7 +138,7 @@ class PartitionChannel:
             del waiting[client]
             client.wake()
 
-    # --- answers -----------------------------------------------------------------------------------------------------
+    # --- FIN, REQ, TOUCH ---------------------------------------------------------------------------------------------
 
     def finish(self, client: Consumer, ids: list[bytes]) -> list[bytes]:
         """Done with messages; the ids of those that the client has not got in flight. A trace id is not looked at."""
@@ -189,7 +191,10 @@ class PartitionChannel:
             self._queue.add_tag(client.tag)
 
     def remove_client(self, client: Consumer) -> None:
-        """Forget a client. What it has in flight is ready again at once, as if it had not been delivered."""
+        """Forget a client. What it has in flight is ready again at once, as if it had not been delivered.
+
+        youzan/nsq: nsqd/channel.go, RequeueClientMessages.
+        """
         if self.clients.pop(client.id, None) is None:
             return
         self._waiting.pop(client, None)
@@ -211,7 +216,7 @@ class PartitionChannel:
                 client.close()
 
     def interrupt(self) -> None:
-        """The leader is another one: clients are disconnected, and what is not done is delivered anew."""
+        """The leader has changed: clients are disconnected, and messages that are not done are delivered again."""
         self.disconnect()
         _forget_deliveries(self)
         self._queue.rewind()
@@ -265,7 +270,7 @@ class PartitionChannel:
 
 
 def finish_anywhere(channel: PartitionChannel, internal_id: int) -> bool:
-    """Done with a message, whoever has it in flight; False if nobody has."""
+    """Finish a message, whichever client has it in flight; False if no client has."""
     half = internal_id.to_bytes(8, "big", signed=True)
     for client in list(channel.clients.values()):
         if not channel.finish(client, [half + bytes(8)]):
@@ -275,7 +280,7 @@ def finish_anywhere(channel: PartitionChannel, internal_id: int) -> bool:
 
 
 def not_owner(channel: PartitionChannel, id: bytes) -> NotOwner:
-    """Why a message cannot be answered by somebody who has not got it."""
+    """Why a client cannot finish, requeue or touch a message that it has not got in flight."""
     if any(id in client.in_flight for client in channel.clients.values()):
         return NotOwner("client does not own message")
     return NotOwner("Message ID not in flight")

@@ -1,4 +1,4 @@
-"""The HTTP routes of a node that are about channels, and about single messages."""
+"""The HTTP routes of a node that are about channels and about single messages (youzan/nsq: nsqdserver/http.go)."""
 
 from __future__ import annotations
 

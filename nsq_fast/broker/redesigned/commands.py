@@ -1,6 +1,7 @@
 """The commands of the redesigned dialect that have to do with consuming, and the set of all its commands.
 
-Texts of errors, and what is fatal, are the server's.
+Texts of errors, and which are fatal, are those of youzan/nsq: nsqdserver/protocol_v2.go
+(internalSUB, FIN, REQ, TOUCH, internalCreateTopic).
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def _check_mode(conn: NodeConnection, partition: Partition, mode: _Mode) -> None
         )
 
 
-# --- answers to messages ---------------------------------------------------------------------------------------------
+# --- FIN, REQ, TOUCH -------------------------------------------------------------------------------------------------
 
 
 def finish(conn: Connection, ids: list[bytes]) -> None:

@@ -206,7 +206,7 @@ class Coordinator:
     # --- deaths ------------------------------------------------------------------------------------------------------
 
     def node_started(self, node: str) -> None:
-        """A node runs: it leads what nobody else could lead meanwhile."""
+        """A node runs: it leads the partitions that have no other living replica."""
         self.state.alive.add(node)
         self._elect()
 

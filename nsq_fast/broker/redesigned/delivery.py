@@ -2,7 +2,7 @@
 
 A ``DeliveryQueue`` reads the log as far as clients ask. On an ext topic it sorts what it reads by tag while
 there are clients with tags. ``Confirmed`` is where the channel would go on after a change of leader
-(youzan/nsq: nsqd/channel.go, ConfirmBackendQueueInterval).
+(youzan/nsq: nsqd/channel.go, ConfirmBackendQueue).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class DeliveryQueue:
         if self._of(tag):
             return True
         if is_ordered and self._tagged and (self._untagged or any(self._tagged.values())):
-            return False  # what comes next is for somebody else
+            return False  # the next message is for clients with another tag
         return self._cursor < self._log.end
 
     def take(self, tag: str, count: int, *, is_ordered: bool) -> list[Delivery]:
@@ -142,7 +142,7 @@ class DeliveryQueue:
         self._untagged.extendleft(reversed(self._tagged.pop(tag)))
 
     def rewind(self) -> None:
-        """Deliver anew what is not done."""
+        """Deliver again what is not done."""
         self._forget()
         self._reread_until = self._cursor
         self._cursor = self._confirmed.position

@@ -1,4 +1,7 @@
-"""IDENTIFY of the redesigned dialect: ext support, tags and filters, and other limits."""
+"""IDENTIFY of the redesigned dialect: ext support, tags and filters, and other limits.
+
+youzan/nsq: nsqd/client_v2.go, Identify; nsqdserver/protocol_v2.go, IDENTIFY.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ class NodeNegotiation(Negotiation):
         profile.ext_filter = request.ext_filter
 
     def reply(self, profile: Profile, upgrades: Upgrades, options: NsqdOptions) -> bytes:
-        """The JSON that a client which negotiates features is told."""
+        """The JSON reply to a client that negotiates features."""
         assert isinstance(profile, NodeProfile)
         tag = {"desired_tag": profile.desired_tag} if profile.desired_tag else {}
         return msgspec.json.encode({**self._fields(profile, upgrades, options), **tag})

@@ -1,4 +1,4 @@
-"""The HTTP routes of an nsqlookupd of the cluster.
+"""The HTTP routes of an nsqlookupd of the cluster (youzan/nsq: nsqlookupd/http.go).
 
 Beside the real server's there are those below ``/embedded``, which kill and
 restart nodes, and move a leader without naming the nodes: for tests and demos.

@@ -1,4 +1,4 @@
-"""The HTTP routes of a node of the cluster.
+"""The HTTP routes of a node of the cluster (youzan/nsq: nsqdserver/http.go).
 
 Every route that names a topic takes ``partition``; without it the server's
 default partition is meant. Publishing and reading are negotiated (see ``http``).

@@ -1,4 +1,4 @@
-"""Where a channel may be told to begin: ``type:value``, and the record it means."""
+"""The start position of a channel: ``type:value``, and the record that it names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The commands of the redesigned dialect that publish: PUB and MPUB, plain, traced, and with ext headers.
 
-Texts of errors, and what is fatal, are the server's. One thing is a hazard on
-purpose: an error about a message of MPUB_EXT leaves the messages behind it
+Texts of errors, and which are fatal, are those of youzan/nsq: nsqdserver/protocol_v2.go
+(preparePub, internalPubExtAndTrace, internalMPUBEXTAndTrace). One behaviour of the server
+is a hazard and is kept: an error about a message of MPUB_EXT leaves the messages behind it
 unread, and they are taken for the next command.
 """
 

@@ -70,7 +70,7 @@ class _One(ServerGroup):
 
 
 def main(kind: str, arguments: Sequence[str]) -> int:
-    """Run ``nsqd`` or ``nsqlookupd`` until it is told to stop; return the exit status."""
+    """Run ``nsqd`` or ``nsqlookupd`` until a signal stops it; returns the exit status."""
     if any(argument.lstrip("-") in ("version", "version=true") for argument in arguments):
         sys.stdout.write(version_line(kind) + "\n")
         return 0
@@ -83,7 +83,7 @@ def main(kind: str, arguments: Sequence[str]) -> int:
         return 2
     log = _logger(kind, level)
     try:
-        serve(_One(server), lambda: _tell(log, server))
+        serve(_One(server), lambda: _log_addresses(log, server))
     except OSError as error:
         log.critical("%s", error)
         return 1
@@ -153,7 +153,7 @@ def _logger(kind: str, level: str) -> logging.Logger:
     return logging.getLogger(f"nsq_fast.broker.{kind}")
 
 
-def _tell(log: logging.Logger, server: NsqdServer | LookupdServer) -> None:
+def _log_addresses(log: logging.Logger, server: NsqdServer | LookupdServer) -> None:
     log.info("TCP: listening on %s", server.tcp_address)
     log.info("HTTP: listening on %s", server.http_address)
     if isinstance(server, NsqdServer) and server.https_address is not None:

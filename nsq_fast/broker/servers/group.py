@@ -1,4 +1,4 @@
-"""What a set of servers in one process is, whatever they speak: started together, stopped together, waited for."""
+"""A group of servers in one process: started together, stopped together, waited for."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class BrokerProcess(Startable):
         assert self._process.stdout is not None
         self._output = FileObjectPosix(self._process.stdout.fileno(), "rb", closefd=False)
         try:
-            self._addresses = msgspec.json.decode(self._ask(self._settings, START_TIMEOUT), type=_Addresses)
+            self._addresses = msgspec.json.decode(self._request(self._settings, START_TIMEOUT), type=_Addresses)
         except BaseException:
             self.kill()
             raise
@@ -166,7 +166,7 @@ class BrokerProcess(Startable):
 
     def _call(self, method: str, *arguments: Any, **keywords: Any) -> None:
         question = {"method": method, "arguments": arguments, "keywords": keywords}
-        answer = msgspec.json.decode(self._ask(question, STOP_TIMEOUT))
+        answer = msgspec.json.decode(self._request(question, STOP_TIMEOUT))
         if answer is not None:
             raise NsqError(answer)
 
@@ -175,7 +175,7 @@ class BrokerProcess(Startable):
             raise NotRunning("the broker process is not running")
         return self._process
 
-    def _ask(self, question: Any, timeout: float) -> bytes:
+    def _request(self, question: Any, timeout: float) -> bytes:
         process = self._running()
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(question) + b"\n")
@@ -193,26 +193,26 @@ def main() -> None:
 
 
 def run(make: Callable[..., ServerGroup]) -> None:
-    """Serve what ``make`` makes of the settings on stdin, and obey the commands behind them."""
+    """Start what ``make`` makes of the settings on stdin, and execute the commands that follow them."""
     commands = FileObjectPosix(sys.stdin.fileno(), "rb", closefd=False)
     group = make(**msgspec.json.decode(commands.readline()))
-    follower: Greenlet[..., Any] = Greenlet(_follow, commands, group)
+    follower: Greenlet[..., Any] = Greenlet(_run_commands, commands, group)
     follower.link(lambda _: group.end())
 
     def ready() -> None:
-        _tell(_describe(group))
+        _write_line(_describe(group))
         follower.start()
 
     serve(group, ready)
 
 
-def _follow(commands: Any, group: ServerGroup) -> None:
+def _run_commands(commands: Any, group: ServerGroup) -> None:
     for line in commands:
         command = msgspec.json.decode(line)
-        _tell(_obey(group, **command))
+        _write_line(_execute(group, **command))
 
 
-def _obey(group: ServerGroup, method: str, arguments: list[Any], keywords: dict[str, Any]) -> str | None:
+def _execute(group: ServerGroup, method: str, arguments: list[Any], keywords: dict[str, Any]) -> str | None:
     try:
         if method == "set_faults":
             _set_faults(group, *arguments)
@@ -242,7 +242,7 @@ def _describe(group: ServerGroup) -> _Addresses:
     return addresses
 
 
-def _tell(answer: Any) -> None:
+def _write_line(answer: Any) -> None:
     os.write(sys.stdout.fileno(), msgspec.json.encode(answer) + b"\n")
 
 

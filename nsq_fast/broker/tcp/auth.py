@@ -1,5 +1,7 @@
 """The client of an auth server: asks it what the bearer of a secret may do.
 
+nsqio/nsq: internal/auth/authorizations.go, QueryAnyAuthd.
+
 ``query_auth`` is called by nsqd on AUTH, and again when an ``AuthState`` has
 expired. It blocks its greenlet for ``timeout`` at most. Every answer is checked
 whole (permissions, regular expressions, ttl) before it counts: an auth server

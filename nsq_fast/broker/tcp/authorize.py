@@ -1,4 +1,7 @@
-"""AUTH, and what it permits: asks the auth server through nsqd, and again when its answer has expired."""
+"""AUTH, and what it permits: asks the auth server, and again when its answer has expired.
+
+nsqio/nsq: nsqd/protocol_v2.go, AUTH and CheckAuth.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How commands are read from bytes: what all dialects have in common.
+"""How commands are read from bytes, in all dialects (nsqio/nsq: nsqd/protocol_v2.go, IOLoop and Exec).
 
-A ``CommandSet`` takes all that has been read and obeys every whole command in it. A
+A ``CommandSet`` takes all that has been read and executes every whole command in it. A
 handler gets the parameters of its line and where the line ended, and returns
 where the next command begins, or ``INCOMPLETE`` after it has noted in
 ``conn.needed`` how many bytes of body it waits for. Ids are taken from fixed
@@ -31,7 +31,7 @@ class CommandSet:
 
     Args:
         handlers: by name.
-        finish: obeys the FINs of so many ids in one go.
+        finish: executes the FINs of these ids.
         show: an unknown command, from its words, as the error shows it.
         max_line: bytes of the longest line.
         has_binary_ids: whether an id may have any byte in it, also one that ends a line.
@@ -53,7 +53,7 @@ class CommandSet:
         self._id_ends = _ID_ENDS if has_binary_ids else {}
 
     def execute(self, conn: Connection, data: bytes) -> int:
-        """Obey the whole commands ``data`` begins with; how many bytes they took. Raises FatalError, Dropped."""
+        """Execute the whole commands ``data`` begins with; returns the bytes they took. Raises FatalError, Dropped."""
         at, end = 0, len(data)
         conn.needed = 0
         while at < end:

@@ -1,6 +1,7 @@
-"""The commands of the original nsqd: checked, obeyed.
+"""The commands of the original nsqd: their checks and what they do.
 
-How they are read is in ``command_set``. Texts of errors, and what is fatal, are the original's.
+``command_set`` reads them. The texts of errors, and which are fatal, are those of
+nsqio/nsq: nsqd/protocol_v2.go, where each command is a function of its name.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _DIGITS = re.compile(rb"[0-9]*\Z")
 _UINT64 = 1 << 64
 
 
-# --- answers to messages ---------------------------------------------------------------------------------------------
+# --- FIN, REQ, TOUCH -------------------------------------------------------------------------------------------------
 
 
 def finish(conn: Connection, ids: list[bytes]) -> None:
@@ -58,7 +59,7 @@ def fin(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
 
 
 def req(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """REQ <id> <delay ms>: the delay is clamped to max_req_timeout."""
+    """REQ <id> <delay ms>: a delay out of range becomes the nearest one in range, max_req_timeout."""
     require_subscribed(conn, "REQ")
     id = message_id(params, 3, "REQ")
     if not _DIGITS.match(params[2]):

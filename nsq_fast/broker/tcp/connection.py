@@ -1,5 +1,7 @@
 """One client of an nsqd over TCP: a greenlet that reads commands, and one that delivers.
 
+nsqio/nsq: nsqd/protocol_v2.go, IOLoop and messagePump.
+
 The reader parses all that a read has brought in one go, and sends the replies
 together. The pump waits until the client may have messages and there are some
 (or a heartbeat is due), and sends as many as it can with one write. Whoever
@@ -48,7 +50,7 @@ class CommandsOf(Protocol):
     """The commands of a dialect."""
 
     def execute(self, conn: Any, data: bytes) -> int:
-        """Obey the whole commands ``data`` begins with; how many bytes they took. Raises FatalError, Dropped."""
+        """Execute the whole commands ``data`` begins with; returns the bytes they took. Raises FatalError, Dropped."""
         ...
 
 
@@ -86,7 +88,7 @@ class ServerOf(Protocol):
 
     @property
     def faults(self) -> Faults:
-        """The switches that its streams obey."""
+        """The fault switches of its streams."""
         ...
 
 
@@ -144,7 +146,7 @@ class Connection:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Read and obey commands until the connection ends."""
+        """Read and execute commands until the connection ends."""
         self.start_heartbeat()
         pump = spawn(self._pump)
         pump.name = f"nsqd-pump-{self.remote_address}"
@@ -267,7 +269,7 @@ class Connection:
     # --- heartbeat, upgrade ------------------------------------------------------------------------------------------
 
     def start_heartbeat(self) -> None:
-        """Begin the interval of the profile anew."""
+        """Start the heartbeat timer again, with the interval of the profile."""
         if self._timer is not None:
             self._timer.close()
             self._timer = None

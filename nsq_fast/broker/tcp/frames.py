@@ -20,7 +20,10 @@ CLOSE_WAIT = frame(RESPONSE, b"CLOSE_WAIT")
 
 
 class FatalError(Exception):
-    """The client is told, and its connection is closed (nsqio/nsq: internal/protocol/errors.go, FatalClientErr)."""
+    """The client gets an ERROR frame, and its connection is closed.
+
+    nsqio/nsq: internal/protocol/errors.go, FatalClientErr.
+    """
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(code, text)

@@ -1,4 +1,6 @@
-"""IDENTIFY: what a client asks for, the ranges it must keep to, and what it is told.
+"""IDENTIFY: what a client asks for, the limits of each value, and the reply.
+
+nsqio/nsq: nsqd/client_v2.go, Identify (the limits); nsqd/protocol_v2.go, IDENTIFY (the reply).
 
 The texts of the errors are the original's; all of them are fatal.
 """
@@ -137,7 +139,7 @@ class Negotiation:
         )
 
     def reply(self, profile: Profile, upgrades: Upgrades, options: NsqdOptions) -> bytes:
-        """The JSON that a client which negotiates features is told."""
+        """The JSON reply to a client that negotiates features."""
         topology = {"topology_region": options.topology_region, "topology_zone": options.topology_zone}
         return msgspec.json.encode({**self._fields(profile, upgrades, options), **topology})
 

@@ -1,7 +1,8 @@
 """What goes out on a connection: frames are gathered and written together.
 
-Whoever finds nobody writing writes; what is added meanwhile goes out with the
-next write, so frames never mix. Nothing is held back for ``output_buffer_timeout``.
+Two greenlets send: the reader of commands and the pump. One of them writes at a
+time; frames that the other adds during a write go out with the next write, so
+frames never mix. Nothing waits for ``output_buffer_timeout``.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ class Output:
 
     Args:
         stream: what is written to; replaced when a layer is put on.
-        on_idle: called after a write that somebody else had to wait for, who has set ``is_awaited``.
+        on_idle: called after a write if ``is_awaited`` is set.
 
     Attributes:
         frames: what the next write takes. Add to it to send.
         timeout: seconds that a write may take; None: any time.
         is_writing: whether a write is going on. Set it to keep others from writing.
+        is_awaited: whether a greenlet waits for the end of the write.
     """
 
     def __init__(self, stream: Any, on_idle: Callable[[], None]) -> None:
@@ -38,7 +40,7 @@ class Output:
         self._on_idle = on_idle
 
     def flush(self) -> None:
-        """Write what there is to write, or leave it to whoever is writing already. Raises OSError."""
+        """Write the frames; without effect during a write, which takes them too. Raises OSError."""
         if self.is_writing:
             return
         self.is_writing = True

@@ -1,4 +1,4 @@
-"""nsqd's TCP face: takes in connections, each with its magic, and can drop them all."""
+"""nsqd's TCP server: accepts connections that begin with the magic of V2 (nsqio/nsq: nsqd/tcp.go, Handle)."""
 
 from __future__ import annotations
 
