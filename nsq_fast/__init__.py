@@ -17,7 +17,7 @@ _HOME = {
     "Consumer": "runtime.consumer",
     "Producer": "runtime.producer",
     "ColumnProducer": "runtime.column_producer",
-    "Receipt": "runtime.publishing.addressed",
+    "Receipt": "protocol.wire_form",
     "ColumnSubscription": "runtime.column_subscription",
     "NsqdHTTPClient": "runtime.admin",
     "LookupdHTTPClient": "runtime.admin",

@@ -26,13 +26,13 @@ from .gnsq import stream as stream
 from .gnsq import util as util
 from .gnsq.install import install_as_gnsq as install_as_gnsq
 from .names import Address as Address
+from .protocol.wire_form import Receipt as Receipt
 from .runtime.admin import LookupdHTTPClient as LookupdHTTPClient
 from .runtime.admin import NsqdHTTPClient as NsqdHTTPClient
 from .runtime.column_producer import ColumnProducer as ColumnProducer
 from .runtime.column_subscription import ColumnSubscription as ColumnSubscription
 from .runtime.consumer import Consumer as Consumer
 from .runtime.producer import Producer as Producer
-from .runtime.publishing.addressed import Receipt as Receipt
 from .runtime.trace import TraceLog as TraceLog
 from .runtime.trace import new_trace_id as new_trace_id
 from .runtime.trace import trace_log as trace_log

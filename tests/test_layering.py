@@ -65,8 +65,6 @@ KNOWN_CIRCLES = {
         "runtime.consumer runtime.consuming.closing runtime.consuming.dispatch runtime.consuming.disposition"
         " runtime.consuming.iteration runtime.consuming.ordered runtime.consuming.subscriber"
         " runtime.consuming.subscriptions",
-        "runtime.publishing.addressed runtime.publishing.lane runtime.publishing.publish runtime.publishing.routes",
-        "runtime.publishing.delivery runtime.publishing.pinned",
     )
 }
 

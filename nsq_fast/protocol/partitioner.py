@@ -1,7 +1,6 @@
-"""Which partition a message goes to: in turn, or by its key.
+"""Which partition a message with a key goes to.
 
-Messages without a key go round robin over the partitions that can be written
-now. A key decides over the number of partitions the topic *has*
+A key decides over the number of partitions the topic *has*
 (`Meta.partition_num`), available or not: order by key would be lost if a key
 moved while its partition has no leader. Two clients that publish the same
 keys must choose the same strategy; youzan's differ, and no mapping agrees
@@ -15,7 +14,7 @@ with both:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
@@ -29,21 +28,6 @@ T = TypeVar("T")
 
 _INT_SIGN = 1 << 31
 _INT_MASK = (1 << 32) - 1
-
-
-class RoundRobin:
-    """Choose in turn. ``start`` sets many clients apart, that begin at the same time with the same list."""
-
-    def __init__(self, start: int = 0) -> None:
-        self._next = start
-
-    def choose(self, choices: Sequence[T]) -> T:
-        """Return the next one of ``choices``, which may change from call to call. Raises IndexError when empty."""
-        if not choices:
-            raise IndexError("nothing to choose from")
-        chosen = choices[self._next % len(choices)]
-        self._next += 1
-        return chosen
 
 
 def murmur3_partition(key: Key, partition_num: int) -> int:

@@ -22,7 +22,15 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from nsq_fast.errors import ERROR_CODES, ConnectionLost, PublishFailed, ServerError, publish_failed_class
+from nsq_fast.errors import (
+    ERROR_CODES,
+    BadBody,
+    BadMessage,
+    ConnectionLost,
+    PublishFailed,
+    ServerError,
+    publish_failed_class,
+)
 
 
 class RetryPolicy(NamedTuple):
@@ -50,6 +58,7 @@ class Verdict(NamedTuple):
         refresh: the map of who takes the topic is out of date: look it up.
         possibly_stored: the failed attempt may have been stored all the same.
         counts: it used up one of the attempts.
+        splits: it may have failed because of another publish in its command: that is told by trying each alone.
         leader: the nsqd is not (yet, or any more) the one that takes the partition's publishes: another may be.
     """
 
@@ -59,6 +68,7 @@ class Verdict(NamedTuple):
     possibly_stored: bool = False
     counts: bool = True
     leader: bool = False
+    splits: bool = False
 
 
 # The table. A connection that ended is one of the first two rows; an error frame has the row of its code, below.
@@ -74,6 +84,7 @@ def _row(error: type[ServerError]) -> Verdict:
         refresh=error.stale_topology,
         possibly_stored=error.outcome_unknown,
         leader=error.stale_topology,
+        splits=error in (BadMessage, BadBody),
     )
 
 

@@ -141,10 +141,9 @@ class Session:
         """Commands that wait for their reply."""
         return len(self._pending)
 
-    @property
-    def last_token(self) -> Any:
-        """The token of the command whose reply comes last; None when none is due."""
-        return self._pending[-1][1] if self._pending else None
+    def tokens(self) -> list[Any]:
+        """The tokens of the commands that wait for their reply, in order."""
+        return [token for _, token in self._pending]
 
     # Receiving
 

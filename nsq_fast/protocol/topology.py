@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from nsq_fast.config import MAX_PARTITION
 from nsq_fast.errors import RemoteProtocolError
 from nsq_fast.names import Address
 
@@ -31,7 +32,7 @@ ACCEPT = "application/vnd.nsq; version=1.0"
 REDESIGNED_MARK = "-HA."
 """Part of the version of a redesigned server."""
 
-MAX_PARTITIONS = 1024
+MAX_PARTITIONS = MAX_PARTITION + 1
 """Far above the 254 that a cluster allows; a number beyond it is no answer but nonsense."""
 
 MAX_PRODUCERS = 1000
@@ -115,18 +116,6 @@ class Topology(NamedTuple):
     def is_empty(self) -> bool:
         """Whether no nsqd is known for the topic."""
         return not self.producers and not self.partitions
-
-
-class TopologyDiff(NamedTuple):
-    """What changed from one topology to the next."""
-
-    added: tuple[Nsqd, ...]
-    removed: tuple[Nsqd, ...]
-    moved: Mapping[int, tuple[Nsqd | None, Nsqd | None]]
-    meta_changed: bool
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.removed or self.moved or self.meta_changed)
 
 
 def parse_lookup(body: bytes, max_producers: int = MAX_PRODUCERS) -> LookupAnswer:
@@ -218,19 +207,6 @@ def merge(answers: Iterable[LookupAnswer]) -> Topology:
         partitions=MappingProxyType({number: _most_named(votes[number]) for number in sorted(votes)}),
         meta=_most_named(metas) if metas else None,
         channels=tuple(sorted({channel for answer in answers for channel in answer.channels})),
-    )
-
-
-def diff(old: Topology | None, new: Topology) -> TopologyDiff:
-    """Say what changed. Nsqds are told apart by address: a new version or host name alone is no change."""
-    before = old or Topology()
-    old_nsqds = {nsqd.tcp: nsqd for nsqd in before.nsqds}
-    new_nsqds = {nsqd.tcp: nsqd for nsqd in new.nsqds}
-    return TopologyDiff(
-        added=tuple(nsqd for tcp, nsqd in new_nsqds.items() if tcp not in old_nsqds),
-        removed=tuple(nsqd for tcp, nsqd in old_nsqds.items() if tcp not in new_nsqds),
-        moved=dict(_moves(before.partitions, new.partitions)),
-        meta_changed=before.meta != new.meta,
     )
 
 
@@ -356,10 +332,3 @@ def _most_named(values: list[T]) -> T:
         return first  # as nearly always
     counts = Counter(values)
     return max(counts, key=lambda value: (counts[value], repr(value)))
-
-
-def _moves(old: Mapping[int, Nsqd], new: Mapping[int, Nsqd]) -> Iterator[tuple[int, tuple[Nsqd | None, Nsqd | None]]]:
-    for partition in sorted(old.keys() | new.keys()):
-        before, after = old.get(partition), new.get(partition)
-        if before is None or after is None or before.tcp != after.tcp:
-            yield partition, (before, after)

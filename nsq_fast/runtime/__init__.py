@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .admin import LookupdHTTPClient as LookupdHTTPClient
     from .admin import NsqdHTTPClient as NsqdHTTPClient
     from .column_producer import ColumnProducer as ColumnProducer
+    from .column_producer import StoredRows as StoredRows
     from .column_producer import TopicLayout as TopicLayout
     from .column_subscription import ColumnSubscription as ColumnSubscription
     from .consumer import Consumer as Consumer
@@ -43,8 +44,7 @@ if TYPE_CHECKING:
     from .net.tls import server_hostname as server_hostname
     from .net.tls import wrap_socket as wrap_socket
     from .producer import Producer as Producer
-    from .publishing.addressed import Receipt as Receipt
-    from .publishing.rows import StoredRows as StoredRows
+    from .publishing.publish import Receipt as Receipt
     from .signals import LazySignal as LazySignal
     from .signals import receivers as receivers
     from .trace import LOGGER_NAME as LOGGER_NAME
@@ -88,8 +88,8 @@ _HOME = {
     "HttpClient": "net.http",
     "parse_endpoint": "net.http",
     # Publishing rows, and their traces
-    "Receipt": "publishing.addressed",
-    "StoredRows": "publishing.rows",
+    "Receipt": "publishing.publish",
+    "StoredRows": "column_producer",
     "TraceLog": "trace",
     "TraceRecord": "trace",
     "ConsumeRecord": "trace",

@@ -1,8 +1,8 @@
 """ColumnProducer: a Producer that also takes messages as columns.
 
 For programs that hold messages in Arrow's layout and publish them by the
-hundred thousand. What a publish goes through is the producer's own: routes,
-lanes, retries, deadlines, back-pressure.
+hundred thousand. What a publish goes through is the producer's own: queues,
+order, retries, deadlines, back-pressure.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from gevent.event import AsyncResult
 
 from nsq_fast._codec import Records
 from nsq_fast.errors import BodyInvalid, ConfigError
+from nsq_fast.protocol.wire_form import RowsForm
+from nsq_fast.protocol.wire_form import StoredRows as StoredRows
 
 from .producer import Headers, Producer
-from .publishing.life import check_timeout
+from .publishing.compose import Extras
 from .publishing.reasons import no_nsqd
-from .publishing.routes import Route
-from .publishing.rows import AddressedRows, StoredRows
+from .publishing.topic_route import TopicRoute
 
 # Lookup is asked again so often (s) while it does not say where a topic lives.
 _ASK_AGAIN = 0.25
@@ -54,8 +55,7 @@ class ColumnProducer(Producer):
             timeout: seconds; None: the option ``publish_timeout``.
         Raises NameInvalid; NoNsqd when that does not become known in time.
         """
-        check_timeout(timeout)
-        deadline = monotonic() + (self._timeout if timeout is None else timeout)
+        deadline = self._deadline(timeout)
         route = self._route(topic)
         news = self._delivery.news
         while (found := self._known(route)) is None:
@@ -69,11 +69,11 @@ class ColumnProducer(Producer):
             news.wait(min(left, _ASK_AGAIN))
         return found
 
-    def _known(self, route: Route) -> TopicLayout | None:
+    def _known(self, route: TopicRoute) -> TopicLayout | None:
         addresses = set(self.nsqd_addresses) if route.addresses is None else route.addresses
         if not self._delivery.pool.are_tried(addresses):
             return None
-        if route.topic is not None:
+        if route.has_lookup:
             is_known = route.is_partitioned or route.is_plain
             return TopicLayout(route.is_partitioned, route.partition_num, route.is_ext) if is_known else None
         for link in self._delivery.pool.open:
@@ -83,8 +83,7 @@ class ColumnProducer(Producer):
 
     def header(self, topic: str, headers: Headers, tag: str | None, trace_id: int | None) -> bytes:
         """The JSON of an ext header, as ``Records`` takes it. Raises ConfigError, BodyInvalid, TypeError."""
-        saying = self._composer.saying(self._route(topic), topic, trace_id, headers, tag, is_batch=True)
-        return saying.header
+        return self._composer.message_form(self._route(topic), trace_id, headers, tag, is_batch=True).header
 
     def publish_rows(
         self,
@@ -112,9 +111,8 @@ class ColumnProducer(Producer):
 
         The result, or the error: as those of ``publish``; ConfigError for rows that there are not.
         """
-        check_timeout(timeout)
         route = self._route(topic)
-        deadline = monotonic() + (self._timeout if timeout is None else timeout)
+        deadline = self._deadline(timeout)
         end = (records.count if rows is None else len(rows) // 4) if stop is None else stop
         try:
             parts = records.cut(_ANY_COUNT, self.config.max_body_size, rows, start, end)
@@ -122,8 +120,8 @@ class ColumnProducer(Producer):
             raise ConfigError(f"rows, start, stop: {error}") from error
         if len(parts) != 1:
             raise BodyInvalid(f"rows[{start}:{end}]: empty, or above max_body_size={self.config.max_body_size}")
-        publish = AddressedRows(route, topic, records, rows, start, end, deadline, is_optional=is_trace_optional)
-        publish.pin = self._composer.pin(route, None, partition)
+        form = RowsForm(records, rows, start, end, is_optional=is_trace_optional)
+        publish = self._bound(route, b"", form, deadline, Extras(partition=partition), end - start)
         result: AsyncResult[StoredRows] = publish.promise()
-        self._enter(publish, b"", True)
+        self._enter(publish, True)
         return result

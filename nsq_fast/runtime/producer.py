@@ -1,7 +1,10 @@
 """Producer: publish to topics, over as many nsqds as there are.
 
-The public face. Arguments are checked and made into commands in ``compose``;
-what happens to a publish then is in ``delivery``.
+One publish, followed downwards: here its arguments are checked, and it is made;
+``publishing.destination`` keeps it until it can leave, and chooses its link;
+``publishing.delivery`` writes the command that carries it, and takes the reply;
+``protocol.publish`` says what that makes of it; ``publishing.publish`` wakes its
+caller.
 """
 
 from __future__ import annotations
@@ -12,18 +15,16 @@ from typing import Any, Literal, TypeAlias, overload
 
 from gevent.event import AsyncResult
 
-from nsq_fast import _codec
 from nsq_fast.errors import ConfigError, PublishFailed, PublishTimeout
 from nsq_fast.protocol.partitioner import Key
+from nsq_fast.protocol.wire_form import PLAIN, Form, Receipt
 
 from .owner_thread import get_ident
-from .publishing.addressed import Addressed, Receipt
-from .publishing.compose import NO_EXTRAS, Body, Extras
-from .publishing.lane import Lane
+from .publishing.compose import Body, Extras, extras_of
 from .publishing.life import ProducerLife, check_timeout
-from .publishing.publish import Gather, Outcome, Publish
+from .publishing.publish import Destination, Group, Publish
 from .publishing.reasons import why_nowhere
-from .publishing.routes import Route
+from .publishing.topic_route import TopicRoute
 
 Headers: TypeAlias = Mapping[str, Any]
 Stored: TypeAlias = bytes | Receipt
@@ -126,36 +127,27 @@ class Producer(ProducerLife):
             raise_error: False returns an AsyncResult at once, which gets the result or the error.
             key, partition, trace_id, headers, tag: for servers with partitions, see ``Extras``.
         """
-        room = self._room
         route = self._routes.get(topic) if topic.__class__ is str else None
+        limit = self._pending_limit
+        destination: Destination | None = None
         if (
-            (self._is_running and route is not None and get_ident() == self._thread.ident)
+            (route is not None and self._is_running and get_ident() == self._thread.ident)
             and (body.__class__ is bytes and 0 < len(body) <= self._max_msg_size)
-            and (room.used < room.limit and not room.queue and block and raise_error)
+            and (limit.used < limit.limit and not limit.queue and block and raise_error)
             and (defer is timeout is trace_id is None and headers is None and tag is None)
             and not self._trace.is_active
-            and (key is partition is None or route.partition_num)
         ):
-            # The usual publish, without the calls of the general way: a tenth less (nsq-fast bench publish).
+            # The usual publish: nothing is left to check (nsq-fast bench publish).
             route.is_used = True
-            deadline = monotonic() + self._timeout
-            linger = self._linger
-            if key is not None or partition is not None:
-                publish = self._publish_pinned(route, topic, body, deadline, key, partition)
-            elif linger is not None and (self._lingers_always or self._delivery.pending or self._wakeups.is_waking):
-                room.used += 1
-                publish = Publish(route, topic, "PUB", b"", deadline)
-                linger.add(publish, body)
-            elif route.is_plain:
-                publish = self._prompt.plain(route, topic, body, deadline)
-            else:
-                publish = self._prompt.anywhere(route, topic, body, deadline)
+            destination = route.any if key is partition is None else route.bound(key, partition)
+        if destination is not None:
+            limit.used += 1
+            publish = Publish(destination, body, monotonic() + self._timeout)
+            destination.add(publish)
         else:
-            is_simple = key is tag is None and partition is trace_id is None and headers is None
-            extras = NO_EXTRAS if is_simple else Extras(key, partition, trace_id, headers, tag)
-            publish = self._new(topic, body, defer, timeout, extras)
+            publish = self._new(topic, body, defer, timeout, extras_of(key, partition, trace_id, headers, tag))
             result = None if raise_error else publish.promise()
-            self._enter(publish, body, block)
+            self._enter(publish, block)
             if result is not None:
                 return result
         try:
@@ -182,12 +174,10 @@ class Producer(ProducerLife):
 
         It waits for a connection in the background. Raises PublishFailed when ``max_pending`` is reached.
         """
-        is_simple = key is tag is None and partition is trace_id is None and headers is None
-        extras = NO_EXTRAS if is_simple else Extras(key, partition, trace_id, headers, tag)
-        publish = self._new(topic, body, defer, timeout, extras)
+        publish = self._new(topic, body, defer, timeout, extras_of(key, partition, trace_id, headers, tag))
         result = publish.promise()
-        self._take_room_now(publish.weight, topic)
-        self._send(publish, body)
+        self._take_room_now(publish)
+        publish.destination.add(publish)
         return result
 
     @overload
@@ -248,162 +238,102 @@ class Producer(ProducerLife):
             trace_id, headers: of all of them, or a list with one for each.
         The other arguments are those of ``publish``.
         """
-        is_simple = key is tag is None and partition is trace_id is None and headers is None
-        extras = NO_EXTRAS if is_simple else Extras(key, partition, trace_id, headers, tag)
-        parts = self._parts(topic, bodies, timeout, extras)
-        outcome: Outcome = parts[0] if len(parts) == 1 else Gather(parts)
-        result = None if raise_error else outcome.promise()
+        parts = self._parts(topic, bodies, timeout, extras_of(key, partition, trace_id, headers, tag))
+        whole: Publish | Group = parts[0] if len(parts) == 1 else Group(parts)
+        result = None if raise_error else whole.promise()
         entered = 0
         try:
             for part in parts:
-                self._enter(part, b"", block)
+                self._enter(part, block)
                 entered += 1
-            return outcome.wait(self._wakeups) if result is None else result
+            return whole.wait(self._wakeups) if result is None else result
         finally:
             # An interrupted caller; or no room, or no nsqd, for a part: the others of the batch are on their way.
-            if not outcome.done and (result is None or entered < len(parts)):
+            if not whole.done and (result is None or entered < len(parts)):
                 for part in parts[:entered]:
                     self._delivery.abandon(part)
 
-    # What one publish goes through
-
-    def _publish_pinned(
-        self, route: Route, topic: str, body: bytes, deadline: float, key: Key | None, partition: int | None
-    ) -> Publish:
-        """Send what is bound to a partition, needs no more checks, and has room: ``_send_pinned`` in fewer calls."""
-        if key.__class__ is str and partition is None:
-            pin: int | None = self._partition_of_key(key, route.partition_num)
-        else:
-            pin = self._composer.pin(route, key, partition)
-        lane = route.lanes.get(pin) if pin is not None and pin < route.partition_num else None
-        is_idle = lane is not None and lane.on_wire is None and not lane.is_paused
-        if lane is not None and is_idle and not lane.waiting and not self._lingers_always:
-            prompt = self._prompt.pinned(lane, body, deadline)
-            if prompt is not None:
-                return prompt
-        publish = Addressed(route, topic, body, deadline)
-        publish.key, publish.pin = key, pin
-        self._room.used += 1
-        if lane is None:
-            self._send_pinned(publish)
-            return publish
-        self._delivery.track(publish)
-        publish.lane = lane
-        lane.waiting.append(publish)
-        # Between the first that waits and the last that fits, they wait for each other already.
-        if is_idle and (len(lane.waiting) == 1 or len(lane.waiting) >= self._delivery.max_batch):
-            self._move(lane)
-        return publish
+    # What one publish goes through before it is sent
 
     def _new(self, topic: str, body: Any, defer: int | None, timeout: float | None, extras: Extras) -> Publish:
-        """Check the arguments of a publish and make its command."""
+        """Check the arguments of a publish of one message."""
         route = self._route(topic)
         if body.__class__ is not bytes or not 0 < len(body) <= self._max_msg_size:
             self._composer.check_body(body)
-        if timeout is None:
-            timeout = self._timeout
-        else:
-            check_timeout(timeout)
-        deadline = monotonic() + timeout
+        deadline = self._deadline(timeout)
         if defer is not None:
             _check_defer(defer)
-        if not self._is_bare(route, topic, extras) or (defer and not route.is_plain):
-            return self._composer.addressed(route, topic, body, defer or None, deadline, extras)
-        if defer:
-            return Publish(route, topic, "DPUB", _codec.dpub(topic, defer, body), deadline)
-        if self._linger is not None and (self._lingers_always or self._delivery.pending):
-            return Publish(route, topic, "PUB", b"", deadline)
-        if route.is_plain:
-            return Publish(route, topic, "PUB", _codec.pub(topic, body), deadline)
-        return Addressed(route, topic, bytes(body), deadline)
+        form = self._composer.form(route, body, defer, extras)
+        return self._bound(route, bytes(body), form, deadline, extras)
 
-    def _parts(self, topic: str, bodies: Iterable[Any], timeout: float | None, extras: Extras) -> Sequence[Publish]:
-        """Check the arguments of a multipublish and make its commands."""
+    def _parts(self, topic: str, bodies: Iterable[Any], timeout: float | None, extras: Extras) -> list[Publish]:
+        """Check the arguments of a multipublish."""
         route = self._route(topic)
-        check_timeout(timeout)
-        deadline = monotonic() + (self._timeout if timeout is None else timeout)
-        if route.is_plain and self._is_bare(route, topic, extras):
-            return self._composer.plain_parts(route, topic, bodies, deadline)
-        return self._composer.addressed_parts(route, topic, bodies, deadline, extras)
+        deadline = self._deadline(timeout)
+        parts = self._composer.parts(route, bodies, extras)
+        return [self._bound(route, part.bodies, part.form, deadline, extras, len(part.bodies)) for part in parts]
 
-    def _route(self, topic: str) -> Route:
+    def _bound(
+        self, route: TopicRoute, body: Any, form: Form, deadline: float, extras: Extras, weight: int = 1
+    ) -> Publish:
+        """A publish to where its key or partition says. Raises ConfigError when there is no such partition."""
+        key, partition = extras[:2]
+        if key is None and partition is None:
+            publish = Publish(route.any, body, deadline)
+        else:
+            self._composer.check_binding(key, partition)
+            try:
+                publish = Publish(route.destination(key, partition), body, deadline)
+            except ConfigError:
+                self._delivery.routes.refresh(route.topic)
+                raise
+            publish.key, publish.pin = key, partition
+        if form is not PLAIN:
+            publish.form, publish.is_alone = form, form.is_alone
+        if weight != 1:
+            publish.weight = weight
+        return publish
+
+    def _deadline(self, timeout: float | None) -> float:
+        if timeout is not None:
+            check_timeout(timeout)
+        return monotonic() + (self._timeout if timeout is None else timeout)
+
+    def _route(self, topic: str) -> TopicRoute:
         self._thread.check("Producer.publish()")
         if not self._is_running:
             self._resume()
-        route: Route | None = self._routes.get(topic) if topic.__class__ is str else None
+        route: TopicRoute | None = self._routes.get(topic) if topic.__class__ is str else None
         if route is None:
             route = self._delivery.routes.of(topic)
         route.is_used = True
         return route
 
-    def _is_bare(self, route: Route, topic: str, extras: Extras) -> bool:
-        """Whether it says nothing but its body. Original servers cannot trace; lookup shows them."""
-        if extras is not NO_EXTRAS:
-            return False
-        return not self._trace.is_active or not self._trace.is_on(topic) or (route.topic is not None and route.is_plain)
-
-    def _enter(self, publish: Publish, body: Any, block: bool) -> None:
+    def _enter(self, publish: Publish, block: bool) -> None:
         """Take room, waiting for it if ``block``, and send."""
-        room = self._room
-        if block and room.used < room.limit and not room.queue and publish.weight == 1:
-            room.used += 1  # the usual case
-        elif block:
+        if block:
             self._wait_for_room(publish)
         else:
-            self._delivery.locate(publish)
             nowhere = why_nowhere(publish, self._delivery.pool, self._delivery.routes)
             if nowhere is not None:
                 raise nowhere
-            self._take_room_now(publish.weight, publish.topic)
-        self._send(publish, body)
-
-    def _send(self, publish: Publish, body: Any) -> None:
-        if isinstance(publish, Addressed):
-            self._send_addressed(publish)
-        elif self._linger is None:
-            self._delivery.submit(publish)
-        elif publish.data:
-            self._linger.flush_topic(publish.topic)
-            self._delivery.submit(publish)
-        else:
-            self._linger.add(publish, bytes(body))
-
-    def _send_addressed(self, publish: Addressed) -> None:
-        if publish.is_pinned:
-            self._send_pinned(publish)
-        elif self._linger is None or publish.is_alone or not (self._lingers_always or self._delivery.pending):
-            self._delivery.submit(publish)
-        else:
-            self._linger.add_addressed(publish)
-
-    def _send_pinned(self, publish: Addressed) -> None:
-        lane = self._delivery.pinned.submit(publish)
-        if lane is not None and lane.on_wire is None and not lane.is_paused:  # else it goes with those that wait
-            self._move(lane)
-
-    def _move(self, lane: Lane) -> None:
-        """Send what waits in a lane, or let it wait for more."""
-        linger = self._linger
-        gathers = self._lingers_always or len(self._delivery.pending) > 1 or self._wakeups.is_waking
-        if gathers and linger is not None and not linger.is_full(lane):
-            linger.hold(lane)
-        else:
-            lane.pump()
+            self._take_room_now(publish)
+        publish.destination.add(publish)
 
     def _wait_for_room(self, publish: Publish) -> None:
-        if not self._room.take(publish.weight, publish.deadline):
+        if not self._pending_limit.take(publish.weight, publish.deadline):
             raise PublishTimeout(f"publish to {publish.topic!r}: {self._full()}", attempts=0)
         if not self._is_running:  # closed meanwhile
-            self._room.give(publish.weight)
+            self._pending_limit.give(publish.weight)
             raise self._not_running()
 
-    def _take_room_now(self, weight: int, topic: str) -> None:
-        if not self._room.fits(weight):
-            raise PublishFailed(f"publish to {topic!r}: {self._full()}", attempts=0)
-        self._room.used += weight
+    def _take_room_now(self, publish: Publish) -> None:
+        if not self._pending_limit.fits(publish.weight):
+            raise PublishFailed(f"publish to {publish.topic!r}: {self._full()}", attempts=0)
+        self._pending_limit.used += publish.weight
 
     def _full(self) -> str:
-        return f"no room: max_pending={self._room.limit} messages wait for their replies"
+        return f"no room: max_pending={self._pending_limit.limit} messages wait for their replies"
 
     def _resume(self) -> None:
         """Connect, if the parent of this process was connected. Raises NotRunning."""

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from nsq_fast.errors import ConfigError
 from nsq_fast.protocol.partitioner import (
-    RoundRobin,
     hashcode_partition,
     java_long_hash,
     java_string_hash,
@@ -144,11 +143,3 @@ def test_keys_that_mean_nothing_to_a_strategy_are_refused() -> None:
     with pytest.raises(ConfigError, match="murmur3, hashcode"):
         key_partitioner("md5")
     assert key_partitioner("murmur3") is murmur3_partition
-
-
-def test_round_robin_takes_turns_and_bears_a_changing_list() -> None:
-    turn = RoundRobin(start=1)
-    assert [turn.choose("abc") for _ in range(4)] == ["b", "c", "a", "b"]
-    assert turn.choose("x") == "x"
-    with pytest.raises(IndexError):
-        turn.choose([])

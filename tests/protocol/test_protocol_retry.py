@@ -13,10 +13,11 @@ POLICY = RetryPolicy(max_attempts=3, retry_unknown_outcome=True, base_delay=0.05
 CAREFUL = POLICY._replace(retry_unknown_outcome=False)
 
 REFUSED = Verdict(retry=False)
+BLAMED = Verdict(retry=False, splits=True)
 ROWS = [
-    (errors.BadMessage("x"), REFUSED),
+    (errors.BadMessage("x"), BLAMED),
     (errors.BadTopic("x"), REFUSED),
-    (errors.BadBody("x"), REFUSED),
+    (errors.BadBody("x"), BLAMED),
     (errors.Invalid("x"), REFUSED),
     (errors.BadPartition("x"), REFUSED),
     (errors.Unauthorized("x"), REFUSED),
@@ -50,8 +51,8 @@ ROWS = [
     (errors.PubFailed("exiting"), Verdict(retry=True, pause=True, possibly_stored=True)),
     (errors.AuthFailed("AUTH failed"), Verdict(retry=True, pause=True)),
     (errors.AuthFailed("x"), REFUSED),
-    (errors.BadMessage("PUB message too big 2 > 1"), REFUSED),
-    (errors.BadMessage("MPUB invalid message(1) body size 0"), REFUSED),
+    (errors.BadMessage("PUB message too big 2 > 1"), BLAMED),
+    (errors.BadMessage("MPUB invalid message(1) body size 0"), BLAMED),
     (errors.ConnectionLost("x"), Verdict(retry=True, refresh=True, possibly_stored=True)),
     (errors.HeartbeatMissed("x"), Verdict(retry=True, refresh=True, possibly_stored=True)),
     (errors.RemoteProtocolError("x"), REFUSED),

@@ -19,7 +19,6 @@ from nsq_fast.protocol.topology import (
     Meta,
     Nsqd,
     Topology,
-    diff,
     error_text,
     is_unknown_topic,
     merge,
@@ -304,28 +303,6 @@ def test_nothing_is_invented_and_nothing_is_lost(given_answers: list[LookupAnswe
     for number, leader in merged.partitions.items():
         assert leader in [answer.partitions.get(number) for answer in given_answers]
     assert merge([*given_answers, *given_answers]) == merged
-
-
-@given(answers, answers)
-def test_a_diff_says_what_changed(first: LookupAnswer, second: LookupAnswer) -> None:
-    old, new = merge([first]), merge([second])
-    change = diff(old, new)
-    assert not diff(old, old)
-    addresses = {each.tcp for each in old.nsqds} - {each.tcp for each in change.removed}
-    assert addresses | {each.tcp for each in change.added} == {each.tcp for each in new.nsqds}
-    leaders = {number: leader.tcp for number, leader in old.partitions.items()}
-    for number, (_, leader) in change.moved.items():
-        leaders[number] = leader.tcp if leader else None  # type: ignore[assignment]
-    assert {number: tcp for number, tcp in leaders.items() if tcp} == {
-        number: leader.tcp for number, leader in new.partitions.items()
-    }
-
-
-def test_the_first_topology_is_all_new() -> None:
-    change = diff(None, Topology(producers=(nsqd(1),), partitions={0: nsqd(2)}, meta=Meta(1, 1)))
-    assert change.added == (nsqd(2), nsqd(1)) or change.added == (nsqd(1), nsqd(2))
-    assert change.moved == {0: (None, nsqd(2))}
-    assert change.meta_changed
 
 
 def test_mixed_fleets_have_old_nsqds_beside_the_partitions() -> None:

@@ -189,7 +189,7 @@ def test_a_leader_that_dies(lookup_producer: LookupProducers, publish_nsqd: Nsqd
 def test_a_former_leader_that_says_nothing_is_given_up(
     lookup_producer: LookupProducers, publish_nsqd: Nsqds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nsq_fast.runtime.publishing.lane._SILENCE", 0.05)
+    monkeypatch.setattr("nsq_fast.runtime.publishing.destination.SILENCE", 0.05)
     old, new = publish_nsqd(stay_mute, version=REDESIGNED), publish_nsqd(version=REDESIGNED)
     sender, lookup = lookup_producer(one(old))
     results = [sender.publish_nowait("t", body, key="k") for body in numbers(3)]

@@ -25,7 +25,7 @@ from nsq_fast.errors import InternalError, NsqError
 from nsq_fast.runtime import supervised
 from nsq_fast.runtime.consuming.flow import Flow
 from nsq_fast.runtime.consuming.subscriptions import Subscriptions
-from nsq_fast.runtime.publishing.delivery import Delivery
+from nsq_fast.runtime.publishing.pending import Pending
 from nsq_fast.runtime.supervised import Job, Loop, Supervisor
 
 RUNTIME = Path(nsq_fast.__file__).parent / "runtime"
@@ -198,15 +198,15 @@ def test_closing_ends_the_loops_that_pause_after_a_fault(scenario: Scenario, no_
 def test_a_fault_of_a_timer_loses_no_other_deadline(
     no_unseen_errors: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expire = Delivery._expire
+    ring = Pending._ring
     faults = [Injected("once")]
 
-    def failing(delivery: Delivery) -> None:
+    def failing(pending: Pending) -> None:
         if faults:
             raise faults.pop()
-        expire(delivery)
+        ring(pending)
 
-    monkeypatch.setattr(Delivery, "_expire", failing)
+    monkeypatch.setattr(Pending, "_ring", failing)
     with Producer("127.0.0.1:1") as producer:  # nobody listens there
         result = producer.publish_nowait("topic", b"late", timeout=0.2)
         with pytest.raises(NsqError):

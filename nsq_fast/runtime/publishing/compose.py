@@ -1,4 +1,4 @@
-"""From the arguments of a publish to its commands: checked, measured, cut.
+"""From the arguments of a publish to its form: checked, measured, cut.
 
 Everything a caller can get wrong is found here, before anything is queued, so
 that a rejected argument harms nobody.
@@ -12,22 +12,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from nsq_fast import _codec
-from nsq_fast.config import ProducerConfig
+from nsq_fast.config import MAX_PARTITION, MAX_TAG_SIZE, ProducerConfig
 from nsq_fast.errors import BodyInvalid, ConfigError
 from nsq_fast.protocol.dialect import TAG_KEY, TRACE_ID_KEY
 from nsq_fast.protocol.partitioner import Key, key_partitioner
-from nsq_fast.protocol.topology import MAX_PARTITIONS
+from nsq_fast.protocol.wire_form import COUNT_BYTES, LENGTH_BYTES, PLAIN, PLAIN_BATCH, BatchForm, Form, WireForm
 from nsq_fast.runtime.trace import TraceLog, check_trace_id, new_trace_id
 
-from .addressed import PLAIN, Addressed, AddressedMany, Saying
-from .publish import Publish
-from .routes import Route
+from .topic_route import TopicRoute
 
-# Bytes of an MPUB body before the messages, and before each message.
-_MPUB_HEADER = 4
-_LENGTH = 4
 _MAX_HEADER = 65534
-_MAX_TAG = 100
 
 Body = bytes | bytearray | memoryview
 
@@ -54,111 +48,104 @@ class Extras(NamedTuple):
 NO_EXTRAS = Extras()
 
 
+def extras_of(key: Key | None, partition: int | None, trace_id: Any, headers: Any, tag: str | None) -> Extras:
+    """The extras of a publish; ``NO_EXTRAS`` where there are none."""
+    if key is tag is None and partition is trace_id is None and headers is None:
+        return NO_EXTRAS
+    return Extras(key, partition, trace_id, headers, tag)
+
+
+class Part(NamedTuple):
+    """Messages of a batch that make one command: their bodies, and the form that goes with them."""
+
+    bodies: list[bytes]
+    form: Form
+
+
 class Composer:
-    """Makes the commands of one producer.
+    """Makes the forms of one producer's publishes.
 
     Args:
         refresh: called with a topic whose meta may be out of date.
-
-    Attributes:
-        partition_of_key: the number of the partition for a key and the count of partitions.
     """
 
     def __init__(self, config: ProducerConfig, trace: TraceLog, refresh: Callable[[str], None]) -> None:
         self._max_msg_size = config.max_msg_size
         self._max_body_size = config.max_body_size
-        self.partition_of_key = key_partitioner(config.key_strategy)
+        self._partition_of_key = key_partitioner(config.key_strategy)
         self._trace = trace
         self._refresh = refresh
 
     # One message
 
-    def addressed(
-        self, route: Route, topic: str, body: Body, defer: int | None, deadline: float, extras: Extras
-    ) -> Addressed:
-        """A publish whose command depends on where it goes. ``body`` has been checked."""
-        if defer is not None:
-            return self._deferred(route, topic, body, defer, deadline, extras)
-        saying = self._saying(route, topic, body, extras)
-        return self.pinned(route, topic, bytes(body), deadline, extras.key, extras.partition, saying)
-
-    def pinned(
-        self,
-        route: Route,
-        topic: str,
-        body: bytes,
-        deadline: float,
-        key: Key | None,
-        partition: int | None,
-        saying: Saying = PLAIN,
-    ) -> Addressed:
-        """As ``addressed``, of what has been checked but for ``key`` and ``partition``."""
-        publish = Addressed(route, topic, body, deadline, saying)
-        publish.pin = self.pin(route, key, partition)
-        publish.key = key
-        return publish
-
-    def _deferred(self, route: Route, topic: str, body: Body, defer: int, deadline: float, extras: Extras) -> Addressed:
-        if route.is_partitioned or extras is not NO_EXTRAS:
-            raise ConfigError(
-                f"defer={defer}: servers with partitions, keys, traces and headers cannot delay a publish;"
-                " leave defer out"
-            )
-        return Addressed(route, topic, _codec.dpub(topic, defer, body), deadline, Saying("DPUB"))
-
-    def _saying(self, route: Route, topic: str, body: Body, extras: Extras) -> Saying:
-        saying = self.saying(route, topic, extras.trace_id, extras.headers, extras.tag)
-        if saying.overhead and len(body) + saying.overhead > self._max_msg_size:
-            if saying.is_optional:
+    def form(self, route: TopicRoute, body: Body, defer: int | None, extras: Extras) -> WireForm:
+        """The form of one message, whose body has been checked."""
+        if defer:
+            if route.is_partitioned or extras is not NO_EXTRAS:
+                raise ConfigError(
+                    f"defer={defer}: servers with partitions, keys, traces and headers cannot delay a publish;"
+                    " leave defer out"
+                )
+            return WireForm("DPUB", defer=defer)
+        if self._is_bare(route, extras):
+            return PLAIN
+        form = self.message_form(route, extras.trace_id, extras.headers, extras.tag)
+        if form.overhead and len(body) + form.overhead > self._max_msg_size:
+            if form.is_optional:
                 return PLAIN
             raise BodyInvalid(
-                f"body of {len(body)} bytes with {saying.overhead} bytes of trace id or header"
+                f"body of {len(body)} bytes with {form.overhead} bytes of trace id or header"
                 f" is above max_msg_size={self._max_msg_size}"
             )
-        return saying
+        return form
 
-    def saying(
-        self, route: Route, topic: str, trace_id: Any, headers: Any, tag: Any, *, is_batch: bool = False
-    ) -> Saying:
-        """What goes with one message."""
+    def _is_bare(self, route: TopicRoute, extras: Extras) -> bool:
+        """Whether it says nothing but its body. Original servers cannot trace; lookup shows them."""
+        if extras is not NO_EXTRAS and extras[2:] != NO_EXTRAS[2:]:
+            return False
+        return not self._trace.is_active or not self._trace.is_on(route.topic) or (route.has_lookup and route.is_plain)
+
+    def message_form(
+        self, route: TopicRoute, trace_id: Any, headers: Any, tag: Any, *, is_batch: bool = False
+    ) -> WireForm:
+        """What goes with one message; ``is_batch``: it shares its command with others."""
         is_optional = False
         if headers is not None or tag is not None:
             fields, trace_id = _merge(headers, tag, trace_id)
-            self._check_ext(route, topic)
-            if trace_id is None and not is_batch and self._trace.is_on(topic):
+            self._check_ext(route)
+            if trace_id is None and not is_batch and self._trace.is_on(route.topic):
                 trace_id = new_trace_id()
             return _with_header(fields, trace_id)
         if trace_id is None:
-            if not self._trace.is_on(topic):
+            if not self._trace.is_on(route.topic):
                 return PLAIN
             trace_id, is_optional = new_trace_id(), True
         check_trace_id(trace_id)
         if route.is_ext and not is_batch:
             return _with_header({}, trace_id)._replace(is_optional=is_optional)
-        return Saying("PUB_TRACE", trace_id, is_traced=True, is_optional=is_optional)
+        return WireForm("PUB_TRACE", trace_id, is_traced=True, is_optional=is_optional)
 
-    def _check_ext(self, route: Route, topic: str) -> None:
+    def _check_ext(self, route: TopicRoute) -> None:
         if route.is_ext is False:
-            self._refresh(topic)
+            self._refresh(route.topic)
             raise ConfigError(
-                f"headers, tag: topic {topic!r} carries no extended headers; leave them out, or create it with extend"
+                f"headers, tag: topic {route.topic!r} carries no extended headers;"
+                " leave them out, or create it with extend"
             )
 
-    def pin(self, route: Route, key: Key | None, partition: int | None) -> int | None:
-        """The partition, as far as it is known; checks both arguments."""
+    def check_binding(self, key: Key | None, partition: int | None) -> None:
+        """Raise ConfigError or TypeError unless both can name a partition."""
         if key is not None:
             if partition is not None:
                 raise ConfigError(f"key={key!r} with partition={partition}: the key names the partition")
             try:
-                found = self.partition_of_key(key, route.partition_num or 1)
+                self._partition_of_key(key, 1)
             except ValueError as error:
                 raise ConfigError(str(error)) from None
-            return found if route.partition_num else None
-        if partition is not None and (
-            not isinstance(partition, int) or isinstance(partition, bool) or not 0 <= partition < MAX_PARTITIONS
+        elif partition is not None and (
+            not isinstance(partition, int) or isinstance(partition, bool) or not 0 <= partition <= MAX_PARTITION
         ):
-            raise ConfigError(f"partition={partition!r}: must be a whole number, 0 to {MAX_PARTITIONS - 1}, or None")
-        return partition
+            raise ConfigError(f"partition={partition!r}: must be a whole number, 0 to {MAX_PARTITION}, or None")
 
     def check_body(self, body: Any) -> None:
         """Raise TypeError or BodyInvalid unless ``body`` can be a message."""
@@ -173,110 +160,82 @@ class Composer:
 
     # Batches
 
-    def plain_parts(self, route: Route, topic: str, bodies: Any, deadline: float) -> list[Publish]:
-        """The commands of a batch for servers without partitions."""
+    def parts(self, route: TopicRoute, bodies: Any, extras: Extras) -> list[Part]:
+        """The commands of a batch."""
         messages = _as_list(bodies)
-        total = self._check_bodies(messages)
-        parts = [messages] if total <= self._max_body_size else self._cut(messages, lambda _: 0)
-        return [Publish(route, topic, "MPUB", _codec.mpub(topic, part), deadline, len(part)) for part in parts]
-
-    def addressed_parts(
-        self, route: Route, topic: str, bodies: Any, deadline: float, extras: Extras
-    ) -> list[AddressedMany]:
-        """The commands of a batch that depend on where it goes."""
-        pin = self.pin(route, extras.key, extras.partition)
-        messages = _as_list(bodies)
-        total = self._check_bodies(messages)
-        messages = list(map(bytes, messages))
-        sayings = self._sayings(route, topic, messages, extras)
-        if sayings is None:
-            groups = [messages] if total <= self._max_body_size else self._cut(messages, lambda _: 0)
-            return [self._many(route, topic, group, PLAIN, deadline, extras, pin) for group in groups]
-        for number, (message, saying) in enumerate(zip(messages, sayings, strict=True)):
-            if len(message) + saying.overhead > self._max_msg_size:
+        messages, total = self._check_bodies(messages)
+        forms = None if self._is_bare(route, extras) else self._forms(route, messages, extras)
+        if forms is None:
+            groups = [messages] if total <= self._max_body_size else self._cut(messages, None)
+            return [Part(group, PLAIN_BATCH) for group in groups]
+        for number, (message, form) in enumerate(zip(messages, forms, strict=True)):
+            if len(message) + form.overhead > self._max_msg_size:
                 raise BodyInvalid(
-                    f"bodies[{number}] of {len(message)} bytes with {saying.overhead} bytes of trace id or header"
+                    f"bodies[{number}] of {len(message)} bytes with {form.overhead} bytes of trace id or header"
                     f" is above max_msg_size={self._max_msg_size}"
                 )
-        parts: list[AddressedMany] = []
+        parts: list[Part] = []
         start = 0
-        for part in self._cut(messages, lambda at: sayings[at].overhead):
-            said = sayings[start : start + len(part)]
-            parts.append(self._many(route, topic, part, said, deadline, extras, pin))
-            start += len(part)
+        for group in self._cut(messages, forms):
+            parts.append(Part(group, BatchForm(forms[start : start + len(group)])))
+            start += len(group)
         return parts
 
-    def _many(
-        self,
-        route: Route,
-        topic: str,
-        bodies: list[bytes],
-        sayings: list[Saying] | Saying,
-        deadline: float,
-        extras: Extras,
-        pin: int | None,
-    ) -> AddressedMany:
-        publish = AddressedMany(route, topic, bodies, sayings, deadline)
-        publish.key, publish.pin = extras.key, pin
-        return publish
-
-    def _sayings(self, route: Route, topic: str, messages: list[bytes], extras: Extras) -> list[Saying] | None:
+    def _forms(self, route: TopicRoute, messages: list[bytes], extras: Extras) -> list[WireForm] | None:
         """What goes with each message; None: nothing."""
         count = len(messages)
-        if extras[2:] == NO_EXTRAS[2:] and (
-            not self._trace.is_on(topic) or max(map(len, messages)) + PLAIN_TRACE > self._max_msg_size
-        ):
+        is_asked = extras[2:] != NO_EXTRAS[2:]
+        if not is_asked and max(map(len, messages)) + _TRACE_ID_BYTES > self._max_msg_size:
             return None
         is_same = not isinstance(extras.headers, Sequence) and not isinstance(extras.trace_id, Sequence)
-        if is_same and extras[2:] != NO_EXTRAS[2:]:
-            return [self.saying(route, topic, extras.trace_id, extras.headers, extras.tag, is_batch=True)] * count
+        if is_same and is_asked:
+            return [self.message_form(route, extras.trace_id, extras.headers, extras.tag, is_batch=True)] * count
         trace_ids = _each("trace_id", extras.trace_id, count)
         headers = _each("headers", extras.headers, count)
-        sayings = [
-            self.saying(route, topic, trace_id, header, extras.tag, is_batch=True)
+        forms = [
+            self.message_form(route, trace_id, header, extras.tag, is_batch=True)
             for trace_id, header in zip(trace_ids, headers, strict=True)
         ]
-        if len({saying.kind for saying in sayings}) > 1:
+        if len({form.kind for form in forms}) > 1:
             raise ConfigError("headers: give one mapping for each message, {} for none")
-        return sayings
+        return forms
 
-    def _cut(self, messages: list[Any], overhead: Callable[[int], int]) -> list[list[Any]]:
+    def _cut(self, messages: list[bytes], forms: list[WireForm] | None) -> list[list[bytes]]:
         """Cut a batch so that no part is above ``max_body_size``."""
-        parts: list[list[Any]] = [[]]
-        size = _MPUB_HEADER
+        parts: list[list[bytes]] = [[]]
+        size = COUNT_BYTES
         for number, message in enumerate(messages):
-            needed = _LENGTH + overhead(number) + (message.nbytes if isinstance(message, memoryview) else len(message))
+            needed = LENGTH_BYTES + len(message) + (0 if forms is None else forms[number].overhead)
             if size + needed > self._max_body_size and parts[-1]:
                 parts.append([])
-                size = _MPUB_HEADER
+                size = COUNT_BYTES
             parts[-1].append(message)
             size += needed
         return parts
 
-    def _check_bodies(self, messages: list[Any]) -> int:
-        """Check every message; return the size of an MPUB body of them all."""
+    def _check_bodies(self, messages: list[Any]) -> tuple[list[bytes], int]:
+        """Check every message; return them as bytes, and the size of an MPUB body of them all."""
         if not messages:
             raise BodyInvalid("bodies is empty: nsqd takes no empty batch")
         total = _codec.mpub_size(messages, self._max_msg_size)
         if total >= 0:
-            return total
-        total = _MPUB_HEADER
+            return messages, total
         for number, message in enumerate(messages):
             try:
                 self.check_body(message)
-            except (TypeError, BodyInvalid) as error:
+            except (TypeError, BodyInvalid) as error:  # noqa: PERF203
                 raise type(error)(f"bodies[{number}]: {error}") from None
-            total += _LENGTH + (message.nbytes if isinstance(message, memoryview) else len(message))
-        return total
+        messages = list(map(bytes, messages))
+        return messages, COUNT_BYTES + LENGTH_BYTES * len(messages) + sum(map(len, messages))
 
 
-PLAIN_TRACE = Saying("PUB_TRACE").overhead
+_TRACE_ID_BYTES = WireForm("PUB_TRACE").overhead
 
 
 def _as_list(bodies: Any) -> list[Any]:
     if isinstance(bodies, (str, bytes, bytearray, memoryview)) or not isinstance(bodies, Iterable):
         raise TypeError(f"bodies must be an iterable of messages, not {type(bodies).__name__}")
-    return bodies if bodies.__class__ is list else list(bodies)
+    return list(bodies)  # a copy: the caller may change its own
 
 
 def _each(name: str, value: Any, count: int) -> Sequence[Any]:
@@ -294,8 +253,8 @@ def _merge(headers: Any, tag: Any, trace_id: Any) -> tuple[dict[str, Any], int |
         raise TypeError(f"headers must be a mapping with str keys, not {headers!r:.100}")
     fields = dict(headers or {})
     if tag is not None:
-        if not isinstance(tag, str) or not 0 < len(tag) <= _MAX_TAG:
-            raise ConfigError(f"tag={tag!r}: must be a str of 1 to {_MAX_TAG} characters, or None")
+        if not isinstance(tag, str) or not 0 < len(tag) <= MAX_TAG_SIZE:
+            raise ConfigError(f"tag={tag!r}: must be a str of 1 to {MAX_TAG_SIZE} characters, or None")
         fields[TAG_KEY] = tag
     carried = fields.pop(TRACE_ID_KEY, None)
     if trace_id is None and carried is not None:
@@ -305,7 +264,7 @@ def _merge(headers: Any, tag: Any, trace_id: Any) -> tuple[dict[str, Any], int |
     return fields, None if trace_id is None else check_trace_id(trace_id)
 
 
-def _with_header(fields: dict[str, Any], trace_id: int | None) -> Saying:
+def _with_header(fields: dict[str, Any], trace_id: int | None) -> WireForm:
     if trace_id is not None:
         fields[TRACE_ID_KEY] = str(trace_id)
     try:
@@ -314,4 +273,4 @@ def _with_header(fields: dict[str, Any], trace_id: int | None) -> Saying:
         raise ConfigError(f"headers: cannot be JSON: {error}") from error
     if len(header) > _MAX_HEADER:
         raise BodyInvalid(f"headers of {len(header)} bytes as JSON: at most {_MAX_HEADER}")
-    return Saying("PUB_EXT", trace_id or 0, header, is_traced=trace_id is not None)
+    return WireForm("PUB_EXT", trace_id or 0, header, is_traced=trace_id is not None)

@@ -1,70 +1,63 @@
-"""From a publish to its outcome: attempts, replies, failures, retries, deadlines.
+"""Commands on the wire: what is sent, what comes back, and what that means for the publishes in them.
 
-A publish is written to an open link at once, or waits for one. Its reply settles it; a
-failure goes through the table in ``protocol.retry``; its deadline ends it wherever it is.
-A publish that ended while its reply was still owed stays with its connection, in its place,
-and the late reply is taken silently; until then it keeps its share of ``max_pending``.
-
-Publishes that are pinned to a partition go through its ``Lane``: see ``pinned``.
-The path of one that just succeeds is ``submit`` (or ``prompt``), ``_write``, ``replied``; keep it short.
+A command is written to an open link. Its reply ends its publishes; a failure
+goes, for each of them, through the table in ``protocol.retry``; a deadline ends
+a publish wherever it is. A command whose publishes ended while its reply was
+still owed stays with its connection, in its place, and the late reply is taken
+silently; until then its messages keep their share of ``max_pending``.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable
-from itertools import groupby
-from time import monotonic
-from typing import Any
+from collections.abc import Iterable
 
 import msgspec
 from gevent.event import Event
 
-from nsq_fast import _codec
 from nsq_fast._codec import traced_reply
 from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig
-from nsq_fast.errors import BadBody, BadMessage, ConfigError, ConnectionClosed, ConnectionLost, NsqError, ServerError
+from nsq_fast.errors import ConfigError, ConnectionClosed, ConnectionLost, NsqError, ServerError
 from nsq_fast.names import Address
-from nsq_fast.protocol.retry import RetryPolicy, Verdict, decide, publish_failed, retry_delay
+from nsq_fast.protocol.dialect import Dialect
+from nsq_fast.protocol.publish import sent, stored
+from nsq_fast.protocol.retry import RetryPolicy, publish_failed, retry_delay
+from nsq_fast.protocol.wire_form import OK, Receipt, batch_command
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.signals import emit, is_heard
 from nsq_fast.runtime.supervised import Supervisor
-from nsq_fast.runtime.trace import TraceLog
+from nsq_fast.runtime.trace import TraceLog, split_receipt
 
-from .addressed import Addressed, AddressedBatch, kind_of
-from .alarm import Agenda, Alarm
-from .lane import Lane
-from .pinned import Pinned, waits_in
-from .pool import LATE_AFTER_LOOKS, Link, Pool
-from .publish import OK, Batch, Publish, Wakeups
+from .linger import Linger
+from .link import LATE_AFTER_LOOKS, Link
+from .pending import Pending
+from .pending_limit import PendingLimit
+from .pool import Pool
+from .publish import Command, Publish, Wakeups
 from .reasons import final_error, timeout_error
-from .room import Room
-from .routes import Route, Routes
+from .routes import Routes
+from .timers import TimerQueue
 
 logger = logging.getLogger(__name__)
 
-# Looking for publishes that are too late costs about 0.1 us for each that is pending. It is done so rarely that
-# this stays below a tenth of the time, so 100,000 pending publishes may end 0.1 s late.
-_SLACK_PER_PENDING = 1e-6
-
 
 class Delivery:
-    """Everything between the public methods of a producer and its connections.
+    """Sends for the destinations, and hears of their links.
 
     Args:
-        sender: the producer, in whose name signals are sent.
+        producer: in whose name signals are sent.
 
     Attributes:
         pending: publishes that somebody waits for.
-        room: the share of ``max_pending`` that is taken.
+        pending_limit: the share of ``max_pending`` that is taken.
         news: set whenever a link opens, or lookup says where a topic lives.
-        max_batch, max_batch_bytes: limits of a command that a lane makes of several publishes.
+        most, enough, limit: of one command, see ``protocol.publish.take_command``.
     """
 
     def __init__(
         self,
-        sender: object,
+        producer: object,
         nsqds: Iterable[Address],
         lookupds: list[str],
         config: ProducerConfig,
@@ -72,499 +65,263 @@ class Delivery:
         lookup: LookupConfig,
         trace: TraceLog,
     ) -> None:
-        self.supervisor = Supervisor(logger, lambda error: emit(sender, "on_error", error=error))
-        self.pending: set[Publish] = set()
-        self.room = Room(config.max_pending)
-        self.wakeups = Wakeups()
-        self.news = Event()
-        self.pool = Pool(connection, config, self)
-        self.pinned = Pinned(self)
-        self.routes = Routes(self.pool, nsqds, lookupds, lookup, config, self, self._drain, self.pinned.decided)
-        self.max_batch = config.linger_max_messages if config.linger or config.coalesce else 1
-        self.max_batch_bytes = min(config.linger_max_bytes, config.max_body_size)
+        self._producer = producer
+        self._signals = producer.__dict__
         self._trace = trace
-        self._sender = sender
-        self._signals = sender.__dict__
         self._policy = RetryPolicy(
             max_attempts=config.max_publish_attempts,
             retry_unknown_outcome=config.retry_unknown_outcome,
             base_delay=config.retry_base_delay,
             max_delay=config.retry_max_delay,
-            max_leader_attempts=config.max_leader_attempts if self.routes.has_lookup else 0,
+            max_leader_attempts=config.max_leader_attempts if lookupds else 0,
         )
-        self._deadlines = Alarm(self._expire, self.supervisor)
-        self._agenda = Agenda(self.supervisor)
-        self._idle: Event | None = None
         self._attempt_limit = config.attempt_limit
-        self._look_every = config.attempt_limit / LATE_AFTER_LOOKS
-        self._next_look = 0.0
+        self.supervisor = Supervisor(logger, lambda error: emit(producer, "on_error", error=error))
+        self.news = Event()
+        self.wakeups = Wakeups()
+        self.pending = Pending(
+            self.supervisor, self._time_out, config.attempt_limit / LATE_AFTER_LOOKS, self._look_at_links
+        )
+        self.pending_limit = PendingLimit(config.max_pending)
+        self.timers = TimerQueue(self.supervisor)
+        self.pool = Pool(connection, config, self)
+        self.routes = Routes(self.pool, nsqds, lookupds, lookup, config, self._policy, self, self.news.set)
+        self.linger = Linger(config, self.pending.publishes, self.wakeups, self.supervisor)
+        self.most = config.linger_max_messages if config.linger or config.coalesce else 1
+        self.enough = min(config.linger_max_bytes, config.max_body_size)
+        self.limit = config.max_body_size
+        # What the destinations and links call goes straight to whom it concerns.
+        self.track = self.pending.add
+        self.hold = self.linger.hold
+        self.release_hold = self.linger.release
+        self.later = self.timers.add
+        self.seek = self.routes.seek
+        self.link_failed = self.routes.link_failed
+        self.has_waiting = self.routes.has_waiting
 
     # Sending
 
-    def submit(self, publish: Publish) -> None:
-        """Take a publish, for which there is room, on its way."""
-        self.track(publish)
-        route = publish.route
-        if route.waiting:
-            route.waiting.append(publish)  # behind those that came before
-        elif publish.data and (link := route.choose()) is not None:
-            self._write(publish, link)
-        else:
-            self._attempt(publish)
-
-    def track(self, publish: Publish) -> None:
-        """Watch over the deadline of a publish."""
-        self.pending.add(publish)
-        if publish.deadline < self._deadlines.at:
-            self._deadlines.set(min(publish.deadline, self._time_of_look(monotonic())))
-
-    def submit_batch(self, children: list[Publish], bodies: list[bytes]) -> None:
-        """Send publishes that gathered: as one MPUB, or as a PUB when only one of them still waits."""
-        live = [child for child in children if not child.done]
-        if len(live) < len(children):
-            bodies = [body for child, body in zip(children, bodies, strict=True) if not child.done]
-        if live and not live[0].route.is_plain:
-            self.submit(AddressedBatch(live, bodies))
-        elif len(live) > 1:
-            self.submit(Batch(live, bodies))
-        elif live:
-            self._submit_alone(live[0], bodies[0])
-
-    def submit_run(self, children: list[Publish], bodies: list[bytes]) -> None:
-        """As ``submit_batch``, for publishes of which some or all are addressed: those of one kind go together."""
-        for kind, run in groupby(zip(children, bodies, strict=True), key=lambda pair: kind_of(pair[0])):
-            members = [pair for pair in run if not pair[0].done]
-            if members:
-                gathered = [child for child, _ in members], [body for _, body in members]
-                if not kind:
-                    self.submit_batch(*gathered)
-                else:
-                    self.submit(AddressedBatch(*gathered) if len(members) > 1 else members[0][0])
-
-    def _submit_alone(self, child: Publish, body: bytes) -> None:
-        child.batch = None
-        child.data = _codec.pub(child.topic, body)
-        self.submit(child)
-
-    def _attempt(self, publish: Publish) -> None:
-        route = publish.route
-        lane = None
-        if route.is_partitioned and isinstance(publish, (Addressed, AddressedBatch)):
-            lane = route.choose_lane()
-            link = None if lane is None else lane.choose()
-        else:
-            link = route.choose()
-        if link is None:
-            route.waiting.append(publish)
-            self.pool.hurry()
-            self.seek(route)
-        elif isinstance(publish, (Addressed, AddressedBatch)):
-            if not isinstance(publish, AddressedBatch) or self._has_live(publish):
-                self.send(publish, link, None if lane is None else lane.partition)
-        elif publish.data or self._encode(publish):
-            self._write(publish, link)
-
-    def _has_live(self, batch: Batch) -> bool:
-        """Whether any child still waits; ends the batch otherwise."""
-        if not all(child.done for child in batch.children):
-            return True
-        self._finish_batch(batch, None)
-        return False
-
-    def send(self, command: Addressed | AddressedBatch, link: Link, partition: int | None) -> None:
-        assert link.conn is not None
-        try:
-            command.encode_for(partition, link.conn.session.dialect)
-        except ConfigError as error:
-            command.conn = link.conn
-            self.refused(link.conn, command, error)
-            return
-        if isinstance(command, AddressedBatch) and command.lane is not None:
-            for child in command.sent:
-                child.attempts += 1
-        self._write(command, link)
-
-    def _write(self, publish: Publish, link: Link) -> None:
-        conn = link.conn
+    def send(self, command: Command, link: Link) -> None:
+        """Write a command; its end is reported by ``Queue.ended``, possibly before this returns."""
+        conn = command.conn = link.conn
         assert conn is not None
-        publish.conn = conn
-        publish.attempts += 1
+        publishes = command.publishes
+        dialect = conn.session.dialect
         try:
-            conn.request(publish.data, publish.command, publish)
+            data = _encode(command, dialect)
+        except ConfigError as error:
+            self.refused(conn, command, error)
+            return
+        sent(publishes, command)
+        first = publishes[0]
+        # A caller that waits is about to read the reply itself: what the server waits for leaves at once.
+        is_direct = first.async_result is None and len(publishes) == 1 and not self.wakeups.is_waking
+        if is_direct and command.name in dialect.commands and conn.send_if_idle(data):
+            conn.session.expect(command.name, command)
+            return
+        try:
+            conn.request(data, command.name, command)
         except NsqError as error:
             if isinstance(error, ConnectionLost):
                 link.drop(conn, error)
-            self.refused(conn, publish, error)
+            self.refused(conn, command, error)
 
-    def _encode(self, publish: Publish) -> bool:
-        """Build the command of a Batch anew: some of its children may have ended. False when all have."""
-        assert isinstance(publish, Batch)
-        if publish.encode():
-            return True
-        self.finish(publish, None)
-        return False
+    # What comes back
 
-    def _drain(self, route: Route) -> None:
-        """A link was opened for publishes that wait for one."""
-        waiting = route.waiting
-        for _ in range(len(waiting)):
-            publish = waiting.popleft()
-            if not publish.done:
-                self._attempt(publish)
-
-    def locate(self, publish: Publish) -> None:
-        """Find out whose turn a publish that is pinned will be. Raises ConfigError."""
-        if isinstance(publish, Addressed) and publish.is_pinned:
-            publish.lane = self.routes.lane_of(publish)
-
-    # News from the links
-
-    def link_opened(self, link: Link) -> None:
-        self.pool.open.append(link)
-        self.news.set()
-        conn = link.conn
-        if conn is not None and conn.auth_data is not None and is_heard(self._sender, "on_auth"):
-            emit(self._sender, "on_auth", conn=conn, response=msgspec.json.decode(conn.auth_data))
-        self.routes.changed()
-        self._relieve_stalled()
-
-    def link_failed(self, link: Link) -> None:
-        self.routes.failed()
-
-    def link_lost(self, link: Link, error: NsqError) -> None:
-        if link in self.pool.open:
-            self.pool.open.remove(link)
-            self.routes.changed()
-
-    def link_stalled(self, link: Link) -> None:
-        self.pool.open.remove(link)
-        self.routes.changed()
-        self.routes.failed()
-        self._relieve(link)
-
-    def link_recovered(self, link: Link) -> None:
-        self.pool.open.append(link)
-        self.routes.changed()
-        self._relieve_stalled()
-
-    def _relieve_stalled(self) -> None:
-        for link in self.pool:
-            if link.owed:
-                self._relieve(link)
-
-    def _relieve(self, link: Link) -> None:
-        """Try what a stalled link owes at another one, where there is one and the publish may be tried again."""
-        conn, error = link.conn, link.error
-        if conn is None or error is None:
+    def replied(self, conn: Connection, command: Command, data: bytes) -> None:
+        """A command was answered OK."""
+        if command.conn is not conn:
+            self._replied_after_all(command, data)
             return
-        for publish in [each for each in self.pending if each.conn is conn]:
-            if publish.conn is conn and self._may_move(publish, error):
-                self.refused(conn, publish, error)
-
-    def _may_move(self, publish: Publish, error: NsqError) -> bool:
-        route = publish.route
-        if isinstance(publish, (Addressed, AddressedBatch)):
-            if publish.lane is not None:  # its partition has one leader: lookup is asked whether that is another now
-                self.routes.refresh(publish.topic)
-                return False
-            has_other = route.choose_lane() is not None if route.is_partitioned else bool(route.links)
-            return has_other and decide(error, publish.attempts, self._policy, publish.misses).retry
-        return bool(route.links) and decide(error, publish.attempts, self._policy).retry
-
-    def has_waiting(self) -> bool:
-        return self.routes.waiting_count() > 0
-
-    def server_error(self, conn: Connection, error: ServerError) -> None:
-        emit(self._sender, "on_error", error=error)
-
-    def replied(self, conn: Connection, publish: Publish, data: bytes) -> None:
-        kind = publish.__class__
-        if publish.conn is not conn or publish.done or not (kind is Publish or (kind is Addressed and data == OK)):
-            self._replied_otherwise(conn, publish, data)
+        command.conn = None
+        if data != OK:
+            self._take_receipts(command, data, conn.address)
+        if command.is_overdue:
+            self._is_overdue_no_more(conn)
+        ended = stored(command.publishes)
+        command.publishes = []
+        pending_limit = self.pending_limit
+        pending_limit.used -= command.weight
+        if pending_limit.queue:
+            pending_limit.give(0)
+        self.pending.remove(ended)
+        wakeups = self.wakeups
+        if len(ended) > 1 and None not in [publish.waiter for publish in ended]:
+            wakeups.add_many(ended)
         else:
-            publish.conn = None
-            self.pending.discard(publish)
-            room = self.room
-            room.used -= publish.weight
-            if room.queue:
-                room.give(0)
-            publish.done = True
-            if publish.waiter is not None:
-                self.wakeups.add(publish)
-            elif publish.result is not None or publish.gather is not None:
-                publish.settle(None, self.wakeups)
-            if kind is Addressed and publish.lane is not None:  # type: ignore[attr-defined]
-                publish.lane.ended([])  # type: ignore[attr-defined]
-            if self._idle is not None:
-                self._check_idle()
+            for publish in ended:
+                publish.wake(wakeups)
+        command.destination.ended(command, [], 0.0, is_stale=False)
         if "on_response" in self._signals:
-            emit(self._sender, "on_response", response=data)
+            emit(self._producer, "on_response", response=data)
 
-    def _replied_otherwise(self, conn: Connection, publish: Publish, data: bytes) -> None:
-        if publish.conn is not conn:
-            self._replied_after_all(publish, data)
+    def _replied_after_all(self, command: Command, data: bytes) -> None:
+        """A link that had stalled answers a command whose publishes were tried elsewhere."""
+        if data == OK:
+            for publish in command.publishes:
+                if not publish.done:
+                    self._owe(publish)
+                    self.finish(publish, None)
+
+    def _take_receipts(self, command: Command, data: bytes, nsqd: Address) -> None:
+        """Give each publish what the server said of its records, and write that down."""
+        publishes, topic = command.publishes, command.destination.topic
+        traces = [publish.form.traces(publish.body) for publish in publishes]
+        split = split_receipt(traced_reply(data), [pair for pairs in traces for pair in pairs])
+        for publish, pairs in zip(publishes, traces, strict=True):
+            receipts = [Receipt(*next(split), command.partition, nsqd) for _ in pairs]
+            publish.partition = command.partition
+            publish.receipts = publish.form.kept(receipts)
+            if self._trace.is_on(topic):
+                for receipt in publish.receipts:
+                    self._trace.published(topic, receipt[:4], partition=receipt.partition, nsqd=receipt.nsqd)
+
+    def refused(self, conn: Connection, command: Command, error: NsqError) -> None:
+        """A command failed: each of its publishes is tried again, or fails."""
+        if command.conn is not conn:
             return
-        publish.conn = None
-        lane = None
-        if isinstance(publish, (Addressed, AddressedBatch)):
-            lane = publish.lane
-            if data != OK:
-                publish.take_receipt(traced_reply(data), conn.address, self._trace)
-        if publish.done:
-            self.came_late(conn, publish)
-        elif isinstance(publish, Batch):
-            self._batch_stored(publish)
-        else:
-            self.finish(publish, None)
-        if lane is not None:
-            lane.ended([])
+        command.conn = None
+        if command.is_overdue:
+            self._is_overdue_no_more(conn)
+        again: list[Publish] = []
+        delay = 0.0
+        is_stale = needs_lookup = False
+        for publish in command.publishes:
+            if publish.done:
+                publish.attempt = None
+                self.pending_limit.give(publish.weight)
+                continue
+            verdict = publish.attempt_failed(error, self._policy, is_shared=len(command.publishes) > 1)
+            is_stale |= verdict.leader
+            needs_lookup |= verdict.refresh
+            if verdict.retry:
+                again.append(publish)
+                if verdict.pause:
+                    delay = max(delay, self._delay_of(publish))
+            else:
+                self.finish(publish, final_error(publish, error))
+        if needs_lookup:
+            self.routes.refresh(command.destination.topic)
+        command.destination.ended(command, again, delay, is_stale=is_stale)
 
-    def _replied_after_all(self, publish: Publish, data: bytes) -> None:
-        """A link that had stalled answers an attempt that was given up."""
-        if publish.done or data != OK:
-            return
-        self._expect_late_reply(publish)
-        if isinstance(publish, Batch):
-            self._batch_stored(publish)
-        else:
-            self.finish(publish, None)
-
-    def came_late(self, conn: Connection, publish: Publish) -> None:
-        """What was owed to a publish that had ended before."""
-        link = self.pool.link_of(conn)
-        if link is not None and link.overdue:
-            link.overdue -= 1
-        if isinstance(publish, Batch):
-            self._finish_batch(publish, None)
-        else:
-            self.release(publish)
-
-    def refused(self, conn: Connection, publish: Publish, error: NsqError) -> None:
-        if publish.conn is not conn:
-            return
-        publish.conn = None
-        if isinstance(publish, (Addressed, AddressedBatch)) and publish.lane is not None:
-            self.pinned.refused(conn, publish, publish.lane, error)
-            return
-        if publish.done:
-            self.came_late(conn, publish)
-            return
-        verdict = self.judge(publish, error)
-        if verdict.refresh:
-            self.routes.refresh(publish.topic)
-        if isinstance(publish, Batch):
-            publish.data = b""
-        if not verdict.retry:
-            self.fail(publish, error)
-        elif verdict.leader and self._shun(publish):
-            self._attempt(publish)
-        elif verdict.pause:
-            self._agenda.add(self.delay_of(publish), lambda: self._retry(publish))
-        else:
-            self._attempt(publish)
-
-    def judge(self, publish: Publish, error: NsqError) -> Verdict:
-        """Look the failure of an attempt up, and book it."""
-        misses = publish.misses if isinstance(publish, (Addressed, AddressedBatch)) else 0
-        publish.last_error = error
-        verdict = decide(error, publish.attempts, self._policy, misses)
-        publish.possibly_stored |= verdict.possibly_stored
-        if not verdict.counts:
-            publish.attempts -= 1
-        elif verdict.leader and self._policy.max_leader_attempts and isinstance(publish, (Addressed, AddressedBatch)):
-            publish.misses += 1
-        return verdict
-
-    def delay_of(self, publish: Publish) -> float:
-        """Seconds to wait before the next attempt."""
+    def _delay_of(self, publish: Publish) -> float:
         return retry_delay(max(publish.attempts, 1), self._policy, random.random)
 
-    def _retry(self, publish: Publish) -> None:
-        if not publish.done:
-            self._attempt(publish)
-
-    def _shun(self, publish: Publish) -> bool:
-        """Send nothing to a partition whose leader moves, for a while; False when it is not known to be one."""
-        if not isinstance(publish, (Addressed, AddressedBatch)) or publish.partition is None:
-            return False
-        lane = publish.route.lanes.get(publish.partition)
-        if lane is not None and not lane.is_paused:
-            lane.pause(self.delay_of(publish))
-        return lane is not None
-
-    def fail(self, publish: Publish, error: NsqError) -> None:
-        if isinstance(publish, Batch):
-            self._fail_batch(publish, error)
-        else:
-            self.finish(publish, final_error(publish, error))
-
-    # Batches
-
-    def _batch_stored(self, batch: Batch) -> None:
-        weight = 0
-        woken: list[Publish] = []
-        for child in batch.children:
-            child.batch = None
-            weight += child.weight
-            child.weight = 0
-            if not child.done:
-                child.done = True
-                if child.waiter is not None:
-                    woken.append(child)
-                else:
-                    child.settle(None, self.wakeups)
-        if woken:
-            self.wakeups.add_many(woken)
-        batch.done = True
-        self.pending.difference_update(batch.children)
-        self.pending.discard(batch)
-        self.room.give(weight)
-        self._check_idle()
-
-    def _fail_batch(self, batch: Batch, error: NsqError) -> None:
-        if isinstance(error, (BadMessage, BadBody)) and len(batch.live()) > 1:
-            self._send_each_alone(batch)
-            return
-        self._finish_batch(batch, lambda: final_error(batch, error))
-
-    def _send_each_alone(self, batch: Batch) -> None:
-        """The server took none, because of one body or because of them all: let the bad one fail alone."""
-        pairs = list(zip(batch.children, batch.bodies, strict=True))
-        self.pending.discard(batch)
-        batch.done = True
-        for child, body in pairs:
-            child.batch = None
-            child.possibly_stored |= batch.possibly_stored
-            if child.done:
-                self.release(child)
-            elif isinstance(child, Addressed):
-                self.submit(child)
-            else:
-                self.submit_batch([child], [body])
-
-    def _finish_batch(self, batch: Batch, make_error: Callable[[], NsqError] | None) -> None:
-        for child in batch.children:
-            child.batch = None
-            child.possibly_stored |= batch.possibly_stored
-            if child.done:
-                self.release(child)
-            else:
-                self.finish(child, make_error() if make_error is not None else None)
-        if not batch.done:
-            self.finish(batch, None)
-
-    # The end
+    # The end of a publish
 
     def finish(self, publish: Publish, error: BaseException | None) -> None:
-        self.pending.discard(publish)
-        if not publish.is_on_wire:
-            self.release(publish)
-        publish.settle(error, self.wakeups)
-        self._check_idle()
+        """End a publish, well when ``error`` is None. It gives its room back now, or when its command is over."""
+        if publish.attempt is None:
+            self.pending_limit.give(publish.weight)
+        publish.end(error)
+        self.pending.remove([publish])
+        publish.wake(self.wakeups)
 
-    def release(self, publish: Publish) -> None:
-        """Give its room back, once, and forget its bytes."""
-        weight, publish.weight = publish.weight, 0
-        publish.data = b""
-        self.room.give(weight)
+    def _time_out(self, publish: Publish) -> None:
+        self._owe(publish)
+        self.finish(publish, timeout_error(publish, self.pool, self.routes))
 
     def abandon(self, publish: Publish) -> None:
         """Its caller was interrupted. What was not sent yet will not be."""
-        if not publish.done and not publish.is_on_wire:
-            self.finish(
-                publish, publish_failed(publish.topic, ConnectionClosed("interrupted"), publish.attempts, False)
-            )
+        if not publish.done and publish.attempt is None:
+            interrupted = ConnectionClosed("interrupted")
+            self.finish(publish, publish_failed(publish.topic, interrupted, publish.attempts, publish.possibly_stored))
 
     def drain(self, timeout: float | None) -> None:
         """Wait until nothing is pending; after ``timeout`` seconds fail what is."""
-        if self._idle is None:
-            self._idle = Event()
-        self._check_idle()
-        if self._idle.wait(timeout):
+        if self.pending.wait_for_none(timeout):
             return
-        for publish in list(self.pending):
+        closed = ConnectionClosed("the producer was closed")
+        for publish in list(self.pending.publishes):
             if not publish.done:
-                closed = ConnectionClosed("the producer was closed")
                 self.finish(publish, publish_failed(publish.topic, closed, publish.attempts, publish.may_be_stored))
 
     def close(self, timeout: float | None) -> None:
         """Close the connections. Nothing may be pending."""
         self.routes.stop()
-        self._deadlines.stop()
-        self._agenda.stop()
+        self.pending.stop()
+        self.timers.stop()
         self.pool.close(timeout)
 
-    def _check_idle(self) -> None:
-        if self._idle is not None and not self.pending:
-            self._idle.set()
+    # Links that owe replies
 
-    # Time
+    def _owe(self, publish: Publish) -> None:
+        """A publish ends while a reply to it is due."""
+        command: Command | None = publish.attempt
+        if command is not None and not command.is_overdue and command.conn is not None:
+            command.is_overdue = True
+            link = self.pool.link_of(command.conn)
+            if link is not None:
+                link.overdue += 1
 
-    def later(self, delay: float, callback: Callable[[], object]) -> None:
-        self._agenda.add(delay, callback)
+    def _is_overdue_no_more(self, conn: Connection) -> None:
+        link = self.pool.link_of(conn)
+        if link is not None and link.overdue:
+            link.overdue -= 1
 
-    def resumed(self, lane: Lane) -> None:
-        route = lane.route
-        if route.waiting and route.links:
-            self._drain(route)
+    def _look_at_links(self) -> None:
+        for link in [link for link in self.pool.open if link.is_late()]:
+            link.stall(self._attempt_limit)
 
-    def seek(self, holder: Lane | Route) -> None:
-        """Publishes wait for a leader that is not known, or not connected: ask again, and again."""
-        if self.routes.has_lookup and not holder.is_sought:
-            holder.is_sought = True
-            holder.seeks += 1
-            self._agenda.add(retry_delay(holder.seeks, self._policy, random.random), lambda: self._seek_on(holder))
+    def _relieve(self, links: Iterable[Link]) -> None:
+        """Try what stalled links owe at other ones, where there are any and the publishes may be tried again."""
+        for link in links:
+            conn, error = link.conn, link.error
+            if conn is None or error is None or not link.owed:
+                continue
+            for command in conn.session.tokens():
+                if command.conn is not conn:
+                    continue
+                live = [publish for publish in command.publishes if not publish.done]
+                if not command.destination.can_move():
+                    self.routes.refresh(command.destination.topic)
+                elif live and all(publish.may_retry(error, self._policy) for publish in live):
+                    self.refused(conn, command, error)
 
-    def _seek_on(self, holder: Lane | Route) -> None:
-        holder.is_sought = False
-        undecided = holder.undecided if isinstance(holder, Route) else ()
-        if holder.topic is not None and (undecided or (holder.waiting and not holder.links)):
-            self.routes.refresh(holder.topic)
-            self.pool.hurry()
-            self.seek(holder)
-        else:
-            holder.seeks = 0
+    # News of the links
 
-    def _time_of_look(self, now: float) -> float:
-        """When to look at the links next."""
-        if self._next_look <= now:
-            self._next_look = now + self._look_every
-        return self._next_look
+    def link_opened(self, link: Link) -> None:
+        self.pool.open.append(link)
+        self.news.set()
+        conn = link.conn
+        if conn is not None and conn.auth_data is not None and is_heard(self._producer, "on_auth"):
+            emit(self._producer, "on_auth", conn=conn, response=msgspec.json.decode(conn.auth_data))
+        self.link_recovered(link)
 
-    def _expire(self) -> None:
-        now = monotonic()
-        if now >= self._next_look:
-            for link in [link for link in self.pool.open if link.is_late()]:
-                link.stall(self._attempt_limit)
-        late = [publish for publish in self.pending if publish.deadline <= now]
-        for publish in late:
-            if not publish.done:
-                self._time_out(publish)
-        # What ended must not pile up where it waited for an nsqd that may never come back.
-        for waiting in {id(queue): queue for publish in late for queue in waits_in(publish) if queue}.values():
-            live = [publish for publish in waiting if not publish.done]
-            waiting.clear()
-            waiting.extend(live)
-        if self.pending:
-            nearest = min(min(publish.deadline for publish in self.pending), self._time_of_look(now))
-            self._deadlines.set(max(nearest, now + _SLACK_PER_PENDING * len(self.pending)))
+    def link_recovered(self, link: Link) -> None:
+        if link not in self.pool.open:
+            self.pool.open.append(link)
+        self.routes.links_changed()
+        self._relieve(self.pool)
 
-    def _time_out(self, publish: Publish) -> None:
-        self._expect_late_reply(publish)
-        self.finish(publish, timeout_error(publish, self.pool, self.routes))
+    def link_lost(self, link: Link, error: NsqError) -> None:
+        if link in self.pool.open:
+            self.pool.open.remove(link)
+            self.routes.links_changed()
 
-    def _expect_late_reply(self, publish: Publish) -> None:
-        if publish.conn is not None and (link := self.pool.link_of(publish.conn)) is not None:
-            link.overdue += 1
+    def link_stalled(self, link: Link) -> None:
+        self.pool.open.remove(link)
+        self.routes.links_changed()
+        self.routes.link_failed(link)
+        self._relieve([link])
 
-    def stats(self) -> dict[str, Any]:
-        """Counters of this moment."""
-        return {
-            "pending": len(self.pending),
-            "held": self.room.used,
-            "waiting": self.routes.waiting_count(),
-            "leaders": self.routes.leaders(),
-            "connected": [str(link.address) for link in self.pool.connected],
-            "stalled": [str(link.address) for link in self.pool.connected if link.owed],
-            "disconnected": {str(link.address): str(link.error) for link in self.pool if link.is_down},
-        }
+    def server_error(self, conn: Connection, error: ServerError) -> None:
+        emit(self._producer, "on_error", error=error)
+
+
+def _encode(command: Command, dialect: Dialect) -> bytes:
+    """The bytes of a command for a server; sets its name. Raises ConfigError when the server cannot have it."""
+    partition, publishes, topic = command.partition, command.publishes, command.destination.topic
+    if partition is not None and not dialect.has_partitions:
+        raise ConfigError(f"partition={partition}: {dialect.name} servers have no partitions; leave it out")
+    if len(publishes) == 1:
+        publish = publishes[0]
+        if partition is not None:
+            publish.partition = partition
+        command.name, data = publish.form.command(topic, publish.body, partition, dialect)
+    else:
+        # They are WireForms: publishes of other forms share no command.
+        forms = (publish.form for publish in publishes)
+        bodies = [publish.body for publish in publishes]
+        command.name, data = batch_command(topic, bodies, forms, publishes[0].form, partition, dialect)
+    return data

@@ -23,8 +23,6 @@ from nsq_fast.runtime.waiting import is_interrupting, may_wait
 
 from .compose import Composer
 from .delivery import Delivery
-from .linger import Linger
-from .prompt import Prompt
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -83,13 +81,9 @@ class ProducerLife:
             self._trace,
         )
         self._composer = Composer(self.config, self._trace, self._delivery.routes.refresh)
-        self._linger = Linger(self._delivery, self.config) if self.config.linger or self.config.coalesce else None
-        self._lingers_always = self.config.linger > 0
         self._routes = self._delivery.routes.by_topic
-        self._room = self._delivery.room
+        self._pending_limit = self._delivery.pending_limit
         self._wakeups = self._delivery.wakeups
-        self._prompt = Prompt(self._delivery)
-        self._partition_of_key = self._composer.partition_of_key
         self._timeout = self.config.publish_timeout
         self._max_msg_size = self.config.max_msg_size
 
@@ -151,8 +145,7 @@ class ProducerLife:
         self._is_closing = True
         self._is_running = False
         self._is_closed = True
-        if self._linger is not None:
-            self._linger.flush()
+        self._delivery.linger.flush()
         try:
             self._delivery.drain(timeout)
         finally:
@@ -198,14 +191,23 @@ class ProducerLife:
 
     def stats(self) -> dict[str, Any]:
         """What is pending, held and waiting for an nsqd; which nsqds are connected, and why the others are not."""
-        return self._delivery.stats()
+        delivery = self._delivery
+        links = list(delivery.pool)
+        return {
+            "pending": len(delivery.pending.publishes),
+            "held": delivery.pending_limit.used,
+            "waiting": delivery.routes.waiting_count(),
+            "leaders": delivery.routes.leaders(),
+            "connected": [str(link.address) for link in links if link.conn is not None],
+            "stalled": [str(link.address) for link in links if link.owed],
+            "disconnected": {str(link.address): str(link.error) for link in links if link.is_down},
+        }
 
     def forked(self) -> None:
         """In the child of a fork: begin anew, with the first publish. What is pending is the parent's."""
-        keep(self._closed, self._delivery, self._linger)
+        keep(self._closed, self._delivery)
         self._thread.release()
-        if self._linger is not None:
-            self._linger.forget()
+        self._delivery.linger.forget()
         self._is_inherited |= self._is_running
         self._is_running = self._is_closing = False
         self._closed = Event()

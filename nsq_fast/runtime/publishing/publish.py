@@ -1,30 +1,34 @@
-"""Publishes on their way: what is sent, for whom, until when, and how it ended.
+"""What callers wait for: a Publish, or a Group of those that one call made.
 
-An Outcome is what a caller waits for. A Publish is one command on the wire
-(PUB, DPUB or MPUB) and its attempts; a Batch is an MPUB made of lingering
-publishes, each with an outcome of its own; a Gather is the one outcome of a
-large batch that was cut into several MPUBs.
-
-Nothing here decides anything: see ``delivery``.
+What happens to a publish is for its destination and the Delivery to say, and
+what that means for it for ``protocol.publish``; here its caller is woken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gevent import get_hub, getcurrent
 from gevent.event import AsyncResult
 
-from nsq_fast import _codec
 from nsq_fast.errors import PublishFailed
+from nsq_fast.protocol.partitioner import Key
+from nsq_fast.protocol.publish import PublishState
+from nsq_fast.protocol.wire_form import OK, PLAIN
+from nsq_fast.protocol.wire_form import Receipt as Receipt
 
 if TYPE_CHECKING:
+    from collections import deque
+
+    from nsq_fast.names import Address
     from nsq_fast.runtime.net.connection import Connection
 
-    from .routes import Route
 
-OK = b"OK"
+class Waiter(Protocol):
+    """Something that a greenlet waits for."""
+
+    waiter: Any
 
 
 class Wakeups:
@@ -40,21 +44,21 @@ class Wakeups:
 
     def __init__(self) -> None:
         self._hub = get_hub()
-        self._ready: list[Outcome] = []
-        self._due: list[Outcome] = []  # being resumed, the next one last
+        self._ready: list[Waiter] = []
+        self._due: list[Waiter] = []  # being resumed, the next one last
         self.is_waking = False
 
-    def add(self, outcome: Outcome) -> None:
-        """Resume the greenlet that waits for ``outcome``, soon."""
+    def add(self, waiter: Waiter) -> None:
+        """Resume the greenlet that waits for it, soon."""
         if not self._ready:
             self._hub.loop.run_callback(self._wake)
-        self._ready.append(outcome)
+        self._ready.append(waiter)
 
-    def add_many(self, outcomes: list[Publish]) -> None:
+    def add_many(self, waiters: Sequence[Waiter]) -> None:
         """As ``add``, for several."""
         if not self._ready:
             self._hub.loop.run_callback(self._wake)
-        self._ready += outcomes
+        self._ready += waiters
 
     def _wake(self) -> None:
         due, self._ready = self._ready, []
@@ -81,32 +85,81 @@ class Wakeups:
         self._hub.switch()
 
 
-class Outcome:
-    """How something ended, for one waiting greenlet, or for whoever holds its AsyncResult.
+class Destination(Protocol):
+    """Where publishes go: it has the queue in which they wait. See ``destination``."""
+
+    topic: str
+    waiting: deque[Publish]
+
+    @property
+    def links(self) -> Sequence[object]:
+        """What takes its publishes now."""
+
+    def add(self, publish: Publish) -> None:
+        """Take a publish on its way: send it now, or when those before it have left."""
+
+    def ended(self, command: Command, again: list[Publish], delay: float, *, is_stale: bool) -> None:
+        """A command to it is over; ``again``, of it, is to be sent again, after ``delay`` seconds.
+
+        ``is_stale``: the nsqd does not lead the partition (any more).
+        """
+
+    def can_move(self) -> bool:
+        """Whether another link could take what one owes."""
+
+    def missing_leader(self, is_connected: Callable[[Address], bool]) -> str | None:
+        """Why it cannot send what must go to one partition; None when it can, or where nobody says who leads it."""
+
+    def remove_ended(self) -> None:
+        """Forget what ended while it waited."""
+
+
+class Publish(PublishState):
+    """One publish: what a caller waits for, or holds the AsyncResult of.
 
     Attributes:
-        conn: the connection whose reply it is waiting for.
+        destination: where it goes.
+        deadline: when it has to be over, ``time.monotonic``.
+        key, pin: what its partition follows from, where it must go to one; ``pin`` is the number, once it is known.
+        partition: where it was stored; None when the server was to choose.
+        receipts: what the server said of it, when it was traced.
+        group: what it is a part of.
     """
 
-    __slots__ = ("conn", "done", "error", "result", "waiter")
+    __slots__ = ("async_result", "deadline", "destination", "waiter")
 
-    def __init__(self) -> None:
-        self.conn: Connection | None = None
+    key: Key | None = None
+    pin: int | None = None
+    partition: int | None = None
+    receipts: list[Receipt] = []  # noqa: RUF012  # never changed in place
+    group: Group | None = None
+
+    def __init__(self, destination: Destination, body: Any, deadline: float) -> None:
+        # Not by super(): one is made for each publish.
+        self.body = body
+        self.attempt = None
         self.done = False
-        self.error: BaseException | None = None
+        self.destination = destination
+        self.deadline = deadline
         self.waiter: Any = None
-        self.result: AsyncResult[Any] | None = None
+        self.async_result: AsyncResult[Any] | None = None
+
+    @property
+    def topic(self) -> str:
+        """Its topic."""
+        return self.destination.topic
 
     def promise(self) -> AsyncResult[Any]:
-        """An AsyncResult of it. Ask before it is submitted."""
-        self.result = AsyncResult()
-        return self.result
+        """An AsyncResult of it. Ask before it is sent."""
+        self.async_result = AsyncResult()
+        return self.async_result
 
     def wait(self, wakeups: Wakeups) -> Any:
         """Block the calling greenlet until it is done; return its value or raise its error."""
-        conn = self.conn
-        if conn is not None and not self.done:
+        command = self.attempt
+        if command is not None and not self.done:
             self.waiter = getcurrent()
+            conn = command.conn
             try:
                 data = conn.await_reply()
             finally:
@@ -121,146 +174,102 @@ class Outcome:
                 self.waiter = None
         if self.error is not None:
             raise self.error
-        return OK if self.__class__ is Publish else self.value()
+        return OK if self.form is PLAIN and not self.receipts else self.value()
 
     def value(self) -> Any:
         """What it ended with when it went well."""
-        return OK
+        return self.form.result(self.receipts, self.partition)
 
-    def settle(self, error: BaseException | None, wakeups: Wakeups) -> None:
-        """End it, once: well when ``error`` is None."""
-        self.done = True
-        self.error = error
+    def wake(self, wakeups: Wakeups) -> None:
+        """It has ended: tell whoever waits for it."""
         if self.waiter is not None:
             wakeups.add(self)
-        elif self.result is not None:
-            if error is None:
-                self.result.set(self.value())
+        elif self.async_result is not None:
+            if self.error is None:
+                self.async_result.set(self.value())
             else:
-                self.result.set_exception(error)
+                self.async_result.set_exception(self.error)
+        elif self.group is not None:
+            self.group.part_done(self.error, wakeups)
 
 
-class Publish(Outcome):
-    """One command to publish, through all its attempts.
-
-    Attributes:
-        command: its name on the wire.
-        data: its bytes, for as long as they may be needed.
-        deadline: when it has to be over, ``time.monotonic``.
-        weight: messages it holds room for; 0 once the room was given back.
-        attempts: how often it was written so far.
-        batch: the Batch it lingered in.
-        gather: the Gather it is a part of.
-        last_error: what the last attempt failed with.
-    """
-
-    __slots__ = (
-        "attempts",
-        "batch",
-        "command",
-        "data",
-        "deadline",
-        "gather",
-        "last_error",
-        "possibly_stored",
-        "route",
-        "topic",
-        "weight",
-    )
-
-    def __init__(self, route: Route, topic: str, command: str, data: bytes, deadline: float, weight: int = 1) -> None:
-        self.done = False
-        self.error = None
-        self.waiter = None
-        self.result = None
-        self.route = route
-        self.topic = topic
-        self.command = command
-        self.data = data
-        self.deadline = deadline
-        self.weight = weight
-        self.attempts = 0
-        self.possibly_stored = False
-        self.conn = None
-        self.batch: Batch | None = None
-        self.gather: Gather | None = None
-        self.last_error: BaseException | None = None
-
-    def settle(self, error: BaseException | None, wakeups: Wakeups) -> None:
-        super().settle(error, wakeups)
-        if self.gather is not None:
-            self.gather.part_done(error, wakeups)
-
-    @property
-    def is_on_wire(self) -> bool:
-        """Whether a reply to it may still come."""
-        return self.conn is not None or (self.batch is not None and self.batch.conn is not None)
-
-    @property
-    def may_be_stored(self) -> bool:
-        """Whether a server may have stored it, as far as we know now."""
-        return self.possibly_stored or self.is_on_wire or (self.batch is not None and self.batch.possibly_stored)
-
-
-class Batch(Publish):
-    """An MPUB of gathered publishes. Children that ended (their deadline came) are left out when it is sent again.
-
-    Attributes:
-        children: the publishes; ``bodies`` are theirs.
-    """
-
-    __slots__ = ("bodies", "children")
-
-    def __init__(self, children: list[Publish], bodies: list[bytes]) -> None:
-        first = children[0]
-        data = _codec.mpub(first.topic, bodies)
-        super().__init__(first.route, first.topic, "MPUB", data, max([child.deadline for child in children]), 0)
-        self.children = children
-        self.bodies = bodies
-        for child in children:
-            child.batch = self
-
-    def encode(self) -> bool:
-        """Build the command anew, from the children that still wait; False when none does."""
-        bodies = [body for child, body in zip(self.children, self.bodies, strict=True) if not child.done]
-        if bodies:
-            self.data = _codec.mpub(self.topic, bodies)
-        return bool(bodies)
-
-    def live(self) -> list[Publish]:
-        """The children that still wait."""
-        return [child for child in self.children if not child.done]
-
-
-class Gather(Outcome):
-    """The outcome of several parts: what they ended with when all went well; else the first error.
+class Group:
+    """The publishes that one call made: it ends with their results when all went well; else with the first error.
 
     The error says ``possibly_stored`` as soon as any part was or may have been stored.
     """
 
-    __slots__ = ("_first", "_left", "_parts", "_stored")
-
     def __init__(self, parts: Iterable[Publish]) -> None:
-        super().__init__()
+        self.done = False
+        self.waiter: Any = None
+        self.error: BaseException | None = None
+        self._async_result: AsyncResult[Any] | None = None
         self._parts = list(parts)
-        self._left = 0
-        self._stored = False
-        self._first: BaseException | None = None
+        self._left = len(self._parts)
+        self._is_any_stored = False
         for part in self._parts:
-            part.gather = self
-            self._left += 1
+            part.group = self
+
+    def promise(self) -> AsyncResult[Any]:
+        """An AsyncResult of it. Ask before any part is sent."""
+        self._async_result = AsyncResult()
+        return self._async_result
+
+    def wait(self, wakeups: Wakeups) -> Any:
+        """Block the calling greenlet until it is done; return its value or raise its error."""
+        if not self.done:
+            self.waiter = getcurrent()
+            try:
+                wakeups.sleep()
+            finally:
+                self.waiter = None
+        if self.error is not None:
+            raise self.error
+        return self.value()
 
     def value(self) -> Any:
+        """What it ended with when it went well."""
         values = [part.value() for part in self._parts]
         return OK if OK in values else [receipt for value in values for receipt in value]
 
     def part_done(self, error: BaseException | None, wakeups: Wakeups) -> None:
         """Count one part."""
         self._left -= 1
-        self._stored |= error is None or getattr(error, "possibly_stored", False)
-        self._first = self._first or error
+        self._is_any_stored |= error is None or getattr(error, "possibly_stored", False)
+        self.error = self.error or error
         if self._left:
             return
-        if self._stored and isinstance(self._first, PublishFailed):
-            self._first.possibly_stored = True
-        self.settle(self._first, wakeups)
+        if self._is_any_stored and isinstance(self.error, PublishFailed):
+            self.error.possibly_stored = True
+        self.done = True
+        if self.waiter is not None:
+            wakeups.add(self)
+        elif self._async_result is not None:
+            if self.error is None:
+                self._async_result.set(self.value())
+            else:
+                self._async_result.set_exception(self.error)
+
+
+class Command:
+    """One command on the wire, and the publishes that it carries: the token of its reply.
+
+    Attributes:
+        name: PUB, MPUB and so on.
+        partition: where it goes; None leaves that to the server.
+        conn: the connection that owes the reply; None before it is sent, and once it is over.
+        is_overdue: a publish in it ended before the reply came.
+        weight: messages in it.
+    """
+
+    __slots__ = ("__dict__", "conn", "destination", "partition", "publishes", "weight")
+
+    name = "PUB"
+    is_overdue = False
+
+    def __init__(self, destination: Destination, publishes: list[Publish], partition: int | None) -> None:
+        self.destination = destination
+        self.publishes = publishes
+        self.partition = partition
+        self.conn: Connection | None = None
+        self.weight = publishes[0].weight if len(publishes) == 1 else len(publishes)

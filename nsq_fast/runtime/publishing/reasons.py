@@ -6,7 +6,6 @@ from nsq_fast.errors import ConfigError, LookupFailed, NoLeader, NoNsqd, NsqErro
 from nsq_fast.names import Address
 from nsq_fast.protocol.retry import publish_failed
 
-from .addressed import Addressed
 from .pool import Pool
 from .publish import Publish
 from .routes import Routes
@@ -39,25 +38,17 @@ def timeout_error(publish: Publish, pool: Pool, routes: Routes) -> NsqError:
 
 def why_nowhere(publish: Publish, pool: Pool, routes: Routes) -> NoNsqd | None:
     """Why a publish cannot be sent now, if it is for want of a connection to an nsqd that takes it."""
-    if isinstance(publish, Addressed) and publish.is_pinned and publish.route.topic is not None:
-        lane = publish.lane
-        if lane is None:
-            text = f"lookup did not say which partitions topic {publish.topic!r} has"
-        elif lane.links:
-            return None
-        else:
-            text = f"partition {lane.partition} of topic {publish.topic!r}: {_state_of(lane.leader, pool)}"
+
+    def is_connected(address: Address) -> bool:
+        return any(link.address == address for link in pool.connected)
+
+    destination = publish.destination
+    text = destination.missing_leader(is_connected)
+    if text is not None:
         return _with_causes(NoLeader, text, publish.topic, pool, routes)
-    if publish.route.links:
+    if destination.links:
         return None
     return no_nsqd(f"no nsqd takes publishes now for topic {publish.topic!r}", publish.topic, pool, routes)
-
-
-def _state_of(leader: Address | None, pool: Pool) -> str:
-    if leader is None:
-        return "lookup names no leader"
-    is_connected = any(link.address == leader for link in pool.connected)
-    return f"its leader {leader} {'does not answer' if is_connected else 'is not connected'}"
 
 
 def no_nsqd(text: str, topic: str, pool: Pool, routes: Routes) -> NoNsqd:

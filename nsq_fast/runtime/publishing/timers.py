@@ -1,4 +1,4 @@
-"""A timer that can be set again: the one clock of many waiting things.
+"""A timer that can be set again, for many things that wait.
 
 A gevent timer for each publish would cost more than the publish itself
 (1.4 us), so deadlines, retries and lingering batches share one Alarm each,
@@ -78,7 +78,7 @@ class Alarm:
             self.set(monotonic() + _FAULT_PAUSE)
 
 
-class Agenda:
+class TimerQueue:
     """Calls many callbacks in the hub, each at its moment, with one Alarm. They must not block."""
 
     __slots__ = ("_alarm", "_entries", "_numbers", "_supervisor")

@@ -13,7 +13,7 @@ from time import monotonic
 from gevent.event import Event
 
 
-class Room:
+class PendingLimit:
     """Counts the messages that a producer holds.
 
     Attributes:

@@ -1,0 +1,174 @@
+"""What is known of one topic, and the queues in which its publishes wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nsq_fast.errors import ConfigError
+from nsq_fast.names import Address
+from nsq_fast.protocol.partitioner import Key
+from nsq_fast.protocol.topology import Topology
+
+from .destination import AnyPartition, NsqdQueue, PartitionQueue, Queue, Sender, UndecidedQueue
+from .link import Link
+from .publish import Publish
+
+
+class TopicRoute:
+    """Where the publishes of a topic can go.
+
+    Args:
+        links: the open links, where there is no lookup and every nsqd takes every topic.
+
+    Attributes:
+        topic: its name.
+        addresses: the nsqds that lookup named; None before its first answer, and without lookup.
+        topology: what ``addresses`` were taken from; None when they were not taken from lookup's answer alone.
+        is_used: set by every publish, cleared at every poll.
+        is_plain: it has no partitions as far as anybody knows.
+        is_partitioned: it has; that lasts.
+        partition_num: how many partitions the topic has, available or not; 0: lookup does not say.
+        is_ext: whether messages may have headers; None: lookup does not say.
+        any: the queue of those that may go to any nsqd, or to any partition.
+        partitions: partition -> its queue, for those that are led or that publishes are bound to.
+        undecided: the queue of those that are bound to a partition, until it is known what partitions there are.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        topic: str,
+        links: list[Link],
+        partition_of_key: Callable[[Key, int], int],
+        *,
+        has_lookup: bool,
+        by_load: bool,
+    ) -> None:
+        self.topic = topic
+        self.addresses: frozenset[Address] | None = None
+        self.topology: Topology | None = None
+        self.is_used = True
+        self.has_lookup = has_lookup
+        self.is_plain = not has_lookup
+        self.is_partitioned = False
+        self.partition_num = 0
+        self.is_ext: bool | None = None
+        self.any: Queue = NsqdQueue(sender, topic, links)
+        self.partitions: dict[int, PartitionQueue] = {}
+        self.undecided = UndecidedQueue(sender, topic, [])
+        self._sender = sender
+        self._links = links
+        self._partition_of_key = partition_of_key
+        self._any_partition = AnyPartition(sender, topic, self.partitions, by_load=by_load)
+
+    # Where one publish goes
+
+    def destination(self, key: Key | None, partition: int | None) -> Queue:
+        """The queue of a publish: bound to one partition by either, or to none.
+
+        Raises ConfigError where there is no such partition.
+        """
+        if key is None and partition is None:
+            return self.any
+        if partition is None and self.partition_num:
+            assert key is not None
+            partition = self._partition_of_key(key, self.partition_num)
+        if partition is not None and partition < self.partition_num and partition in self.partitions:
+            return self.partitions[partition]  # the usual case
+        if not self.has_lookup:
+            if partition is None:
+                raise ConfigError(
+                    f"key={key!r}: the number of partitions is unknown without lookupd_http_addresses;"
+                    " name the partition, or leave it out"
+                )
+            return self.partition(partition)
+        binding = f"key={key!r}" if key is not None else f"partition={partition}"
+        if self.is_plain:
+            raise ConfigError(f"{binding}: topic {self.topic!r} has no partitions; leave it out")
+        if not self.is_partitioned:
+            return self.undecided
+        if partition is None:
+            raise ConfigError(f"{binding}: lookup does not say how many partitions {self.topic!r} has")
+        if self.partition_num and partition >= self.partition_num:
+            raise ConfigError(f"partition={partition}: topic {self.topic!r} has {self.partition_num} partitions")
+        return self.partition(partition)
+
+    def bound(self, key: Any, partition: Any) -> PartitionQueue | None:
+        """As ``destination``, of arguments that are not checked yet; None where that is left to do."""
+        count = self.partition_num
+        if partition is None and key.__class__ is str and count:
+            return self.partitions.get(self._partition_of_key(key, count))
+        if key is None and partition.__class__ is int and partition < count:
+            return self.partitions.get(partition)
+        return None
+
+    def partition(self, number: int) -> PartitionQueue:
+        """The queue of a partition."""
+        queue = self.partitions.get(number)
+        if queue is None:
+            links = [] if self.has_lookup else self._links
+            queue = self.partitions[number] = PartitionQueue(
+                self._sender, self.topic, links, number, self._any_partition.pump, has_lookup=self.has_lookup
+            )
+        return queue
+
+    # What is learnt of the topic
+
+    def set_partitions(self, topology: Topology) -> list[PartitionQueue]:
+        """It has partitions. Take their leaders over; return the partitions that have got another one."""
+        if not self.is_partitioned:
+            self.is_partitioned, self.is_plain = True, False
+            self.any.hand_over(self._any_of)
+            self.any = self._any_partition
+        if topology.meta is not None:
+            self.partition_num = topology.meta.partition_num
+            self.is_ext = topology.meta.extend_support
+        # An answer that names no partition at all says nothing of the leaders: that of a lookupd that has just started
+        # looks the same.
+        return self._set_leaders(topology) if topology.partitions else []
+
+    def _any_of(self, publish: Publish) -> Queue:
+        return self._any_partition
+
+    def _set_leaders(self, topology: Topology) -> list[PartitionQueue]:
+        moved = []
+        for number, nsqd in topology.partitions.items():
+            queue = self.partition(number)
+            if queue.leader != nsqd.tcp:
+                queue.leader = nsqd.tcp
+                moved.append(queue)
+        for number, queue in self.partitions.items():
+            if number not in topology.partitions:
+                queue.leader = None
+        return moved
+
+    def set_links(self, links: list[Link]) -> bool:
+        """The links that are open to its nsqds; whether a partition has lost those to its leader."""
+        is_lost = False
+        for queue in self.partitions.values():
+            found = [link for link in links if link.address == queue.leader]
+            is_lost |= bool(queue.links) and not found
+            queue.links = found
+        self.any.links = links
+        self._any_partition.open = [queue for queue in self.partitions.values() if queue.links]
+        return is_lost
+
+    # Its queues
+
+    def queues(self) -> Iterator[Queue]:
+        """All queues in which publishes may wait."""
+        yield self.any
+        yield self.undecided
+        yield from self.partitions.values()
+
+    def pump(self) -> None:
+        """Send what can be sent now."""
+        for queue in list(self.queues()):
+            if queue.waiting and queue.held_bytes is None:
+                queue.pump()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether publishes wait or are on the wire."""
+        return any(queue.waiting or queue.in_flight for queue in self.queues())
