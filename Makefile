@@ -89,7 +89,7 @@ demo-spark: $(SPARK_STAMP) $(BUILD_STAMP)
 	@$(BIN)/nsq-fast demo $(ARGS)
 
 # Half of the time of the tests is waiting, for JVMs and deadlines. Those of a file share servers, so they stay together.
-SIDE_BY_SIDE = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile)
+SIDE_BY_SIDE = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
 test: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)

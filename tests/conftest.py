@@ -43,6 +43,7 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=kinds.rank)
     for item in items:
         kinds.mark(item)
         if " at 0x" in item.nodeid:  # with an address in it, no two processes of xdist collect the same tests

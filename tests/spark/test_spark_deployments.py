@@ -30,22 +30,20 @@ if given["remote"]:
 else:
     spark = session()
 """
-STREAM = f"""{SESSION}
+READ_AND_WRITE = f"""{SESSION}
 rows = spark.readStream.format("nsq").options(**given["options"]).load()
 writer = rows.writeStream.format("parquet").option("path", given["out"])
 query = writer.option("checkpointLocation", given["checkpoint"]).trigger(availableNow=True).start()
 query.awaitTermination()
-say("done", progress=len(query.recentProgress))
-"""
-WRITE = f"""{SESSION}
+say("read", progress=len(query.recentProgress))
 rows = spark.range(given["count"]).repartition(2).selectExpr("lpad(cast(id as string), 6, '0') as body")
-rows.write.format("nsq").options(**given["options"]).mode("append").save()
-say("done")
+rows.write.format("nsq").options(**given["sink"]).mode("append").save()
+say("written")
 """
 
 
 class Servers(NamedTuple):
-    """A topic, ``orders``, and what a source of it needs."""
+    """A topic, ``orders``, and what a source of it needs; another, ``back``, to write to."""
 
     lookupd: str
     source: dict[str, str]
@@ -60,7 +58,8 @@ def servers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Servers]
             yield Servers(lookupd, {"reader": "journalled", "journal": str(tmp_path / "journal")})
     else:
         with ClusterProcess(nodes=3) as cluster:
-            cluster.create_topic("orders", partitions=2, replicas=2, multi_part=True, channels=["spark"])
+            for topic in ("orders", "back"):
+                cluster.create_topic(topic, partitions=2, replicas=2, multi_part=True, channels=["spark"])
             lookupd = ",".join(str(each.http) for each in cluster.lookupds)
             yield Servers(lookupd, {"reader": "replayable", "startingOffsets": "earliest"})
 
@@ -80,47 +79,36 @@ def publish(lookupd: str) -> None:
 
 
 def consume(lookupd: str) -> list[bytes]:
-    """All messages of the topic, by a client that is not Spark."""
+    """All messages that were written, by a client that is not Spark."""
     found: list[bytes] = []
     consumer = Consumer(
-        "orders",
+        "back",
         "spark",
         lookupd_http_addresses=lookupd,
         message_handler=lambda _, message: found.append(message.body),
         max_in_flight=500,
     )
     consumer.start(block=False)
-    until(lambda: len(set(found)) == len(BODIES), 30.0)
+    until(lambda: len(set(found)) == len(BODIES))
     consumer.close()
     consumer.join()
     return found
 
 
-def test_a_stream_brings_all_once(
+def test_a_stream_brings_all_once_and_the_sink_stores_all_that_is_written(
     servers: Servers, deployment: dict[str, Any], spark_driver: Drivers, tmp_path: Path
 ) -> None:
     publish(servers.lookupd)
     source = {"topic": "orders", "channel": "spark", "lookupd_http_addresses": servers.lookupd, **servers.source}
     source["maxOffsetsPerTrigger"] = "2500"
+    sink = {"topic": "back", "lookupd_http_addresses": servers.lookupd}
     paths = {"out": str(tmp_path / "out"), "checkpoint": str(tmp_path / "checkpoint")}
-    driver = spark_driver(STREAM, **deployment, **paths, options=source)
+    driver = spark_driver(READ_AND_WRITE, **deployment, **paths, options=source, sink=sink, count=len(BODIES))
     driver.start()
-    assert driver.wait_said("done", timeout=200.0)["progress"] >= 3
+    assert driver.wait_said("read", timeout=200.0)["progress"] >= 3
+    driver.wait_said("written", timeout=200.0)
     driver.wait()
     rows = read_sink(tmp_path / "out")
     account(BODIES, rows["body"].to_pylist()).check()
     assert set(rows["topic"].to_pylist()) == {"orders"}
-
-
-@pytest.mark.parametrize(
-    ("servers", "deployment"), [("journalled", "connect"), ("replayable", "standalone")], indirect=True
-)
-def test_the_sink_stores_all_that_is_written(
-    servers: Servers, deployment: dict[str, Any], spark_driver: Drivers, tmp_path: Path
-) -> None:
-    options = {"topic": "orders", "lookupd_http_addresses": servers.lookupd}
-    driver = spark_driver(WRITE, **deployment, count=len(BODIES), options=options)
-    driver.start()
-    driver.wait_said("done", timeout=200.0)
-    driver.wait()
     account(BODIES, consume(servers.lookupd)).check()
