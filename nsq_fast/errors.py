@@ -330,6 +330,10 @@ class ServerError(NsqError):
         return f"{type(self).__name__}({str(self)!r})"
 
 
+# The codes, and which of them are fatal (NewFatalClientErr) and which not (NewClientErr):
+# nsqio/nsq: nsqd/protocol_v2.go; youzan/nsq: nsqdserver/protocol_v2.go
+
+
 class Invalid(ServerError):
     """The command is unknown, malformed, or not allowed in the connection's state."""
 

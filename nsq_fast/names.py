@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 from .errors import ConfigError, ConnectFailed, NameInvalid
 
+# nsqio/nsq and youzan/nsq: internal/protocol/names.go, isValidName
 MAX_NAME_LENGTH = 64
 EPHEMERAL_SUFFIX = "#ephemeral"
+# nsqio/nsq: nsqd/options.go and nsqlookupd/options.go, NewOptions
 DEFAULT_NSQD_TCP_PORT = 4150
 DEFAULT_NSQD_HTTP_PORT = 4151
 DEFAULT_LOOKUPD_HTTP_PORT = 4161

@@ -26,14 +26,17 @@ from nsq_fast.names import Address
 
 T = TypeVar("T")
 
+# youzan/nsq: internal/http_api/api_response.go, NegotiateVersion
 ACCEPT = "application/vnd.nsq; version=1.0"
 """The Accept header, to the letter, that makes negotiating servers send bare JSON and true status codes."""
 
+# youzan/nsq: internal/version/binary.go, Binary
 REDESIGNED_MARK = "-HA."
 """Part of the version of a redesigned server."""
 
+# youzan/nsq: nsqlookupd/http.go, GetValidPartitionNum: 255 at most
 MAX_PARTITIONS = MAX_PARTITION + 1
-"""Far above the 254 that a cluster allows; a number beyond it is no answer but nonsense."""
+"""Far above what a cluster allows; a number beyond it is no answer but nonsense."""
 
 MAX_PRODUCERS = 1000
 """Each producer of an answer becomes a connection: beyond some number an answer is an attack or a mistake."""
@@ -43,9 +46,12 @@ MAX_ERROR_SIZE = 64 * 1024
 """Bytes: a larger body of an error is not decoded for its text."""
 
 _EMPTY: Mapping[int, Any] = MappingProxyType({})
+# nsqio/nsq: nsqlookupd/http.go, doLookup; youzan/nsq: consistence/leadership.go, ErrKeyNotFound; nsqlookupd/http.go,
+# doLookup
 _UNKNOWN_TOPIC = ("TOPIC_NOT_FOUND", "Key not found", "Topic has no channel")
 _PARTITION_NUMBER = re.compile(r"[0-9]{1,4}")
 _PORT = re.compile(r"[0-9]{1,5}")
+# youzan/nsq: nsqlookupd/lookup_protocol_v1.go, OLD_VERSION_PID: the partition of an nsqd that has none
 _PSEUDO_PARTITION = re.compile(r"-[0-9]{1,4}")
 _HOST = re.compile(r"[0-9A-Za-z._:%-]{1,255}")
 
@@ -152,6 +158,7 @@ def parse_listlookup(body: bytes) -> tuple[Address, ...]:
 
     Raises RemoteProtocolError.
     """
+    # youzan/nsq: nsqlookupd/http.go, doListLookup
     nodes = _decode(_WireLookupList, body).lookupdnodes or ()
     found = (_address(node.NodeIP, int(node.HttpPort)) for node in nodes if _PORT.fullmatch(node.HttpPort))
     return tuple(sorted({address for address in found if address is not None}))
@@ -172,6 +179,7 @@ def is_unknown_topic(status: int | None, text: str) -> bool:
 
     Without the Accept header, and from old servers, such errors come as status 500 with the text inside.
     """
+    # youzan/nsq: internal/http_api/api_response.go, NegotiateVersion
     return status in (404, 500) and text.startswith(_UNKNOWN_TOPIC)
 
 
@@ -250,6 +258,7 @@ class _WireError(msgspec.Struct):
 
 
 class _Envelope(msgspec.Struct):
+    # youzan/nsq: internal/http_api/api_response.go, Respond
     status_code: int | msgspec.UnsetType = msgspec.UNSET
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
@@ -310,6 +319,7 @@ def _address(host: str, port: int) -> Address | None:
 
 def _meta(wire: _WireMeta | None) -> Meta | None:
     """No meta for a topic that a cluster does not know: it says ``partition_num`` 0."""
+    # youzan/nsq: nsqlookupd/http.go, doLookup: "maybe topic on old nsqd"
     if wire is None or wire.partition_num == 0:
         return None
     if not 0 < wire.partition_num <= MAX_PARTITIONS:

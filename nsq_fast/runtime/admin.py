@@ -272,7 +272,9 @@ class NsqdHTTPClient(AdminClient):
         self._order("POST", "/debug/freememory")
 
     def _order(self, method: str, path: str, **query: Any) -> None:
-        """nsqd (up to 1.3.0 at least) does as told, and then fails to answer nothing at all: status 500."""
+        """Send an order whose success nsqd reports as status 500."""
+        # The handler returns no value, which PlainText cannot encode.
+        # nsqio/nsq (1.3.0): nsqd/http.go, setBlockRateHandler; internal/http_api/api_response.go, PlainText
         try:
             self.call(method, path, **query)
         except HttpError as error:

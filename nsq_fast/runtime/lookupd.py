@@ -62,6 +62,7 @@ class Lookupd:
 
     def lookup(self, topic: str) -> LookupAnswer:
         """Ask where ``topic`` lives; the empty answer when this lookupd does not know it."""
+        # youzan/nsq: nsqlookupd/http.go, doLookup; the original ignores all but the topic
         query = {"topic": topic, "access": self._access, "metainfo": "true"}
         size = min(_CHANNELS_SIZE + self._max_producers * _PRODUCER_SIZE, MAX_REPLY_SIZE)
         try:
@@ -77,7 +78,7 @@ class Lookupd:
         return parse_nodes(self._http.request("GET", "/nodes").body, self._max_producers)
 
     def list_lookupds(self, now: float) -> tuple[Address, ...] | None:
-        """Ask for the lookupds of its cluster, once a poll interval; None when it was not asked, or cannot tell.
+        """Ask for the lookupds of its cluster, once a poll interval; None when it was not asked, or does not know.
 
         Original lookupds have no such route, and are asked again after many intervals only.
         """

@@ -12,7 +12,7 @@ from typing import Any
 
 from nsq_fast._codec import Message
 
-from .signals import LazySignal, tell
+from .signals import LazySignal, send
 
 
 class MessageSignals:
@@ -27,7 +27,7 @@ class MessageSignals:
 
     def send(self, name: str, **values: Any) -> None:
         """Tell the receivers of the signal ``name``."""
-        tell(self.__dict__.get(name), name, self.message, values)
+        send(self.__dict__.get(name), name, self.message, values)
 
 
 class SignalBook:

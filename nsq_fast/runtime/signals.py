@@ -1,8 +1,8 @@
 """Signals that cost nothing until somebody connects to them.
 
 A ``LazySignal`` in a class body gives each instance a blinker signal of its
-own, made when the attribute is first read. Code that has something to tell
-calls ``emit``; on a fast path it asks ``is_heard`` once for many events.
+own, made when the attribute is first read. ``emit`` sends it; on a fast path
+the sender asks ``is_heard`` once for many events.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def is_heard(sender: object, name: str) -> bool:
 
 
 def emit(sender: object, name: str, **values: Any) -> None:
-    """Tell the receivers of a signal. One that raises is logged and harms neither the others nor the caller."""
-    tell(sender.__dict__.get(name), name, sender, values)
+    """Call the receivers of a signal. One that raises is logged and harms neither the others nor the caller."""
+    send(sender.__dict__.get(name), name, sender, values)
 
 
-def tell(signal: blinker.Signal | None, name: str, sender: object, values: dict[str, Any]) -> None:
+def send(signal: blinker.Signal | None, name: str, sender: object, values: dict[str, Any]) -> None:
     """As ``emit``, for a signal that is not an attribute of its sender; None when nobody asked for it."""
     if signal is None or not signal.receivers:
         return

@@ -1,4 +1,4 @@
-"""Supervision: a fault of ours in a background greenlet is logged, told, and ends nothing for good.
+"""Supervised greenlets: an unexpected exception is logged and reported, and what the greenlet does goes on.
 
 A ``Loop`` runs for as long as its owner; when its body raises, the body begins
 again after a pause that grows. A ``Job`` does one piece of work; when it raises,
@@ -32,7 +32,7 @@ GOOD_AFTER = 10.0
 # A Timeout is no Exception in gevent. One that gets so far was not caught by whoever started it.
 FAULTS = (Exception, Timeout)
 
-Tell = Callable[[NsqError], object]
+FaultReceiver = Callable[[NsqError], object]
 
 if TYPE_CHECKING:
     _Greenlet = Greenlet[..., Any]
@@ -45,12 +45,12 @@ class Supervisor:
 
     Args:
         log: gets each fault, with its stack.
-        tell: called with an InternalError whose cause is the fault; must not block. None: the log is enough.
+        on_fault: called with an InternalError whose cause is the fault; must not block. None: the log is enough.
     """
 
-    def __init__(self, log: logging.Logger, tell: Tell | None = None) -> None:
+    def __init__(self, log: logging.Logger, on_fault: FaultReceiver | None = None) -> None:
         self._log = log
-        self._tell = tell
+        self._on_fault = on_fault
 
     def loop(self, name: str, body: Callable[[], object]) -> Loop:
         """A greenlet, not started yet, that calls ``body()`` until it returns."""
@@ -61,17 +61,17 @@ class Supervisor:
         return Job(self, name, function, *args)
 
     def report(self, name: str, fault: BaseException, consequence: str) -> None:
-        """Log a fault and tell of it. ``consequence`` says what happens now."""
+        """Log a fault and hand it to ``on_fault``. ``consequence`` says what happens now."""
         text = f"nsq_fast itself failed in {name}: {printable(repr(fault))}; {consequence}"
         self._log.error("%s", text, exc_info=fault)
-        if self._tell is None:
+        if self._on_fault is None:
             return
         error = InternalError(text)
         error.__cause__ = fault
         try:
-            self._tell(error)
-        except Exception:  # whoever is told must not end what is supervised
-            self._log.exception("%s: telling of the fault failed", name)
+            self._on_fault(error)
+        except Exception:  # a receiver must not end what is supervised
+            self._log.exception("%s: on_fault failed", name)
 
 
 class Loop(_Greenlet):

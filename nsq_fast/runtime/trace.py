@@ -5,7 +5,7 @@ ask ``is_on(topic)`` before anything else is done, so that it costs a set
 lookup while it is off. Records go to the logger ``nsq_fast.trace`` as the
 message itself: its text is one line of JSON, and a handler that wants the
 fields finds the record in ``LogRecord.msg``. ``read_records`` reads the lines
-back. Joined by internal id, trace id, topic and partition, they tell the way
+back. Joined by internal id, trace id, topic and partition, they show the way
 of a message from its producer to the consumers of every channel.
 """
 
@@ -233,6 +233,7 @@ def split_receipt(receipt: TracedReply, pairs: Iterable[tuple[int, int]]) -> Ite
     other, with consecutive ids, and each is larger than its body by the same amount. Where the sizes contradict that,
     offset and size are None.
     """
+    # youzan/nsq: nsqdserver/protocol_v2.go, getTracedReponse; nsqd/topic.go, PutMessagesNoLock
     items = list(pairs)
     overhead, rest = divmod(receipt.size - sum(size for _, size in items), max(1, len(items)))
     offset = receipt.offset

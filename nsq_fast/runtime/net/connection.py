@@ -49,6 +49,7 @@ from .watch import SilenceWatch
 logger = logging.getLogger(__name__)
 _supervisor = Supervisor(logger)  # the owner hears of faults by on_disconnect
 
+# A server is as patient with a silent client. nsqio/nsq: nsqd/protocol_v2.go, IOLoop
 SILENT_INTERVALS = 2
 CLOSE_TIMEOUT = 2.0
 

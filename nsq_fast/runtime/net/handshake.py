@@ -67,6 +67,7 @@ def shake_hands(transport: Transport, session: Session, on_heartbeat: Callable[[
             raise ConnectionLost("closed by the server during the handshake")
         if session.failure is not None:
             raise session.failure
+    # The server would say so at the next command only. nsqio/nsq: nsqd/protocol_v2.go, CheckAuth
     if session.info.auth_required and ready.auth is None:
         raise AuthFirst("the server demands AUTH, and auth_secret is not set")
     return ready

@@ -79,7 +79,7 @@ class Incoming(CommandWriter):
         anything came: see ``stop_reading_for_reader``. Whenever the caller does anything else, the reader reads.
 
         Args:
-            is_soon: the server was just told to send the next message.
+            is_soon: a FIN was just sent, so that the server sends the next message.
         """
         transport = self._transport
         if self.closed_error is not None or transport.receiver is None:

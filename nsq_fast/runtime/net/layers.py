@@ -94,6 +94,8 @@ class TlsLayer:
 class DeflateLayer:
     """Raw deflate, flushed after each write. The server's empty blocks decode to nothing, as they should."""
 
+    # nsqio/nsq: nsqd/client_v2.go, UpgradeDeflate and Flush
+
     def __init__(self, level: int) -> None:
         self.is_ended = False
         self._compressor = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
@@ -121,6 +123,8 @@ class DeflateLayer:
 
 class SnappyLayer:
     """The snappy framing format. Chunks are cut out here, so that only whole ones of a legal size are decompressed."""
+
+    # nsqio/nsq: nsqd/client_v2.go, UpgradeSnappy; the format: google/snappy, framing_format.txt
 
     def __init__(self) -> None:
         self.is_ended = False

@@ -1,4 +1,4 @@
-"""What a connection tells the consumer or producer that owns it."""
+"""The callbacks of a connection, which the consumer or producer that owns it implements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ConnectionT = TypeVar("ConnectionT", contravariant=True)
 
 
 class ConnectionOwner(Protocol[ConnectionT]):
-    """Who is told what happens on a connection, in its reader greenlet or one in its place. None of these may block.
+    """Callbacks of a connection, called in its reader greenlet or in one in its place. None of them may block.
 
     An owner may also have ``on_finish(conn, message)``, ``on_requeue(conn, message, delay_ms, backoff)`` and
     ``on_touch(conn, message)``, called when a program queues the command;

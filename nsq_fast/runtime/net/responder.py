@@ -1,4 +1,4 @@
-"""The answers to messages on one connection: FIN, REQ and TOUCH, and who is told of them.
+"""The responses to messages on one connection: FIN, REQ and TOUCH, and who is notified of them.
 
 This is the responder that messages delegate to. FINs of one turn of the hub
 leave as one buffer. The owner and the signals of single messages hear of an
