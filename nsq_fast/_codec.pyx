@@ -235,26 +235,6 @@ cdef class Message:
         return f"<{type(self).__name__} {_printable(self.id)} {traits}>"
 
 
-def unanswered(list messages not None):
-    """Those of a list of messages that are neither answered nor expired, in their order."""
-    cdef list left = []
-    cdef Message message
-    for message in messages:
-        if not message._flags & (RESPONDED | EXPIRED):
-            left.append(message)
-    return left
-
-
-def unreachable(list messages not None):
-    """Those of a list of messages that nothing but this list refers to, so that nobody can answer them any more."""
-    cdef list found = []
-    cdef Py_ssize_t i
-    for i in range(PyList_GET_SIZE(messages)):
-        if Py_REFCNT(PyList_GET_ITEM(messages, i)) == 1:
-            found.append(<object> PyList_GET_ITEM(messages, i))
-    return found
-
-
 @cython.auto_pickle(False)
 cdef class TruncatedMessage(Message):
     """A message whose frame is larger than ``max_frame_size``: all of it but the body, which is empty.
@@ -382,6 +362,7 @@ cdef bytes _id_bytes(object value):
 
 include "_commands.pxi"
 include "_records.pxi"
+include "_held.pxi"
 
 
 # what servers send

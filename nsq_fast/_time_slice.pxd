@@ -4,4 +4,5 @@
 cdef class TimeSlice:
     cdef list _finished
     cdef object _schedule
+    cdef Py_ssize_t _count
     cdef public double end          # when the slice is over, by time.monotonic()

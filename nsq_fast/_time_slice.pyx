@@ -42,9 +42,16 @@ cdef class TimeSlice:
             if not self._finished:
                 self._schedule()
             self._finished.append(message)
+        self._count += 1
         return _monotonic() > self.end
 
     @cython.binding(False)
     def is_over(self):
-        """Whether the slice is over."""
+        """Whether the slice is over, after a message that ``returned`` has not seen."""
+        self._count += 1
         return _monotonic() > self.end
+
+    def take_count(self):
+        """How many messages were handled since the last call."""
+        count, self._count = self._count, 0
+        return count

@@ -295,7 +295,18 @@ class ConsumerConfig(Config):
     """How a consumer takes messages, and what it does with those that fail."""
 
     max_tries: int = option(5, "attempts before a message is given up; 0: no limit", minimum=0, maximum=65535)
-    max_in_flight: int = option(1, "messages held at once, over all connections", minimum=0, maximum=1_000_000)
+    max_in_flight: int | None = option(
+        None,
+        "messages held at once, over all connections; None: one for each connection",
+        minimum=0,
+        maximum=1_000_000,
+        kind=int,
+    )
+    drop_expired: bool = option(
+        True,
+        "do not handle a message whose msg_timeout is over, which nsqd has taken back, and ask for no more messages"
+        " than handlers can begin with in time",
+    )
     requeue_delay: int | None = option(
         None, "delay of every requeue; None: computed from the attempts", unit="ms", minimum=0, kind=int
     )
@@ -338,7 +349,7 @@ class ConsumerConfig(Config):
         object.__setattr__(self, "partitions", _partitions(self.partitions))
         if self.order_policy not in ORDER_POLICIES:
             raise ConfigError(f"order_policy={self.order_policy!r}: must be one of {', '.join(ORDER_POLICIES)}")
-        for name, minimum in (("requeue_delay", 0), ("concurrency", 1)):
+        for name, minimum in (("requeue_delay", 0), ("concurrency", 1), ("max_in_flight", 0)):
             value = getattr(self, name)
             if isinstance(value, str) and value.strip().isdigit():
                 object.__setattr__(self, name, value := int(value))

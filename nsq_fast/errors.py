@@ -41,6 +41,7 @@ Policy is data on the class (``fatal``, ``retriable``, ``stale_topology``,
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, ClassVar
 
 from .printable import printable
@@ -266,11 +267,20 @@ class RequeueMessage(NsqError):
     """Raised by a handler to requeue its message.
 
     Args:
-        delay: seconds until redelivery; None computes it from the attempts.
+        delay: seconds until redelivery, or a timedelta; None computes it from the attempts.
         backoff: whether this counts as a failure for backoff; None leaves it to the consumer's option.
+
+    Raises ConfigError for a delay that is anything else. In a handler this is a failure like any other exception.
+
+    Attributes:
+        delay: seconds, or None.
     """
 
-    def __init__(self, delay: float | None = None, *, backoff: bool | None = None) -> None:
+    def __init__(self, delay: float | timedelta | None = None, *, backoff: bool | None = None) -> None:
+        if isinstance(delay, timedelta):
+            delay = delay.total_seconds()
+        if delay is not None and (isinstance(delay, bool) or not isinstance(delay, (int, float))):
+            raise ConfigError(f"RequeueMessage: delay={delay!r}: must be a number of seconds, a timedelta, or None")
         super().__init__(delay, backoff)
         self.delay = delay
         self.backoff = backoff

@@ -69,7 +69,7 @@ CONSUMER: dict[str, list[Any]] = {
     "batch_handler": ["handler", 5],
     "give_up": ["log", 5],
     "max_tries": [-1, 65536, "x", None, 1.5, True],
-    "max_in_flight": [-1, "x", None, 1.5, True, 1_000_001],
+    "max_in_flight": [-1, "x", 1.5, True, 1_000_001],
     "requeue_delay": [-1, 0.5, "x", True],
     "requeue_base_delay": [-1, "x", NAN],
     "requeue_factor": [0.5, "x"],

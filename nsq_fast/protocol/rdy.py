@@ -36,6 +36,7 @@ class Share:
 
     Attributes:
         max_rdy_count: the server's limit.
+        capacity: how many messages the handlers of this connection can take on; 0 while all of them are stuck.
         rdy: last RDY sent.
         in_flight: messages received and not answered; the caller keeps it current.
         active_at: when the last message arrived, or RDY left 0 if that was later.
@@ -44,6 +45,7 @@ class Share:
     """
 
     max_rdy_count: int = 2500
+    capacity: int = 1 << 30
     rdy: int = 0
     in_flight: int = 0
     active_at: float = 0.0
@@ -51,14 +53,18 @@ class Share:
     ceiling: int = 0
     settles_at: float = 0.0
 
+    def highest(self, now: float) -> int:
+        """The highest RDY that the server may act upon, or may have acted upon for messages that are on their way."""
+        return max(self.rdy, self.ceiling) if now < self.settles_at else self.rdy
+
     def held(self, now: float) -> int:
         """How many messages of max_in_flight this connection may hold now or soon."""
-        return max(self.rdy, self.in_flight, self.ceiling if now < self.settles_at else 0)
+        return max(self.in_flight, self.highest(now))
 
     def sent(self, rdy: int, now: float, settle: float = SETTLE) -> None:
         """Note that RDY was sent."""
         if rdy < self.rdy:
-            self.ceiling = max(self.rdy, self.ceiling if now < self.settles_at else 0)
+            self.ceiling = self.highest(now)
             self.settles_at = now + settle
         if (rdy == 0) != (self.rdy == 0):
             self.turn_at = now
@@ -94,10 +100,12 @@ def targets(
 
     With enough for all it is an even split. Otherwise ``limit`` connections get
     RDY 1, and those that were idle for ``idle_timeout`` seconds pass it on.
+    Those without capacity get 0.
     """
-    if limit >= len(shares):
-        return split(limit, [share.max_rdy_count for share in shares])
-    return _take_turns(shares, max(limit, 0), now, idle_timeout, random)
+    able = [index for index, share in enumerate(shares) if share.capacity > 0]
+    if limit >= len(able):
+        return split(limit, [min(share.max_rdy_count, share.capacity) for share in shares])
+    return _take_turns(shares, able, max(limit, 0), now, idle_timeout, random)
 
 
 def split(total: int, caps: Sequence[int]) -> list[int]:
@@ -112,17 +120,20 @@ def split(total: int, caps: Sequence[int]) -> list[int]:
 
 
 def _take_turns(
-    shares: Sequence[Share], limit: int, now: float, idle_timeout: float, random: Callable[[], float]
+    shares: Sequence[Share],
+    able: Sequence[int],
+    limit: int,
+    now: float,
+    idle_timeout: float,
+    random: Callable[[], float],
 ) -> list[int]:
-    holders = [index for index, share in enumerate(shares) if share.rdy > 0]
+    holders = [index for index in able if shares[index].rdy > 0]
     kept = [index for index in holders if not _turn_is_over(shares[index], now, idle_timeout)]
     kept.sort(key=lambda index: shares[index].active_at, reverse=True)
     del kept[limit:]
     # Who waits longest comes first, so that nobody sticks at RDY 0; among equals chance decides.
     ranked = sorted(
-        (shares[index].rdy > 0, shares[index].turn_at, random(), index)
-        for index in range(len(shares))
-        if index not in kept
+        (shares[index].rdy > 0, shares[index].turn_at, random(), index) for index in able if index not in kept
     )
     chosen = {*kept, *(entry[-1] for entry in ranked[: limit - len(kept)])}
     return [int(index in chosen) for index in range(len(shares))]

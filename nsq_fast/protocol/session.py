@@ -48,6 +48,7 @@ from .events import (
     UpgradeNeeded,
 )
 from .identify import AuthInfo, ServerInfo, identify_body, parse_auth, parse_identify
+from .in_flight import InFlight
 
 # An IDENTIFY reply is about 300 bytes; more than this is no nsqd, and not worth the memory.
 MAX_HANDSHAKE_FRAME = 64 * 1024
@@ -84,7 +85,7 @@ class Session:
         auth: the reply to AUTH, or None.
         dialect: the server's family, known once Identified.
         rdy: the RDY last sent.
-        in_flight: messages received and not yet finished or requeued.
+        ledger: the messages in flight, and when the server takes them back.
         message_count: messages in the list that ``receive`` returned last. When it equals the
             length of the list, the list holds messages only.
         failure: the error that the next ``receive`` raises, if there is one.
@@ -96,7 +97,7 @@ class Session:
         self.auth: AuthInfo | None = None
         self.dialect = ORIGINAL
         self.rdy = 0
-        self.in_flight = 0
+        self.ledger = InFlight()
         self.message_count = 0
         self.failure: NsqError | None = None
         self._stage = Stage.NEW
@@ -137,6 +138,11 @@ class Session:
         return self._stage is _READY and not self._pending
 
     @property
+    def in_flight(self) -> int:
+        """Messages received, not finished or requeued, and not expired."""
+        return self.ledger.count
+
+    @property
     def pending_count(self) -> int:
         """Commands that wait for their reply."""
         return len(self._pending)
@@ -171,11 +177,22 @@ class Session:
         if reader.error is not None:
             self.failure = reader.error
         if count:
-            self.in_flight += count
             self.note_messages(count, now)
             if count == len(frames):
+                self.ledger.received(frames)
                 return frames
-        return self._events(frames)
+        events = self._events(frames)
+        if self.message_count:
+            self.ledger.received([event for event in events if event.__class__ is Message])
+        return events
+
+    def expire(self, now: float) -> list[Message]:
+        """The messages whose deadline is over at ``now``, the clock of ``receive``: they are in flight no more.
+
+        The server delivers them again, to this connection or another. They are marked as expired; a FIN that is still
+        sent for one may be in time, or be answered with AnswerFailed. ``ledger.next_deadline`` says when to ask again.
+        """
+        return self.ledger.expire(now)
 
     def column_reader(self) -> ColumnReader:
         """From now on the embedder decodes, into columns: with this reader, which has what was received so far.
@@ -254,7 +271,7 @@ class Session:
         return events
 
     def _skipped(self, message: TruncatedMessage) -> Event:
-        self.in_flight += 1
+        self.ledger.received([message])
         error = MessageTooLarge(message.id, message.attempts, message.body_size, message.max_frame_size)
         return MessageSkipped(message=message, error=error)
 
@@ -262,9 +279,7 @@ class Session:
         # What still comes answers nothing of ours: the rest of an MPUB_EXT, say, that was taken for a command.
         self._stage = Stage.OVER
         self.failure = None  # nor is garbage behind it worth an error
-        count = sum(event.__class__ is Message for event in events)
-        self.in_flight -= self.message_count - count
-        self.message_count = count
+        self.message_count = sum(event.__class__ is Message for event in events)
 
     def _response(self, data: bytes) -> Event:
         if data == b"_heartbeat_":
@@ -366,6 +381,7 @@ class Session:
     def _identified(self, data: bytes, events: list[Any]) -> None:
         self.info = info = parse_identify(data, self.config)
         self._pending.popleft()
+        self.ledger.identified(info)
         self.dialect = dialect_of(info.version)
         if info.tls_v1:
             self._upgrades.append("tls")
@@ -538,20 +554,28 @@ class Session:
         if not self._is_subscribed:
             self._check_subscribed("FIN")
         data = _codec.fin_many(messages)
-        self._answered(len(messages))
+        self._answered(messages)
         return data
 
     def req(self, message: Message, delay_ms: int) -> bytes:
         """Give a message back, to be delivered again after ``delay_ms``."""
         self._check_subscribed("REQ")
         data = _codec.req(message.id, delay_ms)
-        self._answered(1)
+        message.mark_responded()
+        self._answered((message,))
         return data
 
-    def touch(self, message: Message) -> bytes:
-        """Ask for more time for a message."""
+    def touch(self, message: Message, now: float | None = None) -> bytes:
+        """Ask for more time for a message.
+
+        Args:
+            now: the clock of ``receive``; moves the deadline after which ``expire`` finds the message.
+        """
         self._check_subscribed("TOUCH")
-        return _codec.touch(message.id)
+        data = _codec.touch(message.id)
+        if now is not None:
+            self.ledger.touched(message, now)
+        return data
 
     def cls(self, *, token: Any = None) -> bytes:
         """Ask the server to send no more messages; the Reply says ``CLOSE_WAIT``. Messages may come before it."""
@@ -570,8 +594,6 @@ class Session:
         if not self._is_subscribed:
             raise LocalProtocolError(f"{command}: not allowed without a subscription")
 
-    def _answered(self, count: int) -> None:
-        # Answering an id twice is possible for an embedder; the ledger must not go below zero for it.
-        left = self.in_flight - count
-        self.in_flight = left if left > 0 else 0
-        self._limit.answered(count)
+    def _answered(self, messages: Sequence[Message]) -> None:
+        self.ledger.answered(messages)
+        self._limit.answered(len(messages))

@@ -2,7 +2,7 @@
 
 This module is the public face and puts the parts together: ``subscriber`` (one
 nsqd), ``flow`` (RDY and backoff), ``dispatch`` (worker greenlets), ``disposition``
-(what follows a handler), ``deadlines`` (handlers that run long), ``closing``.
+(what follows a handler), ``deadlines`` (handlers that run long, messages that expire), ``closing``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterable, Iterator
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from gevent import get_hub
 from gevent.event import Event
@@ -25,14 +25,16 @@ from nsq_fast.protocol.backoff import Backoff, RequeueDelay
 from nsq_fast.protocol.position import StartPositions, parse_start
 
 from .consuming.closing import begin_closing, close_subscribers
-from .consuming.deadlines import Deadlines
+from .consuming.deadlines import Deadlines, ExpiryLog
 from .consuming.dispatch import CALLS_HANDLERS, HandlerLimit, Pool
 from .consuming.disposition import BatchHandler, Disposition, Handler
 from .consuming.failures import Discard, GiveUpPolicy
 from .consuming.flow import Flow
 from .consuming.handlers import check_handler
 from .consuming.iteration import messages
+from .consuming.load import Workload
 from .consuming.ordered import PAUSE, BlockedPolicy, Ordered, check_blocked_policy
+from .consuming.orphans import Orphans
 from .consuming.stats import ConsumerStats
 from .consuming.subscriber import Subscriber
 from .consuming.subscriptions import Subscriptions
@@ -74,7 +76,8 @@ class Consumer(ConsumerOptions):
         name: of the logger; default ``nsq_fast.consumer.<topic>.<channel>``.
         message_handler: called with every message.
         max_tries: attempts before a message goes to ``give_up``; 0: no limit.
-        max_in_flight: most messages held at once, over all connections.
+        max_in_flight: most messages held at once, over all connections; None: one for each connection. With a number
+            below that of the connections they take turns.
         requeue_delay: ms until a failed message is delivered again; None: computed from its attempts.
         lookupd_poll_interval, lookupd_poll_jitter: s, and the share that chance adds.
         low_ready_idle_timeout: s after which an idle connection passes its RDY on, when there are more
@@ -106,6 +109,7 @@ class Consumer(ConsumerOptions):
     on_requeue = LazySignal("on_requeue(message_id, timeout): a REQ was queued; timeout in ms")
     on_giving_up = LazySignal("on_giving_up(message): max_tries is exceeded; before the policy is called")
     on_auth = LazySignal("on_auth(conn, response): an nsqd accepted the AUTH secret; its reply as a dict")
+    on_expired = LazySignal("on_expired(message): it was not answered before its time was over; nsqd delivers it again")
     on_exception = LazySignal("on_exception(message, error): a handler raised")
     on_order_violation = LazySignal("on_order_violation(message, error): an ordered partition went backwards")
     on_blocked = LazySignal("on_blocked(message): an ordered message has more attempts than attempts_threshold")
@@ -123,7 +127,7 @@ class Consumer(ConsumerOptions):
         name: str | None = None,
         message_handler: Handler | None = None,
         max_tries: int = 5,
-        max_in_flight: int = 1,
+        max_in_flight: int | None = None,
         requeue_delay: int | None = None,
         lookupd_poll_interval: float = 60,
         lookupd_poll_jitter: float = 0.3,
@@ -209,12 +213,22 @@ class Consumer(ConsumerOptions):
         self.ordered = self.disposition.ordered = Ordered(self, self._blocked_policy, self.logger)
         backoff = Backoff(config.max_backoff_duration, random=random.random)
         idle_timeout = config.low_ready_idle_timeout
-        self.flow = Flow(config.max_in_flight, idle_timeout, backoff, self._count_orphans, self.supervisor, self.logger)
-        self.deadlines = Deadlines(self._handled, config.auto_touch, self.supervisor, self.logger)
-        self.tracer = Tracer(trace, self.topic, self.channel, self.deadlines)
-        self._handler_limit = HandlerLimit(lambda: self.flow.max_in_flight)
+        self.workload = Workload(Orphans(), is_bounded=config.drop_expired)
+        self.flow = Flow(config.max_in_flight, idle_timeout, backoff, self.workload, self.supervisor, self.logger)
+        self.deadlines = Deadlines(
+            lambda: self._subscriptions,
+            self.workload,
+            self._orphans_expired,
+            self.flow.changed,
+            config.auto_touch,
+            self.supervisor,
+            self.logger,
+        )
+        self._expiry_log = ExpiryLog(self.logger)
+        self.tracer = Tracer(trace, self.topic, self.channel)
+        self._handler_limit = HandlerLimit(lambda: self.flow.limit)
         self._pool: Pool | None = None
-        self._pools: list[Pool] = []
+        self._pools = cast(list[Pool], self.workload.pools)
         self._is_started = False
         self._is_closing = False
         self._closed = Event()
@@ -249,10 +263,11 @@ class Consumer(ConsumerOptions):
             self._check_receivers()
         self._is_started = True
         self._thread.claim()
-        self._hub_watch = HubWatch(self.logger, CALLS_HANDLERS, lambda: is_iterated and any(self._handled()))
+        self._hub_watch = HubWatch(self.logger, CALLS_HANDLERS, lambda: is_iterated and self.workload.is_handling)
         watchdog.add(self._hub_watch)
         if is_iterated or self.config.concurrency is not None:
             self._pool = self.new_pool(0 if is_iterated else self.config.concurrency or 1, "worker")
+            self.workload.shared = self._pool
         self.flow.start(f"{self.name} flow")
         self.deadlines.start(f"{self.name} deadlines")
         self._subscriptions.start()
@@ -401,11 +416,13 @@ class Consumer(ConsumerOptions):
 
     @property
     def max_in_flight(self) -> int:
-        """Most messages held at once, over all connections. May be set at any time; 0 holds everything back."""
-        return self.flow.max_in_flight
+        """Most messages held at once, over all connections. May be set at any time; 0 holds everything back, None
+        means one for each connection there is.
+        """
+        return self.flow.limit
 
     @max_in_flight.setter
-    def max_in_flight(self, value: int) -> None:
+    def max_in_flight(self, value: int | None) -> None:
         self._thread.check("Consumer.max_in_flight")
         self.config = self.config.replace(max_in_flight=value)
         self.flow.max_in_flight = self.config.max_in_flight
@@ -470,6 +487,7 @@ class Consumer(ConsumerOptions):
             order_violations=self.ordered.ledger.violations,
             repeated=self.ordered.ledger.repeated,
             blocked=self.ordered.blocked,
+            orphaned=self.workload.orphans.count(),
         )
 
     @property
@@ -482,17 +500,18 @@ class Consumer(ConsumerOptions):
         """The configured nsqds as 'host:port'."""
         return {str(address) for address in self.nsqd_addresses}
 
-    def _handled(self) -> Iterator[Message]:
-        for pool in self._pools:
-            for worker in pool.workers:
-                current = worker.current
-                if isinstance(current, list):
-                    yield from current
-                elif current is not None:
-                    yield current
+    # Messages that take longer than they should
 
-    def _count_orphans(self) -> int:
-        return sum(not message.responder.is_open for message in self._handled() if message.responder is not None)
+    def note_expired(self, messages: list[Message], unstarted: int) -> None:
+        """Tell that messages have expired, ``unstarted`` of them before a handler began."""
+        self._expiry_log.note(len(messages), unstarted, monotonic())
+        for message in messages:
+            emit(self, "on_expired", message=message)
+
+    def _orphans_expired(self, messages: list[Message]) -> None:
+        self._subscriptions.past.expired += len(messages)
+        self.note_expired(messages, 0)
+        self.flow.changed()
 
 
 def _check_timeout(timeout: object) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random as chance
+from uuid import uuid4
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from nsq_fast._codec import Message
 from nsq_fast.protocol import rdy
+from nsq_fast.protocol.identify import ServerInfo
+from nsq_fast.protocol.in_flight import InFlight
 from nsq_fast.protocol.rdy import Share
 
 
@@ -177,6 +181,8 @@ class Server:
 class Distribution(RuleBasedStateMachine):
     """Any order of connects, disconnects, pushes, answers, pauses and limits, with delays on the way."""
 
+    make_server = Server
+
     def __init__(self):
         super().__init__()
         self.servers = []
@@ -200,7 +206,7 @@ class Distribution(RuleBasedStateMachine):
     @rule(cap=st.integers(1, 30))
     def connect(self, cap):
         if len(self.servers) < 6:
-            self.servers.append(Server(cap))
+            self.servers.append(self.make_server(cap))
             self.distribute(self.limit)
 
     @rule(data=st.data())
@@ -255,3 +261,99 @@ class Distribution(RuleBasedStateMachine):
 
 TestDistribution = Distribution.TestCase
 TestDistribution.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+def test_workers_that_are_all_stuck_get_nothing_and_the_others_their_share():
+    shares = [Share(), Share(capacity=0), Share()]
+    apply(shares, 10)
+    assert counts(shares) == [5, 0, 5]
+    shares = [Share(), Share(capacity=0), Share()]
+    apply(shares, 2)
+    assert counts(shares) == [1, 0, 1]
+
+
+def test_no_more_is_asked_for_than_handlers_can_take_on():
+    shares = [Share(capacity=3), Share()]
+    apply(shares, 100)
+    assert counts(shares) == [3, 97]
+
+
+class ServerWithTimeouts:
+    """As ``Server``, with messages one by one: it takes each back TIMEOUT after it has sent it, or somewhat later."""
+
+    TIMEOUT = 1.5
+    DELAY = Server.DELAY
+
+    def __init__(self, max_rdy_count):
+        self.share = Share(max_rdy_count=max_rdy_count)
+        self.ledger = InFlight()
+        self.ledger.identified(ServerInfo(msg_timeout_ms=int(1000 * self.TIMEOUT)))
+        self.rdy = 0
+        self.in_flight = {}
+        self.commands = []
+        self.wire = []
+
+    def send(self, kind, what, now):
+        self.commands.append((now, kind, what))
+
+    def process(self, until):
+        while self.commands and self.commands[0][0] <= until:
+            _, kind, what = self.commands.pop(0)
+            if kind == "rdy":
+                self.rdy = what
+            else:
+                for message in what:
+                    self.in_flight.pop(message.id, None)
+
+    def take_back(self, until):
+        self.in_flight = {id: sent for id, sent in self.in_flight.items() if sent + self.TIMEOUT > until}
+
+    def push(self, count, now):
+        for _ in range(min(count, max(self.rdy - len(self.in_flight), 0))):
+            id = uuid4().bytes
+            self.in_flight[id] = now
+            self.wire.append((now, id))
+
+    def deliver(self, until, now):
+        while self.wire and self.wire[0][0] <= until:
+            sent, id = self.wire.pop(0)
+            came_at = min(now, sent + self.DELAY)
+            self.ledger.expire(came_at)
+            self.ledger.received([Message(1, 1, id, b"", received_at=came_at)])
+            self.ledger.expire_excess(self.share.highest(came_at), came_at)
+        self.ledger.expire(now)
+        self.share.in_flight = self.ledger.count
+
+
+class DistributionWithTimeouts(Distribution):
+    """The same, while messages are not answered in time: the server takes them back and may send more."""
+
+    make_server = ServerWithTimeouts
+
+    @rule(seconds=st.floats(0.0, 4.0), data=st.data())
+    def pass_time(self, seconds, data):
+        self.now += seconds
+        late = st.floats(0.0, Server.DELAY)
+        for server in self.servers:
+            server.deliver(self.now - Server.DELAY, self.now)
+            server.process(self.now - data.draw(late))
+            server.take_back(self.now - data.draw(late))
+            server.push(data.draw(st.integers(0, 50)), self.now)
+            server.deliver(self.now - data.draw(late), self.now)
+        self.distribute(self.limit)
+
+    @rule(data=st.data())
+    def answer(self, data):
+        for server in self.servers:
+            held = server.ledger.pending()
+            done = held[: data.draw(st.integers(0, len(held)))]
+            for message in done:
+                message.mark_responded()
+            server.ledger.answered(done)
+            server.share.in_flight = server.ledger.count
+            server.send("fin", done, self.now)
+        self.distribute(self.limit)
+
+
+TestDistributionWithTimeouts = DistributionWithTimeouts.TestCase
+TestDistributionWithTimeouts.settings = settings(max_examples=100, stateful_step_count=30)

@@ -266,6 +266,61 @@ def test_an_answer_that_comes_too_late_is_counted_and_told(make_nsqd):
         assert consumer.stats().totals.answers_failed == 1
 
 
+def test_messages_that_are_never_answered_do_not_stop_a_consumer(make_nsqd):
+    nsqds = [with_quick_timeouts(make_nsqd()) for _ in range(2)]
+    for number, nsqd in enumerate(nsqds):
+        publish(nsqd, "t", bodies(b"%d" % number, 4))
+    seen, expired = Counter(), []
+
+    def handler(consumer, message):
+        message.enable_async()
+        seen[message.body] += 1
+        if message.attempts > 1:
+            message.finish()
+
+    addresses = [str(nsqd.tcp_address) for nsqd in nsqds]
+    consumer = Consumer("t", "c", addresses, max_in_flight=4, msg_timeout=1.0, message_handler=handler)
+    consumer.on_expired.connect(lambda c, message: expired.append(message.body), weak=False)
+    with consumer:
+        wait_until(lambda: sorted(seen.values()) == [2] * 8, timeout=30, about=lambda: seen)
+        wait_until(lambda: consumer.stats().totals.finished == 8)
+        assert sorted(expired) == sorted(seen)
+        assert consumer.stats().in_flight == 0
+
+
+def test_handlers_too_slow_for_max_in_flight_begin_in_time_all_the_same(make_nsqd):
+    nsqd = with_quick_timeouts(make_nsqd())
+    publish(nsqd, "t", bodies(b"m", 10))
+    ages, most, done = [], 0, set()
+
+    def handler(consumer, message):
+        nonlocal most
+        ages.append(monotonic() - message.received_at)
+        most = max(most, consumer.total_in_flight)
+        gevent.sleep(0.4)
+        done.add(message.body)
+
+    options = {"max_in_flight": 10, "msg_timeout": 1.0, "max_tries": 0}
+    with Consumer("t", "c", str(nsqd.tcp_address), message_handler=handler, **options) as consumer:
+        wait_until(lambda: len(done) == 10, timeout=30)
+        totals = consumer.stats().totals
+    assert max(ages) < 1.0, "26 calls, 23 of them too late, were seen before"
+    assert most <= 10
+    assert totals.answers_failed <= 3, "those of the first second, in which the handler is not known to be slow"
+
+
+def test_by_default_messages_of_all_nsqds_come_at_once(make_nsqd):
+    nsqds = [make_nsqd() for _ in range(3)]
+    for number, nsqd in enumerate(nsqds):
+        publish(nsqd, "t", [b"%d" % number])
+    seen = {}
+    began = monotonic()
+    addresses = [str(nsqd.tcp_address) for nsqd in nsqds]
+    with Consumer("t", "c", addresses, message_handler=lambda c, m: seen.setdefault(m.body, monotonic() - began)):
+        wait_until(lambda: len(seen) == 3)
+    assert max(seen.values()) < 5.0, "with one RDY for all they came after 8 s"
+
+
 def test_auto_touch_keeps_a_message(make_nsqd):
     nsqd = make_nsqd()
     publish(nsqd, "t", [b"slow"])

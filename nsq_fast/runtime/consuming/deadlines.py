@@ -1,55 +1,78 @@
-"""Messages whose handlers run long: a warning before nsqd takes them back, and TOUCH where that is wanted.
+"""The deadlines of messages: expiry, a warning before it, TOUCH where that is wanted, and the speed of handlers.
 
-One greenlet per consumer looks at what the workers handle right now, a few
-times in each message timeout; nothing is done per message. What touching can
-gain ends at the server's max_msg_timeout.
+One greenlet per consumer looks at all connections and workers, a few times in each message timeout and when a deadline
+is over; nothing is done per message. What touching can gain ends at the server's max_msg_timeout.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from math import inf
 from time import monotonic
+from typing import Protocol
 
 from gevent.event import Event
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import NsqError
-from nsq_fast.protocol.identify import ServerInfo
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.supervised import Supervisor
 
 from .failures import message_name
+from .load import Pool, Workload
 
 WARN_AT = 0.8
+STUCK_AT = 0.85
 TOUCH_AT = 0.5
 LOOKS_PER_TIMEOUT = 10
 LONGEST_PAUSE = 5.0
+SHORTEST_PAUSE = 0.01
+
+LOG_PAUSE = 10.0
+"""Seconds between two lines of the log about expired messages."""
+
+
+class Expiring(Protocol):
+    """A subscription whose messages expire."""
+
+    @property
+    def next_deadline(self) -> float:
+        """Before this moment ``expire`` finds nothing."""
+
+    def expire(self, now: float) -> None:
+        """Deal with the messages whose deadline is over."""
 
 
 class Deadlines:
-    """Watches messages that are being handled.
+    """Watches the messages of one consumer.
 
     Args:
-        handled: gives the messages whose handlers run now.
-        auto_touch: TOUCH them in time.
+        subscribers: gives the subscriptions.
+        workload: the workers, and the messages of lost connections.
+        on_expired: called with messages of lost connections that expire.
+        on_work: called when something was handled since the last look, or is stuck.
+        auto_touch: TOUCH messages that are being handled, in time.
     """
 
     def __init__(
         self,
-        handled: Callable[[], Iterable[Message]],
+        subscribers: Callable[[], Iterable[Expiring]],
+        workload: Workload,
+        on_expired: Callable[[list[Message]], None],
+        on_work: Callable[[], None],
         auto_touch: bool,
         supervisor: Supervisor,
         log: logging.Logger,
     ) -> None:
         self._supervisor = supervisor
-        self._handled = handled
+        self._subscribers = subscribers
+        self._workload = workload
+        self._on_expired = on_expired
+        self._on_work = on_work
         self._auto_touch = auto_touch
         self._log = log
-        self._touched: dict[bytes, float] = {}
-        self._warned: set[bytes] = set()
-        self._longest = 0.0
-        self._pause = LONGEST_PAUSE
+        self._warned: set[Message] = set()
         self._wake = Event()
         self._is_stopped = False
 
@@ -64,56 +87,97 @@ class Deadlines:
 
     def expect(self, msg_timeout: float) -> None:
         """Look often enough for messages that must be answered within ``msg_timeout`` seconds."""
-        self._pause = min(self._pause, msg_timeout / LOOKS_PER_TIMEOUT)
-        self._longest = max(self._longest, msg_timeout)
+        self._workload.msg_timeout = min(self._workload.msg_timeout, msg_timeout)
         self._wake.set()
-
-    def touched(self, message: Message) -> None:
-        """Note that a message was touched."""
-        self._touched[message.id] = monotonic()
 
     def _run(self) -> None:
         while not self._is_stopped:
             self.look(monotonic())
-            self._wake.wait(self._pause)
+            self._wake.wait(self._pause(monotonic()))
             self._wake.clear()
 
+    def _pause(self, now: float) -> float:
+        deadlines = [each.next_deadline for each in self._subscribers()]
+        nearest = min([*deadlines, self._workload.orphans.next_deadline])
+        return max(SHORTEST_PAUSE, min(LONGEST_PAUSE, self._workload.msg_timeout / LOOKS_PER_TIMEOUT, nearest - now))
+
     def look(self, now: float) -> None:
-        """Touch or warn where it is time to."""
-        seen = set()
-        for message in list(self._handled()):
+        """Expire what is over, touch or warn where it is time to, and measure the speed of the handlers."""
+        for each in self._subscribers():
+            each.expire(now)
+        expired = self._workload.orphans.expire(now)
+        if expired:
+            self._on_expired(expired)
+        news = [self._look_at(pool, now) for pool in self._workload.pools]
+        if any(news):
+            self._on_work()
+        self._warned = {message for message in self._warned if not message.has_responded()}
+
+    def _look_at(self, pool: Pool, now: float) -> bool:
+        """Look at the workers of one pool; say whether there is any news of how busy they are."""
+        load = pool.load
+        load.stuck = [message for worker in pool.workers for message in self._stuck(worker.current, now)]
+        return load.measure() or bool(load.stuck)
+
+    def _stuck(self, current: Message | list[Message] | None, now: float) -> Iterator[Message]:
+        """Look at what one worker handles now; give one message if nsqd is about to take some of it back."""
+        stuck = None
+        for message in [current] if isinstance(current, Message) else current or ():
             connection = message.responder
-            if isinstance(connection, Connection) and not message.has_responded():
-                seen.add(message.id)
-                self._check(message, connection, now)
-        self._warned &= seen
-        for message_id in self._touched.keys() - seen:
-            # Handled asynchronously, maybe: what a touch gains is over by then.
-            if now - self._touched[message_id] > self._longest:
-                del self._touched[message_id]
+            if (
+                isinstance(connection, Connection)
+                and not message.has_responded()
+                and self._check(message, connection, now)
+            ):
+                stuck = message
+        if stuck is not None:
+            yield stuck
 
-    def deadline(self, message: Message, info: ServerInfo) -> float:
-        """When the server takes a message back (monotonic), by what was touched until now."""
-        since = self._touched.get(message.id, message.received_at)
-        return min(since + info.msg_timeout, message.received_at + info.max_msg_timeout)
-
-    def _check(self, message: Message, connection: Connection, now: float) -> None:
+    def _check(self, message: Message, connection: Connection, now: float) -> bool:
+        """Touch or warn; say whether nsqd is about to take the message back."""
+        if message.has_expired():
+            return True
         info = connection.info
-        since = self._touched.get(message.id, message.received_at)
-        deadline = self.deadline(message, info)
+        deadline = connection.session.ledger.deadline(message)
+        spent = 1 - (deadline - now) / info.msg_timeout
         is_last_chance = deadline >= message.received_at + info.max_msg_timeout
-        if self._auto_touch and now - since >= TOUCH_AT * info.msg_timeout and not is_last_chance:
-            self._touch(message, now)
-        elif now - since >= WARN_AT * (deadline - since) and message.id not in self._warned:
-            self._warned.add(message.id)
+        if self._auto_touch and spent >= TOUCH_AT and not is_last_chance and connection.is_open:
+            return not self._touch(message)
+        if spent >= WARN_AT and message not in self._warned:
+            self._warned.add(message)
             self._log.warning(
                 "message %s is still being handled %.3g s after it arrived; nsqd takes it back in %.3g s",
-                message_name(message), now - message.received_at, deadline - now,
+                message_name(message), now - message.received_at, max(0.0, deadline - now),
             )  # fmt: skip
+        return spent >= STUCK_AT
 
-    def _touch(self, message: Message, now: float) -> None:
+    def _touch(self, message: Message) -> bool:
         try:
             message.touch()
         except NsqError:
-            return  # answered or lost meanwhile
-        self._touched[message.id] = now
+            return False  # answered or lost meanwhile
+        return True
+
+
+class ExpiryLog:
+    """Logs expired messages, a line for many of them."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._count = 0
+        self._unstarted = 0
+        self._quiet_until = -inf
+
+    def note(self, count: int, unstarted: int, now: float) -> None:
+        """``count`` messages have expired, ``unstarted`` of them before a handler began with them."""
+        self._count += count
+        self._unstarted += unstarted
+        if now < self._quiet_until:
+            return
+        self._quiet_until = now + LOG_PAUSE
+        self._log.warning(
+            "%d messages were not answered before their msg_timeout was over, and nsqd delivers them again;"
+            " no handler had begun with %d of them",
+            self._count, self._unstarted,
+        )  # fmt: skip
+        self._count = self._unstarted = 0

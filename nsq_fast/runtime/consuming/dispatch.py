@@ -32,6 +32,7 @@ from nsq_fast.runtime.fork import tell_forks
 from nsq_fast.runtime.loop_turns import loop_turns
 
 from .handlers import refuse_deferred
+from .load import Load
 
 if TYPE_CHECKING:
     from nsq_fast.runtime.net.connection import Connection
@@ -53,16 +54,20 @@ class InboundQueue:
 
     Args:
         connection: who delivered the messages.
+        expire: called with the time (monotonic) when a deadline may be over; drops what is not to be handled any more.
 
     Attributes:
+        ledger: the messages of the connection that are in flight.
         turn: of an ordered partition, which one worker at a time may handle; None when any number may.
         slice: takes the messages whose handlers have returned.
     """
 
-    __slots__ = ("connection", "is_queued", "slice", "turn", "waiting")
+    __slots__ = ("connection", "expire", "is_queued", "ledger", "slice", "turn", "waiting")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, expire: Callable[[float], None]) -> None:
         self.connection = connection
+        self.ledger = connection.session.ledger
+        self.expire = expire
         self.waiting: deque[Message] = deque()
         self.is_queued = False
         self.turn: Turn | None = None
@@ -73,6 +78,14 @@ class InboundQueue:
         unstarted = list(self.waiting)
         self.waiting.clear()
         return unstarted
+
+    def drop_expired(self) -> int:
+        """Drop the messages that nsqd has taken back, which are the oldest; say how many there were."""
+        waiting, count = self.waiting, 0
+        while waiting and waiting[0].has_expired():
+            waiting.popleft()
+            count += 1
+        return count
 
 
 class HandlerLimit:
@@ -123,6 +136,7 @@ class Pool:
             message; None when there are several, or none.
         turns: of the loop of the hub that the workers run in.
         eager: how many FINs are still sent one by one, because a handler was slow lately.
+        load: how busy the workers are.
     """
 
     def __init__(self, disposition: Disposition, size: int, name: str, limit: HandlerLimit) -> None:
@@ -132,6 +146,7 @@ class Pool:
         self.turns = loop_turns()
         self.eager = 0
         self._limit = limit
+        self.load = Load()
         self._ready: deque[InboundQueue] = deque()
         self.idle = 0
         self._wake = Semaphore(0)
@@ -253,6 +268,9 @@ class Worker:
                 self._pool.leave(inbound)
 
     def _handle(self, inbound: InboundQueue) -> None:
+        began = monotonic()
+        if began >= inbound.ledger.next_deadline:
+            inbound.expire(began)
         try:
             if inbound.turn is not None:
                 self._handle_ordered(inbound, inbound.turn)
@@ -263,6 +281,8 @@ class Worker:
         except Exception:
             # A fault of ours, not of a handler: those are dealt with below. The worker must go on.
             self._disposition.log_fault(self.current)
+        if inbound.turn is None:  # an ordered partition has one message in flight, however long its handler takes
+            self._pool.load.add(monotonic() - began, inbound.slice.take_count())
 
     def _handle_ordered(self, inbound: InboundQueue, turn: Turn) -> None:
         """Handle what an ordered partition sends, one message after the other; each FIN leaves at once.
@@ -273,6 +293,10 @@ class Worker:
         consumer, threshold = disposition.consumer, disposition.ordered.threshold
         while waiting:
             is_finished = False
+            now = monotonic()
+            if now >= inbound.ledger.next_deadline:
+                inbound.expire(now)
+                continue
             message = self.current = waiting.popleft()
             if message.attempts <= threshold or disposition.ordered.begins(inbound, message):
                 try:
@@ -302,7 +326,7 @@ class Worker:
         waiting, returned, is_over = inbound.waiting, disposition.returned_in(inbound), inbound.slice.is_over
         popleft = waiting.popleft
         end = pool.turns.due_at
-        inbound.slice.end = 0.0 if pool.eager else end
+        inbound.slice.end = 0.0 if pool.eager else min(end, inbound.ledger.next_deadline)
         while waiting:
             message = self.current = popleft()
             if message.attempts > max_tries:
@@ -323,13 +347,15 @@ class Worker:
 
     def _is_over(self, inbound: InboundQueue, end: float) -> bool:
         """Send the FINs if handlers were slow lately; say whether it is time for others."""
-        pool = self._pool
+        pool, now = self._pool, monotonic()
+        if now >= inbound.ledger.next_deadline:
+            inbound.expire(now)
         if pool.eager:
             inbound.connection.flush()
             pool.eager -= 1
             if not pool.eager:
                 inbound.slice.end = end
-        return monotonic() > end
+        return now > end
 
     def _handle_batch(self, inbound: InboundQueue) -> None:
         disposition = self._disposition

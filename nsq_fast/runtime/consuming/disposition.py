@@ -146,8 +146,11 @@ class Disposition:
             self.consumer.flow.changed()
 
     def log_fault(self, handled: Message | list[Message] | None) -> None:
-        """Log an exception that no handler raised; what was being handled goes back to nsqd when it times out."""
+        """Log an exception that no handler raised, and requeue what was being handled."""
         self._log.exception("nsq_fast itself failed while handling %r", handled)
+        for message in [handled] if isinstance(handled, Message) else handled or ():
+            if not message.is_async():
+                self.requeue(message, None, True)
 
     def _note(self, error: BaseException, message: Message) -> bool:
         """Log and signal what a handler raised; say whether it counts as a failure for backoff."""

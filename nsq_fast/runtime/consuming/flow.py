@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
@@ -23,8 +22,10 @@ from nsq_fast.protocol.backoff import Backoff
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.supervised import Supervisor
 
-# A handler that goes on with a message of a lost connection is looked after so often, in seconds.
-ORPHAN_PAUSE = 0.5
+from .load import Workload
+
+# Messages of lost connections, and handlers that run too long, are looked after so often, in seconds.
+OVERDUE_PAUSE = 0.5
 # Turns of a scarce RDY are looked at so often in each idle timeout.
 LOOKS_PER_IDLE_TIMEOUT = 4
 
@@ -39,26 +40,30 @@ class Member(Protocol):
     def held(self) -> int:
         """Messages that handlers have got and not answered."""
 
+    @property
+    def capacity(self) -> int:
+        """Messages that the workers of this connection alone can begin with in time."""
+
 
 class Flow:
     """Keeps the sum of max(RDY, in flight) over its members at or below ``max_in_flight``.
 
     Attributes:
-        max_in_flight: messages held at once; ``set_max_in_flight`` changes it.
+        max_in_flight: messages held at once; None: as many as there are members. Call ``changed`` after a change.
         is_paused: whether RDY 0 was asked for.
         is_waiting: whether some connection waits for a share that others still hold.
         has_members: an Event, set while there is a subscribed connection.
 
     Args:
-        count_orphans: gives the number of messages that handlers still hold although their connection is gone.
+        workload: what handlers can take on, and what they hold although nsqd has taken it back.
     """
 
     def __init__(
         self,
-        max_in_flight: int,
+        max_in_flight: int | None,
         idle_timeout: float,
         backoff: Backoff,
-        count_orphans: Callable[[], int],
+        workload: Workload,
         supervisor: Supervisor,
         log: logging.Logger,
     ) -> None:
@@ -67,13 +72,15 @@ class Flow:
         self.backoff = backoff
         self.is_paused = False
         self.is_waiting = False
-        self._count_orphans = count_orphans
+        self._workload = workload
         self._idle_timeout = idle_timeout
         self.has_members = Event()
         self._members: list[Member] = []
         self._expected = 0
         self._wake = Event()
         self._log = log
+        self._has_warned_of_turns = False
+        self._has_warned_of_handlers = False
         self._is_stopped = False
 
     def start(self, name: str) -> None:
@@ -124,6 +131,13 @@ class Flow:
         self._wake.set()
 
     @property
+    def limit(self) -> int:
+        """Messages that may be held at once, as things are."""
+        if self.max_in_flight is None:
+            return max(1, len(self._members) + self._expected)
+        return self.max_in_flight
+
+    @property
     def is_starved(self) -> bool:
         """Whether handlers hold (almost) as many messages of any connection as it may get.
 
@@ -145,9 +159,11 @@ class Flow:
         for member in members:
             member.share.in_flight = member.connection.in_flight
             member.share.active_at = max(member.share.active_at, member.connection.last_message_at)
-        orphans = self._count_orphans()
-        allowed = max(0, self.max_in_flight - orphans)
+            member.share.capacity = member.capacity
+        overdue = self._workload.overdue
+        allowed = max(0, self.limit - overdue)
         limit = self._limit(allowed, now)
+        self._warn(shares, allowed)
         expected = [rdy.Share() for _ in range(self._expected)] if limit >= len(shares) + self._expected else []
         wanted = rdy.targets(shares + expected, limit, now, idle_timeout=self._idle_timeout, random=random.random)[
             : len(shares)
@@ -157,12 +173,34 @@ class Flow:
         for index, count in plan.changes:
             self._send(members[index], count, now)
         pause = self._next_look(shares, limit, now)
-        return pause if not orphans else min(ORPHAN_PAUSE, pause or ORPHAN_PAUSE)
+        return pause if not overdue else min(OVERDUE_PAUSE, pause or OVERDUE_PAUSE)
 
     def _limit(self, allowed: int, now: float) -> int:
         if self.is_paused or self.backoff.is_paused(now):
             return 0
-        return min(1, allowed) if self.backoff.is_on else allowed
+        return (
+            min(1, allowed) if self.backoff.is_on else min(allowed, self._workload.capacity_of(self._workload.shared))
+        )
+
+    def _warn(self, shares: list[rdy.Share], allowed: int) -> None:
+        """Say once each what keeps messages from coming as the options have it."""
+        connections = len(shares) + self._expected
+        if self.max_in_flight and self.max_in_flight < connections and not self._has_warned_of_turns:
+            self._has_warned_of_turns = True
+            self._log.warning(
+                "max_in_flight=%d is less than the number of connections, %d: they take turns, and messages of the"
+                " others wait for up to %.3g s; leave max_in_flight out, or set it to %d at least",
+                self.max_in_flight, connections, rdy.HOLD_FACTOR * self._idle_timeout, connections,
+            )  # fmt: skip
+        capacity = min(self._workload.capacity_of(self._workload.shared), sum(share.capacity for share in shares))
+        if 0 < capacity < allowed and not self._has_warned_of_handlers:
+            self._has_warned_of_handlers = True
+            self._log.warning(
+                "handlers are too slow for max_in_flight=%d: at %.3g s a message they begin with no more than %d in"
+                " time, before msg_timeout=%.3g s is over; asking for that many; set max_in_flight lower, or"
+                " concurrency or msg_timeout higher",
+                self.limit, self._workload.pace, capacity, self._workload.msg_timeout,
+            )  # fmt: skip
 
     def _send(self, member: Member, count: int, now: float) -> None:
         try:

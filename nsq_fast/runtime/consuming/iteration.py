@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from gevent import getcurrent
@@ -41,12 +42,19 @@ def messages(pool: Pool, disposition: Disposition) -> Iterator[Message]:
 def _messages_of(inbound: InboundQueue, pool: Pool, worker: Worker, disposition: Disposition) -> Iterator[Message]:
     """Yield until the queue is empty or the time slice is over."""
     waiting, returned = inbound.waiting, disposition.returned_in(inbound)
+    began = monotonic()
     inbound.slice.end = pool.turns.due_at
     is_over = False
     while waiting and not is_over:
+        now = monotonic()
+        if now >= inbound.ledger.next_deadline:
+            inbound.expire(now)
+            continue
         message = waiting.popleft()
         worker.current = message
         if disposition.is_given_up(inbound, message):
             continue
         yield message
         is_over = returned(message)
+    if inbound.turn is None:
+        pool.load.add(monotonic() - began, inbound.slice.take_count())

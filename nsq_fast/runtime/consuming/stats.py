@@ -17,6 +17,7 @@ class Counters:
         answers_failed: FIN, REQ or TOUCH that nsqd refused: it had taken the message back after its timeout.
         answers_lost: FINs and REQs that could not be sent because the connection was gone; nsqd delivers these
             messages again.
+        expired: messages that were not answered before their time was over; nsqd delivers these again.
     """
 
     received: int = 0
@@ -24,6 +25,7 @@ class Counters:
     requeued: int = 0
     answers_failed: int = 0
     answers_lost: int = 0
+    expired: int = 0
 
     def copy(self) -> Counters:
         """The counts of now."""
@@ -56,7 +58,9 @@ class ConsumerStats:
         connections: one for each nsqd known now, or for each partition.
         totals: over all nsqds there have been.
         given_up: messages handed to the give-up policy and finished.
-        in_flight: messages received and not answered; ``unstarted`` of them wait for a handler.
+        max_in_flight: most messages held at once; with the option left out as many as there are connections.
+        in_flight: messages received, not answered and not expired; ``unstarted`` of them wait for a handler.
+        orphaned: messages of lost connections that the program still holds; they count towards max_in_flight.
         backoff_level: 0 when there is no backoff.
         backoff_left: seconds of the present pause.
         order_violations: messages of ordered partitions that lay before one delivered earlier.
@@ -78,3 +82,4 @@ class ConsumerStats:
     order_violations: int = 0
     repeated: int = 0
     blocked: int = 0
+    orphaned: int = 0

@@ -101,7 +101,7 @@ class Subscriber:
         if self._mode.extend_support != config.extend_support:
             config = config.replace(extend_support=self._mode.extend_support)
         self.connection = Connection(self.address, config, self)
-        self.inbound = InboundQueue(self.connection)
+        self.inbound = InboundQueue(self.connection, self.expire)
 
     @property
     def pool(self) -> Pool:
@@ -112,6 +112,11 @@ class Subscriber:
     def held(self) -> int:
         """Messages that handlers have got and not answered."""
         return self.connection.in_flight - len(self.inbound.waiting)
+
+    @property
+    def capacity(self) -> int:
+        """Messages that the workers of this target alone can begin with in time."""
+        return self._consumer.workload.capacity_of(self._pool if self._owns_pool else None)
 
     # Connecting and reconnecting
 
@@ -285,6 +290,11 @@ class Subscriber:
 
     def on_messages(self, conn: Connection, messages: list[Message]) -> None:
         self.counters.received += len(messages)
+        ledger = self.inbound.ledger
+        if conn.last_received_at >= ledger.next_deadline:
+            self.expire(conn.last_received_at)
+        if ledger.count > self.share.rdy and ledger.count > self.share.highest(conn.last_received_at):
+            self._expired(ledger.expire_excess(self.share.highest(conn.last_received_at), conn.last_received_at))
         if self._is_closing or self._is_draining:
             self.inbound.waiting.extend(messages)
             self._give_back_unstarted()
@@ -321,12 +331,39 @@ class Subscriber:
             return message
         disposition = self._consumer.disposition
         try:
-            return decompressed(message, self._consumer.config.max_decompressed_size)
+            return self._in_place_of(message, decompressed(message, self._consumer.config.max_decompressed_size))
         except NsqError as error:
             if disposition.is_beyond(self.inbound, message):
                 return message  # for the give-up policy, as it came
             disposition.unreadable(message, error)
             return None
+
+    def _in_place_of(self, message: Message, readable: Message) -> Message:
+        """The message that a handler gets, which is in flight now instead of the one that came."""
+        if readable is not message:
+            message.mark_responded()
+            self.inbound.ledger.follow(readable)
+        return readable
+
+    # Deadlines
+
+    @property
+    def next_deadline(self) -> float:
+        """When ``expire`` has something to do, at the earliest; monotonic."""
+        return self.inbound.ledger.next_deadline
+
+    def expire(self, now: float) -> None:
+        """Forget the messages that nsqd has taken back by now."""
+        self._expired(self.inbound.ledger.expire(now))
+        if self._is_ending:
+            self._give_back_abandoned()
+
+    def _expired(self, messages: list[Message]) -> None:
+        if messages:
+            unstarted = self.inbound.drop_expired() if self._consumer.config.drop_expired else 0
+            self.counters.expired += len(messages)
+            self._consumer.note_expired(messages, unstarted)
+            self._freed()
 
     def on_finish(self, conn: Connection, message: Message) -> None:
         emit(self._consumer, "on_finish", message_id=message.id)
@@ -338,9 +375,6 @@ class Subscriber:
         if self._consumer.tracer.is_on(conn):
             self._consumer.tracer.record(conn, (message,), "REQ")
         self._freed()
-
-    def on_touch(self, conn: Connection, message: Message) -> None:
-        self._consumer.deadlines.touched(message)
 
     def requeue_delay_ms(self, conn: Connection, message: Message) -> int:
         if self.is_ordered:
@@ -371,17 +405,20 @@ class Subscriber:
 
     def on_disconnect(self, conn: Connection, error: NsqError) -> None:
         was_connected, self.is_connected = self.is_connected, False
-        unstarted = len(self.inbound.take_unstarted())
+        unstarted = self.inbound.take_unstarted()
+        for message in unstarted:
+            message.mark_responded()  # nobody will answer it
         if self._owns_pool:
             self._pool.source = None
         self._changed.set()
         if not was_connected:
             return
         consumer = self._consumer
+        consumer.workload.orphans.adopt(self.inbound.ledger)
         consumer.flow.remove(self)
         if self._is_ending:
             return
-        consumer.logger.warning("%s: %s; %d unstarted messages dropped", self.target, error, unstarted)
+        consumer.logger.warning("%s: %s; %d unstarted messages dropped", self.target, error, len(unstarted))
         emit(consumer, "on_error", error=error)
         self._owner.lost(self)
 
@@ -442,7 +479,8 @@ class Subscriber:
         return self.wait_while(lambda: self.is_connected and self._is_awaiting_close, deadline)
 
     def wait_for_answers(self, deadline: float | None) -> bool:
-        """Wait until every message is answered; False if some are not in time."""
+        """Wait until every message is answered or expired; False if some are not in time."""
+        self._give_back_abandoned()
         return self.wait_while(lambda: self.is_connected and self.connection.in_flight > 0, deadline)
 
     def close(self, timeout: float) -> None:
@@ -454,6 +492,11 @@ class Subscriber:
 
     def _give_back_unstarted(self) -> None:
         self._consumer.disposition.give_back(self.inbound.take_unstarted())
+
+    def _give_back_abandoned(self) -> None:
+        """REQ 0 for asynchronous messages that the program has dropped without an answer."""
+        if self.is_connected:
+            self._consumer.disposition.give_back(self.inbound.ledger.unreachable())
 
     def stats(self) -> ConnectionStats:
         """A snapshot."""

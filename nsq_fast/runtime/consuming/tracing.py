@@ -9,8 +9,6 @@ from nsq_fast._codec import Message
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.trace import Outcome, TraceLog
 
-from .deadlines import Deadlines
-
 
 class Tracer:
     """Records answers of one consumer. Ask ``is_on`` once for many messages.
@@ -18,11 +16,10 @@ class Tracer:
     Only redesigned servers have ids that mean something, so only their messages are recorded.
     """
 
-    def __init__(self, log: TraceLog, topic: str, channel: str, deadlines: Deadlines) -> None:
+    def __init__(self, log: TraceLog, topic: str, channel: str) -> None:
         self._log = log
         self._topic = topic
         self._channel = channel
-        self._deadlines = deadlines
 
     def is_on(self, connection: Connection) -> bool:
         """Whether messages of ``connection`` are recorded now."""
@@ -33,7 +30,7 @@ class Tracer:
         """Record answers that were sent just now; those that came too late are timeouts, whatever they said."""
         now = monotonic()
         for message in messages:
-            is_late = now > self._deadlines.deadline(message, connection.info)
+            is_late = message.has_expired() or now > connection.session.ledger.deadline(message)
             self._log.consumed(
                 self._topic,
                 self._channel,

@@ -33,8 +33,8 @@ class CommandWriter(Responder):
 
     @property
     def in_flight(self) -> int:
-        """Messages received and not yet finished or requeued."""
-        return self.session.in_flight - len(self.finished)
+        """Messages received, not yet finished or requeued, and not expired."""
+        return max(0, self.session.in_flight - len(self.finished))
 
     def write(self, data: bytes) -> None:
         """Queue bytes; they leave at the end of this turn of the hub. Raises ConnectionLost when closed."""

@@ -10,6 +10,7 @@ given here: workers put the message into ``finished``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from nsq_fast._codec import Message
@@ -53,7 +54,7 @@ class Responder:
         """FIN, together with the others of this turn of the hub."""
         self._thread.check("Message.finish()")
         if self.closed_error is not None:
-            self._check_open()
+            self._refuse(message)
         self._outbox.finish(message)
         if self._on_finish is not None:
             self._on_finish(self, message)
@@ -67,7 +68,8 @@ class Responder:
     def requeue(self, message: Message, time_ms: int | None = None, backoff: bool = True) -> None:
         """REQ. Without ``time_ms`` the owner's ``requeue_delay_ms`` decides. A delay may be left to ``hold``."""
         self._thread.check("Message.requeue()")
-        self._check_open()
+        if self.closed_error is not None:
+            self._refuse(message)
         if time_ms is None:
             time_ms = 0 if self._delay_of is None else self._delay_of(self, message)
         if time_ms and self.hold is not None:
@@ -83,7 +85,7 @@ class Responder:
         """TOUCH: more time for a message."""
         self._thread.check("Message.touch()")
         self._check_open()
-        self._outbox.write(self.session.touch(message))
+        self._outbox.write(self.session.touch(message, monotonic()))
         if self._on_touch is not None:
             self._on_touch(self, message)
         if self._signals.entries:
@@ -111,6 +113,10 @@ class Responder:
     def signals_of(self, message: Message) -> MessageSignals:
         """``on_finish``, ``on_requeue`` and ``on_touch`` of one message, kept until it is answered."""
         return self._signals.of(message)
+
+    def _refuse(self, message: Message) -> None:
+        message.mark_expired()  # the program is done with it, and nsqd has taken it back
+        self._check_open()
 
     def _check_open(self) -> None:
         if self.closed_error is not None:

@@ -1,0 +1,105 @@
+"""The messages of a connection that were received and not answered. Part of ``_codec``, which includes this file.
+
+They are in one list, in order of arrival. Answers mostly come in the same order: these are found at the front, where
+nothing of a message is looked at but its address, and leave the list at once. Messages that were answered in another
+order are dropped many at a time.
+"""
+
+from libc.math cimport INFINITY
+
+cdef enum:
+    SLACK = 16          # answered messages that may stay, beside as many as are in flight
+    TRIM_AT = 1024      # places at the front of the list that are empty before the list is made shorter
+
+
+cdef class HeldMessages:
+    """Counts messages in flight, and knows which they are; what ``nsq_fast.protocol.in_flight`` is built on.
+
+    ``count`` messages are in flight; an answer that is given twice counts twice. ``late`` messages have expired and may
+    still be answered; their answers do not count. ``next_deadline`` is when the first to come expires, or earlier, by
+    ``msg_timeout``, in seconds; infinite before there is one.
+    """
+
+    cdef public Py_ssize_t count
+    cdef public Py_ssize_t late
+    cdef public double msg_timeout
+    cdef public double next_deadline
+    cdef list _messages
+    cdef Py_ssize_t _at     # the places before this are None
+
+    def __cinit__(self):
+        self._messages = []
+        self.next_deadline = INFINITY
+
+    def __len__(self):
+        """Messages that are held, answered ones among them."""
+        return PyList_GET_SIZE(self._messages) - self._at
+
+    def received(self, list messages not None):
+        """These messages have arrived, all at the same time."""
+        if self.next_deadline == INFINITY and PyList_GET_SIZE(messages):
+            self.next_deadline = (<Message?> messages[0]).received_at + self.msg_timeout
+        self.count += PyList_GET_SIZE(messages)
+        self._messages += messages
+        if PyList_GET_SIZE(self._messages) - self._at > 2 * self.count + SLACK:
+            self.unanswered()
+
+    def follow(self, Message message not None):
+        """A message stands for another, which is counted already and marked as responded."""
+        self._messages.append(message)
+
+    def answered(self, messages):
+        """FIN or REQ of these messages is about to be sent; they are marked as responded."""
+        cdef list items = messages if type(messages) is list else list(messages)
+        cdef list held = self._messages
+        cdef Py_ssize_t count = PyList_GET_SIZE(items), size = PyList_GET_SIZE(held), i = 0
+        cdef PyObject* item
+        if self.late:
+            late = sum(isinstance(each, Message) and each.has_expired() for each in items)
+            self.late = max(0, self.late - late)
+            self.count = max(0, self.count - (count - late))
+        else:
+            self.count = self.count - count if self.count > count else 0
+        while i < count and self._at < size:
+            item = PyList_GET_ITEM(held, self._at)
+            if item != PyList_GET_ITEM(items, i):
+                break
+            held[self._at] = None
+            self._at += 1
+            i += 1
+        if self._at == size:
+            held.clear()
+            self._at = 0
+        elif self._at > TRIM_AT and 2 * self._at > size:
+            del held[:self._at]
+            self._at = 0
+
+    def unanswered(self):
+        """Drop what is answered or expired; return the others, in order of arrival."""
+        self._messages = unanswered(self._messages[self._at:])
+        self._at = 0
+        return self._messages[:]
+
+    def keep(self, list messages not None):
+        """Hold these, and nothing else; what is counted stays as it is."""
+        self._messages = messages[:]
+        self._at = 0
+
+    def unreachable(self):
+        """Messages that nothing but this list refers to: nobody can answer them any more."""
+        self.unanswered()
+        cdef Py_ssize_t i
+        return [
+            <object> PyList_GET_ITEM(self._messages, i)
+            for i in range(PyList_GET_SIZE(self._messages))
+            if Py_REFCNT(PyList_GET_ITEM(self._messages, i)) == 1
+        ]
+
+
+cdef list unanswered(list messages):
+    cdef list left = []
+    cdef Message message
+    for message in messages:
+        if not message._flags & (RESPONDED | EXPIRED):
+            left.append(message)
+    return left
