@@ -276,7 +276,7 @@ class LookupPoller:
         """In a greenlet for each lookupd."""
         try:
             try:
-                current.ask(lookupd)
+                current.ask(lookupd, self._supervisor)
             finally:
                 current.pending -= 1
                 self._wake.set()

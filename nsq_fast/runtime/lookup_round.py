@@ -15,9 +15,11 @@ from gevent.event import Event
 
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import HttpError, NsqError
+from nsq_fast.printable import printable
 from nsq_fast.protocol.topology import LookupAnswer, Topology, merge
 
 from .lookupd import Lookupd
+from .supervised import FAULTS, Supervisor
 
 # Calls of refresh() within so many seconds are one.
 _BURST = 0.1
@@ -130,12 +132,12 @@ class LookupRound:
         count = len(self.answers[topic])
         return count != self.published.get(topic, 0) and topic.round_number <= self.number
 
-    def ask(self, lookupd: Lookupd) -> None:
-        """Ask a lookupd topic by topic: one that it chokes on says nothing of the others, silence does."""
+    def ask(self, lookupd: Lookupd, supervisor: Supervisor) -> None:
+        """Ask a lookupd topic by topic: one that it cannot answer says nothing of the others, silence does."""
         failure: _Failure | None = None
         has_answered = False
         for topic in self.topics:
-            answer = _answer_of(lookupd, topic.name)
+            answer = _answer_of(lookupd, topic.name, supervisor)
             if isinstance(answer, LookupAnswer):
                 has_answered = True
                 self.answers.setdefault(topic, []).append(answer)
@@ -156,8 +158,11 @@ class _Failure(NamedTuple):
     is_silence: bool
 
 
-def _answer_of(lookupd: Lookupd, topic: str) -> LookupAnswer | _Failure:
+def _answer_of(lookupd: Lookupd, topic: str, supervisor: Supervisor) -> LookupAnswer | _Failure:
     try:
         return lookupd.lookup(topic)
     except NsqError as error:
         return _Failure(str(error), isinstance(error, HttpError) and error.status is None)
+    except FAULTS as fault:
+        supervisor.report(f"lookup of {topic} at {lookupd.endpoint}", fault, "the other topics are asked")
+        return _Failure(printable(repr(fault)), False)

@@ -28,6 +28,8 @@ from nsq_fast.errors import ConfigError, LookupFailed, NameInvalid, NotRunning
 from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Nsqd, Topology
 from nsq_fast.runtime.lookup import LookupPoller
+from nsq_fast.runtime.lookup_round import PolledTopic
+from nsq_fast.runtime.lookupd import Lookupd
 
 FAST = LookupConfig(lookupd_poll_interval=0.05, lookupd_poll_jitter=0.0, lookupd_timeout=0.3)
 CALM = LookupConfig(lookupd_poll_interval=60.0, lookupd_timeout=0.5, lookupd_refresh_interval=0.2)
@@ -680,6 +682,36 @@ def test_a_real_lookupd(real_lookupd: Callable[[], RealLookupd], real_nsqd: Call
         until(found)
     finally:
         poller.stop()
+
+
+def test_a_fault_with_one_topic_keeps_no_other_from_being_known(
+    monkeypatch: pytest.MonkeyPatch, no_unseen_errors: list[Any]
+) -> None:
+    """A fault of ours in reading an answer, and one in uniting answers."""
+    lookup, learn = Lookupd.lookup, PolledTopic.learn
+
+    def failing_lookup(lookupd: Lookupd, topic: str) -> Any:
+        if topic == "unreadable":
+            raise ZeroDivisionError
+        return lookup(lookupd, topic)
+
+    def failing_learn(topic: PolledTopic, answers: Any) -> Any:
+        if topic.name == "ununitable":
+            raise ZeroDivisionError
+        return learn(topic, answers)
+
+    monkeypatch.setattr(Lookupd, "lookup", failing_lookup)
+    monkeypatch.setattr(PolledTopic, "learn", failing_learn)
+    with fake_lookupds(producers(1)) as lookupds, polling(lookupds, FAST) as poller:
+        for name in ("unreadable", "ununitable", "good"):
+            poller.add_topic(name)
+        for _ in range(2):
+            poller.remove_topic("good")
+            assert ports(poller.wait_topology("good", 5)) == {1}
+        assert poller.topology("unreadable") is None
+    assert {name for name, _, _ in no_unseen_errors} >= {"lookup of ununitable"}
+    assert {kind for _, kind, _ in no_unseen_errors} == {ZeroDivisionError}
+    no_unseen_errors.clear()
 
 
 # Bounds, and work in proportion to what changed

@@ -21,7 +21,7 @@ from nsq_fast.errors import WrongThread
 from nsq_fast.runtime.lookup import LookupPoller
 
 # They change nothing, and a monitoring thread may call them.
-READING = {"stats", "topology"}
+READING = {"failure", "stats", "topology"}
 # Called by our own greenlets, or by the fork, and by nobody else.
 INTERNAL = {"drop_pool", "fail", "forked", "new_pool"}
 KINDS: list[Any] = [Consumer, Producer, ColumnProducer, ColumnSubscription, LookupPoller]
