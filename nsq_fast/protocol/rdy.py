@@ -148,16 +148,9 @@ def _turn_is_over(share: Share, now: float, idle_timeout: float) -> bool:
 def plan(shares: Sequence[Share], wanted: Sequence[int], max_in_flight: int, now: float) -> Plan:
     """The commands that may be sent now to bring ``shares`` to the ``wanted`` targets."""
     lowers = [(index, want) for index, want in enumerate(wanted) if want < shares[index].rdy]
-    lowered = dict(lowers)
-    held = [
-        share.held(now) if index not in lowered else _held_after_lower(share, now) for index, share in enumerate(shares)
-    ]
+    held = [share.held(now) for share in shares]  # one that is lowered holds what it has until the server knows
     raises, waiting = _raises(shares, wanted, held, max_in_flight - sum(held))
     return Plan(lowers + raises, waiting)
-
-
-def _held_after_lower(share: Share, now: float) -> int:
-    return max(share.held(now), share.rdy)  # the server still acts upon the RDY it knows
 
 
 def _raises(

@@ -216,7 +216,7 @@ class Consumer(ConsumerOptions):
         self.workload = Workload(Orphans(), is_bounded=config.drop_expired)
         self.flow = Flow(config.max_in_flight, idle_timeout, backoff, self.workload, self.supervisor, self.logger)
         self.deadlines = Deadlines(
-            lambda: self._subscriptions,
+            lambda: [each.subscription for each in self._subscriptions],
             self.workload,
             self._orphans_expired,
             self.flow.changed,
@@ -232,7 +232,7 @@ class Consumer(ConsumerOptions):
         self._is_started = False
         self._is_closing = False
         self._closed = Event()
-        self._subscriptions = Subscriptions(self, start)
+        self._subscriptions: Subscriptions = Subscriptions(self, start)
 
     # Running
 
@@ -370,13 +370,13 @@ class Consumer(ConsumerOptions):
         if not self._is_closing:
             self._is_closing = True
             self._subscriptions.freeze()
-            begin_closing(self)
+            begin_closing(self.subscribers)
             self.supervisor.job(f"{self.name} closer", self._close, drain, timeout).start()
 
     def _close(self, drain: bool, timeout: float | None) -> None:
         try:
             self._subscriptions.stop()
-            close_subscribers(self, drain, timeout)
+            close_subscribers(self.subscribers, drain, timeout, self.supervisor, self.logger)
         finally:
             self.flow.stop()
             self.deadlines.stop()

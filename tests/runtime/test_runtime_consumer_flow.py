@@ -297,7 +297,7 @@ made_lookups = []
 class FakeLookup:
     """Stands for LookupPoller: tells its listener what the test says."""
 
-    def __init__(self, lookupds, config, access, listener):
+    def __init__(self, lookupds, config, access, listener, supervisor):
         self.listener = listener
         self.refreshed = 0
         self.is_stopped = False

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from gevent import joinall
 
 from nsq_fast.runtime.net.connection import CLOSE_TIMEOUT
+from nsq_fast.runtime.supervised import Supervisor
 
 from .subscriber import Subscriber
-
-if TYPE_CHECKING:
-    from nsq_fast.runtime.consumer import Consumer
-
 
 # 1. make no connection any more: pauses between attempts end, lookup is stopped;
 # 2. CLS to every nsqd, so that it sends nothing more (this takes the place of RDY 0), and REQ 0 for what no handler
@@ -32,13 +30,19 @@ CLOSING_SHARE = 0.1
 SHORTEST_CLOSING = 0.1
 
 
-def begin_closing(consumer: Consumer) -> None:
+def begin_closing(subscribers: Iterable[Subscriber]) -> None:
     """Steps 1 and 2; does not block."""
-    for subscriber in consumer.subscribers:
+    for subscriber in subscribers:
         subscriber.begin_closing()
 
 
-def close_subscribers(consumer: Consumer, drain: bool, timeout: float | None) -> None:
+def close_subscribers(
+    subscribers: Sequence[Subscriber],
+    drain: bool,
+    timeout: float | None,
+    supervisor: Supervisor,
+    log: logging.Logger,
+) -> None:
     """Steps 3 to 5, each for all connections before the next."""
     closing_time = CLOSE_TIMEOUT
     deadline = None
@@ -46,22 +50,21 @@ def close_subscribers(consumer: Consumer, drain: bool, timeout: float | None) ->
         share = min(timeout * CLOSING_SHARE, CLOSE_TIMEOUT)
         deadline = monotonic() + timeout - share
         closing_time = max(share, SHORTEST_CLOSING)
-    subscribers = consumer.subscribers
     for subscriber in subscribers:
         subscriber.drop_half_made()
     if drain:
-        _wait(consumer, subscribers, deadline)
-    jobs = [consumer.supervisor.job("closing", each.close, closing_time) for each in subscribers]
+        _wait(subscribers, deadline, log)
+    jobs = [supervisor.job("closing", each.close, closing_time) for each in subscribers]
     for job in jobs:
         job.start()
     joinall(jobs)
 
 
-def _wait(consumer: Consumer, subscribers: list[Subscriber], deadline: float | None) -> None:
+def _wait(subscribers: Sequence[Subscriber], deadline: float | None, log: logging.Logger) -> None:
     for subscriber in subscribers:
         if not subscriber.wait_for_close_wait(deadline):
-            consumer.logger.warning("%s: no CLOSE_WAIT in time", subscriber.address)
+            log.warning("%s: no CLOSE_WAIT in time", subscriber.address)
     for subscriber in subscribers:
         if not subscriber.wait_for_answers(deadline):
             count = subscriber.connection.in_flight
-            consumer.logger.warning("%s: closed with %d messages unanswered", subscriber.address, count)
+            log.warning("%s: closed with %d messages unanswered", subscriber.address, count)

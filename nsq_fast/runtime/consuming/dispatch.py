@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from gevent.lock import Semaphore
 from greenlet import greenlet
@@ -30,15 +29,12 @@ from nsq_fast._codec import Message
 from nsq_fast._time_slice import TimeSlice
 from nsq_fast.runtime.fork import tell_forks
 from nsq_fast.runtime.loop_turns import loop_turns
+from nsq_fast.runtime.net.connection import Connection
 
+from .disposition import Disposition
 from .handlers import refuse_deferred
 from .load import Load
-
-if TYPE_CHECKING:
-    from nsq_fast.runtime.net.connection import Connection
-
-    from .disposition import Disposition
-    from .ordered import Turn
+from .ordered import Turn
 
 FLUSH_SECONDS = 5e-6
 """What a send for one FIN takes, about."""

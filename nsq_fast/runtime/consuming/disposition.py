@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gevent import GreenletExit, Timeout, get_hub, getcurrent
 
@@ -20,14 +20,9 @@ from nsq_fast.protocol.backoff import RequeueDelay
 from nsq_fast.runtime.fork import CopyEnded
 from nsq_fast.runtime.signals import emit, is_heard, receivers
 
-from .dispatch import InboundQueue
+from .context import HandlingContext, Inbound, OrderedRules
 from .failures import GiveUpPolicy, message_name
 from .handlers import refuse_deferred
-
-if TYPE_CHECKING:
-    from nsq_fast.runtime.consumer import Consumer
-
-    from .ordered import Ordered
 
 MAX_DELAY = 30 * 24 * 3600.0  # seconds; beyond what any server accepts
 NO_LIMIT = 1 << 16  # attempts are 16 bits wide
@@ -46,14 +41,14 @@ class Disposition:
 
     def __init__(
         self,
-        consumer: Consumer,
+        consumer: HandlingContext,
         handler: Handler | None,
         batch_handler: BatchHandler | None,
         give_up: GiveUpPolicy,
         requeue_delay: RequeueDelay,
     ) -> None:
         self.consumer = consumer
-        self.ordered: Ordered  # set when both are there
+        self.ordered: OrderedRules  # set when both are there
         self._signals = vars(consumer)  # each that somebody asked for is in there
         self._handler = handler
         self.batch_handler: Any = batch_handler
@@ -64,7 +59,7 @@ class Disposition:
         self._log = consumer.logger
         self._has_deferred = False
 
-    def returned_in(self, inbound: InboundQueue) -> Callable[[Message], bool]:
+    def returned_in(self, inbound: Inbound) -> Callable[[Message], bool]:
         """What takes a message whose handler has returned, as ``TimeSlice.returned``; it tells those who listen."""
         if not is_heard(self.consumer, "on_finish"):
             return inbound.slice.returned
@@ -177,11 +172,11 @@ class Disposition:
 
     # Giving up
 
-    def is_beyond(self, inbound: InboundQueue, message: Message) -> bool:
+    def is_beyond(self, inbound: Inbound, message: Message) -> bool:
         """Whether a policy, and not the handler, gets this message."""
         return message.attempts > self.max_tries if inbound.turn is None else self.ordered.gives_up(message)
 
-    def is_given_up(self, inbound: InboundQueue, message: Message) -> bool:
+    def is_given_up(self, inbound: Inbound, message: Message) -> bool:
         """Give a message up if it has too many attempts; say whether no handler shall see it."""
         if inbound.turn is not None:
             return not self.ordered.begins(inbound, message)
@@ -190,7 +185,7 @@ class Disposition:
         self.give_up(inbound, message)
         return True
 
-    def give_up(self, inbound: InboundQueue, message: Message, policy: GiveUpPolicy | None = None) -> None:
+    def give_up(self, inbound: Inbound, message: Message, policy: GiveUpPolicy | None = None) -> None:
         """Hand a message with too many attempts to the policy, then finish it; keep it if that fails."""
         try:
             if is_heard(self.consumer, "on_giving_up"):
@@ -204,7 +199,7 @@ class Disposition:
         if message.mark_returned():
             inbound.connection.finish_returned(message)
 
-    def without_given_up(self, inbound: InboundQueue, messages: list[Message]) -> list[Message]:
+    def without_given_up(self, inbound: Inbound, messages: list[Message]) -> list[Message]:
         """The messages of a batch that a handler shall see; the others are given up."""
         max_tries = self.max_tries
         if all(message.attempts <= max_tries for message in messages):

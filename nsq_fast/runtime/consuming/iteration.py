@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from gevent import getcurrent
 
 from nsq_fast._codec import Message
 
 from .dispatch import InboundQueue, Pool, Worker
-
-if TYPE_CHECKING:
-    from .disposition import Disposition
+from .disposition import Disposition
 
 
 def messages(pool: Pool, disposition: Disposition) -> Iterator[Message]:

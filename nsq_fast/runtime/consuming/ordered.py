@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import ConfigError, NsqError, OrderViolated, PartitionBlocked
@@ -22,13 +21,9 @@ from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.signals import emit
 from nsq_fast.runtime.supervised import Job
 
+from .context import HandlingContext, Inbound, Wakeable
 from .failures import GiveUpPolicy, message_name
 from .handlers import check_handler
-
-if TYPE_CHECKING:
-    from nsq_fast.runtime.consumer import Consumer
-
-    from .dispatch import InboundQueue, Pool
 
 PAUSE, RETRY, STOP = "pause", "retry", "stop"
 BlockedPolicy = str | GiveUpPolicy
@@ -52,10 +47,10 @@ class Turn:
     __slots__ = ("_holder", "_waiting")
 
     def __init__(self) -> None:
-        self._holder: Pool | None = None
-        self._waiting: list[Pool] = []
+        self._holder: Wakeable | None = None
+        self._waiting: list[Wakeable] = []
 
-    def take(self, pool: Pool) -> bool:
+    def take(self, pool: Wakeable) -> bool:
         """Take it for a worker of ``pool`` if it is free; if not, ``pool`` is woken when it is."""
         if self._holder is None:
             self._holder = pool
@@ -64,7 +59,7 @@ class Turn:
             self._waiting.append(pool)
         return False
 
-    def give_back(self, pool: Pool) -> None:
+    def give_back(self, pool: Wakeable) -> None:
         """Let another worker have it, if one of ``pool`` has it now."""
         if self._holder is not pool:
             return
@@ -84,7 +79,7 @@ class Ordered:
         blocked: deliveries of messages with more attempts than the threshold.
     """
 
-    def __init__(self, consumer: Consumer, blocked_policy: BlockedPolicy, log: logging.Logger) -> None:
+    def __init__(self, consumer: HandlingContext, blocked_policy: BlockedPolicy, log: logging.Logger) -> None:
         self.ledger = OrderLedger()
         self.blocked = 0
         self._consumer = consumer
@@ -143,7 +138,7 @@ class Ordered:
 
     # Blocked messages, in a worker
 
-    def begins(self, inbound: InboundQueue, message: Message) -> bool:
+    def begins(self, inbound: Inbound, message: Message) -> bool:
         """Look at the attempts of a message; say whether its handler shall be called."""
         if message.attempts <= self.threshold:
             return True

@@ -9,7 +9,6 @@ a partition has no connection, lookup is asked again and again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 from gevent.event import Event
@@ -22,12 +21,10 @@ from nsq_fast.runtime.lookup import LookupPoller
 from nsq_fast.runtime.signals import emit, is_heard
 from nsq_fast.runtime.supervised import Loop
 
+from .context import Context
 from .positions import Starter
 from .stats import Counters
-from .subscriber import Subscriber
-
-if TYPE_CHECKING:
-    from nsq_fast.runtime.consumer import Consumer
+from .subscriber import Subscriber, Wish
 
 SEEK_INTERVAL = 1.0
 """Seconds between questions to lookup while a partition has no connection."""
@@ -44,7 +41,7 @@ class Subscriptions:
         past: counts of subscribers that have ended.
     """
 
-    def __init__(self, consumer: Consumer, positions: StartPositions | None) -> None:
+    def __init__(self, consumer: Context, positions: StartPositions | None) -> None:
         config = consumer.config
         self.mode = Mode(bool(config.ordered), consumer.connection_config.extend_support)
         self.past = Counters()
@@ -118,10 +115,10 @@ class Subscriptions:
             if subscriber is None:
                 subscriber = self._subscribers[target] = Subscriber(self._consumer, self, target, self._consumer.pool)
                 subscriber.start()
-            subscriber.is_wanted = True
+            subscriber.set_wish(Wish.KEEP)
         for subscriber in self:
             if subscriber.target not in wanted:
-                subscriber.abandon()
+                subscriber.set_wish(Wish.LEAVE)
 
     def _configured(self, found: dict[Target, Nsqd]) -> Iterator[Target]:
         """The targets that stand in the options, save those of which lookup knows better."""
@@ -144,7 +141,7 @@ class Subscriptions:
     def _retire_replaced(self) -> None:
         for subscriber in self:
             if subscriber.target not in self._wanted and self._is_replaced(subscriber.target):
-                subscriber.retire()
+                subscriber.set_wish(Wish.RETIRE)
 
     def _is_replaced(self, target: Target) -> bool:
         """Whether a live connection does what that of ``target`` does."""
@@ -189,7 +186,7 @@ class Subscriptions:
     def joined(self, subscriber: Subscriber) -> None:
         """A connection is subscribed."""
         consumer, connection = self._consumer, subscriber.connection
-        consumer.flow.add(subscriber)
+        consumer.flow.add(subscriber.subscription)
         consumer.deadlines.expect(connection.info.msg_timeout)
         if connection.auth_data is not None and is_heard(consumer, "on_auth"):
             emit(consumer, "on_auth", conn=connection, response=msgspec.json.decode(connection.auth_data))

@@ -1,0 +1,50 @@
+"""What a connection reports, passed on as signals of the consumer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nsq_fast._codec import Message
+from nsq_fast.errors import NsqError, ServerError
+from nsq_fast.protocol.targets import Target
+from nsq_fast.runtime.net.connection import Connection
+from nsq_fast.runtime.signals import emit
+
+from .context import Context
+from .stats import Counters
+
+
+class Announcer:
+    """The part of a ConnectionOwner that only tells the receivers of signals, and the log.
+
+    Args:
+        consumer: whose signals and log.
+        target: what the connection is subscribed to.
+        counters: over all connections to the target.
+    """
+
+    def __init__(self, consumer: Context, target: Target, counters: Counters) -> None:
+        self.target = target
+        self.counters = counters
+        self._consumer = consumer
+
+    def on_finish(self, conn: Connection, message: Message) -> None:
+        emit(self._consumer, "on_finish", message_id=message.id)
+
+    def on_answer_failed(self, conn: Connection, error: ServerError, message_id: bytes | None) -> None:
+        self.counters.answers_failed += 1
+        self._consumer.logger.warning("%s: answered too late: %s", self.target, error)
+        emit(self._consumer, "on_error", error=error)
+
+    def on_error(self, conn: Connection, error: ServerError) -> None:
+        self._consumer.logger.error("%s: %s", self.target, error)
+        emit(self._consumer, "on_error", error=error)
+
+    def on_reply(self, conn: Connection, token: Any, data: bytes) -> None:
+        emit(self._consumer, "on_response", response=data)
+
+    def on_failed(self, conn: Connection, token: Any, error: NsqError) -> None:
+        emit(self._consumer, "on_error", error=error)
+
+    def on_heartbeat(self, conn: Connection) -> None:
+        emit(self._consumer, "on_response", response=b"_heartbeat_")

@@ -1,0 +1,64 @@
+"""Which messages a handler gets: those in order, with bodies that can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nsq_fast._codec import Message
+from nsq_fast.errors import NsqError
+
+from .bodies import decompressed, is_compressed
+from .context import Requeuer
+from .dispatch import InboundQueue
+
+Check = Callable[[list[Message]], list[Message]]
+
+
+class Selection:
+    """Chooses from what one connection has received.
+
+    Args:
+        inbound: the messages of the connection.
+        disposition: gets what cannot be read.
+        in_order: verifies the order, and returns what shall be handled; None where there is no order.
+        size_limit: largest body in bytes after it was decompressed; None: compressed bodies are left as they are.
+    """
+
+    def __init__(
+        self, inbound: InboundQueue, disposition: Requeuer, in_order: Check | None, size_limit: int | None
+    ) -> None:
+        self._inbound = inbound
+        self._disposition = disposition
+        self._in_order = in_order
+        self._size_limit = size_limit
+
+    def check(self) -> Check | None:
+        """What chooses; None when every message is handled as it came."""
+        return self._in_order if self._size_limit is None else self._readable_in_order
+
+    def is_in_order(self, message: Message) -> bool:
+        """Whether a message may be handled, as to its place in the order."""
+        return self._in_order is None or bool(self._in_order([message]))
+
+    def _readable_in_order(self, messages: list[Message]) -> list[Message]:
+        if self._in_order is not None:
+            messages = self._in_order(messages)
+        return [each for each in map(self._readable, messages) if each is not None]
+
+    def _readable(self, message: Message) -> Message | None:
+        if self._size_limit is None or not is_compressed(message):
+            return message
+        try:
+            return self._in_place_of(message, decompressed(message, self._size_limit))
+        except NsqError as error:
+            if self._disposition.is_beyond(self._inbound, message):
+                return message  # for the give-up policy, as it came
+            self._disposition.unreadable(message, error)
+            return None
+
+    def _in_place_of(self, message: Message, readable: Message) -> Message:
+        """The message that a handler gets, which is in flight now instead of the one that came."""
+        if readable is not message:
+            message.mark_responded()
+            self._inbound.ledger.follow(readable)
+        return readable

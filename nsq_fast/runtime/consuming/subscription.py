@@ -1,0 +1,256 @@
+"""One connection that is subscribed to a target: messages in, responses out, and its end.
+
+What arrives goes to the workers; what nsqd takes back is dropped at its deadline. Once the connection is about to end
+(``ask_for_the_end``), whatever no handler has begun with, or still arrives, goes back to nsqd at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from gevent.event import Event
+
+from nsq_fast._codec import Message, TruncatedMessage
+from nsq_fast.errors import MessageTooLarge, NsqError
+from nsq_fast.protocol.rdy import Share
+from nsq_fast.protocol.targets import Mode, Target
+from nsq_fast.runtime.net.connection import Connection
+from nsq_fast.runtime.signals import emit
+
+from .announcer import Announcer
+from .context import Context, Workers
+from .dispatch import InboundQueue
+from .failures import message_name
+from .selection import Selection
+from .stats import Counters
+
+
+class Subscription(Announcer):
+    """The owner of one Connection. Used once.
+
+    Args:
+        mode: how to subscribe.
+        pool: who handles the messages.
+        is_pool_shared: whether other connections' messages are handled there, too.
+        counters: over all connections to the target.
+        changed: set when something happened that others may wait for.
+        on_lost: called when the connection ends although nobody wanted it to.
+
+    Attributes:
+        connection, inbound, share: of this subscription.
+        mode: how it is subscribed.
+        is_live: whether messages may arrive.
+        is_ending: whether messages are given back that no handler has begun with.
+        is_ordered: whether messages come one by one and in order.
+        is_awaiting_close: whether CLS was sent and CLOSE_WAIT has not come.
+    """
+
+    def __init__(
+        self,
+        consumer: Context,
+        target: Target,
+        mode: Mode,
+        pool: Workers,
+        is_pool_shared: bool,
+        counters: Counters,
+        changed: Event,
+        on_lost: Callable[[], None],
+    ) -> None:
+        super().__init__(consumer, target, counters)
+        config = consumer.connection_config
+        if mode.extend_support != config.extend_support:
+            config = config.replace(extend_support=mode.extend_support)
+        self.mode = mode
+        self.connection = Connection(target.address, config, self)
+        self.inbound = InboundQueue(self.connection, self.expire)
+        self.share = Share()
+        self.is_live = False
+        self.is_ending = False
+        self.is_ordered = False
+        self.is_awaiting_close = False
+        self._pool = pool
+        self._is_pool_shared = is_pool_shared
+        self._changed = changed
+        self._on_lost = on_lost
+        self._selection = Selection(self.inbound, consumer.disposition, None, None)
+        self._select: Callable[[list[Message]], list[Message]] | None = None
+
+    @property
+    def held(self) -> int:
+        """Messages that handlers have got and not answered."""
+        return self.connection.in_flight - len(self.inbound.waiting)
+
+    @property
+    def capacity(self) -> int:
+        """Messages that the workers of this target alone can begin with in time."""
+        return self._consumer.workload.capacity_of(None if self._is_pool_shared else self._pool)
+
+    # Begin
+
+    def subscribe(self) -> None:
+        """SUB as the server's dialect has it; blocks. An old nsqd beside partitions is subscribed to plainly, unless
+        options ask for what it cannot do. Raises as ``Connection.subscribe``."""
+        consumer, config = self._consumer, self._consumer.config
+        is_redesigned = self.connection.session.dialect.has_partitions
+        self.is_ordered = self.mode.ordered and (is_redesigned or bool(config.ordered))
+        self.connection.subscribe(
+            consumer.topic,
+            consumer.channel,
+            partition=self.target.partition,
+            ordered=self.is_ordered,
+            advanced=config.advanced and is_redesigned,
+        )
+
+    def begin(self) -> None:
+        """Take messages: RDY may be sent from now on."""
+        consumer, config = self._consumer, self._consumer.config
+        self.share = Share(max_rdy_count=1 if self.is_ordered else self.connection.info.max_rdy_count)
+        in_order = consumer.ordered.check_of(self.target) if self.is_ordered else None
+        if self.is_ordered:
+            self.inbound.turn = consumer.ordered.turn(self.target)
+            self.connection.hold = consumer.ordered.hold
+            self.connection.answer_promptly()
+        decompresses = config.decompress and self.mode.extend_support
+        size_limit = config.max_decompressed_size if decompresses else None
+        self._selection = Selection(self.inbound, consumer.disposition, in_order, size_limit)
+        self._select = self._selection.check()
+        if not self._is_pool_shared:
+            self._pool.source = self.connection
+        self.is_live = True
+
+    # Messages, in the reader greenlet or the worker that reads
+
+    def on_messages(self, conn: Connection, messages: list[Message]) -> None:
+        self.counters.received += len(messages)
+        ledger, now = self.inbound.ledger, conn.last_received_at
+        if now >= ledger.next_deadline:
+            self.expire(now)
+        if ledger.count > self.share.rdy and ledger.count > self.share.highest(now):
+            self._expired(ledger.expire_excess(self.share.highest(now), now))
+        if self.is_ending:
+            self.inbound.waiting.extend(messages)
+            self.give_back_unstarted()
+            return
+        if self._select is not None:
+            messages = self._select(messages)
+        inbound, pool = self.inbound, self._pool
+        inbound.waiting.extend(messages)
+        if pool.idle or not inbound.is_queued:
+            pool.put(inbound, len(messages))
+
+    def on_message_skipped(self, conn: Connection, message: TruncatedMessage, error: MessageTooLarge) -> None:
+        """No handler sees a message without its body: it is requeued, until a give-up policy gets it."""
+        disposition = self._consumer.disposition
+        if self.is_ending or disposition.is_beyond(self.inbound, message):
+            self.on_messages(conn, [message])
+            return
+        self.counters.received += 1
+        if self._selection.is_in_order(message):
+            disposition.unreadable(message, error)
+
+    @property
+    def next_deadline(self) -> float:
+        """When ``expire`` has something to do, at the earliest; monotonic."""
+        return self.inbound.ledger.next_deadline
+
+    def expire(self, now: float) -> None:
+        """Forget the messages that nsqd has taken back by ``now``."""
+        self._expired(self.inbound.ledger.expire(now))
+        if self.is_ending:
+            self.give_back_abandoned()
+
+    def _expired(self, messages: list[Message]) -> None:
+        if messages:
+            unstarted = self.inbound.drop_expired() if self._consumer.config.drop_expired else 0
+            self.counters.expired += len(messages)
+            self._consumer.note_expired(messages, unstarted)
+            self._freed()
+
+    # Responses
+
+    def requeue_delay_ms(self, conn: Connection, message: Message) -> int:
+        if self.is_ordered:
+            return self._consumer.ordered.requeue_delay_ms(message)
+        return self._consumer.disposition.requeue_delay(message.attempts)
+
+    def on_requeue(self, conn: Connection, message: Message, delay_ms: int, backoff: bool) -> None:
+        consumer = self._consumer
+        emit(consumer, "on_requeue", message_id=message.id, timeout=delay_ms)
+        if backoff and not self.is_ordered:  # an ordered partition waits for its own messages only
+            consumer.flow.result(False)
+        if consumer.tracer.is_on(conn):
+            consumer.tracer.record(conn, (message,), "REQ")
+        self._freed()
+
+    def on_answers(self, conn: Connection, finished: Sequence[Message], requeued: int, is_sent: bool) -> None:
+        if not is_sent:
+            self._lost_answers(finished, requeued)
+            return
+        counters, consumer = self.counters, self._consumer
+        counters.finished += len(finished)
+        counters.requeued += requeued
+        if finished:
+            if consumer.flow.backoff.is_on:
+                consumer.flow.result(True)
+            if consumer.tracer.is_on(conn):
+                consumer.tracer.record(conn, finished, "FIN")
+        self._freed()
+
+    def _lost_answers(self, finished: Sequence[Message], requeued: int) -> None:
+        self.counters.answers_lost += len(finished) + requeued
+        self._consumer.logger.info(
+            "%s: connection lost before the FIN of %d messages%s and the REQ of %d",
+            self.target, len(finished), f" (first {message_name(finished[0])})" if finished else "", requeued,
+        )  # fmt: skip
+        self._consumer.flow.changed()
+        self._freed()
+
+    def _freed(self) -> None:
+        if self._consumer.flow.is_waiting:
+            self._consumer.flow.changed()
+        if self.is_ending:
+            self._changed.set()
+
+    # End
+
+    def ask_for_the_end(self) -> None:
+        """CLS, and REQ 0 for what no handler has begun with and for what still arrives."""
+        self.is_ending = True
+        with suppress(NsqError):  # it may be ending just now
+            self.connection.start_close()
+            self.is_awaiting_close = True
+            self.give_back_unstarted()
+            self._consumer.ordered.release(self.connection)
+
+    def give_back_unstarted(self) -> None:
+        """REQ 0 for what no handler has begun with."""
+        self._consumer.disposition.give_back(self.inbound.take_unstarted())
+
+    def give_back_abandoned(self) -> None:
+        """REQ 0 for asynchronous messages that the program has dropped without an answer."""
+        if self.is_live:
+            self._consumer.disposition.give_back(self.inbound.ledger.unreachable())
+
+    def on_close_wait(self, conn: Connection) -> None:
+        self.is_awaiting_close = False
+        self._changed.set()
+
+    def on_disconnect(self, conn: Connection, error: NsqError) -> None:
+        was_live, self.is_live = self.is_live, False
+        unstarted = self.inbound.take_unstarted()
+        for message in unstarted:
+            message.mark_responded()  # nobody will answer it
+        if not self._is_pool_shared:
+            self._pool.source = None
+        self._changed.set()
+        if not was_live:
+            return
+        consumer = self._consumer
+        consumer.workload.orphans.adopt(self.inbound.ledger)
+        consumer.flow.remove(self)
+        if self.is_ending:
+            return
+        consumer.logger.warning("%s: %s; %d unstarted messages dropped", self.target, error, len(unstarted))
+        emit(consumer, "on_error", error=error)
+        self._on_lost()
