@@ -1,17 +1,66 @@
-"""Fixtures for the tests of the producer: nsqds that answer publishes as a test says, and producers for them."""
+"""What the tests of the runtime share: nsqds that do as a test says, and the consumers and producers for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gevent
 import pytest
 from support.partitions import ScriptedLookup
 from support.publishing import REDESIGNED, Leaders, LookupProducers, Nsqds, Producers, PublishNsqd
+from support.scripted_nsqd import ScriptedNsqd
 
-from nsq_fast import Producer
+from nsq_fast import Consumer, Producer
+from nsq_fast.broker import RedesignedCluster
 from nsq_fast.protocol.topology import Topology
+
+
+@pytest.fixture
+def nsqd(request: pytest.FixtureRequest) -> Iterator[ScriptedNsqd]:
+    """A scripted nsqd, of the class that the test's module names ``NSQD``."""
+    server: ScriptedNsqd = getattr(request.module, "NSQD", ScriptedNsqd)()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def cluster() -> Iterator[RedesignedCluster]:
+    """An embedded cluster of three nodes."""
+    with RedesignedCluster(nodes=3) as running:
+        yield running
+
+
+@pytest.fixture
+def scripted_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lookup of consumers is told by the test what it finds: ``consumer._subscriptions.lookup.tell(...)``."""
+    monkeypatch.setattr("nsq_fast.runtime.consuming.subscriptions.LookupPoller", ScriptedLookup)
+
+
+@pytest.fixture
+def start_consumer() -> Iterator[Callable[..., Consumer]]:
+    """A factory of consumers, which are closed after the test; one that has a handler is started."""
+    consumers: list[Consumer] = []
+
+    def start(*args: Any, **options: Any) -> Consumer:
+        consumers.append(Consumer(*args, **{"max_in_flight": 10, "max_backoff_duration": 0, **options}))
+        if any(options.get(name) is not None for name in ("message_handler", "batch_handler")):
+            consumers[-1].start(block=False)
+        return consumers[-1]
+
+    yield start
+    for consumer in consumers:
+        consumer.close(drain=False)
+
+
+@pytest.fixture
+def consume(nsqd: ScriptedNsqd, start_consumer: Callable[..., Consumer]) -> Callable[..., Consumer]:
+    """Consume from the scripted nsqd: ``consume(handler, **options)``."""
+
+    def start(handler: Any = None, **options: Any) -> Consumer:
+        return start_consumer("topic", "channel", str(nsqd.address), message_handler=handler, **options)
+
+    return start
 
 
 @pytest.fixture

@@ -476,11 +476,6 @@ def test_ipv6() -> None:
 # https
 
 
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
 @pytest.fixture
 def cafile(authority: trustme.CA, tmp_path: Path) -> str:
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")

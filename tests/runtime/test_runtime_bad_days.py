@@ -202,11 +202,6 @@ class DamagingLink(FaultyLink):
 
 
 @pytest.fixture
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture
 def tls(authority: trustme.CA, tmp_path: Path) -> dict[str, str]:
     """Options of an nsqd with a certificate for 127.0.0.1; ``ca.pem`` lies beside."""
     certificate = authority.issue_cert("127.0.0.1")

@@ -39,12 +39,6 @@ def producer() -> Iterator[Producers]:
         each.close(timeout=0.5)
 
 
-@pytest.fixture
-def cluster() -> Iterator[RedesignedCluster]:
-    with RedesignedCluster(nodes=3) as running:
-        yield running
-
-
 def lookupds(cluster: RedesignedCluster) -> list[str]:
     return [str(lookupd.http_address) for lookupd in cluster.lookupds]
 

@@ -6,12 +6,10 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from struct import pack
 from typing import Any
 
 import pytest
-import trustme
 from gevent.event import Event
 from gevent.pywsgi import WSGIServer
 from hypothesis import given
@@ -285,17 +283,6 @@ def test_closing_twice_and_using_it_afterwards(server: Server, subscribe: Subscr
 
 
 # Layers
-
-
-@pytest.fixture
-def tls_files(tmp_path: Path) -> dict[str, str]:
-    ca = trustme.CA()
-    cert = ca.issue_cert("127.0.0.1")
-    files = {name: str(tmp_path / f"{name}.pem") for name in ("ca", "cert", "key")}
-    ca.cert_pem.write_to_path(files["ca"])
-    cert.cert_chain_pems[0].write_to_path(files["cert"])
-    cert.private_key_pem.write_to_path(files["key"])
-    return files
 
 
 @pytest.mark.parametrize("compression", [None, "snappy", "deflate"])

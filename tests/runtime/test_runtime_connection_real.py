@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from support.peers import RecordingOwner
 
 from nsq_fast import _codec
@@ -19,17 +18,6 @@ from nsq_fast.errors import BadTopic, ConnectFailed, FinFailed, SubFailed
 from nsq_fast.runtime.net.connection import Connection
 
 BODIES = [bytes([number % 256]) * (number * 37 % 5000) + b"!" for number in range(1000)]
-
-
-@pytest.fixture
-def tls_files(tmp_path: Path) -> dict[str, str]:
-    ca = trustme.CA()
-    cert = ca.issue_cert("127.0.0.1")
-    files = {name: str(tmp_path / f"{name}.pem") for name in ("ca", "cert", "key")}
-    ca.cert_pem.write_to_path(files["ca"])
-    cert.cert_chain_pems[0].write_to_path(files["cert"])
-    cert.private_key_pem.write_to_path(files["key"])
-    return files
 
 
 class Consumer(RecordingOwner):
@@ -42,7 +30,7 @@ class Consumer(RecordingOwner):
             message.finish()
         for message in messages[half:]:
             message.mark_responded()
-        conn.finish_many(messages[half:])
+            conn.finish_returned(message)
 
 
 def publish(address: Any, owner: RecordingOwner, **options: Any) -> None:
@@ -105,8 +93,8 @@ def test_real_errors(real_nsqd: Callable[..., Any]) -> None:
     first.set_rdy(1)
     owner.wait(lambda: owner.messages)
     message = owner.messages[0]
-    first.finish_many([message])
-    first.finish_many([message])
+    first.finish_returned(message)
+    first.finish_returned(message)
     owner.wait(lambda: owner.answer_failed)
     assert isinstance(owner.answer_failed[0][0], FinFailed)
     assert owner.answer_failed[0][1] == message.id

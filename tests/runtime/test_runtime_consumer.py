@@ -12,31 +12,6 @@ from nsq_fast import Consumer, RequeueMessage
 from nsq_fast.errors import AlreadyResponded, ConfigError, ConnectionLost, NameInvalid, NotRunning
 
 
-@pytest.fixture
-def nsqd():
-    server = ScriptedNsqd()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def consume(nsqd):
-    """Start a consumer on the scripted nsqd; close it at the end."""
-    consumers = []
-
-    def start(handler=None, **options):
-        options = {"max_in_flight": 10, "max_backoff_duration": 0} | options
-        consumer = Consumer("topic", "channel", str(nsqd.address), message_handler=handler, **options)
-        consumers.append(consumer)
-        if handler is not None or "batch_handler" in options:
-            consumer.start(block=False)
-        return consumer
-
-    yield start
-    for consumer in consumers:
-        consumer.close(drain=False)
-
-
 def ignore(consumer, message):
     pass
 

@@ -13,13 +13,6 @@ from nsq_fast import Consumer
 from nsq_fast.errors import ConnectionLost
 
 
-@pytest.fixture
-def nsqd():
-    server = ScriptedNsqd()
-    yield server
-    server.stop()
-
-
 def started(nsqd, handler, **options):
     options = {"max_in_flight": 10, "max_backoff_duration": 0} | options
     consumer = Consumer("topic", "channel", str(nsqd.address), message_handler=handler, **options)

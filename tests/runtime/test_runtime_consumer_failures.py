@@ -14,29 +14,6 @@ from nsq_fast import Consumer, RequeueMessage
 from nsq_fast.runtime.consuming.failures import Discard, LogMessage, PublishTo, WriteToFolder
 
 
-@pytest.fixture
-def nsqd():
-    server = ScriptedNsqd()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def consume(nsqd):
-    consumers = []
-
-    def start(handler, **options):
-        options = {"max_in_flight": 10, "max_backoff_duration": 0} | options
-        consumer = Consumer("topic", "channel", str(nsqd.address), message_handler=handler, **options)
-        consumers.append(consumer)
-        consumer.start(block=False)
-        return consumer
-
-    yield start
-    for consumer in consumers:
-        consumer.close(drain=False)
-
-
 def raising(error):
     def handler(consumer, message):
         if message.body == b"bad":

@@ -26,20 +26,12 @@ def servers():
 
 
 @pytest.fixture
-def consume():
-    consumers = []
-
+def consume(start_consumer):
     def start(*nsqds, handler=None, **options):
-        options = {"max_in_flight": 10, "max_backoff_duration": 0} | options
         addresses = [str(each.address) for each in nsqds]
-        consumer = Consumer("topic", "channel", addresses, message_handler=handler or ignore, **options)
-        consumers.append(consumer)
-        consumer.start(block=False)
-        return consumer
+        return start_consumer("topic", "channel", addresses, message_handler=handler or ignore, **options)
 
-    yield start
-    for consumer in consumers:
-        consumer.close(drain=False)
+    return start
 
 
 def ignore(consumer, message):

@@ -6,7 +6,7 @@ from time import monotonic
 
 import gevent
 import pytest
-from support.partitions import OK, PartitionNsqd, ScriptedLookup, answers, push_record, subscription, topology
+from support.partitions import OK, PartitionNsqd, answers, push_record, subscription, topology
 from support.scripted_nsqd import ScriptedNsqd, frame
 from support.waiting import until
 
@@ -36,23 +36,16 @@ def nsqds():
 
 
 @pytest.fixture
-def consume(monkeypatch):
+def consume(start_consumer, scripted_lookup):
     """Start a consumer with a scripted lookup; give both."""
-    monkeypatch.setattr("nsq_fast.runtime.consuming.subscriptions.LookupPoller", ScriptedLookup)
-    consumers = []
 
     def start(handler=lambda consumer, message: None, **options):
-        options = {"max_in_flight": 10, "max_backoff_duration": 0} | options
         if "nsqd_tcp_addresses" not in options:
             options["lookupd_http_addresses"] = "lookup:4161"
-        consumer = Consumer("t", "c", message_handler=handler, **options)
-        consumers.append(consumer)
-        consumer.start(block=False)
+        consumer = start_consumer("t", "c", message_handler=handler, **options)
         return consumer, consumer._subscriptions.lookup
 
-    yield start
-    for consumer in consumers:
-        consumer.close(drain=False)
+    return start
 
 
 def test_one_connection_for_each_partition(nsqds, consume):

@@ -11,11 +11,10 @@ import types
 import gevent
 import pytest
 import snappy
-from support.partitions import PartitionNsqd, ScriptedLookup, answers, push_record, topology
+from support.partitions import PartitionNsqd, answers, push_record, topology
 from support.scripted_nsqd import ScriptedNsqd, frame
 from support.waiting import until
 
-from nsq_fast import Consumer
 from nsq_fast._codec import Message
 from nsq_fast.errors import BodyInvalid
 from nsq_fast.runtime.consuming.bodies import decompressed, is_compressed
@@ -84,28 +83,17 @@ def test_a_body_that_is_a_lie_is_refused(body, ext, complaint):
         decompressed(message(body, ext), LIMIT)
 
 
-@pytest.fixture
-def nsqd():
-    server = PartitionNsqd()
-    yield server
-    server.stop()
+NSQD = PartitionNsqd
 
 
 @pytest.fixture
-def consume(monkeypatch):
-    monkeypatch.setattr("nsq_fast.runtime.consuming.subscriptions.LookupPoller", ScriptedLookup)
-    consumers = []
-
+def consume(start_consumer, scripted_lookup):
     def start(found, handler, **options):
-        consumer = Consumer("t", "c", (), "lookup:4161", message_handler=handler, max_in_flight=10, **options)
-        consumers.append(consumer)
-        consumer.start(block=False)
+        consumer = start_consumer("t", "c", (), "lookup:4161", message_handler=handler, **options)
         consumer._subscriptions.lookup.tell(found)
         return consumer
 
-    yield start
-    for consumer in consumers:
-        consumer.close(drain=False)
+    return start
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -10,34 +10,18 @@ import gevent
 import pytest
 from support.waiting import until
 
-from nsq_fast import Consumer
 from nsq_fast._codec import encode_frame, mpub, pub_ext
-from nsq_fast.broker import RedesignedCluster
 from nsq_fast.errors import OrderedSubRequired
 from nsq_fast.names import Address
 
 
 @pytest.fixture
-def cluster():
-    with RedesignedCluster(nodes=3) as running:
-        yield running
-
-
-@pytest.fixture
-def consume(cluster):
-    consumers = []
-
+def consume(cluster, start_consumer):
     def start(topic, handler, **options):
         lookupds = [str(each.http_address) for each in cluster.lookupds]
-        options = {"max_in_flight": 20, "max_backoff_duration": 0} | options
-        consumer = Consumer(topic, "ch", (), lookupds, message_handler=handler, **options)
-        consumers.append(consumer)
-        consumer.start(block=False)
-        return consumer
+        return start_consumer(topic, "ch", (), lookupds, message_handler=handler, **({"max_in_flight": 20} | options))
 
-    yield start
-    for consumer in consumers:
-        consumer.close(drain=False)
+    return start
 
 
 def send(cluster, topic, partition, *commands):

@@ -7,38 +7,27 @@ from time import monotonic
 import gevent
 import pytest
 from gevent.event import Event
-from support.partitions import PartitionNsqd, ScriptedLookup, answers, push_record, topology
+from support.partitions import PartitionNsqd, answers, push_record, topology
 from support.waiting import until
 
-from nsq_fast import Consumer, RequeueMessage
+from nsq_fast import RequeueMessage
 from nsq_fast.errors import OrderViolated, PartitionBlocked
 
-
-@pytest.fixture
-def nsqd():
-    server = PartitionNsqd()
-    yield server
-    server.stop()
+NSQD = PartitionNsqd
 
 
 @pytest.fixture
-def consume(monkeypatch):
+def consume(start_consumer, scripted_lookup):
     """Start an ordered consumer with a scripted lookup that knows ``leaders``."""
-    monkeypatch.setattr("nsq_fast.runtime.consuming.subscriptions.LookupPoller", ScriptedLookup)
-    consumers = []
 
     def start(leaders, handler=None, **options):
-        options = {"max_in_flight": 10, "ordered": True, "requeue_delay": 20} | options
-        consumer = Consumer("t", "c", (), "lookup:4161", message_handler=handler, **options)
-        consumers.append(consumer)
-        if handler is not None or "batch_handler" in options:
-            consumer.start(block=False)
+        options = {"ordered": True, "requeue_delay": 20} | options
+        consumer = start_consumer("t", "c", (), "lookup:4161", message_handler=handler, **options)
+        if consumer.is_running:
             consumer._subscriptions.lookup.tell(topology(leaders))
         return consumer
 
-    yield start
-    for consumer in consumers:
-        consumer.close(drain=False)
+    return start
 
 
 def hear(consumer, name):

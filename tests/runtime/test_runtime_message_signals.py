@@ -3,30 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.scripted_nsqd import ScriptedNsqd
 
-from nsq_fast import Consumer, Message
+from nsq_fast import Message
 from nsq_fast.errors import RequeueMessage
-
-
-@pytest.fixture
-def nsqd():
-    server = ScriptedNsqd()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def consume(nsqd):
-    consumers = []
-
-    def start(handler, **options):
-        consumers.append(Consumer("topic", "channel", str(nsqd.address), message_handler=handler, **options))
-        consumers[-1].start(block=False)
-
-    yield start
-    for consumer in consumers:
-        consumer.close(drain=False)
 
 
 def listen(message, heard):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import gevent
@@ -18,12 +17,6 @@ from nsq_fast.protocol.partitioner import murmur3_partition
 
 KEYS = [f"key-{number}" for number in range(20)]
 PARTITIONS = 3
-
-
-@pytest.fixture
-def cluster() -> Iterator[RedesignedCluster]:
-    with RedesignedCluster(nodes=3) as running:
-        yield running
 
 
 def new_producer(cluster: RedesignedCluster, **options: Any) -> Producer:

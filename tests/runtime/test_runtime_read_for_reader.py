@@ -32,27 +32,16 @@ HEARTBEAT = struct.pack(">II", 15, 0) + b"_heartbeat_"
 Consume = Callable[..., Consumer]
 
 
-@pytest.fixture
-def nsqd() -> Iterator[PartitionNsqd]:
-    server = PartitionNsqd()
-    yield server
-    server.stop()
+NSQD = PartitionNsqd
 
 
 @pytest.fixture(params=[True, False], ids=["ordered", "plain"])
-def consume(request: pytest.FixtureRequest, nsqd: PartitionNsqd) -> Iterator[Consume]:
-    consumers = []
-
+def consume(request: pytest.FixtureRequest, nsqd: PartitionNsqd, start_consumer: Consume) -> Consume:
     def start(handler: Callable[..., object], **options: Any) -> Consumer:
         options = {"ordered": request.param, "max_in_flight": 5, "requeue_delay": 0} | options
-        consumer = Consumer("t", "c", str(nsqd.address), message_handler=handler, **options)
-        consumers.append(consumer)
-        consumer.start(block=False)
-        return consumer
+        return start_consumer("t", "c", str(nsqd.address), message_handler=handler, **options)
 
-    yield start
-    for consumer in consumers:
-        consumer.close(drain=False)
+    return start
 
 
 def sequence_of(message: Any) -> int:
