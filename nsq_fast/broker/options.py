@@ -22,6 +22,7 @@ DEFAULT_NODE_ID = zlib.crc32(socket.gethostname().encode()) % 1024
 _CHOICES = {
     "auth_http_request_method": ("get", "post"),
     "tls_client_auth_policy": ("", "require", "require-verify"),
+    "tls_min_version": ("tls1.0", "tls1.1", "tls1.2", "tls1.3"),
     "tls_required": ("false", "true", "tcp-https"),
 }
 
@@ -63,6 +64,17 @@ class NsqdOptions(Config):
     sync_timeout: float = option(2.0, "time between two fsyncs, and between two checkpoints", unit="s", minimum=0.01)
 
     queue_scan_interval: float = option(0.1, "time between two scans for timeouts", unit="s", minimum=0.001)
+    queue_scan_refresh_interval: float = option(
+        5.0,
+        "time after which the list of channels to scan is made again, if none came or went",
+        unit="s",
+        minimum=0.001,
+    )
+    queue_scan_selection_count: int = option(20, "channels that are scanned in each interval", minimum=1)
+    queue_scan_worker_pool_max: int = option(4, "channels that are scanned before others have their turn", minimum=1)
+    queue_scan_dirty_percent: float = option(
+        0.25, "share of scanned channels with something to do above which others are scanned at once", minimum=0.0
+    )
     msg_timeout: float = option(60.0, "a message unanswered for so long is requeued", unit="s", minimum=0.001)
     max_msg_timeout: float = option(900.0, "longest timeout a client may have or reach by TOUCH", unit="s", minimum=0.1)
     max_msg_size: int = option(1024 * 1024, "largest body of a message", unit="bytes", minimum=1, maximum=2**31 - 64)
@@ -96,6 +108,7 @@ class NsqdOptions(Config):
     tls_required: str = option(
         "false", "whether clients must use TLS: false, true, or tcp-https, which leaves plain HTTP open"
     )
+    tls_min_version: str = option("tls1.0", "lowest version of TLS: tls1.0, tls1.1, tls1.2, tls1.3")
     deflate: bool = option(True, "offer deflate")
     max_deflate_level: int = option(6, "highest deflate level", minimum=1, maximum=9)
     snappy: bool = option(True, "offer snappy")

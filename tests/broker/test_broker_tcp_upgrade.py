@@ -127,6 +127,15 @@ def test_tls(start_nsqd: Any, tls: Any, context: SSLContext, layers: dict[str, A
     exchange(client)
 
 
+def test_tls_below_the_lowest_version_is_refused(start_nsqd: Any, tls: Any, context: SSLContext) -> None:
+    server = start_nsqd(**tls, tls_min_version="tls1.3")
+    assert Layered(server.tcp_address, context).info["tls_v1"] is True
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(OSError):  # noqa: PT011
+        exchange(Layered(server.tcp_address, context))
+    assert ask(server.http_address, "GET", "/config/tls_min_version").body == b"772"
+
+
 def test_deflate_level_is_capped(address: Any) -> None:
     assert Layered(address, deflate=True, deflate_level=9).info["deflate_level"] == 6
 

@@ -23,18 +23,25 @@ _PYTHON_LEVELS = {
     "error": logging.ERROR,
     "fatal": logging.CRITICAL,
 }
-_TLS_REQUIRED = {"false": 0, "tcp-https": 1, "true": 2}
+# The numbers of nsqio/nsq: nsqd/options.go, and of Go's crypto/tls.
+_NUMBERS = {
+    "tls_required": {"false": 0, "tcp-https": 1, "true": 2},
+    "tls_min_version": {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304},
+}
 _RENAMED = {"node_id": "id", "lookupd_tcp_addresses": "nsqlookupd_tcp_addresses"}
 # Options of ours that are no flags of the original.
-_HIDDEN = {"version", "queue_scan_interval", "client_timeout"}
+_HIDDEN = {
+    "version",
+    "queue_scan_interval",
+    "queue_scan_refresh_interval",
+    "queue_scan_dirty_percent",
+    "client_timeout",
+}
 # Flags of the original that mean nothing here, at their defaults.
 _CONSTANT = {
     "log_prefix": "[nsqd] ",
-    "queue_scan_selection_count": 20,
-    "queue_scan_worker_pool_max": 4,
     "e2e_processing_latency_window_time": 600_000_000_000,
     "e2e_processing_latency_percentiles": [],
-    "tls_min_version": 0x0301,
     "enable_experiment": [],
 }
 
@@ -93,8 +100,8 @@ class Settings:
 
     def _shown(self, field: dataclasses.Field[Any]) -> Any:
         value = getattr(self._nsqd.options, field.name)
-        if field.name == "tls_required":
-            return _TLS_REQUIRED[value]
+        if field.name in _NUMBERS:
+            return _NUMBERS[field.name][value]
         if field.metadata["unit"] == "s":
             return round(value * 1e9)  # Go shows a duration in nanoseconds
         return "" if value is None else value

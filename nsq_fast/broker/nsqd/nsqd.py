@@ -27,6 +27,7 @@ from .channel import Channel
 from .checkpoint import restore
 from .guid import SnowflakeIds
 from .host import Host
+from .queue_scan import QueueScan
 from .store import ChannelMetadata, Metadata, Store, TopicMetadata
 from .topic import Topic
 
@@ -51,6 +52,7 @@ class Nsqd(Host):
         self._listeners: list[Listener] = []
         self._greenlets: list[Greenlet[..., None]] = []
         self._is_loading = False
+        self._are_channels_new = True
         self._is_metadata_saved = True
         self._is_disk_failing = False
 
@@ -148,6 +150,7 @@ class Nsqd(Host):
         if event == "unused":
             self.delete_topic(topic.name)
             return
+        self._are_channels_new = True
         lasts = not topic.is_ephemeral and not (channel is not None and channel.is_ephemeral)
         if self._store is not None and lasts and not self._is_loading:
             self._persist(topic)
@@ -252,12 +255,30 @@ class Nsqd(Host):
     # --- timeouts ----------------------------------------------------------------------------------------------------
 
     def _scan_loop(self) -> None:
+        options = self.options
+        scan: QueueScan[Channel] = QueueScan(
+            options.queue_scan_selection_count, options.queue_scan_worker_pool_max, options.queue_scan_dirty_percent
+        )
+        refresh_at = 0.0
         while True:
-            sleep(self.options.queue_scan_interval)
-            now, wall_now = time.monotonic(), time.time()
-            for topic in list(self.topics.values()):
-                for channel in list(topic.channels.values()):
-                    channel.scan(now, wall_now)
+            sleep(options.queue_scan_interval)
+            if self._are_channels_new or time.monotonic() >= refresh_at:
+                # nsqd has a channel that is new wait for the next refresh: tests have no time for that.
+                self._are_channels_new = False
+                refresh_at = time.monotonic() + options.queue_scan_refresh_interval
+                scan.refresh([channel for topic in self.topics.values() for channel in topic.channels.values()])
+            while scan.is_to_be_repeated(_scan_once(scan)):
+                pass
+
+
+def _scan_once(scan: QueueScan[Channel]) -> int:
+    """Scan the channels that are chosen; how many were dirty."""
+    dirty = 0
+    for channels in scan.select():
+        now, wall_now = time.monotonic(), time.time()
+        dirty += sum(channel.scan(now, wall_now) for channel in channels)
+        sleep(0)
+    return dirty
 
 
 def _activity(topic: Topic) -> object:

@@ -30,9 +30,7 @@ LEVELS = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR",
 # Flags of the originals without a meaning here; whether each takes a value.
 _IGNORED = {
     "config": True, "e2e-processing-latency-percentile": True, "e2e-processing-latency-window-time": True,
-    "enable-experiment": True, "log-prefix": True, "queue-scan-dirty-percent": True,
-    "queue-scan-selection-count": True, "queue-scan-worker-pool-max": True, "tls-min-version": True,
-    "verbose": False, "worker-id": True,
+    "enable-experiment": True, "log-prefix": True, "verbose": False, "worker-id": True,
 }  # fmt: skip
 _SINGULAR = {
     "lookupd-tcp-address": "lookupd_tcp_addresses",

@@ -11,18 +11,24 @@ from typing import Any, Protocol
 
 import snappy  # type: ignore[import-untyped]
 from gevent import Timeout
-from gevent.ssl import CERT_NONE, CERT_REQUIRED, PROTOCOL_TLS_SERVER, SSLContext
+from gevent.ssl import CERT_NONE, CERT_REQUIRED, PROTOCOL_TLS_SERVER, SSLContext, TLSVersion
 
 from nsq_fast.broker.net.faults import Faults
 from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.errors import ConfigError
 
 TLS_HANDSHAKE_TIMEOUT = 5.0
+_VERSIONS = {
+    "tls1.2": TLSVersion.TLSv1_2,
+    "tls1.3": TLSVersion.TLSv1_3,
+}
 _MAX_INFLATED = 1024 * 1024
 
 
 def server_context(options: NsqdOptions) -> SSLContext | None:
     """The TLS side of the options; None without a certificate. Raises ConfigError for files that cannot be used.
+
+    The lowest version that Python allows, 1.2 as a rule, is not lowered by ``tls_min_version``.
 
     A client certificate that is required is also verified, under either policy: OpenSSL offers nothing less.
     """
@@ -35,6 +41,8 @@ def server_context(options: NsqdOptions) -> SSLContext | None:
             context.load_verify_locations(options.tls_root_ca_file)
     except OSError as error:
         raise ConfigError(f"tls_cert, tls_key, tls_root_ca_file: cannot be used: {error}") from error
+    if options.tls_min_version in _VERSIONS:
+        context.minimum_version = _VERSIONS[options.tls_min_version]
     context.verify_mode = CERT_REQUIRED if options.tls_client_auth_policy else CERT_NONE
     return context
 
