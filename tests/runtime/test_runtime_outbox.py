@@ -219,3 +219,48 @@ def test_answers_are_told_of_when_they_are_sent_and_when_they_are_lost(open_to: 
     conn.finished.append(owner.messages[3])
     conn.flush()
     assert told[2:] == [([4], 0, False)]
+
+
+def test_a_fault_in_building_what_is_sent_ends_the_connection_loudly(
+    open_to: Open, no_unseen_errors: list[Any]
+) -> None:
+    def script(peer: Peer) -> None:
+        peer.accept_sub()
+        peer.messages(1)
+        peer.read_all()
+
+    conn, owner = open_to(script)
+    conn.subscribe("t", "c")
+    owner.wait(lambda: owner.messages)
+
+    def fail(messages: list[Any]) -> bytes:
+        raise ZeroDivisionError
+
+    conn._outbox._build_fins = fail
+    owner.messages[0].finish()
+    assert isinstance(owner.wait_end(), ConnectionLost)
+    assert [kind for _, kind, _ in no_unseen_errors] == [ZeroDivisionError]
+    no_unseen_errors.clear()
+
+
+def test_a_fault_in_counting_answers_does_not_end_the_connection(open_to: Open, no_unseen_errors: list[Any]) -> None:
+    def script(peer: Peer) -> None:
+        peer.accept_sub()
+        peer.messages(1)
+        assert peer.read_line() == b"FIN %016x" % 1
+        peer.messages(2)
+        peer.read_all()
+
+    conn, owner = open_to(script)
+    conn.subscribe("t", "c")
+    owner.wait(lambda: owner.messages)
+
+    def fail(*_: object) -> None:
+        conn._on_answers = None
+        raise ZeroDivisionError
+
+    conn._on_answers = fail
+    owner.messages[0].finish()
+    owner.wait(lambda: len(owner.messages) == 2)
+    assert [kind for _, kind, _ in no_unseen_errors] == [ZeroDivisionError]
+    no_unseen_errors.clear()

@@ -25,8 +25,8 @@ from gevent import get_hub
 from gevent.event import Event
 
 from nsq_fast._codec import Message
-from nsq_fast.errors import ConnectionLost
-from nsq_fast.runtime.supervised import Job, Supervisor
+from nsq_fast.errors import ConnectionLost, NsqError
+from nsq_fast.runtime.supervised import FAULTS, Job, Supervisor
 
 from .transport import Transport
 
@@ -146,7 +146,10 @@ class Outbox:
 
     def _end_of_turn(self) -> None:
         self.is_scheduled = False
-        self.flush()
+        try:
+            self.flush()
+        except FAULTS as fault:
+            _supervisor.report(f"sending to {self._transport.address}", fault, "what is queued next is sent")
 
     def flush(self) -> None:
         """Send everything now, as far as the system takes it without blocking."""
@@ -232,6 +235,8 @@ class Outbox:
     def _fail(self, cause: Exception) -> None:
         if self.error is not None or self._is_stopped:
             return
+        if not isinstance(cause, (OSError, NsqError)):
+            _supervisor.report(f"sending to {self._transport.address}", cause, "the connection ends")
         is_peer_gone = isinstance(cause, ConnectionError)
         self.error = ConnectionLost(f"{self._transport.address}: cannot write: {cause}")
         self.error.__cause__ = cause
