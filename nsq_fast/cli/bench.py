@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
-from rich.table import Table
 
 from nsq_fast.bench import core, results, tables
 from nsq_fast.bench.clients import Client, available, chosen, names
@@ -190,21 +189,16 @@ def _progress(line: str) -> None:
 
 
 def _show(scenario: Scenario, title: str, cores: int) -> None:
-    head = tables.header(scenario)
-    table = _table(f"{title}: {scenario.server}, {scenario.settings.rounds} rounds", head)
-    for row in tables.rows(scenario, cores):
-        table.add_row(*row)
-    console.output().print(table)
+    rounds = console.counted(scenario.settings.rounds, "round")
+    _print_table(f"{title}: {scenario.server}, {rounds}", tables.header(scenario), tables.rows(scenario, cores))
     for result in scenario.clients:
         if result.failure:
             click.echo(f"{result.client} failed: {result.failure}", err=True)
 
 
-def _table(title: str, head: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(head):
-        table.add_column(column, justify="right" if number else "left")
-    return table
+def _print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    output = console.output()
+    output.print(console.grid(head, list(rows), output.width, title=title))
 
 
 @click.command("codec", short_help="Time the compiled core.")
@@ -219,10 +213,7 @@ def _codec(rounds: int, target: Path | None) -> None:
 
 
 def _show_core(run: Run) -> None:
-    table = _table("The compiled core", tables.CORE_HEADER)
-    for row in tables.core_rows(run):
-        table.add_row(*row)
-    console.output().print(table)
+    _print_table("The compiled core", tables.CORE_HEADER, tables.core_rows(run))
 
 
 @click.command("suite", short_help="Run the whole comparison.")
@@ -251,11 +242,9 @@ def _suite(
     if not short:
         run.core = core.measure(rounds)
         _show_core(run)
-    table = _table("Goals", ["what", "target", "actual", "verdict"])
-    for each in judge(run):
-        if each.verdict != "not measured":
-            table.add_row(each.what, each.target, each.actual, each.verdict)
-    console.output().print(table)
+    measured = [each for each in judge(run) if each.verdict != "not measured"]
+    rows = [[each.what, each.target, each.actual, each.verdict] for each in measured]
+    _print_table("Goals", ["what", "target", "actual", "verdict"], rows)
     if target:
         results.save(run, target)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.table import Table
 
 from nsq_fast.bench import results
 from nsq_fast.bench.compare import THRESHOLD, Change, compare
@@ -57,13 +56,17 @@ def compare_command(
 
 
 def _show(changes: Sequence[Change], relative_to: str, compared: int) -> None:
-    table = Table(title=f"{compared} figures compared" + (f", relative to {relative_to}" if relative_to else ""))
-    for column in ("scenario", "client", "figure", "before", "after", "change", "verdict"):
-        table.add_column(column)
+    title = f"{console.counted(compared, 'figure')} compared" + (f", relative to {relative_to}" if relative_to else "")
+    if not changes:
+        click.echo(f"{title}: nothing changed by more than the spread of the rounds")
+        return
+    rows = []
     for each in changes:
         cells = [_cell(value, "" if relative_to else each.metric) for value in (each.before, each.after)]
-        table.add_row(each.scenario, each.client, each.metric, *cells, f"{each.ratio - 1:+.0%}", each.verdict)
-    console.output().print(table)
+        rows.append([each.scenario, each.client, each.metric, *cells, f"{each.ratio - 1:+.0%}", each.verdict])
+    output = console.output()
+    head = ("scenario", "client", "figure", "before", "after", "change", "verdict")
+    output.print(console.grid(head, rows, output.width, title=title, names=3, numbers=False))
 
 
 def _cell(value: Figure, metric: str) -> str:

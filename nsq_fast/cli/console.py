@@ -1,13 +1,86 @@
-"""Where tables go: as wide as the terminal, and as wide as they need to be in a pipe or a file."""
+"""Where tables go: as wide as the terminal, and as wide as they need to be in a pipe or a file.
+
+Nothing is cut off: where a table is wider than the terminal, each row becomes a paragraph.
+"""
 
 from __future__ import annotations
 
-from rich.console import Console
+from collections.abc import Iterator, Sequence
+
+from rich.box import HEAVY_HEAD, Box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 _PIPE_WIDTH = 240
+_INDENT = "  "
 
 
 def output() -> Console:
     """A console on standard output."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 message``, ``2,000 messages``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def grid(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    *,
+    title: str = "",
+    names: int = 1,
+    numbers: bool = True,
+    box: Box = HEAVY_HEAD,
+) -> RenderableType:
+    """Rows under a head, as a table where it fits into ``width``, else as a paragraph for each row.
+
+    Args:
+        names: how many columns at the left name the row.
+        numbers: whether the others are figures, set to the right.
+    """
+    table = Table(title=title or None, title_justify="left", box=box, pad_edge=box is HEAVY_HEAD)
+    for place, column in enumerate(head):
+        table.add_column(column, justify="right" if numbers and place >= names else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    if _natural_width(head, rows) <= width:
+        return table
+    lines = [line for row in rows for line in _paragraph(head, row, names, width)]
+    return Group(*([Text(title, style="italic")] if title else []), *(Text(line, overflow="fold") for line in lines))
+
+
+def notes(title: str, rows: Sequence[tuple[str, str, str]]) -> Table:
+    """Rows of a name, a value and a remark; the remarks are folded where there is no room."""
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", overflow="fold", no_wrap=True)
+    table.add_column(style="dim", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _natural_width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    widest = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return sum(widest) + 3 * len(widest) + 1
+
+
+def _paragraph(head: Sequence[str], row: Sequence[str], names: int, width: int) -> Iterator[str]:
+    """The names of a row on a line of their own, then its other cells, as many on a line as fit."""
+    yield " ".join(cell for cell in row[:names] if cell)
+    line = ""
+    for name, cell in zip(head[names:], row[names:], strict=True):
+        if not cell:
+            continue
+        shown = f"{_INDENT}{name} {cell}"
+        if line and len(line) + len(shown) > width:
+            yield line
+            line = ""
+        line += shown
+    if line:
+        yield line

@@ -22,7 +22,6 @@ import click
 from gevent.event import Event
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from nsq_fast.broker import BrokerProcess
 from nsq_fast.errors import NsqError
@@ -318,13 +317,8 @@ def _show_table(title: str, results: dict[str, Any], notes: dict[str, str]) -> N
 
 
 def _print_rows(title: str, results: dict[str, Any], notes: dict[str, str]) -> None:
-    table = Table(title=title, title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(style="dim")
-    for name, note in notes.items():
-        table.add_row(name.replace("_", " "), _cell(results[name]), note)
-    console.output().print(table)
+    rows = [(name.replace("_", " "), _cell(results[name]), note) for name, note in notes.items()]
+    console.output().print(console.notes(title, rows))
 
 
 def _cell(value: float | None) -> str:

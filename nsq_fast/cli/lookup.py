@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
-from rich.table import Table
 
 from nsq_fast.config import LookupConfig
 from nsq_fast.names import Address
@@ -29,8 +28,7 @@ def command(topic: str, lookupds: Sequence[Endpoint], timeout: float, as_json: b
 
     The exit code is 1 when no nsqd has it.
     """
-    if not lookupds:
-        raise click.UsageError("say whom to ask: --lookupd HOST:PORT")
+    _, lookupds = options.find_servers([], lookupds, None, quiet=as_json)
     options.require_reachable("nsqlookupd", lookupds)
     poller = LookupPoller([str(lookupd) for lookupd in lookupds], LookupConfig(lookupd_timeout=timeout))
     poller.start()
@@ -56,12 +54,13 @@ def _placed(topology: Topology) -> Iterator[tuple[int | None, Nsqd]]:
 
 
 def _show(topic: str, topology: Topology) -> None:
-    table = Table("partition", "nsqd", "http", "version", title=topic, title_justify="left")
-    for partition, nsqd in _placed(topology):
-        http = str(nsqd.http) if nsqd.http else ""
-        table.add_row("" if partition is None else str(partition), str(nsqd.tcp), http, nsqd.version)
+    rows = [
+        ["" if partition is None else str(partition), str(nsqd.tcp), str(nsqd.http or ""), nsqd.version]
+        for partition, nsqd in _placed(topology)
+    ]
     output = console.output()
-    output.print(table)
+    head = ("partition", "nsqd", "http", "version")
+    output.print(console.grid(head, rows, output.width, title=topic, names=2, numbers=False))
     output.print(f"channels: {', '.join(topology.channels) or 'none'}")
     if not topology.is_complete:
         output.print("some partitions have no leader now")

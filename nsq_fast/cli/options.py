@@ -5,9 +5,10 @@ Options keep the names of NSQ's own tools, with a shorter second name.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 from gevent import socket
@@ -29,6 +30,7 @@ T = TypeVar("T")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 CONNECT_TIMEOUT = 5.0
+LOCAL_TIMEOUT = 1.0
 _DURATION = re.compile(r"([0-9]*\.?[0-9]+)(us|ms|s|m|h|)\Z")
 _PAIR = re.compile(r"([^=,]+)[=,](.*)\Z", re.DOTALL)
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
@@ -106,14 +108,82 @@ def lookupd_http_option() -> Decorator:
     return _servers_option("--lookupd-http-address", "--lookupd", "lookupds", kind, help)
 
 
-def require_servers(
-    nsqds: Sequence[Address | Endpoint], lookupds: Sequence[Endpoint], nsqd_option: str = "--nsqd"
-) -> None:
-    """Raise UsageError unless servers are given one way: nsqds, or lookupds that know them."""
-    if not nsqds and not lookupds:
-        raise click.UsageError(f"say where the servers are: {nsqd_option} HOST:PORT or --lookupd HOST:PORT")
+class Servers(NamedTuple):
+    """Whom a command talks to: nsqds (Address of TCP, or Endpoint of HTTP), or lookupds that know them."""
+
+    nsqds: Sequence[Any]
+    lookupds: Sequence[Endpoint]
+
+
+class _Default(NamedTuple):
+    """Where a kind of server is looked for when none is named."""
+
+    what: str
+    option: str
+    variable: str
+    parse: Callable[[str], Any]
+    port: int
+
+
+LOOKUPD = _Default(
+    "nsqlookupd", "--lookupd", "NSQ_LOOKUPD_HTTP_ADDRESSES", endpoint(DEFAULT_LOOKUPD_HTTP_PORT),
+    DEFAULT_LOOKUPD_HTTP_PORT,
+)  # fmt: skip
+NSQD_TCP = _Default("nsqd", "--nsqd", "NSQD_TCP_ADDRESSES", address(DEFAULT_NSQD_TCP_PORT), DEFAULT_NSQD_TCP_PORT)
+NSQD_HTTP = _Default(
+    "HTTP of nsqd", "--nsqd", "NSQD_HTTP_ADDRESSES", endpoint(DEFAULT_NSQD_HTTP_PORT), DEFAULT_NSQD_HTTP_PORT
+)
+LOCAL = "127.0.0.1"
+
+
+def find_servers(
+    nsqds: Sequence[Any], lookupds: Sequence[Endpoint], nsqd: _Default | None = NSQD_TCP, quiet: bool = False
+) -> Servers:
+    """The servers that are named; else those of the environment; else what answers on this machine.
+
+    What was not named is said, in one line on stderr, unless ``quiet``. Raises UsageError where servers are given two
+    ways, or none is found.
+
+    Args:
+        nsqd: what the nsqds of the command are: NSQD_TCP, NSQD_HTTP, or None for one that asks lookupds only.
+    """
     if nsqds and lookupds:
-        raise click.UsageError(f"give {nsqd_option} or --lookupd, not both")
+        raise click.UsageError("give --nsqd or --lookupd, not both")
+    if nsqds or lookupds:
+        return Servers(nsqds, lookupds)
+    for kind in (LOOKUPD, nsqd):
+        if kind is not None and (found := _from_environment(kind) or _answering_here(kind)):
+            if not quiet:
+                where = ", ".join(map(str, found.values))
+                click.echo(f"{kind.what} {where} ({found.origin}); {kind.option} names another", err=True)
+            return Servers([], found.values) if kind is LOOKUPD else Servers(found.values, [])
+    kinds = [kind for kind in (nsqd, LOOKUPD) if kind is not None]
+    raise click.UsageError(
+        f"say where the servers are: {' or '.join(f'{kind.option} HOST:PORT' for kind in kinds)}. "
+        f"{' and '.join(kind.variable for kind in kinds)} {'is' if len(kinds) == 1 else 'are'} not set, "
+        f"and nothing answers on {LOCAL} at port {' or '.join(str(kind.port) for kind in kinds)}"
+    )
+
+
+class _Found(NamedTuple):
+    values: list[Any]
+    origin: str
+
+
+def _from_environment(kind: _Default) -> _Found | None:
+    texts = os.environ.get(kind.variable, "").replace(",", " ").split()
+    try:
+        return _Found([kind.parse(text) for text in texts], f"from {kind.variable}") if texts else None
+    except click.BadParameter as error:
+        raise click.UsageError(f"{kind.variable}: {error.message}") from error
+
+
+def _answering_here(kind: _Default) -> _Found | None:
+    try:
+        socket.create_connection((LOCAL, kind.port), LOCAL_TIMEOUT).close()
+    except OSError:
+        return None
+    return _Found([kind.parse(f"{LOCAL}:{kind.port}")], "it answers here")
 
 
 def require_reachable(what: str, servers: Iterable[Address | Endpoint]) -> None:
@@ -132,8 +202,9 @@ def require_reachable(what: str, servers: Iterable[Address | Endpoint]) -> None:
 
 
 def require_running(nsqds: Sequence[Address | Endpoint], lookupds: Sequence[Endpoint]) -> None:
-    """The two checks for a command that takes nsqds over TCP, or lookupds."""
-    require_servers(nsqds, lookupds)
+    """Raise UsageError for servers that are given two ways, ClickException when none of them takes a connection."""
+    if nsqds and lookupds:
+        raise click.UsageError("give --nsqd or --lookupd, not both")
     require_reachable("nsqd", nsqds)
     require_reachable("nsqlookupd", lookupds)
 

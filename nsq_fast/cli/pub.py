@@ -21,6 +21,7 @@ from nsq_fast.names import Address
 from nsq_fast.runtime import Endpoint, Producer
 
 from . import options
+from .console import counted
 from .interrupt import INTERRUPTED, stop_signals
 from .splitter import Splitter
 
@@ -70,6 +71,7 @@ def command(
     """
     if to_all and not nsqds:
         raise click.UsageError("--to-all needs --nsqd")
+    nsqds, lookupds = options.find_servers(nsqds, lookupds, quiet=quiet)
     end = b"\0" if null else _ESCAPES.get(delimiter, delimiter.encode())
     if not end:
         raise click.UsageError("--delimiter must not be empty")
@@ -83,12 +85,12 @@ def command(
         try:
             job.run(files or ["-"], splitter)
         except (NsqError, OSError) as error:
-            raise click.ClickException(f"after {job.published} messages: {error}") from error
+            raise click.ClickException(f"after {counted(job.published, 'message')}: {error}") from error
         finally:
             for producer in producers:
                 producer.close()
     if not quiet:
-        click.echo(f"published {job.published} messages to {topic}", err=True)
+        click.echo(f"published {counted(job.published, 'message')} to {topic}", err=True)
     if stop.is_set():
         raise SystemExit(INTERRUPTED)
 

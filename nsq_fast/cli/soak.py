@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import click
@@ -63,8 +64,9 @@ def command(
     in front of them delay, split, garble, cut, refuse and swallow.
 
     Then see at the servers and at the clients whether what docs/guarantees.md promises was kept. What happens is
-    printed to stderr as it happens, the table to stdout. The same --seed with the same duration gives the same faults
-    at the same times. The exit code is 1 when a promise was broken.
+    printed to stderr as it happens, the table to stdout; what the servers wrote is kept when a promise was broken. The
+    same --seed with the same duration gives the same faults at the same times. The exit code is 1 when a promise was
+    broken.
     """
     seed = random.randrange(_SEEDS) if seed is None else seed
     each = (seconds if hours is None else hours * 3600) / len(dialects)
@@ -78,9 +80,14 @@ def command(
     with stop_signals() as stop:
         for dialect in dialects:
             click.echo(f"{dialect}, seed {seed}, {each:.0f} s", err=True)
-            with _scene(dialect, rate, servers) as scene:
+            folder = Path(tempfile.mkdtemp(prefix="nsq-fast-soak-"))
+            with _scene(dialect, folder, rate, servers) as scene:
                 outcome = soak(scene, seed, each, stop, lambda line: click.echo(line, err=True))
             click.echo(render(outcome) + "\n")
+            if outcome.passed or not any(folder.iterdir()):
+                shutil.rmtree(folder)
+            else:
+                click.echo(f"logs and data of the servers: {folder}", err=True)
             if outcome.is_interrupted:
                 raise SystemExit(INTERRUPTED)
             all_passed = all_passed and outcome.passed
@@ -90,12 +97,5 @@ def command(
 _MENUS = {"original": Original.menu, "redesigned": Redesigned.menu}
 
 
-@contextmanager
-def _scene(dialect: str, rate: float, servers: Path | None) -> Iterator[Scene]:
-    with tempfile.TemporaryDirectory(prefix="nsq-fast-soak-", ignore_cleanup_errors=True) as folder:
-        if dialect == "original":
-            with Original(Path(folder), rate, servers) as original:
-                yield original
-        else:
-            with Redesigned(rate) as redesigned:
-                yield redesigned
+def _scene(dialect: str, folder: Path, rate: float, servers: Path | None) -> AbstractContextManager[Scene]:
+    return Original(folder, rate, servers) if dialect == "original" else Redesigned(rate)

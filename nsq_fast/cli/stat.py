@@ -9,8 +9,8 @@ from typing import Any
 import click
 from gevent import iwait, spawn
 from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
 from rich.live import Live
-from rich.table import Table
 
 from nsq_fast.errors import NsqError
 from nsq_fast.runtime import Endpoint, NsqdHTTPClient
@@ -54,11 +54,11 @@ def command(
     Total depth is mem + disk; in flight (inflt) and deferred (def) come on top. Requeued (req), timed out (t-o) and
     msgs count from nsqd's start; msgs/s since the table before.
     """
-    options.require_servers(nsqds, lookupds)
     if channel and not topic:
         raise click.UsageError("--channel needs --topic")
     if interval <= 0:
         raise click.UsageError("--interval must be more than 0")
+    nsqds, lookupds = options.find_servers(nsqds, lookupds, options.NSQD_HTTP, quiet=as_json)
     reader = _Reader(nsqds, lookupds, topic, channel)
     screen = _Screen(as_json, interval)
     left = 1 if once else count or -1
@@ -125,13 +125,9 @@ class _Screen:
             self._console.print(self._table(rows))
         self._before = {(row.topic, row.channel): row.messages for row in rows}
 
-    def _table(self, rows: Sequence[ChannelStats]) -> Table:
-        table = Table("topic", "channel", box=SIMPLE_HEAD, pad_edge=False)
-        for name in _COLUMNS:
-            table.add_column(name, justify="right")
-        for row in rows:
-            table.add_row(row.topic, row.channel + (" (paused)" if row.paused else ""), *self._cells(row))
-        return table
+    def _table(self, rows: Sequence[ChannelStats]) -> RenderableType:
+        cells = [[row.topic, row.channel + (" (paused)" if row.paused else ""), *self._cells(row)] for row in rows]
+        return console.grid(("topic", "channel", *_COLUMNS), cells, self._console.width, names=2, box=SIMPLE_HEAD)
 
     def _cells(self, row: ChannelStats) -> list[str]:
         before = self._before.get((row.topic, row.channel))

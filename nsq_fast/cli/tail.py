@@ -75,6 +75,7 @@ def command(
     names = list(dict.fromkeys([*topics, *more_topics]))
     if not names:
         raise click.UsageError("say which TOPIC to print")
+    nsqds, lookupds = options.find_servers(nsqds, lookupds)
     options.require_running(nsqds, lookupds)
     if not (channel or take_backlog):
         refuse_first_channel(names, nsqds, nsqds_http, lookupds)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
 from . import console, options
 
@@ -181,14 +180,8 @@ def _print_json(figures: Figures) -> None:
 
 def _print_table(figures: Figures, html_file: Path | None) -> None:
     title = f"{figures.records:,} trace records, {figures.publishes:,} of publishes"
-    table = Table(title=title, title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(style="dim")
     counts = {**figures.totals, "problems": figures.problems}
-    for name, note in _SHOWN.items():
-        table.add_row(name.replace("_", " "), f"{counts[name]:,}", note)
     output = console.output()
-    output.print(table)
+    output.print(console.notes(title, [(name.replace("_", " "), f"{counts[name]:,}", _SHOWN[name]) for name in _SHOWN]))
     if html_file:
         output.print(f"report: {html_file}")

@@ -95,6 +95,10 @@ class Ledger:
         forgiven = self._forgiven[channel]
         return sorted(n for n in self._missing[channel] if self._outcome[n] == _STORED and n not in forgiven)
 
+    def _places(self, numbers: Sequence[int]) -> str:
+        places = sorted({self._place[number] for number in numbers})
+        return f" (nsqd {', '.join('unknown' if place == ANYWHERE else str(place) for place in places)})"
+
     def finished(self, channel: str) -> int:
         """Messages finished at least once."""
         return len(self._outcome) - self._finished[channel].count(0)
@@ -118,7 +122,7 @@ class Ledger:
     def violations(self) -> list[str]:
         """What should not be, in words; asked when all has settled."""
         found = [
-            f"{channel}: {len(lost):,} messages answered OK were never finished: {_some(lost)}"
+            f"{channel}: {len(lost):,} messages answered OK were never finished: {_some(lost)}{self._places(lost)}"
             for channel in self.channels
             if (lost := self.lost(channel))
         ]

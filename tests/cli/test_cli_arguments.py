@@ -8,7 +8,15 @@ import sys
 import pytest
 from click.testing import CliRunner, Result
 
-from nsq_fast.cli import COMMANDS, main
+from nsq_fast.cli import COMMANDS, main, options
+
+
+@pytest.fixture(autouse=True)
+def no_servers_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment names no servers, and this machine's own are not looked for where they are."""
+    for name in ("NSQ_LOOKUPD_HTTP_ADDRESSES", "NSQD_TCP_ADDRESSES", "NSQD_HTTP_ADDRESSES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(options, "LOCAL", "127.255.255.254")
 
 
 def run(*arguments: str) -> Result:

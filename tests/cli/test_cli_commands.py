@@ -362,7 +362,7 @@ def test_pub_ends_at_ctrl_c_though_its_input_is_silent(broker: Servers, topic: s
     command.process.stdin.flush()
     watcher = start("tail", topic, "-n", "1", "--take-backlog", "--nsqd", str(broker.nsqd.tcp))
     assert watcher.line() == "hello\n"
-    assert command.interrupt() == (130, f"published 1 messages to {topic}\n")
+    assert command.interrupt() == (130, f"published 1 message to {topic}\n")
 
 
 def test_lookup_shows_the_nsqds_of_a_topic(broker: Servers, topic: str) -> None:
@@ -441,7 +441,32 @@ def test_broker_says_so_when_its_port_is_taken(broker: Servers) -> None:
     result = run("broker", "--no-lookupd", "--tcp-address", str(broker.nsqd.tcp))
     assert result.exit_code == 1
     assert result.output.startswith("Error: cannot start: ")
+    assert str(broker.nsqd.tcp) in result.output
     assert len(result.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [("stat", "--once", "--nsqd"), ("lookup", "t", "--lookupd")], ids=" ".join)
+def test_a_tcp_port_given_for_http_is_recognized(broker: Servers, command: tuple[str, ...]) -> None:
+    server = broker.nsqd if "--nsqd" in command else broker.lookupd
+    result = run(*command, str(server.tcp))
+    assert result.exit_code == 1
+    (line,) = result.output.splitlines()
+    for part in (str(server.tcp), "no HTTP", "4151", "4161"):
+        assert part in line
+
+
+def test_servers_of_the_environment_serve_every_command(
+    broker: Servers, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NSQ_LOOKUPD_HTTP_ADDRESSES", str(broker.lookupd.http))
+    code, error = pub(topic, b"one\n")
+    assert code == 0
+    found = f"nsqlookupd http://{broker.lookupd.http} (from NSQ_LOOKUPD_HTTP_ADDRESSES); --lookupd names another"
+    assert error.splitlines() == [found, f"published 1 message to {topic}"]
+    for command in (("tail", topic, "-n", "1", "--take-backlog"), ("lookup", topic), ("stat", "--once")):
+        result = run(*command)
+        assert result.exit_code == 0, result.output
+        assert found in result.stderr
 
 
 def check_summary(summary: dict[str, Any], messages: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import socket
 import tempfile
 from pathlib import Path
 
@@ -9,9 +11,11 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from nsq_fast.cli import demotraces, options
 from nsq_fast.cli.channel_stats import add_up
+from nsq_fast.cli.console import counted, grid, notes
 from nsq_fast.cli.ledger import Ledger
 from nsq_fast.cli.splitter import Splitter
 from nsq_fast.errors import BodyInvalid
@@ -167,3 +171,83 @@ def test_a_report_that_cannot_be_made_leaves_no_folder(
         demotraces.report_on(tmp_path / "no.log", None)
     assert str(raised.value)
     assert not list(folders.iterdir())
+
+
+HEAD = ("topic", "channel", "total", "in flight", "clients")
+ROWS = [("orders", "a-channel-with-a-long-name", "1,234,567", "2,500", "12"), ("orders", "", "9", "0", "")]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("name_length", [6, 40, 64])
+def test_a_table_fits_any_terminal_and_shows_everything(width: int, name_length: int) -> None:
+    rows = [("x" * name_length, *row[1:]) for row in ROWS]
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    console.print(grid(HEAD, rows, width, title="all channels", names=2))
+    shown = console.file.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    assert "…" not in shown
+    together = "".join(shown.split())
+    for cell in ("all channels", *(cell for row in rows for cell in row[1:] if cell), "clients", "total"):
+        assert cell.replace(" ", "") in together
+    assert together.count("x") >= 2 * name_length
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_remarks_are_folded(width: int) -> None:
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    console.print(notes("what came of it", [("messages per second", "1,234,567.8", "first 95 % answered, " * 4)]))
+    shown = console.file.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    assert "…" not in shown
+    assert "1,234,567.8" in shown
+    assert shown.count("answered") == 4
+
+
+def test_counts_have_their_plural() -> None:
+    assert [counted(count, "message") for count in (0, 1, 2000)] == ["0 messages", "1 message", "2,000 messages"]
+
+
+@pytest.fixture
+def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which no server listens and of which the environment names none."""
+    for name in ("NSQ_LOOKUPD_HTTP_ADDRESSES", "NSQD_TCP_ADDRESSES", "NSQD_HTTP_ADDRESSES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(options, "LOCAL", "127.255.255.254")
+
+
+@pytest.mark.usefixtures("nothing_here")
+def test_without_any_server_it_is_said_how_to_name_one() -> None:
+    with pytest.raises(click.UsageError) as raised:
+        options.find_servers([], [])
+    for part in ("--nsqd HOST:PORT or --lookupd HOST:PORT", "NSQD_TCP_ADDRESSES", "4150 or 4161", "127.255.255.254"):
+        assert part in str(raised.value)
+
+
+@pytest.mark.usefixtures("nothing_here")
+def test_servers_of_the_environment_are_used_and_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NSQD_TCP_ADDRESSES", "one two:5000")
+    assert options.find_servers([], []) == ([Address("one", 4150), Address("two", 5000)], [])
+    assert "one:4150, two:5000 (from NSQD_TCP_ADDRESSES); --nsqd names another" in capsys.readouterr().err
+    monkeypatch.setenv("NSQ_LOOKUPD_HTTP_ADDRESSES", "seed,other:9000")
+    nsqds, lookupds = options.find_servers([], [], quiet=True)
+    assert (list(nsqds), list(map(str, lookupds))) == ([], ["http://seed:4161", "http://other:9000"])
+    assert capsys.readouterr().err == ""
+    assert options.find_servers([Address("mine", 1)], []) == ([Address("mine", 1)], [])
+    monkeypatch.setenv("NSQ_LOOKUPD_HTTP_ADDRESSES", "seed:x")
+    with pytest.raises(click.UsageError, match="NSQ_LOOKUPD_HTTP_ADDRESSES: invalid port 'x'"):
+        options.find_servers([], [])
+
+
+@pytest.mark.usefixtures("nothing_here")
+def test_servers_that_answer_on_this_machine_are_used_and_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(options, "LOCAL", "127.0.0.1")
+        monkeypatch.setattr(options, "LOOKUPD", options.LOOKUPD._replace(port=server.getsockname()[1]))
+        nsqds, lookupds = options.find_servers([], [])
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+    assert (list(nsqds), list(map(str, lookupds))) == ([], [address])
+    assert f"nsqlookupd {address} (it answers here); --lookupd names another" in capsys.readouterr().err

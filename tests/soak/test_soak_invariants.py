@@ -57,7 +57,7 @@ def test_a_message_answered_ok_that_one_channel_never_finished_is_lost() -> None
     finish(ledger, 0, 1, 2, channels=("one",))
     finish(ledger, 0, 2, channels=("two",))
     assert not ledger.is_done()
-    assert ledger.violations() == ["two: 1 messages answered OK were never finished: 1"]
+    assert ledger.violations() == ["two: 1 messages answered OK were never finished: 1 (nsqd 0)"]
 
 
 def test_a_message_that_came_though_its_publish_said_not_stored_is_a_ghost() -> None:

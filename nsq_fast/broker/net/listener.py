@@ -35,9 +35,9 @@ def bind(address: str | tuple[str, int]) -> Any:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
         sock.listen(BACKLOG)
-    except OSError:
+    except OSError as error:
         sock.close()
-        raise
+        raise OSError(error.errno, f"{error.strerror}: {address}") from error
     return sock
 
 

@@ -31,6 +31,7 @@ from nsq_fast.runtime.fork import drop_socket, tell_forks
 
 from .tls import client_context, server_hostname, wrap_socket
 
+_PORTS = "an nsqd has HTTP at port 4151 and TCP at 4150, an nsqlookupd at 4161 and 4160"
 DEFAULT_TIMEOUT = 10.0
 MAX_REPLY_SIZE = 64 * 1024 * 1024
 _MAX_HEADER_SIZE = 64 * 1024
@@ -138,7 +139,9 @@ class HttpClient:
             raise self._no_reply(target, f"no reply within {limit:g} s") from None
         except _BadReply as error:
             raise self._no_reply(target, str(error)) from error
-        except (OSError, HTTPParseError, UnicodeError) as error:
+        except HTTPParseError as error:
+            raise self._no_reply(target, f"the answer is no HTTP ({error.args[0]}); {_PORTS}") from error
+        except (OSError, UnicodeError) as error:
             raise self._no_reply(target, f"{type(error).__name__}: {error}") from error
         status = response.get_code()
         content = bytes(response.body)
