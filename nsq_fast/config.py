@@ -328,6 +328,12 @@ class ConsumerConfig(Config):
     concurrency: int | None = option(
         None, "handlers that run at once; None: one a connection, in order", minimum=1, kind=int
     )
+    handler_threads: int = option(
+        0,
+        "native threads that run handlers, for code that blocks; 0: handlers run as greenlets",
+        minimum=0,
+        maximum=1000,
+    )
     batch_size: int = option(1000, "most messages a batch handler gets in one call", minimum=1, maximum=1_000_000)
     auto_touch: bool = option(False, "TOUCH a message while its handler runs, up to the server's max_msg_timeout")
     partitions: Any = option(None, "redesigned: numbers of the partitions to consume; None: all")

@@ -59,6 +59,7 @@ class ConsumerKeywords(ConnectionKeywords, LookupKeywords, total=False):
     requeue_jitter: float
     max_reconnect_delay: float
     concurrency: int | None
+    handler_threads: int
     batch_size: int
     auto_touch: bool
     partitions: Any

@@ -30,6 +30,7 @@ from .consuming.dispatch import CALLS_HANDLERS, HandlerLimit, Pool
 from .consuming.disposition import BatchHandler, Disposition, Handler
 from .consuming.failures import Discard, GiveUpPolicy
 from .consuming.flow import Flow
+from .consuming.handler_threads import HandlerThreads
 from .consuming.handlers import check_handler
 from .consuming.iteration import messages
 from .consuming.load import Workload
@@ -84,6 +85,8 @@ class Consumer(ConsumerOptions):
             connections than ``max_in_flight``.
         max_backoff_duration: longest pause of backoff in s; 0: no backoff.
         backoff_on_requeue: whether RequeueMessage counts as a failure for backoff.
+        handler_threads: N runs handlers on N native threads, N over all connections at once: for handlers that block.
+            There ``consumer.close()`` and the messages' own methods may be called, and no other method of ours.
         batch_handler: in place of ``message_handler``; called as ``batch_handler(consumer, messages)`` with at most
             ``batch_size`` messages, as many as are there. It may answer each by itself; the others are finished when
             it returns and requeued when it raises.
@@ -227,6 +230,7 @@ class Consumer(ConsumerOptions):
         self._expiry_log = ExpiryLog(self.logger)
         self.tracer = Tracer(trace, self.topic, self.channel)
         self._handler_limit = HandlerLimit(lambda: self.flow.limit)
+        self._threads: HandlerThreads | None = None
         self._pool: Pool | None = None
         self._pools = cast(list[Pool], self.workload.pools)
         self._is_started = False
@@ -254,6 +258,8 @@ class Consumer(ConsumerOptions):
             check_handler("a receiver of on_message", receiver)
 
     def _start(self, is_iterated: bool) -> None:
+        if is_iterated and (count := self.config.handler_threads):
+            raise ConfigError(f"handler_threads={count} needs a handler: who iterates handles the messages itself")
         if self._is_closing:
             raise NotRunning(f"{self.name}: already closed")
         if self._is_started:
@@ -265,8 +271,11 @@ class Consumer(ConsumerOptions):
         self._thread.claim()
         self._hub_watch = HubWatch(self.logger, CALLS_HANDLERS, lambda: is_iterated and self.workload.is_handling)
         watchdog.add(self._hub_watch)
-        if is_iterated or self.config.concurrency is not None:
-            self._pool = self.new_pool(0 if is_iterated else self.config.concurrency or 1, "worker")
+        concurrency, threads = self.config.concurrency, self.config.handler_threads
+        if threads:
+            self._threads = HandlerThreads(min(threads, concurrency or threads), self._thread)
+        if is_iterated or concurrency or threads:
+            self._pool = self.new_pool(0 if is_iterated else concurrency or threads, "worker")
             self.workload.shared = self._pool
         self.flow.start(f"{self.name} flow")
         self.deadlines.start(f"{self.name} deadlines")
@@ -274,7 +283,7 @@ class Consumer(ConsumerOptions):
 
     def new_pool(self, size: int, name: str) -> Pool:
         """Make worker greenlets."""
-        pool = Pool(self.disposition, size, f"{self.name} {name}", self._handler_limit)
+        pool = Pool(self.disposition, size, f"{self.name} {name}", self._handler_limit, self._threads)
         self._pools.append(pool)
         return pool
 
@@ -350,8 +359,13 @@ class Consumer(ConsumerOptions):
             drain: let running handlers and asynchronous messages be answered first.
             timeout: s that all of it may take; None: draining may take for ever.
         """
-        self._thread.check("Consumer.close()")
+        is_in_handler = self._thread.is_served_here
+        if not is_in_handler:
+            self._thread.check("Consumer.close()")
         _check_timeout(timeout)
+        if is_in_handler:
+            self._thread.hand_over(self._begin_closing, drain, timeout)
+            return
         if is_interrupting():
             get_hub().loop.run_callback(self._begin_closing, drain, timeout)
             return
@@ -382,6 +396,8 @@ class Consumer(ConsumerOptions):
             self.deadlines.stop()
             for pool in self._pools:
                 pool.stop()
+            if self._threads is not None:
+                self._threads.stop()
             if self._is_started:
                 watchdog.remove(self._hub_watch)
             for policy in (self._give_up, self._blocked_policy):

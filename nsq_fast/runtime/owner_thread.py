@@ -6,7 +6,10 @@ greenlets broken. So it raises WrongThread before it has done anything.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import current_thread
+from typing import Any
 
 from gevent import get_hub
 from gevent.monkey import get_original
@@ -15,6 +18,10 @@ from nsq_fast.errors import WrongThread
 
 get_ident = get_original("_thread", "get_ident")
 """The number of the native thread: what ``threading.get_ident`` returns names a greenlet after ``patch_all``."""
+
+
+# Threads that run handlers for another one: by their number, that thread and what has it call a function.
+_serving: dict[int, tuple[int, Callable[..., object]]] = {}
 
 
 class OwnerThread:
@@ -51,3 +58,22 @@ class OwnerThread:
                 " hub.loop.run_callback_threadsafe(gevent.spawn, function, *arguments), where hub is what"
                 " gevent.get_hub() returns in the thread in which it runs"
             )
+
+    @contextmanager
+    def served_by(self, call: Callable[..., object]) -> Iterator[None]:
+        """The calling thread runs a handler for the owner meanwhile: ``call(function, *arguments)`` is made there."""
+        ident = get_ident()
+        _serving[ident] = self.ident, call
+        try:
+            yield
+        finally:
+            del _serving[ident]
+
+    @property
+    def is_served_here(self) -> bool:
+        """Whether the calling thread runs a handler for the owner."""
+        return _serving.get(get_ident(), (0, None))[0] == self.ident != 0
+
+    def hand_over(self, function: Callable[..., object], *arguments: Any) -> None:
+        """In a thread that runs a handler for the owner: have the owner call ``function`` soon."""
+        _serving[get_ident()][1](function, *arguments)

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from time import monotonic
 
 from gevent.lock import Semaphore
@@ -32,6 +34,7 @@ from nsq_fast.runtime.loop_turns import loop_turns
 from nsq_fast.runtime.net.connection import Connection
 
 from .disposition import Disposition
+from .handler_threads import HandlerThreads, ThreadedHandlers
 from .handlers import refuse_deferred
 from .load import Load
 from .ordered import Turn
@@ -56,23 +59,28 @@ class InboundQueue:
         ledger: the messages of the connection that are in flight.
         turn: of an ordered partition, which one worker at a time may handle; None when any number may.
         slice: takes the messages whose handlers have returned.
+        handed: what threads have got of it, and may not have begun with.
     """
 
-    __slots__ = ("connection", "expire", "is_queued", "ledger", "slice", "turn", "waiting")
+    __slots__ = ("connection", "expire", "handed", "is_queued", "ledger", "slice", "turn", "waiting")
 
     def __init__(self, connection: Connection, expire: Callable[[float], None]) -> None:
         self.connection = connection
         self.ledger = connection.session.ledger
         self.expire = expire
         self.waiting: deque[Message] = deque()
+        self.handed: list[deque[Message]] = []
         self.is_queued = False
         self.turn: Turn | None = None
         self.slice = TimeSlice(connection.finished, connection.schedule_flush, 0.0)
 
     def take_unstarted(self) -> list[Message]:
         """The messages that no handler has begun with; none waits any more."""
-        unstarted = list(self.waiting)
-        self.waiting.clear()
+        unstarted: list[Message] = []
+        for messages in (*self.handed, self.waiting):
+            with suppress(IndexError):  # a thread may take from its own meanwhile
+                while True:
+                    unstarted.append(messages.popleft())
         return unstarted
 
     def drop_expired(self) -> int:
@@ -131,12 +139,21 @@ class Pool:
         source: the one connection that these workers serve, which a worker reads itself in place of waiting for a
             message; None when there are several, or none.
         turns: of the loop of the hub that the workers run in.
+        threads: where handlers run; None when they run in the worker greenlets.
         eager: how many FINs are still sent one by one, because a handler was slow lately.
         load: how busy the workers are.
     """
 
-    def __init__(self, disposition: Disposition, size: int, name: str, limit: HandlerLimit) -> None:
+    def __init__(
+        self,
+        disposition: Disposition,
+        size: int,
+        name: str,
+        limit: HandlerLimit,
+        threads: HandlerThreads | None = None,
+    ) -> None:
         self.disposition = disposition
+        self.threads = threads
         self.is_stopped = False
         self.source: Connection | None = None
         self.turns = loop_turns()
@@ -240,11 +257,12 @@ class Worker:
         current: the message, or list of messages, whose handler runs now; None when none does.
     """
 
-    __slots__ = ("_disposition", "_pool", "current", "greenlet")
+    __slots__ = ("_disposition", "_pool", "_threaded", "current", "greenlet")
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._disposition = pool.disposition
+        self._threaded = None if pool.threads is None else ThreadedHandlers(pool.threads)
         self.current: Message | list[Message] | None = None
         self.greenlet: greenlet | None = None
 
@@ -270,10 +288,12 @@ class Worker:
         try:
             if inbound.turn is not None:
                 self._handle_ordered(inbound, inbound.turn)
-            elif self._disposition.batch_handler is None:
-                self._handle_some(inbound)
-            else:
+            elif self._disposition.batch_handler is not None:
                 self._handle_batch(inbound)
+            elif self._threaded is not None:
+                self._handle_in_thread(inbound, self._threaded)
+            else:
+                self._handle_some(inbound)
         except Exception:
             # A fault of ours, not of a handler: those are dealt with below. The worker must go on.
             self._disposition.log_fault(self.current)
@@ -295,8 +315,11 @@ class Worker:
                 continue
             message = self.current = waiting.popleft()
             if message.attempts <= threshold or disposition.ordered.begins(inbound, message):
+                handler = disposition.single_handler()
+                if self._threaded is not None:
+                    handler = partial(self._threaded.call, handler)
                 try:
-                    result = disposition.single_handler()(consumer, message)
+                    result = handler(consumer, message)
                     if result is not None:
                         refuse_deferred(result)
                 except BaseException as error:
@@ -362,8 +385,11 @@ class Worker:
         if not messages:
             return
         self.current = messages
+        handler = disposition.batch_handler
+        if self._threaded is not None:
+            handler = partial(self._threaded.call, handler)
         try:
-            result = disposition.batch_handler(disposition.consumer, messages)
+            result = handler(disposition.consumer, messages)
             if result is not None:
                 refuse_deferred(result)
         except BaseException as error:
@@ -372,6 +398,39 @@ class Worker:
         returned = disposition.returned_in(inbound)
         for message in messages:
             returned(message)
+
+    def _handle_in_thread(self, inbound: InboundQueue, threaded: ThreadedHandlers) -> None:
+        """Hand some messages to a thread; do what follows the handlers. The thread says what is ``current``."""
+        disposition, waiting, handed = self._disposition, inbound.waiting, deque[Message]()
+        while waiting and len(handed) < threaded.size:
+            message = waiting.popleft()
+            if not disposition.is_given_up(inbound, message):
+                handed.append(message)
+        returned = disposition.returned_in(inbound)
+
+        def finish(message: Message, error: BaseException | None) -> None:
+            if error is None:
+                returned(message)
+            else:
+                disposition.failed(message, error)
+
+        def take_back(messages: deque[Message]) -> None:
+            while messages:
+                with suppress(IndexError):  # the thread took it just now
+                    waiting.appendleft(messages.pop())
+            if waiting:
+                self._pool.put(inbound, len(waiting))
+
+        inbound.handed.append(handed)
+        handler = partial(disposition.present_handler(), disposition.consumer)
+        try:
+            threaded.handle(handler, self._begins, handed, finish, take_back)
+        finally:
+            inbound.handed.remove(handed)
+            take_back(handed)
+
+    def _begins(self, message: Message) -> None:
+        self.current = message
 
 
 CALLS_HANDLERS = (Worker._handle_some.__code__, Worker._handle_ordered.__code__, Worker._handle_batch.__code__)

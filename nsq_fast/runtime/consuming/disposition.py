@@ -7,7 +7,6 @@ just returns, is the hot loop's in ``dispatch``; everything else is here.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -167,7 +166,7 @@ class Disposition:
             self._log.warning("handler of message %s was killed; requeuing it", message_name(message))
             return False
         # KeyboardInterrupt and SystemExit go to the main greenlet, as from any greenlet; the worker goes on.
-        get_hub().handle_error(getcurrent(), *sys.exc_info())
+        get_hub().handle_error(getcurrent(), type(error), error, error.__traceback__)
         return False
 
     # Giving up

@@ -9,6 +9,7 @@ given here: workers put the message into ``finished``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
@@ -18,9 +19,11 @@ from nsq_fast.errors import ConnectionClosed, ConnectionLost, NsqError
 from nsq_fast.names import Address
 from nsq_fast.protocol.session import Session
 from nsq_fast.runtime.message_signals import MessageSignals, SignalBook
-from nsq_fast.runtime.owner_thread import OwnerThread
+from nsq_fast.runtime.owner_thread import OwnerThread, get_ident
 
 from .outbox import Outbox
+
+logger = logging.getLogger(__name__)
 
 
 class Responder:
@@ -52,7 +55,8 @@ class Responder:
 
     def finish(self, message: Message) -> None:
         """FIN, together with the others of this turn of the hub."""
-        self._thread.check("Message.finish()")
+        if get_ident() != self._thread.ident and self._is_handed_over(self.finish, message):
+            return
         if self.closed_error is not None:
             self._refuse(message)
         self._outbox.finish(message)
@@ -67,7 +71,8 @@ class Responder:
 
     def requeue(self, message: Message, time_ms: int | None = None, backoff: bool = True) -> None:
         """REQ. Without ``time_ms`` the owner's ``requeue_delay_ms`` decides. A delay may be left to ``hold``."""
-        self._thread.check("Message.requeue()")
+        if get_ident() != self._thread.ident and self._is_handed_over(self.requeue, message, time_ms, backoff):
+            return
         if self.closed_error is not None:
             self._refuse(message)
         if time_ms is None:
@@ -83,7 +88,8 @@ class Responder:
 
     def touch(self, message: Message) -> None:
         """TOUCH: more time for a message."""
-        self._thread.check("Message.touch()")
+        if get_ident() != self._thread.ident and self._is_handed_over(self.touch, message):
+            return
         self._check_open()
         self._outbox.write(self.session.touch(message, monotonic()))
         if self._on_touch is not None:
@@ -117,6 +123,21 @@ class Responder:
     def _refuse(self, message: Message) -> None:
         message.mark_expired()  # the program is done with it, and nsqd has taken it back
         self._check_open()
+
+    def _is_handed_over(self, answer: Callable[..., None], message: Message, *arguments: Any) -> bool:
+        """In a thread that runs handlers: have the hub's thread send an answer. Raises WrongThread in any other."""
+        if not self._thread.is_served_here:
+            self._thread.check(f"Message.{answer.__name__}()")
+            return False
+        self._check_open()
+        self._thread.hand_over(self._answer_for_thread, answer, message, *arguments)
+        return True
+
+    def _answer_for_thread(self, answer: Callable[..., None], message: Message, *arguments: Any) -> None:
+        try:
+            answer(message, *arguments)
+        except NsqError as error:  # whoever asked for it has gone on meanwhile
+            logger.info("%s: the answer of a handler's thread was not sent: %s", self.address, error)
 
     def _check_open(self) -> None:
         if self.closed_error is not None:
