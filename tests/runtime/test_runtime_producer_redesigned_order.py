@@ -243,6 +243,26 @@ def test_keys_wait_in_order_for_the_first_word_of_lookup(lookup_producer: Lookup
     assert nsqd.bodies == numbers(5)
 
 
+def test_a_topic_that_loses_its_nsqds_and_gets_partitions_keeps_what_waits(
+    lookup_producer: LookupProducers, publish_nsqd: Nsqds
+) -> None:
+    old, new = publish_nsqd(stay_mute), publish_nsqd(version=REDESIGNED)
+    sender, lookup = lookup_producer(topology({}, old), max_publish_attempts=9)
+    with pytest.raises(errors.ConfigError, match="has no partitions"):
+        sender.publish("t", b"x", key="k")
+    under_way = sender.publish_nowait("t", b"under way")
+    old.wait_commands(1)
+    lookup.tell(Topology())  # and no other nsqd is known
+    until(lambda: lookup.nodes_asked)
+    waiting = [sender.publish_nowait("t", body, key="k") for body in numbers(3)]
+    lookup.tell(one(new))
+    old.stop()
+    gevent.joinall([*waiting, under_way], timeout=5, raise_error=True)
+    assert [body for body in new.bodies if body != b"under way"] == numbers(3)
+    assert b"under way" in new.bodies_of(0)
+    assert sender.stats()["held"] == 0
+
+
 def test_publishes_that_wait_in_vain_do_not_pile_up(lookup_producer: LookupProducers, leaders: Leaders) -> None:
     sender, _ = lookup_producer(topology({0: leaders[0]}, partition_num=2))
     for _ in range(3):

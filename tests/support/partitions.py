@@ -100,6 +100,7 @@ class ScriptedLookup:
     def __init__(self, lookupds: Any, config: Any, access: str, listener: Any, supervisor: Any) -> None:
         self.listener = listener
         self.refreshed = 0
+        self.nodes_asked = 0
         self.answer: Topology | None = None
         self.topic = ""
         self.is_stopped = False
@@ -109,6 +110,10 @@ class ScriptedLookup:
 
     def start(self) -> None:
         pass
+
+    def nodes(self, timeout: float | None = None) -> tuple[Nsqd, ...]:
+        self.nodes_asked += 1
+        return ()
 
     def failure(self) -> str:
         return ""

@@ -37,6 +37,7 @@ from .pool import Pool
 from .publish import Command, Publish, Wakeups
 from .reasons import final_error, timeout_error
 from .routes import Routes
+from .seeking import Seeker
 from .timers import TimerQueue
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Delivery:
         self.pending_limit = PendingLimit(config.max_pending)
         self.timers = TimerQueue(self.supervisor)
         self.pool = Pool(connection, config, self)
-        self.routes = Routes(self.pool, nsqds, lookupds, lookup, config, self._policy, self, self.news.set)
+        self.routes = Routes(self.pool, nsqds, lookupds, lookup, config, self, self.news.set)
         self.linger = Linger(config, self.pending.publishes, self.wakeups, self.supervisor)
         self.most = config.linger_max_messages if config.linger or config.coalesce else 1
         self.enough = min(config.linger_max_bytes, config.max_body_size)
@@ -95,7 +96,8 @@ class Delivery:
         self.hold = self.linger.hold
         self.release_hold = self.linger.release
         self.later = self.timers.add
-        self.seek = self.routes.seek
+        refresh = self.routes.refresh if lookupds else None
+        self.seek = Seeker(self._policy, self.timers.add, self.pool.hurry, refresh).seek
         self.link_failed = self.routes.link_failed
         self.has_waiting = self.routes.has_waiting
 
@@ -197,15 +199,12 @@ class Delivery:
             if verdict.retry:
                 again.append(publish)
                 if verdict.pause:
-                    delay = max(delay, self._delay_of(publish))
+                    delay = max(delay, retry_delay(max(publish.attempts, 1), self._policy, random.random))
             else:
                 self.finish(publish, final_error(publish, error))
         if needs_lookup:
             self.routes.refresh(command.destination.topic)
         command.destination.ended(command, again, delay, is_stale=is_stale)
-
-    def _delay_of(self, publish: Publish) -> float:
-        return retry_delay(max(publish.attempts, 1), self._policy, random.random)
 
     # The end of a publish
 

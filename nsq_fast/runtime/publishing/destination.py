@@ -160,7 +160,7 @@ class Queue:
             self.held_bytes = held = held + LENGTH_BYTES + len(publish.body) + (0 if form is PLAIN else form.overhead)
             if held >= sender.enough or len(waiting) >= sender.most or publish.is_alone:
                 self.pump()
-        elif self.successor is not None:
+        elif self.successor is not None or (self.is_idle and self.links):
             self.pump()
 
     def pump(self) -> None:
@@ -222,6 +222,11 @@ class Queue:
         self.successor = successor
         self.is_idle = False
         self._hand_over(successor)
+
+    def reopen(self) -> None:
+        """Take publishes again."""
+        self.successor = None
+        self.is_idle = True
 
     def _hand_over(self, successor: Callable[[Publish], Queue | None]) -> None:
         publishes = list(self.waiting)

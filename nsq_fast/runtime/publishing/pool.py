@@ -6,7 +6,9 @@ happens to publishes whose link breaks, is for the ``LinkHandler`` to say.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
+from collections.abc import Set as AbstractSet
 
 from gevent import joinall
 
@@ -28,6 +30,7 @@ class Pool:
     def __init__(self, connection: ConnectionConfig, config: ProducerConfig, handler: LinkHandler) -> None:
         self.open: list[Link] = []
         self._links: dict[Address, list[Link]] = {}
+        self._needs: Counter[Address] = Counter()  # nsqd -> how many need it: the options, and routes
         self._connection_config = connection
         self._config = config
         self._handler = handler
@@ -48,9 +51,18 @@ class Pool:
                 for link in links:
                     link.start()
 
-    def retain(self, addresses: Collection[Address]) -> None:
-        """Close the idle links to all other nsqds; the busy ones stay until they are asked about again."""
-        for address in [known for known in self._links if known not in addresses]:
+    def exchange(self, before: AbstractSet[Address], after: AbstractSet[Address]) -> None:
+        """Somebody who needed some nsqds needs others now; costs what changed, however many there are."""
+        self._needs.update(after - before)
+        for address in before - after:
+            self._needs[address] -= 1
+            if not self._needs[address]:
+                del self._needs[address]
+        self.add(after)
+
+    def retain_needed(self) -> None:
+        """Close the idle links to nsqds that nobody needs; the busy ones stay until this is called again."""
+        for address in [known for known in self._links if known not in self._needs]:
             if not any(link.conn is not None and link.conn.session.pending_count for link in self._links[address]):
                 for link in self._links.pop(address):
                     link.stop()

@@ -10,8 +10,6 @@ partitions goes to their leaders, and nowhere else.
 from __future__ import annotations
 
 import logging
-import random
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -21,7 +19,6 @@ from nsq_fast.config import LookupConfig, ProducerConfig
 from nsq_fast.errors import ConfigError, LookupFailed
 from nsq_fast.names import Address, check_topic
 from nsq_fast.protocol.partitioner import key_partitioner
-from nsq_fast.protocol.retry import RetryPolicy, retry_delay
 from nsq_fast.protocol.topology import Topology
 from nsq_fast.runtime.lookup import LookupPoller
 
@@ -60,17 +57,14 @@ class Routes:
         lookupds: list[str],
         config: LookupConfig,
         producer: ProducerConfig,
-        policy: RetryPolicy,
         owner: RouteOwner,
         on_decided: Callable[[], object],
     ) -> None:
         self.by_topic: dict[str, TopicRoute] = {}
         self._pool = pool
         self._nsqds = frozenset(nsqds)
-        self._wanted = Counter(self._nsqds)  # nsqd -> what needs it: the options, and routes
         self._poller = LookupPoller(lookupds, config, "w", self._learnt, owner.supervisor) if lookupds else None
         self._config = config
-        self._policy = policy
         self._owner = owner
         self._on_decided = on_decided
         self._partition_of_key = key_partitioner(producer.key_strategy)
@@ -80,7 +74,7 @@ class Routes:
 
     def start(self) -> None:
         """Connect to the configured nsqds; begin to look up."""
-        self._pool.add(self._nsqds)
+        self._pool.exchange(frozenset(), self._nsqds)
         if self._poller is not None:
             self._poller.start()
 
@@ -113,22 +107,6 @@ class Routes:
         """What we know of a topic is out of date."""
         if self._poller is not None:
             self._poller.refresh(topic)
-
-    def seek(self, queue: Queue) -> None:
-        """Publishes wait for a link that is not open, or a leader that is not known: look for one, again and again."""
-        self._pool.hurry()
-        if self._poller is not None and not queue.is_sought:
-            queue.is_sought = True
-            queue.seeks += 1
-            self._owner.later(retry_delay(queue.seeks, self._policy, random.random), lambda: self._seek_on(queue))
-
-    def _seek_on(self, queue: Queue) -> None:
-        queue.is_sought = False
-        if queue.is_stranded:
-            self.refresh(queue.topic)
-            self.seek(queue)
-        else:
-            queue.seeks = 0
 
     def lookup_problem(self, topic: str) -> str:
         """Why lookup names no nsqd for a topic; empty when it does, and without lookup."""
@@ -195,7 +173,7 @@ class Routes:
             self._set_partitions(route, topology)
             return
         if topology is route.topology and route.is_plain:
-            self._pool.retain(self._wanted)  # a link that was busy when its nsqd was named no more may be idle now
+            self._pool.retain_needed()  # a link that was busy when its nsqd was named no more may be idle now
             return
         found = frozenset(nsqd.tcp for nsqd in topology.nsqds)
         if found:
@@ -209,7 +187,7 @@ class Routes:
         route.is_used = False
         if is_idle and self._poller is not None:
             del self.by_topic[topic]
-            self._want(route, frozenset())
+            self._pool.exchange(route.addresses or frozenset(), frozenset())
             self._poller.remove_topic(topic)
         return is_idle
 
@@ -263,19 +241,12 @@ class Routes:
         self._connect(route, addresses)
         if route.is_plain:
             self._decided(route)
+        else:
+            route.undecided.reopen()
 
     def _connect(self, route: TopicRoute, addresses: frozenset[Address]) -> None:
         """Have links to the nsqds of a route, and to no nsqd that nobody needs."""
-        self._want(route, addresses)
-        self._pool.add(addresses)
-        self._pool.retain(self._wanted)
+        self._pool.exchange(route.addresses or frozenset(), addresses)
+        route.addresses = addresses
+        self._pool.retain_needed()
         self._update_links(route)
-
-    def _want(self, route: TopicRoute, addresses: frozenset[Address]) -> None:
-        """Note which nsqds a route needs; costs what changed, however many routes there are."""
-        before, route.addresses = route.addresses or frozenset(), addresses
-        self._wanted.update(addresses - before)
-        for address in before - addresses:
-            self._wanted[address] -= 1
-            if not self._wanted[address]:
-                del self._wanted[address]
