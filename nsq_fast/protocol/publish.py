@@ -52,21 +52,21 @@ class PublishState:
     """
 
     # One is made for each publish: what all have is in slots, and what is rare in a dict, over the defaults here.
-    __slots__ = ("__dict__", "attempt", "body", "done")
+    __slots__ = ("__dict__", "attempt", "body", "done", "error", "form", "is_alone", "weight")
 
-    form: Form = PLAIN
-    error: BaseException | None = None
     failed_attempts = 0
     misses = 0
     possibly_stored = False
     last_error: BaseException | None = None
-    is_alone = False
-    weight = 1
 
-    def __init__(self, body: Any) -> None:
+    def __init__(self, body: Any, form: Form = PLAIN, weight: int = 1) -> None:
         self.body = body
+        self.form = form
+        self.weight = weight
+        self.is_alone = form is not PLAIN and form.is_alone
         self.attempt: Any = None
         self.done = False
+        self.error: BaseException | None = None
 
     @property
     def state(self) -> State:

@@ -130,7 +130,7 @@ class WireForm(_FormFields):
         return 8 if self.kind == "PUB_TRACE" else 0
 
     def command(self, topic: str, body: bytes, partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
-        kind = _kind_for(self, dialect) if self.is_optional else self.kind
+        kind = _kind_for(self, dialect)
         if kind == "PUB":
             return "PUB", _codec.pub(topic, body, partition)
         if kind == "PUB_TRACE":
@@ -149,7 +149,16 @@ class WireForm(_FormFields):
         return receipts[0] if receipts else OK
 
 
-PLAIN = WireForm()
+class PlainForm(WireForm):
+    """A message that says nothing but its body: the form of nearly all of them."""
+
+    __slots__ = ()
+
+    def command(self, topic: str, body: bytes, partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
+        return "PUB", _codec.pub(topic, body, partition)
+
+
+PLAIN = PlainForm()
 
 
 class BatchForm:

@@ -17,7 +17,7 @@ from gevent.event import AsyncResult
 
 from nsq_fast.errors import ConfigError, PublishFailed, PublishTimeout
 from nsq_fast.protocol.partitioner import Key
-from nsq_fast.protocol.wire_form import PLAIN, Form, Receipt
+from nsq_fast.protocol.wire_form import Form, Receipt
 
 from .owner_thread import get_ident
 from .publishing.compose import Body, Extras, extras_of
@@ -279,19 +279,14 @@ class Producer(ProducerLife):
         """A publish to where its key or partition says. Raises ConfigError when there is no such partition."""
         key, partition = extras[:2]
         if key is None and partition is None:
-            publish = Publish(route.any, body, deadline)
-        else:
-            self._composer.check_binding(key, partition)
-            try:
-                publish = Publish(route.destination(key, partition), body, deadline)
-            except ConfigError:
-                self._delivery.routes.refresh(route.topic)
-                raise
-            publish.key, publish.pin = key, partition
-        if form is not PLAIN:
-            publish.form, publish.is_alone = form, form.is_alone
-        if weight != 1:
-            publish.weight = weight
+            return Publish(route.any, body, deadline, form, weight)
+        self._composer.check_binding(key, partition)
+        try:
+            publish = Publish(route.destination(key, partition), body, deadline, form, weight)
+        except ConfigError:
+            self._delivery.routes.refresh(route.topic)
+            raise
+        publish.key, publish.pin = key, partition
         return publish
 
     def _deadline(self, timeout: float | None) -> float:

@@ -139,11 +139,7 @@ def test_what_failed_because_of_another_in_its_command_is_tried_alone() -> None:
 
 
 def named(bodies: list[bytes], form: Any = None) -> deque[PublishState]:
-    found = deque(PublishState(body) for body in bodies)
-    if form is not None:
-        for publish in found:
-            publish.form, publish.is_alone = form, form.is_alone
-    return found
+    return deque(PublishState(body) if form is None else PublishState(body, form) for body in bodies)
 
 
 def bodies(publishes: list[PublishState]) -> list[bytes]:

@@ -23,7 +23,7 @@ from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import Dialect
 from nsq_fast.protocol.publish import sent, stored
 from nsq_fast.protocol.retry import RetryPolicy, publish_failed, retry_delay
-from nsq_fast.protocol.wire_form import OK, Receipt, batch_command
+from nsq_fast.protocol.wire_form import OK, PLAIN, Receipt, batch_command
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.signals import emit, is_heard
 from nsq_fast.runtime.supervised import Supervisor
@@ -92,7 +92,6 @@ class Delivery:
         self.enough = min(config.linger_max_bytes, config.max_body_size)
         self.limit = config.max_body_size
         # What the destinations and links call goes straight to whom it concerns.
-        self.track = self.pending.add
         self.hold = self.linger.hold
         self.release_hold = self.linger.release
         self.later = self.timers.add
@@ -104,18 +103,25 @@ class Delivery:
     # Sending
 
     def send(self, command: Command, link: Link) -> None:
-        """Write a command; its end is reported by ``Queue.ended``, possibly before this returns."""
+        """Write a command; its end is reported to its destination, possibly before this returns."""
         conn = command.conn = link.conn
         assert conn is not None
         publishes = command.publishes
         dialect = conn.session.dialect
+        first = publishes[0]
         try:
-            data = _encode(command, dialect)
+            if command.partition is not None and not dialect.has_partitions:
+                raise ConfigError(_no_partitions(command.partition, dialect))
+            if len(publishes) == 1:
+                command.name, data = first.form.command(
+                    command.destination.topic, first.body, command.partition, dialect
+                )
+            else:
+                command.name, data = _encode_many(command, dialect)
         except ConfigError as error:
             self.refused(conn, command, error)
             return
         sent(publishes, command)
-        first = publishes[0]
         # A caller that waits is about to read the reply itself: what the server waits for leaves at once.
         is_direct = first.async_result is None and len(publishes) == 1 and not self.wakeups.is_waking
         if is_direct and command.name in dialect.commands and conn.send_if_idle(data):
@@ -140,20 +146,25 @@ class Delivery:
             self._take_receipts(command, data, conn.address)
         if command.is_overdue:
             self._is_overdue_no_more(conn)
-        ended = stored(command.publishes)
+        publishes = command.publishes
         command.publishes = []
+        ended = stored(publishes)
         pending_limit = self.pending_limit
-        pending_limit.used -= command.weight
+        pending_limit.used -= publishes[0].weight if len(publishes) == 1 else len(publishes)
         if pending_limit.queue:
             pending_limit.give(0)
         self.pending.remove(ended)
+        if command.partition is not None:
+            for publish in ended:
+                if publish.form is not PLAIN:
+                    publish.partition = command.partition
         wakeups = self.wakeups
         if len(ended) > 1 and None not in [publish.waiter for publish in ended]:
             wakeups.add_many(ended)
         else:
             for publish in ended:
                 publish.wake(wakeups)
-        command.destination.ended(command, [], 0.0, is_stale=False)
+        command.destination.answered()
         if "on_response" in self._signals:
             emit(self._producer, "on_response", response=data)
 
@@ -172,7 +183,6 @@ class Delivery:
         split = split_receipt(traced_reply(data), [pair for pairs in traces for pair in pairs])
         for publish, pairs in zip(publishes, traces, strict=True):
             receipts = [Receipt(*next(split), command.partition, nsqd) for _ in pairs]
-            publish.partition = command.partition
             publish.receipts = publish.form.kept(receipts)
             if self._trace.is_on(topic):
                 for receipt in publish.receipts:
@@ -204,7 +214,7 @@ class Delivery:
                 self.finish(publish, final_error(publish, error))
         if needs_lookup:
             self.routes.refresh(command.destination.topic)
-        command.destination.ended(command, again, delay, is_stale=is_stale)
+        command.destination.failed(command, again, delay, is_stale=is_stale)
 
     # The end of a publish
 
@@ -308,19 +318,13 @@ class Delivery:
         emit(self._producer, "on_error", error=error)
 
 
-def _encode(command: Command, dialect: Dialect) -> bytes:
-    """The bytes of a command for a server; sets its name. Raises ConfigError when the server cannot have it."""
-    partition, publishes, topic = command.partition, command.publishes, command.destination.topic
-    if partition is not None and not dialect.has_partitions:
-        raise ConfigError(f"partition={partition}: {dialect.name} servers have no partitions; leave it out")
-    if len(publishes) == 1:
-        publish = publishes[0]
-        if partition is not None:
-            publish.partition = partition
-        command.name, data = publish.form.command(topic, publish.body, partition, dialect)
-    else:
-        # They are WireForms: publishes of other forms share no command.
-        forms = (publish.form for publish in publishes)
-        bodies = [publish.body for publish in publishes]
-        command.name, data = batch_command(topic, bodies, forms, publishes[0].form, partition, dialect)
-    return data
+def _encode_many(command: Command, dialect: Dialect) -> tuple[str, bytes]:
+    publishes = command.publishes
+    # They are WireForms: publishes of other forms share no command.
+    forms = (publish.form for publish in publishes)
+    bodies = [publish.body for publish in publishes]
+    return batch_command(command.destination.topic, bodies, forms, publishes[0].form, command.partition, dialect)
+
+
+def _no_partitions(partition: int, dialect: Dialect) -> str:
+    return f"partition={partition}: {dialect.name} servers have no partitions; leave it out"

@@ -30,6 +30,7 @@ from nsq_fast.protocol.wire_form import LENGTH_BYTES, PLAIN
 from nsq_fast.runtime.supervised import Supervisor
 
 from .link import Link
+from .pending import Pending
 from .publish import Command, Publish
 
 # A former leader refuses what it got before. One that says nothing for so long (s) will not say anything.
@@ -41,15 +42,14 @@ class Sender(Protocol):
 
     Attributes:
         most, enough, limit: of one command, as ``take_command`` has them.
+        pending: publishes that somebody waits for.
     """
 
     most: int
     enough: int
     limit: int
+    pending: Pending
     supervisor: Supervisor
-
-    def track(self, publish: Publish) -> None:
-        """Watch over the deadline of a publish."""
 
     def hold(self, queue: Queue) -> bool:
         """Hold a queue for what comes next, if that is worth it; ``Queue.pump`` is called in time then."""
@@ -58,7 +58,7 @@ class Sender(Protocol):
         """It leaves now."""
 
     def send(self, command: Command, link: Link) -> None:
-        """Write a command; its end is reported by ``Queue.ended``, possibly before this returns."""
+        """Write a command; its end is reported by ``Queue.answered`` or ``failed``, possibly before this returns."""
 
     def seek(self, queue: Queue) -> None:
         """Publishes wait, and no link takes them: look for one."""
@@ -141,7 +141,10 @@ class Queue:
     def add(self, publish: Publish) -> None:
         """Take a publish on its way: send it now, or when those before it have left."""
         sender = self._sender
-        sender.track(publish)
+        pending = sender.pending
+        pending.publishes.add(publish)
+        if publish.deadline < pending.alarm.at:
+            pending.hasten(publish)
         waiting = self.waiting
         held = self.held_bytes
         if self.is_idle and not waiting:
@@ -198,8 +201,12 @@ class Queue:
         self.is_idle = self._is_pipelined
         self._sender.send(command, link)
 
-    def ended(self, command: Command, again: list[Publish], delay: float, *, is_stale: bool) -> None:
-        """A command is over; ``again``, of it, is to be sent again, after ``delay`` seconds."""
+    def answered(self) -> None:
+        """A command was answered OK."""
+        self.in_flight -= 1
+
+    def failed(self, command: Command, again: list[Publish], delay: float, *, is_stale: bool) -> None:
+        """A command failed; ``again``, of it, is to be sent again, after ``delay`` seconds."""
         self.in_flight -= 1
         if again and delay:
             self._sender.later(delay, lambda: self.resend(again))
@@ -325,7 +332,14 @@ class PartitionQueue(Queue):
             state = f"its leader {self.leader} {'does not answer' if is_connected(self.leader) else 'is not connected'}"
         return f"partition {self.number} of topic {self.topic!r}: {state}"
 
-    def ended(self, command: Command, again: list[Publish], delay: float, *, is_stale: bool) -> None:
+    def answered(self) -> None:
+        self.in_flight -= 1
+        self.on_wire = None
+        self.is_idle = not self.is_paused
+        if self.waiting:
+            self.pump()
+
+    def failed(self, command: Command, again: list[Publish], delay: float, *, is_stale: bool) -> None:
         """``again`` is sent before all that waits: nothing passes it."""
         self.in_flight -= 1
         self.on_wire = None
@@ -415,10 +429,10 @@ class AnyPartition(Queue):
     def can_move(self) -> bool:
         return any(not queue.is_paused for queue in self.open)
 
-    def ended(self, command: Command, again: list[Publish], delay: float, *, is_stale: bool) -> None:
+    def failed(self, command: Command, again: list[Publish], delay: float, *, is_stale: bool) -> None:
         queue = self._partitions.get(command.partition) if command.partition is not None else None
         if not is_stale or queue is None:
-            super().ended(command, again, delay, is_stale=is_stale)
+            super().failed(command, again, delay, is_stale=is_stale)
             return
         # Nothing is sent to a partition whose leader moves, for a while; the others may take it at once.
         self.in_flight -= 1

@@ -15,7 +15,7 @@ from gevent.event import AsyncResult
 from nsq_fast.errors import PublishFailed
 from nsq_fast.protocol.partitioner import Key
 from nsq_fast.protocol.publish import PublishState
-from nsq_fast.protocol.wire_form import OK, PLAIN
+from nsq_fast.protocol.wire_form import OK, PLAIN, Form
 from nsq_fast.protocol.wire_form import Receipt as Receipt
 
 if TYPE_CHECKING:
@@ -98,8 +98,11 @@ class Destination(Protocol):
     def add(self, publish: Publish) -> None:
         """Take a publish on its way: send it now, or when those before it have left."""
 
-    def ended(self, command: Command, again: list[Publish], delay: float, *, is_stale: bool) -> None:
-        """A command to it is over; ``again``, of it, is to be sent again, after ``delay`` seconds.
+    def answered(self) -> None:
+        """A command to it was answered OK."""
+
+    def failed(self, command: Command, again: list[Publish], delay: float, *, is_stale: bool) -> None:
+        """A command to it failed; ``again``, of it, is to be sent again, after ``delay`` seconds.
 
         ``is_stale``: the nsqd does not lead the partition (any more).
         """
@@ -134,11 +137,17 @@ class Publish(PublishState):
     receipts: list[Receipt] = []  # noqa: RUF012  # never changed in place
     group: Group | None = None
 
-    def __init__(self, destination: Destination, body: Any, deadline: float) -> None:
+    def __init__(
+        self, destination: Destination, body: Any, deadline: float, form: Form = PLAIN, weight: int = 1
+    ) -> None:
         # Not by super(): one is made for each publish.
         self.body = body
+        self.form = form
+        self.weight = weight
+        self.is_alone = form is not PLAIN and form.is_alone
         self.attempt = None
         self.done = False
+        self.error = None
         self.destination = destination
         self.deadline = deadline
         self.waiter: Any = None
@@ -174,7 +183,7 @@ class Publish(PublishState):
                 self.waiter = None
         if self.error is not None:
             raise self.error
-        return OK if self.form is PLAIN and not self.receipts else self.value()
+        return OK if self.form is PLAIN else self.value()
 
     def value(self) -> Any:
         """What it ended with when it went well."""
@@ -259,17 +268,14 @@ class Command:
         partition: where it goes; None leaves that to the server.
         conn: the connection that owes the reply; None before it is sent, and once it is over.
         is_overdue: a publish in it ended before the reply came.
-        weight: messages in it.
     """
 
-    __slots__ = ("__dict__", "conn", "destination", "partition", "publishes", "weight")
-
-    name = "PUB"
-    is_overdue = False
+    __slots__ = ("conn", "destination", "is_overdue", "name", "partition", "publishes")
 
     def __init__(self, destination: Destination, publishes: list[Publish], partition: int | None) -> None:
         self.destination = destination
         self.publishes = publishes
         self.partition = partition
+        self.name = ""
         self.conn: Connection | None = None
-        self.weight = publishes[0].weight if len(publishes) == 1 else len(publishes)
+        self.is_overdue = False
