@@ -76,6 +76,10 @@ class BackoffStates:
     def _redistributed_ready_event(self) -> Event:
         return self.flow.has_members
 
+    def redistribute_ready_state(self) -> None:
+        """Have RDY redistributed soon."""
+        self.flow.changed()
+
     def _redistribute_ready_state(self) -> None:
         self.flow.update(monotonic())
 

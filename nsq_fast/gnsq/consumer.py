@@ -187,10 +187,6 @@ class Consumer(BackoffStates, _Consumer):
                 self.nsqd_addresses.append(added)
             self._subscriptions.configured_changed()
 
-    def redistribute_ready_state(self) -> None:
-        """Have RDY redistributed soon."""
-        self.flow.changed()
-
 
 def _receiver(method: Callable[..., object]) -> Callable[..., object]:
     """A receiver that calls a method of gnsq's, which has the connection as its first argument."""

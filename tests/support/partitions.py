@@ -30,6 +30,8 @@ class HasAddress(Protocol):
 class PartitionNsqd(ScriptedNsqd):
     """A redesigned nsqd: agrees to every kind of subscription unless ``replies`` says otherwise."""
 
+    has_binary_ids = True
+
     def __init__(self, info: dict[str, Any] | None = None, replies: dict[bytes, Any] | None = None) -> None:
         subs = dict.fromkeys((b"SUB", b"SUB_ORDERED", b"SUB_ADVANCED"), OK)
         super().__init__({"version": VERSION} | (info or {}), subs | (replies or {}))

@@ -35,11 +35,11 @@ def message_frame(message_id: int | bytes, body: bytes = b"body", attempts: int 
     return frame(2, struct.pack(">qH", 1, attempts) + message_id + body)
 
 
-def read_command(stream: BinaryIO) -> tuple[bytes, ...]:
-    """The words of the next command; none at the end. An id of the redesigned NSQ is binary: it may hold any byte."""
+def read_command(stream: BinaryIO, has_binary_ids: bool) -> tuple[bytes, ...]:
+    """The words of the next command; none at the end. A binary id may hold what ends a word or a line elsewhere."""
     line = stream.readline()
     word, _, rest = line.partition(b" ")
-    if word not in RESPONSES:
+    if not has_binary_ids or word not in RESPONSES:
         return tuple(line.rstrip(b"\n").split(b" ")) if line else ()
     while len(rest) <= ID_LENGTH and (more := stream.readline()):
         rest += more
@@ -107,7 +107,7 @@ class ScriptedConnection:
         stream = self.sock.makefile("rb")
         try:
             assert stream.read(4) == b"  V2"
-            while command := read_command(stream):
+            while command := read_command(stream, self.server.has_binary_ids):
                 body = (
                     stream.read(struct.unpack(">i", stream.read(4))[0]) if command[0] in (b"IDENTIFY", b"AUTH") else b""
                 )
@@ -133,6 +133,8 @@ class ScriptedNsqd:
         info: fields of the IDENTIFY reply.
         replies: word -> bytes to send (b"" for silence), or a callable (connection, command) that does it.
     """
+
+    has_binary_ids = False
 
     def __init__(self, info: dict[str, Any] | None = None, replies: dict[bytes, Any] | None = None) -> None:
         self.info = {"max_rdy_count": 2500, "version": "1.3.0", "msg_timeout": 60000, "max_msg_timeout": 900000} | (
