@@ -242,20 +242,13 @@ class LookupPoller:
         current.published[topic] = len(answers)
         topic.round_number = current.number
         topology = topic.learn(answers)
-        self._notify(topic, topology)
         if not topology.is_empty:
             topic.found(topology)
         elif is_first and self._searches:  # a producer need not wait: it takes any nsqd for a topic that none has
             topic.missing(monotonic())
-
-    def _notify(self, topic: PolledTopic, topology: Topology) -> None:
         is_wanted = self._topics.get(topic.name) is topic and self._poller is getcurrent()
-        if self._listener is None or not is_wanted:
-            return
-        try:
+        if self._listener is not None and is_wanted:
             self._listener(topic.name, topology)
-        except Exception:
-            log.exception("the listener failed on the topology of %s", topic.name)
 
     def _pause(self) -> float | None:
         """Seconds until there is something to do without being woken; None when there is nothing.

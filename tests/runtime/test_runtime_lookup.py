@@ -30,6 +30,7 @@ from nsq_fast.protocol.topology import Nsqd, Topology
 from nsq_fast.runtime.lookup import LookupPoller
 from nsq_fast.runtime.lookup_round import PolledTopic
 from nsq_fast.runtime.lookupd import Lookupd
+from nsq_fast.runtime.supervised import Supervisor
 
 FAST = LookupConfig(lookupd_poll_interval=0.05, lookupd_poll_jitter=0.0, lookupd_timeout=0.3)
 CALM = LookupConfig(lookupd_poll_interval=60.0, lookupd_timeout=0.5, lookupd_refresh_interval=0.2)
@@ -323,17 +324,26 @@ def test_one_bad_topic_does_not_hide_the_others() -> None:
         assert poller.topology("bad") is None
 
 
-def test_a_failing_listener_does_not_end_the_polling(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_listener_does_not_end_the_polling_and_its_owner_hears_of_it(
+    caplog: pytest.LogCaptureFixture, no_unseen_errors: list[Any]
+) -> None:
     calls: list[str] = []
+    faults: list[Any] = []
+    supervisor = Supervisor(logging.getLogger("owner"), faults.append)
 
     def listener(topic: str, _new: Topology) -> None:
         calls.append(topic)
         raise RuntimeError("listener")
 
-    with fake_lookupds(producers(1)) as [lookupd], polling([lookupd], FAST, listener=listener) as poller:
+    with (
+        fake_lookupds(producers(1)) as lookupds,
+        polling(lookupds, FAST, listener=listener, supervisor=supervisor) as poller,
+    ):
         poller.add_topic("t")
         until(lambda: len(calls) >= 3)
-    assert any("listener failed" in record.getMessage() for record in caplog.records)
+    assert [str(error.__cause__) for error in faults[:2]] == ["listener", "listener"]
+    assert any("lookup of t: RuntimeError('listener')" in record.getMessage() for record in caplog.records)
+    no_unseen_errors.clear()
 
 
 # Hanging

@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 from nsq_fast.names import Address
@@ -78,9 +79,14 @@ class ServerProcess:
         self._end("terminate")
 
     def freeze(self) -> None:
-        """SIGSTOP: the system goes on taking connections and bytes for it."""
+        """SIGSTOP, and wait until every thread has stopped: the system goes on taking connections and bytes for it."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{self._process.pid}/task")
+        end = time.monotonic() + START_TIMEOUT
+        while any(_state(each) != "T" for each in threads.iterdir()):
+            assert time.monotonic() < end, "the server does not stop"
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         """SIGCONT."""
@@ -137,3 +143,11 @@ class RealNsqd(ServerProcess):
         else:  # with a certificate it would listen on a fixed port
             flags = ("-https-address=127.0.0.1:0", *flags)
         super().__init__("-broadcast-address=127.0.0.1", f"-data-path={data_path}", *flags)
+
+
+def _state(thread: Path) -> str:
+    """The state of a thread of /proc: T when it is stopped, and for one that is gone."""
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "T"
