@@ -405,3 +405,40 @@ def test_a_wrong_name_is_refused(topic, channel):
 def test_addresses_of_a_wrong_type_are_refused(name):
     with pytest.raises(TypeError, match="address"):
         Consumer("t", "c", **{name: None})
+
+
+@pytest.mark.parametrize("options", [{"concurrency": 10}, {"concurrency": 10, "batch_size": 1, "batch": True}], ids=str)
+@pytest.mark.parametrize("max_in_flight", [1, 3])
+def test_never_more_handlers_at_once_than_max_in_flight(nsqd, consume, max_in_flight, options):
+    running, most, release = set(), [], Event()
+
+    def handle(message):
+        running.add(message)
+        most.append(len(running))
+        release.wait()
+        running.remove(message)
+
+    options = dict(options)
+    if options.pop("batch", False):
+        consume(None, batch_handler=lambda c, messages: handle(messages[0]), max_in_flight=max_in_flight, **options)
+    else:
+        consume(lambda c, m: handle(m), max_in_flight=max_in_flight, **options)
+    conn = nsqd.connection()
+    conn.push(*range(8))  # more than RDY allows, as nsqd sends in place of those whose time is over
+    until(lambda: len(running) == max_in_flight)
+    gevent.sleep(0.02)
+    release.set()
+    conn.wait_for(lambda: len(conn.answered(b"FIN")) == 8)
+    assert max(most) == max_in_flight
+
+
+def test_more_run_at_once_when_max_in_flight_grows(nsqd, consume):
+    running, release = [], Event()
+    consumer = consume(lambda c, m: running.append(m) or release.wait(), max_in_flight=1, concurrency=10)
+    conn = nsqd.connection()
+    conn.push(*range(8))
+    until(lambda: len(running) == 1)
+    consumer.max_in_flight = 5
+    until(lambda: len(running) == 5)
+    release.set()
+    conn.wait_for(lambda: len(conn.answered(b"FIN")) == 8)

@@ -406,6 +406,8 @@ class Worker:
             message = waiting.popleft()
             if not disposition.is_given_up(inbound, message):
                 handed.append(message)
+        if not handed:
+            return
         returned = disposition.returned_in(inbound)
 
         def finish(message: Message, error: BaseException | None) -> None:
