@@ -59,9 +59,9 @@ cdef struct Cursor:
     int32_t body_at
 
 
-cdef inline bint is_row(const unsigned char* frame, Py_ssize_t total, const Layout* layout) noexcept nogil:
-    # whether a good frame becomes a row of the columns
-    return read_u32(frame + FRAME_TYPE_AT) == FRAME_MESSAGE and total <= FRAME_TYPE_AT + layout.max_size
+cdef inline bint is_row(const unsigned char* frame, Py_ssize_t total, Py_ssize_t max_size) noexcept nogil:
+    # whether a good frame becomes a row of the columns: a message that is not oversized
+    return read_u32(frame + FRAME_TYPE_AT) == FRAME_MESSAGE and total <= FRAME_TYPE_AT + max_size
 
 
 cdef void tally_frames(
@@ -69,21 +69,21 @@ cdef void tally_frames(
 ) noexcept nogil:
     cdef MessageView view
     cdef Py_ssize_t at = 0, total
+    cdef Py_ssize_t max_size = layout.max_size
+    cdef bint skip_oversized = layout.skip_oversized, ext = layout.ext, detail = layout.detail
     while at < size:
-        total = frame_total(data + at, size - at, layout.max_size, layout.skip_oversized)
+        total = frame_total(data + at, size - at, max_size, skip_oversized)
         if total < 0:
             tally.frame_code = total
             break
         if total == 0 or total > size - at:
             break
         if read_u32(data + at + FRAME_TYPE_AT) == FRAME_MESSAGE:
-            tally.layout_code = read_layout(
-                data + at + FRAME_DATA_AT, total - FRAME_DATA_AT, layout.ext, layout.detail, &view
-            )
+            tally.layout_code = read_layout(data + at + FRAME_DATA_AT, total - FRAME_DATA_AT, ext, detail, &view)
             if tally.layout_code != LAYOUT_OK:
                 tally.layout_size = total - FRAME_DATA_AT
                 break
-        if is_row(data + at, total, layout):
+        if is_row(data + at, total, max_size):
             tally.messages += 1
             tally.body_size += view.body_size
             tally.ext_size += view.ext_size
@@ -99,11 +99,13 @@ cdef void fill_columns(const unsigned char* data, Py_ssize_t size, const Layout*
     # `size` bytes of frames that tally_frames has found good
     cdef MessageView view
     cdef Py_ssize_t at = 0, total
+    cdef Py_ssize_t max_size = layout.max_size
+    cdef bint ext = layout.ext, detail = layout.detail
     while at < size:
         total = FRAME_TYPE_AT + <Py_ssize_t> read_u32(data + at)
-        if is_row(data + at, total, layout):
-            read_layout(data + at + FRAME_DATA_AT, total - FRAME_DATA_AT, layout.ext, layout.detail, &view)
-            fill_row(&view, layout.ext, layout.detail, to)
+        if is_row(data + at, total, max_size):
+            read_layout(data + at + FRAME_DATA_AT, total - FRAME_DATA_AT, ext, detail, &view)
+            fill_row(&view, ext, detail, to)
         at += total
 
 
@@ -287,7 +289,7 @@ cdef class ColumnReader(FrameBuffer):
         if self._have and size:
             at = self._top_up(data, size)
             first = self._total if self._is_whole() else 0
-        if first and self._is_oversized(first):
+        if first and is_oversized(self, first):
             truncated = self._truncated(self._frame, first, None, 0.0)
             self._drop_frame()
             first = 0
@@ -330,7 +332,7 @@ cdef class ColumnReader(FrameBuffer):
                 frames.append(_response(data + at + FRAME_DATA_AT, total - FRAME_DATA_AT))
             elif kind == FRAME_ERROR:
                 frames.append(_error_frame(data + at + FRAME_DATA_AT, total - FRAME_DATA_AT))
-            elif not is_row(data + at, total, layout):
+            elif not is_row(data + at, total, layout.max_size):
                 frames.append(self._truncated(data + at, total, None, 0.0))
             at += total
         return 0

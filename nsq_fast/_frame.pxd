@@ -28,7 +28,6 @@ cdef class FrameBuffer:
     # copy what `data` has of the partial frame; returns how many bytes that was
     cdef Py_ssize_t _top_up(self, const unsigned char* data, Py_ssize_t size) except -1
     cdef bint _is_whole(self) noexcept
-    cdef bint _is_oversized(self, Py_ssize_t total) noexcept
     cdef Py_ssize_t _kept_of(self, Py_ssize_t total) noexcept
     cdef object _truncated(self, const unsigned char* frame, Py_ssize_t total, object responder, double now)
     cdef void _drop_frame(self) noexcept

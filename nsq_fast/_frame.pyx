@@ -123,7 +123,7 @@ cdef ErrorFrame _error_frame(const unsigned char* data, Py_ssize_t size):
     return frame
 
 
-cdef Py_ssize_t frame_total(
+cdef inline Py_ssize_t frame_total(
     const unsigned char* frame, Py_ssize_t available, Py_ssize_t max_size, bint skip_oversized
 ) noexcept nogil:
     """Length of the frame that starts here; 0 when too little of it is here to tell; negative when it is not one.
@@ -135,18 +135,31 @@ cdef Py_ssize_t frame_total(
     if available < FRAME_TYPE_AT:
         return 0
     size = <Py_ssize_t> read_u32(frame + FRAME_SIZE_AT)
-    if size < TYPE_SIZE or size > (MAX_SIZE if skip_oversized else max_size):
+    if size > max_size:
+        return oversized_total(frame, available, size, skip_oversized)
+    if size < TYPE_SIZE:
         return BAD_SIZE
     if available >= FRAME_DATA_AT:
         kind = read_u32(frame + FRAME_TYPE_AT)
-        if size > max_size and kind != FRAME_MESSAGE:
-            return BAD_SIZE
         if kind > FRAME_MESSAGE:
             return BAD_TYPE
         if kind == FRAME_MESSAGE and size < TYPE_SIZE + MESSAGE_HEADER_SIZE:
             return SHORT_MESSAGE
-    elif size > max_size:
-        return 0  # it depends on the type
+    return FRAME_TYPE_AT + size
+
+
+cdef Py_ssize_t oversized_total(
+    const unsigned char* frame, Py_ssize_t available, Py_ssize_t size, bint skip_oversized
+) noexcept nogil:
+    # the same for a frame above the limit: only a message may be one, and only where it is to be passed over
+    if not skip_oversized or size > MAX_SIZE:
+        return BAD_SIZE
+    if available < FRAME_DATA_AT:
+        return 0
+    if read_u32(frame + FRAME_TYPE_AT) != FRAME_MESSAGE:
+        return BAD_SIZE
+    if size < TYPE_SIZE + MESSAGE_HEADER_SIZE:
+        return SHORT_MESSAGE
     return FRAME_TYPE_AT + size
 
 
@@ -206,14 +219,9 @@ cdef class FrameBuffer:
         self._total = 0
         self._kept = 0
 
-    cdef bint _is_oversized(self, Py_ssize_t total) noexcept:
-        return total > FRAME_TYPE_AT + self.max_frame_size
-
     cdef Py_ssize_t _kept_of(self, Py_ssize_t total) noexcept:
-        # bytes to keep of a frame: all but the body of a message that is too large
+        # bytes to keep of a message that is too large: all but its body
         cdef Py_ssize_t headers = FRAME_DATA_AT + MESSAGE_HEADER_SIZE
-        if not self._is_oversized(total):
-            return total
         if self.ext:
             headers += MAX_EXT_SIZE
         if self.detail:
@@ -241,7 +249,7 @@ cdef class FrameBuffer:
                 _raise_frame_error(self._total, self._head, self.max_frame_size)
             if self._have < FRAME_DATA_AT:
                 return taken
-            self._kept = self._kept_of(self._total)
+            self._kept = self._kept_of(self._total) if is_oversized(self, self._total) else self._total
             self._frame = <unsigned char*> PyMem_Malloc(self._kept)
             if self._frame == NULL:
                 raise MemoryError()
@@ -276,6 +284,11 @@ cdef class FrameBuffer:
         taken = PyBytes_FromStringAndSize(<const char*> start, self._have)
         self._drop_frame()
         return taken
+
+
+cdef inline bint is_oversized(FrameBuffer reader, Py_ssize_t total) noexcept:
+    # no method: those are called through a table, here for each message
+    return total > FRAME_TYPE_AT + reader.max_frame_size
 
 
 cdef class FrameReader(FrameBuffer):
@@ -381,7 +394,7 @@ cdef class FrameReader(FrameBuffer):
         cdef const unsigned char* data = frame + FRAME_DATA_AT
         cdef Py_ssize_t size = total - FRAME_DATA_AT
         if kind == FRAME_MESSAGE:
-            if self._is_oversized(total):
+            if is_oversized(self, total):
                 return self._truncated(frame, total, self.responder, now)
             code = read_layout(data, size, self.ext, detail, &view)
             if code != LAYOUT_OK:

@@ -11,11 +11,11 @@ messages back when their time is over, and then sends others:
 - an administrator who empties or resets a channel frees all of RDY at once.
   nsqio/nsq: nsqd/channel.go, Empty; youzan/nsq: nsqd/channel.go, initPQ.
 
-So what is unanswered is counted in a leaky bucket, which loses RDY messages each
-``msg_timeout``. From the first message of any period to the last, a correct server
-sends at most ``RDY * (3 + mute_time / msg_timeout)`` more than were answered and
-leaked: RDY that were on the way, as often as they can time out there, RDY for what
-it had room for, and RDY for a round of time-outs that begins at once.
+So what is in flight leaks from a bucket, RDY messages each ``msg_timeout``. From
+the first message of any period to the last, a correct server sends at most
+``RDY * (3 + mute_time / msg_timeout)`` more than were answered and leaked: RDY that
+were on the way, as often as they can time out there, RDY for what it had room for,
+and RDY for a round of time-outs that begins at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STRAGGLERS = 50
 
 
 class DeliveryLimit:
-    """How many messages of one connection may be unanswered.
+    """How many messages of one connection may be in flight.
 
     Args:
         msg_timeout: seconds after which the server takes an unanswered message back.
@@ -35,36 +35,31 @@ class DeliveryLimit:
         now: the time; 0.0 where nobody tells it. Then no server is ever found to send too much.
 
     Attributes:
-        level: messages received, and neither answered nor leaked, as of the last verdict.
-        limit: above which ``level`` proves a fault of the server, by the highest RDY that was sent.
+        most: in flight, up to which ``is_exceeded`` need not be asked.
     """
 
     def __init__(self, msg_timeout: float, mute_time: float, now: float) -> None:
-        self.level = 0.0
-        self.limit = float(STRAGGLERS)
+        self.most = float(STRAGGLERS)
         self._msg_timeout = msg_timeout
         self._rounds = 3 + RESETS + mute_time / msg_timeout
         self._rdy = 0
+        self._leaked = 0.0
         self._leaked_at = now
 
     def rdy_sent(self, count: int) -> None:
         """Note that RDY ``count`` is being sent. Nothing tells when it is in force, so the highest one counts."""
         if count > self._rdy:
             self._rdy = count
-            self.limit = STRAGGLERS + self._rounds * count
+            self._set_most()
 
-    def answered(self, count: int) -> None:
-        """Note that ``count`` messages are being finished or requeued."""
-        self.level = max(0.0, self.level - count)
+    def is_exceeded(self, in_flight: int, now: float) -> bool:
+        """Whether so many messages, received by ``now`` and not answered, prove a fault of the server."""
+        if in_flight > self.most and now:
+            leak = self._rdy * (now - self._leaked_at) / self._msg_timeout
+            self._leaked = min(in_flight, self._leaked + leak)
+            self._leaked_at = now
+            self._set_most()
+        return in_flight > self.most and now > 0.0
 
-    def is_exceeded(self, count: int, now: float) -> bool:
-        """Whether the server has sent too much with these ``count`` messages, which were received by ``now``."""
-        self.level += count
-        return self.level > self.limit and self._is_exceeded_after_leaking(now)
-
-    def _is_exceeded_after_leaking(self, now: float) -> bool:
-        if not now:
-            return False
-        self.level = max(0.0, self.level - self._rdy * (now - self._leaked_at) / self._msg_timeout)
-        self._leaked_at = now
-        return self.level > self.limit
+    def _set_most(self) -> None:
+        self.most = STRAGGLERS + self._rounds * self._rdy + self._leaked

@@ -176,14 +176,15 @@ class Session:
         self.message_count = count = reader.message_count
         if reader.error is not None:
             self.failure = reader.error
-        if count:
-            self.note_messages(count, now)
-            if count == len(frames):
-                self.ledger.received(frames)
-                return frames
+        if count and count == len(frames):
+            self.ledger.received(frames)
+            if self.ledger.count > self._limit.most:
+                self.check_in_flight(self.ledger.count, now)
+            return frames
         events = self._events(frames)
         if self.message_count:
             self.ledger.received([event for event in events if event.__class__ is Message])
+            self.check_in_flight(self.ledger.count, now)
         return events
 
     def expire(self, now: float) -> list[Message]:
@@ -211,20 +212,16 @@ class Session:
         reader.feed(layout.take_buffered())
         return reader
 
-    def note_messages(self, count: int, now: float) -> None:
-        """Note that so many messages were received by ``now``, in columns: ``receive`` notes its own.
+    def check_in_flight(self, in_flight: int, now: float) -> None:
+        """Set ``failure``, and so end the conversation, if that is many more messages than RDY allows.
 
-        Sets ``failure``, and so ends the conversation, when that is many more than RDY allows.
+        ``receive`` does so by itself; this is for messages in columns.
         """
-        if self._limit.is_exceeded(count, now) and self.failure is None:
+        if self._stage is _READY and self._limit.is_exceeded(in_flight, now) and self.failure is None:
             self.failure = RemoteProtocolError(
-                f"the server ignores RDY: {self._limit.level:.0f} messages are unanswered, and the highest RDY that was"
-                f" sent to it allows {self._limit.limit:.0f} with all that time-outs explain; RDY is {self.rdy} now"
+                f"the server ignores RDY: {in_flight} messages are unanswered, and the highest RDY that was sent to it"
+                f" explains {self._limit.most:.0f}, with all time-outs until now; RDY is {self.rdy}"
             )
-
-    def note_answers(self, count: int) -> None:
-        """Note that so many messages are being finished or requeued, by commands that were not built here."""
-        self._limit.answered(count)
 
     def interpret(self, frames: Sequence[Response | ErrorFrame | TruncatedMessage]) -> list[Any]:
         """The events that frames of a column reader are; raises as ``receive`` does."""
@@ -596,4 +593,3 @@ class Session:
 
     def _answered(self, messages: Sequence[Message]) -> None:
         self.ledger.answered(messages)
-        self._limit.answered(len(messages))

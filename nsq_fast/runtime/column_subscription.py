@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from gevent import Timeout
 from gevent.socket import gethostname
 
-from nsq_fast._codec import MESSAGE_ID_SIZE, Message, fin_columns, req_columns
+from nsq_fast._codec import Message, fin_columns, req_columns
 from nsq_fast._frame import ColumnReader, Columns, join_columns
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
@@ -242,7 +242,7 @@ class ColumnSubscription:
             raise
         if columns.count:
             self._held.add(columns.ids)
-            self.session.note_messages(columns.count, self.last_received_at)
+            self.session.check_in_flight(self._held.count, self.last_received_at)
         for event in events:
             self._handle_event(event)
         if self.session.failure is not None:
@@ -291,14 +291,12 @@ class ColumnSubscription:
         """
         self._thread.check("ColumnSubscription.finish()")
         self._held.remove(ids)
-        self.session.note_answers(len(ids) // MESSAGE_ID_SIZE)
         self._send(fin_columns(ids))
 
     def requeue(self, ids: bytes | memoryview, delay_ms: int = 0) -> None:
         """REQ of each of these ids: to be delivered again after ``delay_ms``."""
         self._thread.check("ColumnSubscription.requeue()")
         self._held.remove(ids)
-        self.session.note_answers(len(ids) // MESSAGE_ID_SIZE)
         self._send(req_columns(ids, delay_ms))
 
     def _send(self, data: bytes) -> None:
@@ -380,6 +378,8 @@ class ColumnSubscription:
             self._take_until(CLOSE_TIMEOUT)
         if may_get_more:
             self._take_until(STRAGGLER_WAIT)
+        while self._reader.buffered:  # of a message that the server has sent: the rest of it is on the way
+            self._take_until(CLOSE_TIMEOUT)
         held = self._held.take()
         if held:
             self._send(req_columns(held, 0))

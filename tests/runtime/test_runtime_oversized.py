@@ -84,7 +84,8 @@ def test_policies_that_keep_the_body_leave_it_with_nsqd(nsqd, kind, tmp_path):
     publish(nsqd, LARGE)
     policy = WriteToFolder(tmp_path / "given-up") if kind is WriteToFolder else PublishTo("dead-letters")
     errors = []
-    options = {"max_tries": 1, "requeue_delay": 0, "max_in_flight": 5, "max_backoff_duration": 0}
+    # A message that nsqd sends while the consumer closes comes back after its timeout only.
+    options = {"max_tries": 1, "requeue_delay": 0, "max_in_flight": 5, "max_backoff_duration": 0, "msg_timeout": 1.0}
     consumer = Consumer(
         "t",
         "c",
