@@ -371,7 +371,7 @@ class ProducerConfig(Config):
     publish_timeout: float = option(30.0, "limit for one publish with all its attempts", unit="s", minimum=0.001)
     attempt_timeout: float | None = option(
         None,
-        "limit for the reply to one attempt: then the connection gets no new publishes until it has answered, and what"
+        "limit for the reply to one attempt: then the connection gets no new publishes until it has replied, and what"
         " it owes is tried at another nsqd if there is one; None: a sixth of publish_timeout",
         unit="s",
         minimum=0.001,

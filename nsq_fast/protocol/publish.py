@@ -3,7 +3,7 @@
 | state   | what happened                                   | next state                                          |
 |---------|-------------------------------------------------|-----------------------------------------------------|
 | WAITING | ``sent``: a command with it was written         | ON_WIRE                                             |
-| ON_WIRE | ``stored``: the server answered OK              | STORED                                              |
+| ON_WIRE | ``stored``: the server replied OK               | STORED                                              |
 | ON_WIRE | ``attempt_failed``: refused, or connection lost | WAITING; the verdict says whether to try again      |
 | WAITING | ``end``: it will not be tried again             | FAILED; UNKNOWN if an attempt may have been stored  |
 | ON_WIRE | ``end``: its caller waits no longer             | UNKNOWN: the reply is still due                     |
@@ -11,7 +11,7 @@
 
 An attempt is whatever the embedder hands to ``sent``; one publish has one at a
 time. Several publishes may share an attempt: they leave as one command, and are
-answered together, but each of them ends, or is tried again, by itself.
+get one reply, but each of them ends, or is tried again, by itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class State(Enum):
     WAITING = auto()
     ON_WIRE = auto()
     STORED = auto()
-    UNKNOWN = auto()  # it ended without an answer, and a server may have stored it
+    UNKNOWN = auto()  # it ended without a reply, and a server may have stored it
     FAILED = auto()
 
 
@@ -122,7 +122,7 @@ def sent(publishes: Iterable[PublishState], attempt: Any) -> None:
 
 
 def stored(publishes: Iterable[P]) -> list[P]:
-    """The attempt of these publishes was answered OK; return those that end with it: some may have ended before."""
+    """The server replied OK to these publishes; return those that end with it: some may have ended before."""
     ended = []
     for publish in publishes:
         if not publish.done:

@@ -9,6 +9,7 @@ import pytest
 
 from nsq_fast import _codec, errors
 from nsq_fast._codec import Records
+from nsq_fast.config import MAX_PARTITION
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import ORIGINAL, REDESIGNED
 from nsq_fast.protocol.wire_form import (
@@ -93,3 +94,9 @@ def test_the_overhead_is_what_a_message_takes_besides_its_body(form: WireForm) -
 )
 def test_what_a_caller_gets(form: Any, receipts: list[Receipt], result: Any) -> None:
     assert form.result(form.kept(receipts), 4) == result
+
+
+def test_the_compiled_core_has_the_limit_of_the_options() -> None:
+    assert PLAIN.command("t", b"x", MAX_PARTITION, REDESIGNED)[1].startswith(b"PUB t %d\n" % MAX_PARTITION)
+    with pytest.raises(ValueError, match="partition"):
+        PLAIN.command("t", b"x", MAX_PARTITION + 1, REDESIGNED)

@@ -313,10 +313,12 @@ def test_an_unknown_outcome_is_not_tried_again_when_duplicates_are_unwanted(
 def test_a_deadline_in_the_middle_keeps_the_order_of_the_others(
     lookup_producer: LookupProducers, publish_nsqd: Nsqds
 ) -> None:
-    nsqd = publish_nsqd(stay_mute, version=REDESIGNED)
+    nsqd = publish_nsqd(version=REDESIGNED)
     sender, _ = lookup_producer(one(nsqd), coalesce=True)
+    sender.publish("t", b"first", key="k")  # so that it is connected
+    nsqd.answer = stay_mute
     late = sender.publish_nowait("t", b"late", key="k", timeout=0.05)
-    nsqd.wait_commands(1)
+    nsqd.wait_commands(2)
     never = sender.publish_nowait("t", b"never", key="k", timeout=0.05)
     results = [sender.publish_nowait("t", body, key="k") for body in numbers(4)]
     gevent.joinall([late, never], timeout=5)
@@ -325,7 +327,7 @@ def test_a_deadline_in_the_middle_keeps_the_order_of_the_others(
     nsqd.answer = agree
     nsqd.peers[0].ok()
     gevent.joinall(results, timeout=5)
-    assert nsqd.bodies == [b"late", *numbers(4)]
+    assert nsqd.bodies == [b"first", b"late", *numbers(4)]
     assert sender.stats()["held"] == 0
 
 

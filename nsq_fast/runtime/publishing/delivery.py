@@ -137,7 +137,7 @@ class Delivery:
     # What comes back
 
     def replied(self, conn: Connection, command: Command, data: bytes) -> None:
-        """A command was answered OK."""
+        """The server replied OK to a command."""
         if command.conn is not conn:
             self._replied_after_all(command, data)
             return
@@ -164,12 +164,12 @@ class Delivery:
         else:
             for publish in ended:
                 publish.wake(wakeups)
-        command.destination.answered()
+        command.destination.stored()
         if "on_response" in self._signals:
             emit(self._producer, "on_response", response=data)
 
     def _replied_after_all(self, command: Command, data: bytes) -> None:
-        """A link that had stalled answers a command whose publishes were tried elsewhere."""
+        """A link that had stalled replies to a command whose publishes were tried elsewhere."""
         if data == OK:
             for publish in command.publishes:
                 if not publish.done:

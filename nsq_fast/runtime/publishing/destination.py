@@ -58,7 +58,7 @@ class Sender(Protocol):
         """It leaves now."""
 
     def send(self, command: Command, link: Link) -> None:
-        """Write a command; its end is reported by ``Queue.answered`` or ``failed``, possibly before this returns."""
+        """Write a command; its end is reported by ``Queue.stored`` or ``failed``, possibly before this returns."""
 
     def seek(self, queue: Queue) -> None:
         """Publishes wait, and no link takes them: look for one."""
@@ -201,8 +201,8 @@ class Queue:
         self.is_idle = self._is_pipelined
         self._sender.send(command, link)
 
-    def answered(self) -> None:
-        """A command was answered OK."""
+    def stored(self) -> None:
+        """The server replied OK to a command."""
         self.in_flight -= 1
 
     def failed(self, command: Command, again: list[Publish], delay: float, *, is_stale: bool) -> None:
@@ -329,10 +329,10 @@ class PartitionQueue(Queue):
             return None
         state = "lookup names no leader"
         if self.leader is not None:
-            state = f"its leader {self.leader} {'does not answer' if is_connected(self.leader) else 'is not connected'}"
+            state = f"its leader {self.leader} {'does not reply' if is_connected(self.leader) else 'is not connected'}"
         return f"partition {self.number} of topic {self.topic!r}: {state}"
 
-    def answered(self) -> None:
+    def stored(self) -> None:
         self.in_flight -= 1
         self.on_wire = None
         self.is_idle = not self.is_paused
@@ -384,7 +384,7 @@ class PartitionQueue(Queue):
     def _give_up(self, command: Command) -> None:
         conn = command.conn
         if self.on_wire is command and conn is not None and conn.address != self.leader:
-            silent = ConnectionLost(f"{conn.address}: does not answer, and no longer leads {self.topic}-{self.number}")
+            silent = ConnectionLost(f"{conn.address}: does not reply, and no longer leads {self.topic}-{self.number}")
             self._sender.supervisor.job(f"nsq_fast-close-{conn.address}", conn.close, silent).start()
 
 

@@ -5,8 +5,8 @@ end of the connection, pauses and connects again, for as long as the link
 lives: pauses grow, but nothing gives up. While publishes wait for a
 connection, a link pauses no longer than ``retry_max_delay``.
 
-A link whose server does not answer for too long is stalled: it takes no
-publishes until it has answered everything that it owed then.
+A link whose server does not reply for too long is stalled: it takes no
+publishes until it has replied to everything that it owed then.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class LinkHandler(Protocol):
         """It takes no more publishes; called once for each ``link_opened``."""
 
     def link_stalled(self, link: Link) -> None:
-        """It has not answered for too long; it takes no publishes until it has answered all that it owes."""
+        """It has not replied for too long; it takes no publishes until it has sent all the replies that it owes."""
 
     def link_recovered(self, link: Link) -> None:
-        """It has answered: it takes publishes again. Called once for each ``link_stalled``, or ``link_lost`` is."""
+        """It has replied: it takes publishes again. Called once for each ``link_stalled``, or ``link_lost`` is."""
 
     def replied(self, conn: Connection, command: Command, data: bytes) -> None:
-        """A command was answered OK."""
+        """The server replied OK to a command."""
 
     def refused(self, conn: Connection, command: Command, error: NsqError) -> None:
         """A command failed, or its connection broke."""
@@ -91,7 +91,7 @@ class Link(_NoConsumer):
 
     Attributes:
         conn: the connection, while there is one.
-        overdue: commands that it has not answered and somebody waits for no longer.
+        overdue: commands that it has not replied to and somebody waits for no longer.
         owed: replies that it has to send before it takes publishes again; 0 while it is not stalled.
         error: why it takes no publishes; None while it does.
         greenlet: connects; it ends some time after ``stop``.
@@ -213,7 +213,7 @@ class Link(_NoConsumer):
         conn = self.conn
         if conn is None or self.owed:
             return False
-        if self._sample is None or self._sample.conn is not conn:  # it was answered
+        if self._sample is None or self._sample.conn is not conn:  # the reply has come
             tokens = conn.session.tokens()
             self._sample = tokens[-1] if tokens else None
             self._looks = 0
@@ -227,19 +227,19 @@ class Link(_NoConsumer):
         self.owed = self.conn.session.pending_count
         self.on_reply = self._late_reply
         self._sample = None
-        self.error = ConnectionLost(f"{self.address}: connected, but has not answered for {limit:.3g} s")
-        logger.warning("[%s] has not answered for %.3g s, gets no publishes until it does", self.address, limit)
+        self.error = ConnectionLost(f"{self.address}: connected, but has not replied for {limit:.3g} s")
+        logger.warning("[%s] has not replied for %.3g s, gets no publishes until it does", self.address, limit)
         self._handler.link_stalled(self)
 
     def _late_reply(self, conn: Connection, command: Command, data: bytes) -> None:
         self._handler.replied(conn, command, data)
-        self._has_answered(conn)
+        self._has_replied(conn)
 
-    def _has_answered(self, conn: Connection) -> None:
+    def _has_replied(self, conn: Connection) -> None:
         if conn is self.conn and self.owed:
             self.owed -= 1
             if not self.owed:
-                logger.info("[%s] answers again", self.address)
+                logger.info("[%s] replies again", self.address)
                 self.on_reply = self._handler.replied
                 self.error = None
                 self._handler.link_recovered(self)
@@ -256,7 +256,7 @@ class Link(_NoConsumer):
         else:
             self.drop(conn, error)
         self._handler.refused(conn, command, error)
-        self._has_answered(conn)
+        self._has_replied(conn)
 
     def on_error(self, conn: Connection, error: ServerError) -> None:
         self._handler.server_error(conn, error)

@@ -98,8 +98,8 @@ class Destination(Protocol):
     def add(self, publish: Publish) -> None:
         """Take a publish on its way: send it now, or when those before it have left."""
 
-    def answered(self) -> None:
-        """A command to it was answered OK."""
+    def stored(self) -> None:
+        """The server replied OK to a command to it."""
 
     def failed(self, command: Command, again: list[Publish], delay: float, *, is_stale: bool) -> None:
         """A command to it failed; ``again``, of it, is to be sent again, after ``delay`` seconds.
