@@ -6,7 +6,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.scripted_nsqd import ScriptedNsqd, frame
-from support.waiting import until
+from support.waiting import holds, until
 
 from nsq_fast import gnsq
 from nsq_fast.gnsq import states
@@ -260,8 +260,7 @@ def test_a_reader_with_async_leaves_all_answers_to_the_program(scripted, make_co
     conn = scripted.connection()
     conn.push(1)
     until(lambda: kept)
-    gevent.sleep(0.01)
-    assert conn.answered(b"FIN") == []
+    holds(lambda: conn.answered(b"FIN") == [], 0.01)
     kept[0].finish()
     conn.wait_for(lambda: conn.answered(b"FIN") == [1])
 

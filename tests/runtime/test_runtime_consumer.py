@@ -6,7 +6,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.scripted_nsqd import ScriptedNsqd, frame
-from support.waiting import until
+from support.waiting import holds, until
 
 from nsq_fast import Consumer, RequeueMessage
 from nsq_fast.errors import AlreadyResponded, ConfigError, ConnectionLost, NameInvalid, NotRunning
@@ -65,8 +65,8 @@ def test_concurrency_runs_so_many_handlers(nsqd, consume, concurrency):
     consume(handler, concurrency=concurrency)
     conn = nsqd.connection()
     conn.push(*range(6))
-    gevent.sleep(0.02)
-    assert len(running) == concurrency
+    until(lambda: len(running) == concurrency)
+    holds(lambda: len(running) == concurrency)
     release.set()
     conn.wait_for(lambda: len(conn.answered(b"FIN")) == 6)
 
@@ -128,8 +128,7 @@ def test_an_asynchronous_message_is_answered_later_from_another_greenlet(nsqd, c
     conn = nsqd.connection()
     conn.push(1, 2, 3)
     conn.wait_for(lambda: len(kept) == 3)
-    gevent.sleep(0.02)
-    assert b"FIN" not in conn.words()
+    holds(lambda: b"FIN" not in conn.words())
     gevent.spawn(kept[1].finish)
     gevent.spawn(kept[2].requeue, 70)
     gevent.spawn(kept[0].touch)
@@ -152,8 +151,7 @@ def test_a_message_answered_by_its_handler_is_not_answered_again(nsqd, consume):
     conn = nsqd.connection()
     conn.push(1, 2)
     conn.wait_for(lambda: conn.answered(b"FIN") == [1, 2])
-    gevent.sleep(0.01)
-    assert conn.answered(b"FIN") == [1, 2]
+    holds(lambda: conn.answered(b"FIN") == [1, 2], 0.01)
     assert len(errors) == 2
     assert consumer.stats().totals.finished == 2
 

@@ -8,6 +8,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.scripted_nsqd import ScriptedNsqd, message_frame
+from support.waiting import holds, until
 
 from nsq_fast import Consumer
 from nsq_fast.errors import ConnectionLost
@@ -104,8 +105,7 @@ def test_without_drain_nobody_waits_for_handlers(nsqd):
     assert monotonic() - began < 1.0
     assert conn.answered(b"REQ") == [2]
     release.set()
-    gevent.sleep(0.01)
-    assert conn.answered(b"FIN") == []
+    holds(lambda: conn.answered(b"FIN") == [], 0.01)
 
 
 def test_close_inside_a_handler_does_not_wait_for_itself(nsqd):
@@ -240,5 +240,4 @@ def test_no_greenlet_is_left(nsqd):
     nsqd.connection()
     assert names() != before
     consumer.close()
-    gevent.sleep(0.02)
-    assert names() == before
+    until(lambda: names() == before)

@@ -9,6 +9,7 @@ import gevent
 import gevent.event
 import pytest
 from support.scripted_nsqd import ScriptedNsqd
+from support.waiting import holds
 
 from nsq_fast import Consumer, RequeueMessage
 from nsq_fast.runtime.consuming.failures import Discard, LogMessage, PublishTo, WriteToFolder
@@ -179,8 +180,7 @@ def test_a_dead_letter_is_finished_only_when_it_is_published(nsqd, consume):
     consume(ignore, max_tries=1, give_up=PublishTo("dead", producer=publisher))
     conn = nsqd.connection()
     conn.push(1, attempts=2, body=b"letter")
-    gevent.sleep(0.02)
-    assert b"FIN" not in conn.words()
+    holds(lambda: b"FIN" not in conn.words())
     stored.set()
     conn.wait_for(lambda: conn.answered(b"FIN") == [1])
     assert publisher.published == [("dead", b"letter")]

@@ -6,6 +6,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.scripted_nsqd import ScriptedNsqd, frame
+from support.waiting import holds
 
 from nsq_fast import Consumer
 from nsq_fast.errors import ConnectFailed, ConnectionLost, SubFailed
@@ -74,8 +75,7 @@ def test_a_share_is_handed_on_only_as_its_messages_are_answered(servers, consume
     first.wait_for(lambda: len(kept) == 10)
     new.is_refusing = False
     first.wait_rdy(5)
-    gevent.sleep(0.4)
-    assert new.connections[-1].rdy is None, "all ten are still held"
+    holds(lambda: new.connections[-1].rdy is None, 0.4)
     for message in kept[:4]:
         message.finish()
     second = new.connections[-1]
@@ -258,8 +258,7 @@ def test_unstarted_messages_of_a_lost_connection_are_not_handled(servers, consum
     conn.close()
     server.connection(1)
     release.set()
-    gevent.sleep(0.02)
-    assert handled == [b"%016x" % 1]
+    holds(lambda: handled == [b"%016x" % 1])
     assert consumer.stats().totals.answers_lost == 1
 
 
@@ -366,8 +365,7 @@ def test_a_live_connection_is_kept_when_lookup_forgets_it_but_not_made_again(ser
     conn.wait_for(lambda: conn.answered(b"FIN") == [1])
     conn.close()
     server.wait_for(lambda: len(consumer.stats().connections) == 1)
-    gevent.sleep(0.2)
-    assert len(server.connections) == 1
+    holds(lambda: len(server.connections) == 1, 0.2)
     assert consumer.stats().totals.finished == 1, "what it did is not forgotten"
     poller.tell(server, other)
     server.connection(1)

@@ -8,7 +8,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.partitions import PartitionNsqd, answers, push_record, topology
-from support.waiting import until
+from support.waiting import holds, until
 
 from nsq_fast import RequeueMessage
 from nsq_fast.errors import OrderViolated, PartitionBlocked
@@ -305,8 +305,7 @@ def test_the_new_leader_waits_for_a_handler_of_the_old_one(nsqd, consume, concur
         connection = other.subscriber(0)
         push_record(connection, 1)
         until(lambda: consumer.stats().unstarted)
-        gevent.sleep(0.02)
-        assert handler.most == 1
+        holds(lambda: handler.most == 1)
         release.set()
         connection.wait_for(lambda: answers(connection, b"FIN") == [1])
         assert handler.overlaps == 0
