@@ -13,6 +13,7 @@
 #   make build       recompile the extension if its sources changed
 #   make sanitize    the core's tests under address and undefined-behaviour sanitizers
 #   make fuzz        the readers under sanitizers, session, lookup and HTTP: a minute  ARGS="--seconds 600 readers"
+#   make docs        the documentation site, in build/site; a broken link fails
 #   make dist        sdist and wheel in dist/
 #   make clean       remove what these commands made
 #
@@ -31,12 +32,12 @@ SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi) setup.py
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUILD_NEEDS := "setuptools>=77" "Cython>=3.1,<4"
 
-.PHONY: help setup demo demo-spark test quick proof soak bench bench-spark check lint build sanitize fuzz dist clean
+.PHONY: help setup demo demo-spark test quick proof soak bench bench-spark check lint build sanitize fuzz dist clean docs
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,17s/^#  *//p' Makefile
+	@sed -n '3,18s/^#  *//p' Makefile
 
 # A stamp says what has been done to the environment, so that a second run is instant. An installation compiles, too.
 VENV_STAMP := $(VENV)/.created
@@ -134,6 +135,16 @@ check: lint $(BUILD_STAMP)
 # which would hide what lies beyond an object's end. Leaks are left to tests/core/test_core_leaks.py.
 SANITIZE_DIR := build/sanitize
 SANITIZER = $(shell $${CC:-cc} -print-file-name=$(1))
+
+# The documentation site, in build/site. Its libraries are installed when it is first built.
+DOCS_STAMP := $(VENV)/.installed-docs
+
+$(DOCS_STAMP): $(DEV_STAMP)
+	$(PIP) install --no-build-isolation -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS_STAMP) $(BUILD_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 sanitize: $(DEV_STAMP)
 	rm -rf $(SANITIZE_DIR)

@@ -129,9 +129,14 @@ def parse_addresses(
 
 
 def listed(value: str | Iterable[str | tuple[str, int]], name: str) -> list[str | tuple[str, int]]:
-    """Several addresses as a list, not yet read; a string may hold a comma separated list. Raises TypeError."""
+    """Several addresses as a list, not yet read; a string may hold a comma separated list. Raises TypeError.
+
+    One (host, port) pair, an Address say, is one address.
+    """
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(value, (bytes, bytearray)) or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be a string or a list, tuple or set of them, not {value!r}")
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and type(value[1]) is int:
+        return [(value[0], value[1])]
     return list(value)

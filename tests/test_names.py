@@ -104,3 +104,9 @@ def test_several_addresses_without_repeats():
     assert parse_addresses({"a:1"}, 2) == [("a", 1)]
     with pytest.raises(TypeError, match="addresses must be"):
         parse_addresses(None, 2)
+
+
+def test_one_pair_is_one_address() -> None:
+    pair = Address("127.0.0.1", 46081)
+    assert parse_addresses(pair, 4150, "nsqd_tcp_addresses") == [pair]
+    assert parse_addresses([pair, ("127.0.0.1", 2)], 4150, "nsqd_tcp_addresses") == [pair, ("127.0.0.1", 2)]

@@ -1,0 +1,100 @@
+"""Pages of the site that are generated: the options, the command line, the changes. Used by mkdocs (see mkdocs.yml)."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from mkdocs.structure.files import File, Files
+
+from nsq_fast import config as options
+from nsq_fast.cli import main
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = {
+    options.ConsumerConfig: "Consumer",
+    options.ProducerConfig: "Producer",
+    options.ConnectionConfig: "Connections (consumers and producers)",
+    options.LookupConfig: "Lookup (consumers and producers)",
+}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the generated pages."""
+    for name, content in (("options.md", option_page()), ("cli.md", cli_page()), ("changes.md", changes_page())):
+        files.append(File.generated(config, name, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links to files of the repository that are no pages become their names."""
+    return re.sub(r"\[([^\]]+)\]\(\.\./[^)]+\)", r"`\1`", markdown)
+
+
+# Options
+
+
+def option_page() -> str:
+    """Every option, as it is declared in ``nsq_fast/config.py``."""
+    parts = [
+        "# Options\n\nKeyword arguments of `Consumer` and `Producer`. A wrong name, type or value raises `ConfigError`"
+        " when the object is made. Numbers may be given as text. This page is generated from `nsq_fast/config.py`."
+    ]
+    for cls, title in CONFIGS.items():
+        rows = [
+            f"| `{field.name}` | {_default(field)} | {_allowed(field)} | {_text(field.metadata['doc'])} |"
+            for field in dataclasses.fields(cls)
+        ]
+        parts.append(f"## {title}\n\n| option | default | allowed | meaning |\n|---|---|---|---|\n" + "\n".join(rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    value, unit = field.default, field.metadata["unit"]
+    return f"`{value}`" + (f" {unit}" if unit and value is not None else "")
+
+
+def _allowed(field: dataclasses.Field[Any]) -> str:
+    meta = field.metadata
+    low, high = meta["minimum"], meta["maximum"]
+    if low is None and high is None:
+        return {bool: "true, false", str: "text"}.get(meta["kind"], "")
+    bounds = f"{low:,g} to {high:,g}" if high is not None else f"at least {low:,g}"
+    return bounds + "".join(f", or {each}" for each in meta["also"])
+
+
+def _text(doc: str) -> str:
+    return doc.replace("|", "\\|")
+
+
+# Command line
+
+
+def cli_page() -> str:
+    """What ``nsq-fast COMMAND --help`` says, for every command."""
+    parts = ["# Command line\n\nWhat each command says with `--help`. `python -m nsq_fast` is the same as `nsq-fast`."]
+    with click.Context(main, info_name="nsq-fast", max_content_width=100) as context:
+        parts += [
+            f"{'#' * min(depth + 1, 4)} {name}\n\n```text\n{text}\n```"
+            for depth, name, text in _commands(main, context)
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _commands(command: click.Command, context: click.Context, depth: int = 1) -> Iterator[tuple[int, str, str]]:
+    yield depth, context.command_path, command.get_help(context)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            if inner is not None and not inner.hidden:
+                with click.Context(inner, info_name=name, parent=context, max_content_width=100) as deeper:
+                    yield from _commands(inner, deeper, depth + 1)
+
+
+def changes_page() -> str:
+    """CHANGELOG.md."""
+    return (ROOT / "CHANGELOG.md").read_text()
