@@ -63,8 +63,12 @@ def _allowed(field: dataclasses.Field[Any]) -> str:
     low, high = meta["minimum"], meta["maximum"]
     if low is None and high is None:
         return {bool: "true, false", str: "text"}.get(meta["kind"], "")
-    bounds = f"{low:,g} to {high:,g}" if high is not None else f"at least {low:,g}"
+    bounds = f"{_number(low)} to {_number(high)}" if high is not None else f"at least {_number(low)}"
     return bounds + "".join(f", or {each}" for each in meta["also"])
+
+
+def _number(value: float) -> str:
+    return f"{int(value):,}" if value == int(value) else f"{value:,}"
 
 
 def _text(doc: str) -> str:
