@@ -137,6 +137,6 @@ def listed(value: str | Iterable[str | tuple[str, int]], name: str) -> list[str 
         return [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(value, (bytes, bytearray)) or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be a string or a list, tuple or set of them, not {value!r}")
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and type(value[1]) is int:
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], int):
         return [(value[0], value[1])]
     return list(value)

@@ -163,7 +163,9 @@ def test_a_column_subscription_gives_it_back_and_goes_on(nsqd, caplog, monkeypat
     monkeypatch.setattr("nsq_fast.runtime.column_subscription.SKIPPED_DELAY_MS", 0)
     publish(nsqd, b"one", LARGE, b"two")
     address = parse_address(str(nsqd.tcp_address), 4150)
-    with ColumnSubscription(address, "t", "c", ConnectionConfig(max_frame_size=LIMIT)) as subscription:
+    # What nsqd sends once more while the subscription closes comes back after its timeout only.
+    config = ConnectionConfig(max_frame_size=LIMIT, msg_timeout=1.0)
+    with ColumnSubscription(address, "t", "c", config) as subscription:
         subscription.set_rdy(10)
         columns = subscription.fetch(10.0, at_least=2)
         assert columns.body in (b"onetwo", b"twoone")
