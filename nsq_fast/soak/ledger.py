@@ -21,6 +21,7 @@ class Ledger:
 
     Attributes:
         stored, unknown, refused: publishes by outcome: answered OK; failed, possibly stored; failed, not stored.
+        settled: messages finished at least once, added up over the channels.
         forgiven: on each channel, how many messages a killed nsqd may have taken with it.
     """
 
@@ -28,6 +29,7 @@ class Ledger:
         self.channels = tuple(channels)
         self.stored = self.unknown = self.refused = 0
         self.strangers = 0
+        self.settled = 0
         self.forgiven = dict.fromkeys(self.channels, 0)
         self._place = bytearray()
         self._outcome = bytearray()
@@ -78,6 +80,7 @@ class Ledger:
             self.strangers += 1
             return
         finished = self._finished[channel]
+        self.settled += not finished[number]
         finished[number] = min(_MOST, finished[number] + 1)
         self._missing[channel].discard(number)
         if self._outcome[number] == _REFUSED:

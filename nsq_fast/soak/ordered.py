@@ -147,7 +147,7 @@ class Redesigned:
             self.consumers.start(TOPIC, channel, message_handler=self._handle, max_in_flight=30, **lookupds)
         producer = self.publishers.producer(max_leader_attempts=1000, **lookupds)
         for key in range(KEYS):
-            interval = KEYS * _PIPELINE / self._rate
+            interval = KEYS * _PIPELINE / (self._rate / 2)  # one message at a time is on its way to a consumer
             self.publishers.every(interval, self._publish, producer, key, _PIPELINE)
 
     def publish_some(self, count: int) -> None:

@@ -24,7 +24,8 @@ from .ledger import Ledger
 from .publishers import Publishers
 from .schedule import Fault, Kind, Schedule, plan
 
-DRAIN_TIMEOUT = 60.0
+DRAIN_TIMEOUT = 45.0
+"""Seconds without any progress after which what is left will not come."""
 SETTLE_TIMEOUT = 15.0
 _TICK = 0.2
 _EXTRA = 200
@@ -160,18 +161,20 @@ class Run:
     # The end
 
     def _drain(self, when: str) -> None:
-        """Wait until everything that was stored is finished, and the servers hold nothing."""
+        """Wait until everything that was stored is finished and the servers hold nothing, while there is progress."""
         scene = self._scene
-        deadline = monotonic() + DRAIN_TIMEOUT
         left: dict[str, int] = {"unknown": 0}
-        while monotonic() < deadline:
+        settled, progress_at = -1, monotonic()
+        while monotonic() - progress_at < DRAIN_TIMEOUT:
             with suppress(NsqError):
                 left = scene.left()
                 if not left and not scene.consumers.running and scene.ledger.is_done():
                     return
+            if scene.ledger.settled != settled:
+                settled, progress_at = scene.ledger.settled, monotonic()
             sleep(_TICK)
         held = ", ".join(f"{count:,} {state}" for state, count in left.items()) or "nothing"
-        self._violations.append(f"{DRAIN_TIMEOUT:.0f} s {when} the nsqds still hold: {held}")
+        self._violations.append(f"{when} nothing was finished for {DRAIN_TIMEOUT:.0f} s; the nsqds still hold: {held}")
 
     def _compare_accounts(self) -> None:
         """Without faults, what consumers say that they finished is what the nsqds say."""
