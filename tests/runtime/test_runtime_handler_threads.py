@@ -402,3 +402,19 @@ def test_it_works_in_programs_that_are_patched_and_that_fork(server: Server, pat
         capture_output=True, text=True, timeout=50, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_what_waits_for_a_thread_when_the_consumer_is_closed_is_not_handled(
+    nsqd: ScriptedNsqd, start: Callable[..., Consumer]
+) -> None:
+    gate = Gate()
+    consumer = start(gate, handler_threads=1, concurrency=5)
+    connection = nsqd.connection()
+    connection.push(*range(5))
+    until(lambda: len(gate.running) == 1 and consumer.stats().unstarted == 0)
+    before = native_threads()
+    consumer.close(drain=False)
+    gate.open()
+    until(lambda: native_threads() < before)
+    assert gate.most == 1
+    assert not gate.running

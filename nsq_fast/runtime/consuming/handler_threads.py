@@ -26,6 +26,7 @@ from gevent.event import Event
 from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
 
 from nsq_fast._codec import Message
+from nsq_fast.errors import NotRunning
 from nsq_fast.runtime.fork import tell_forks
 from nsq_fast.runtime.loop_turns import SLICE
 from nsq_fast.runtime.owner_thread import OwnerThread
@@ -36,6 +37,9 @@ QUICK = 0.001
 """Seconds for a whole batch below which the next one may be twice as large."""
 
 MAX_BATCH = 64
+
+LONGEST_END = 1.0
+"""Seconds that idle threads get to end."""
 
 
 class Batch:
@@ -63,15 +67,17 @@ class Batch:
         self.changed = Event()
 
     def run(self) -> None:
-        """Handle items until there is none, or the time slice is over. In a native thread."""
+        """Handle one item, and more until there is none or the time slice is over. In a native thread."""
         end = monotonic() + SLICE
-        while self.items and monotonic() < end:
+        while self.items:
             try:
                 item = self.items.popleft()
             except IndexError:  # the others were taken back just now
                 return
             self._begins(item)
             self.outcomes.append((item, self._outcome(item)))
+            if monotonic() > end:
+                return
 
     def _outcome(self, item: Any) -> BaseException | None:
         try:
@@ -98,6 +104,9 @@ class HandlerThreads:
         self._is_stopped = False
         self._is_copy = False
         self._is_waking = False
+        self._running = 0
+        self._ended: deque[None] = deque()
+        self._all_ended = Event()
         tell_forks(self)
         for _ in range(size):
             get_original("_thread", "start_new_thread")(self._serve, ())
@@ -105,24 +114,32 @@ class HandlerThreads:
     def run(self, batch: Batch, on_slow: Callable[[], object]) -> None:
         """Have a thread run a batch; return when it is done with it. Calls of its handlers are made here.
 
-        ``on_slow`` is called when that takes longer than a time slice.
+        ``on_slow`` is called when that takes longer than a time slice. Once the threads are stopped, nothing is run.
         """
+        if self._is_stopped:
+            return
         self._work.put(batch)
+        self._running += 1
         patience: float | None = SLICE
-        while not batch.is_done or batch.calls:
-            if not batch.changed.wait(patience):
-                patience = None
-                on_slow()
-            batch.changed.clear()
-            while batch.calls:
-                function, arguments = batch.calls.popleft()
-                function(*arguments)
+        try:
+            while not batch.is_done or batch.calls:
+                if not batch.changed.wait(patience):
+                    patience = None
+                    on_slow()
+                batch.changed.clear()
+                while batch.calls:
+                    function, arguments = batch.calls.popleft()
+                    function(*arguments)
+        finally:
+            self._running -= 1
 
     def stop(self) -> None:
-        """End each thread after what it runs now."""
+        """End each thread after the batches that it was given; wait for that, unless handlers still run."""
         self._is_stopped = True
         for _ in range(self._size):
             self._work.put(None)
+        if not self._running:  # a program that ends now must not meet threads that are half gone
+            self._all_ended.wait(LONGEST_END)
 
     def forked(self) -> None:
         """In the child of a fork: the threads are the parent's."""
@@ -131,7 +148,7 @@ class HandlerThreads:
     # In the native threads
 
     def _serve(self) -> None:
-        while not self._is_stopped and (batch := self._work.get()) is not None:
+        while not self._is_copy and (batch := self._work.get()) is not None:
             with self._owner.served_by(partial(self._call, batch)):
                 batch.run()
             batch.is_done = True
@@ -139,6 +156,10 @@ class HandlerThreads:
         hub = get_hub_if_exists()
         if hub is not None:  # a handler has used gevent here
             hub.destroy(True)
+        self._ended.append(None)
+        if len(self._ended) == self._size and not self._is_copy:
+            with suppress(ValueError):
+                self._loop.run_callback_threadsafe(self._all_ended.set)
 
     def _call(self, batch: Batch, function: Callable[..., object], *arguments: Any) -> None:
         batch.calls.append((function, arguments))
@@ -206,6 +227,8 @@ class ThreadedHandlers:
         """Call a handler with one message, or one list, in a thread. Raises what it raises."""
         errors: list[BaseException | None] = []
         self.handle(partial(handler, consumer), _ignore, deque((item,)), lambda _, error: errors.append(error), _ignore)
+        if not errors:
+            raise NotRunning("the consumer is closed: its handlers run no more")
         if errors[0] is not None:
             raise errors[0]
 
