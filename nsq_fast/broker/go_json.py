@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 
 def decode(data: bytes, kind: type[T]) -> T:
     """Decode into a Struct. Raises msgspec.MsgspecError (a ValueError) for other JSON, or none."""
     return msgspec.convert(_without_nulls(msgspec.json.decode(data)), kind)
+
+
+def decode_lenient(data: bytes, kind: type[T]) -> T:
+    """Decode into a Struct in which null is allowed. Text that is no Unicode is replaced as Go's encoding/json does.
+
+    Raises msgspec.MsgspecError (a ValueError) for other JSON, or none.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except ValueError:
+        return msgspec.json.decode(_with_replacements(data), type=kind)
+
+
+def _with_replacements(data: bytes) -> bytes:
+    """The JSON with U+FFFD for every byte that is no UTF-8 and every lone surrogate; as it is when it is no JSON."""
+    try:
+        value = json.loads(data.decode("utf-8", "replace"))
+        text = json.dumps(value, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return data
+    return _SURROGATE.sub("\ufffd", text).encode()
 
 
 def _without_nulls(value: Any) -> Any:

@@ -190,12 +190,6 @@ def test_rdy_after_cls_is_ignored(address: Any) -> None:
         raise AssertionError(client.frame())
 
 
-def test_mpub_that_lies_about_its_size_is_refused(embedded: Any) -> None:
-    client = WireClient(embedded().tcp_address)
-    client.send(b"MPUB t\n" + body(struct.pack(">i", 1) + body(b"a") + b"more"))
-    assert last_error(client) == "E_BAD_BODY MPUB body has 4 bytes after its messages"
-
-
 def test_mpub_of_a_message_that_is_too_big(start_nsqd: Any) -> None:
     client = WireClient(start_nsqd(max_msg_size=100).tcp_address)
     assert client.command(mpub(b"x" * 100)) == b"OK"

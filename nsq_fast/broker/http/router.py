@@ -10,12 +10,14 @@ by the request's Accept header.
 
 from __future__ import annotations
 
+import html
 import logging
+import posixpath
 import re
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 import msgspec
 from gevent.pywsgi import WSGIHandler, WSGIServer
@@ -62,12 +64,18 @@ class Request:
     def get(self, name: str) -> str | None:
         """The first value of a query argument, or None; refuses the request when its query is malformed."""
         if self._arguments is None:
-            query = self._environ.get("QUERY_STRING", "")
+            query = self.query
             if _BAD_QUERY.search(query):
                 raise self.refuse(400, "INVALID_REQUEST")
             self._arguments = parse_qs(query, keep_blank_values=True)
         values = self._arguments.get(name)
         return values[0] if values else None
+
+    @property
+    def query(self) -> str:
+        """The query as it stands in the URL, without the question mark."""
+        text: str = self._environ.get("QUERY_STRING", "")
+        return text
 
     def header(self, name: str) -> str:
         """The value of a request header, or an empty string."""
@@ -195,11 +203,26 @@ class Router:
         return methods
 
     def _redirect(self, request: Request) -> Reply | None:
-        path = request.path.rstrip("/").lower()
-        if path not in self._routes:
+        """Where only slashes, dots or the case of the path are wrong: to the right path, with the same query."""
+        path = self._fixed_path(request)
+        if path is None:
             return None
-        status = 301 if request.method == "GET" else 307
-        return Reply(status, [("Location", path)], b"")
+        query = request.query
+        location = quote(path) + (f"?{query}" if query else "")
+        if request.method != "GET":
+            return Reply(307, [("Location", location)], b"")
+        # The body is what Go's http.Redirect writes.
+        body = f'<a href="{html.escape(location)}">Moved Permanently</a>.\n\n'
+        return Reply(301, [("Content-Type", "text/html; charset=utf-8"), ("Location", location)], body.encode())
+
+    def _fixed_path(self, request: Request) -> str | None:
+        """The path of a route for this method that is meant by a request's path."""
+        path = posixpath.normpath("/" + request.path.lstrip("/"))
+        parent, _, argument = path.rpartition("/")
+        for route, found in ((path.lower(), path.lower()), (f"{parent.lower()}/*", f"{parent.lower()}/{argument}")):
+            if request.method in self._routes.get(route, ()) and found != request.path:
+                return found
+        return None
 
     def _answer_wrong_method(self, request: Request, methods: dict[str, _Route]) -> Reply:
         allow = ("Allow", ", ".join(sorted({*methods, "OPTIONS"})))

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
+from nsq_fast.broker import go_json
 from nsq_fast.broker.errors import Exiting, NotOwner
 from nsq_fast.broker.nsqd.nsqd import Nsqd
 from nsq_fast.broker.nsqd.topic import Topic
@@ -64,7 +65,7 @@ def req(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     id = message_id(params, 3, "REQ")
     if not _DIGITS.match(params[2]):
         raise FatalError("E_INVALID", f"REQ could not parse timeout {text(params[2])}")
-    delay = min(int(params[2] or 0) / 1000, conn.nsqd.options.max_req_timeout)
+    delay = min(max(0.0, _delay(params[2])[1]), conn.nsqd.options.max_req_timeout)
     try:
         _channel(conn).requeue(conn, id, delay)
     except NotOwner as error:
@@ -84,6 +85,16 @@ def touch(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     except NotOwner as error:
         conn.send_error("E_TOUCH_FAILED", b"TOUCH %b failed %b" % (id, str(error).encode()))
     return at
+
+
+def _delay(digits: bytes) -> tuple[int, float]:
+    """A delay in milliseconds, and in seconds: both overflow as Go's uint64 and time.Duration do.
+
+    nsqio/nsq: internal/protocol/byte_base10.go, ByteToBase10.
+    """
+    delay_ms = int(digits or 0) % _UINT64
+    delay_ns = (delay_ms * 1_000_000 + _UINT64 // 2) % _UINT64 - _UINT64 // 2
+    return delay_ms, delay_ns / 1e9
 
 
 def require_subscribed(conn: Connection, name: str) -> None:
@@ -214,16 +225,16 @@ def dpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     topic_name = _name(params[1], "E_BAD_TOPIC", "DPUB topic")
     if not _DIGITS.match(params[2]):
         raise FatalError("E_INVALID", f"DPUB could not parse timeout {text(params[2])}")
-    delay_ms = int(params[2] or 0)
+    delay_ms, delay = _delay(params[2])
     longest_ms = round(conn.nsqd.options.max_req_timeout * 1000)
-    if delay_ms > longest_ms:
+    if not 0 <= delay <= conn.nsqd.options.max_req_timeout:
         raise FatalError("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{longest_ms}")
     end = _message_end(conn, data, at, "DPUB")
     if end == INCOMPLETE:
         return INCOMPLETE
     require_permission(conn, "DPUB", topic_name, "")
     topic = _topic(conn, topic_name, "DPUB")
-    _publish(conn, "DPUB", topic, 1, lambda: topic.put(data[at + 4 : end], delay_ms))
+    _publish(conn, "DPUB", topic, 1, lambda: topic.put(data[at + 4 : end], round(delay * 1000)))
     conn.send(OK)
     return end
 
@@ -243,13 +254,38 @@ def mpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     if size > conn.nsqd.options.max_body_size:
         raise FatalError("E_BAD_BODY", f"MPUB body too big {size} > {conn.nsqd.options.max_body_size}")
     count = mpub_count(conn, data, at + 4)
-    end = at + 4 + size
-    if count is None or not has(conn, data, end):
+    if count is None or not has(conn, data, at + 4 + size):
         return INCOMPLETE
-    bodies = mpub_bodies(data, at + 8, end, count, conn.nsqd.options.max_msg_size)
+    bodies: list[bytes] = []
+    end = _read_mpub(conn, data, at + 8, count, bodies)
+    if end == INCOMPLETE:
+        return INCOMPLETE
     _publish(conn, "MPUB", topic, count, lambda: topic.put_many(bodies))
     conn.send(OK)
     return end
+
+
+def _read_mpub(conn: Connection, data: bytes, at: int, count: int, bodies: list[bytes]) -> int:
+    """Add the bodies that begin at ``at``; where the last one ends.
+
+    It is their count that says so, not the size of the command: bytes behind them are the next command, and bodies
+    may reach beyond the size (nsqio/nsq: nsqd/protocol_v2.go, readMPUB).
+    """
+    append, from_bytes = bodies.append, int.from_bytes
+    largest, have = conn.nsqd.options.max_msg_size, len(data)
+    for index in range(count):
+        body_at = at + 4
+        size = from_bytes(data[at:body_at], "big", signed=True)
+        at = body_at + size
+        if not 0 < size <= largest or at > have:
+            if not has(conn, data, body_at):
+                return INCOMPLETE
+            if not 0 < size <= largest:
+                raise _bad_mpub_message(index, size, largest)
+            conn.needed = at
+            return INCOMPLETE
+        append(data[body_at:at])
+    return at
 
 
 def mpub_count(conn: Connection, data: bytes, at: int) -> int | None:
@@ -327,7 +363,7 @@ def identify(conn: Connection, params: list[bytes], data: bytes, at: int) -> int
         return INCOMPLETE
     negotiation = conn.server.dialect.negotiation
     try:
-        request = msgspec.json.decode(data[at + 4 : end], type=negotiation.request_type)
+        request = go_json.decode_lenient(data[at + 4 : end], negotiation.request_type)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise FatalError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
     options = conn.nsqd.options

@@ -1,0 +1,96 @@
+"""Differences between the embedded and the real nsqd that were found once, each as a test of both."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from support.http import exchange
+from support.wire import WireClient
+
+
+def body(data: bytes, size: int | None = None) -> bytes:
+    return struct.pack(">i", len(data) if size is None else size) + data
+
+
+def mpub(count: int, messages: bytes, extra: bytes = b"") -> bytes:
+    return b"MPUB t\n" + body(struct.pack(">i", count) + messages + extra)
+
+
+def replies(client: WireClient, data: bytes, count: int) -> list[bytes]:
+    client.send(data)
+    return [client.frame().data for _ in range(count)]
+
+
+def test_what_is_behind_the_messages_of_an_mpub_is_the_next_command(address: Any) -> None:
+    data = mpub(1, body(b"a"), b"NOP\n") + b"PUB t\n" + body(b"b")
+    assert replies(WireClient(address), data, 2) == [b"OK", b"OK"]
+    data = mpub(1, body(b"a"), b"xyz") + b"NOP\n"
+    assert replies(WireClient(address), data, 2) == [b"OK", b"E_INVALID invalid command xyzNOP"]
+
+
+@pytest.mark.parametrize(
+    "begin", [mpub(1, body(b"abc", 10)), mpub(2, body(b"a") + body(b"abc", 10)), mpub(2, body(b"a")), mpub(1, b"\0\0")]
+)
+def test_messages_of_an_mpub_may_reach_beyond_its_size(address: Any, begin: bytes) -> None:
+    client = WireClient(address)
+    missing = {
+        mpub(1, b"\0\0"): b"\0\x01x",
+        mpub(2, body(b"a")): body(b"x"),
+    }.get(begin, b"1234567")
+    client.send(begin)
+    client.send(missing)
+    assert client.frame().data == b"OK"
+    client.publish("t", b"next")
+
+
+@pytest.mark.parametrize("milliseconds", [10**23, 2**64 - 1, 2**63])
+def test_numbers_overflow_as_those_of_go(address: Any, milliseconds: int) -> None:
+    client = WireClient(address)
+    client.send(b"DPUB t %d\n" % milliseconds + body(b"a"))
+    shown = milliseconds % 2**64
+    delay_ns = (shown * 10**6 + 2**63) % 2**64 - 2**63
+    if 0 <= delay_ns <= 3600 * 10**9:
+        assert client.frame().data == b"OK"
+    else:
+        assert client.frame().data == b"E_INVALID DPUB timeout %d out of range 0-3600000" % shown
+
+
+@pytest.mark.parametrize(
+    "client_id", [b"\\ud800x", b"x\\udc00", b"\xff\xfe", b"\\ud83d\\ude00"], ids=["high", "low", "bytes", "pair"]
+)
+def test_text_in_json_that_is_no_unicode_is_replaced(address: Any, client_id: bytes) -> None:
+    client = WireClient(address)
+    client.send(b"IDENTIFY\n" + body(b'{"client_id":"' + client_id + b'"}'))
+    assert client.frame().data == b"OK"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "location"),
+    [
+        ("GET", "//ping", 301, "/ping"),
+        ("GET", "/a/../ping", 301, "/ping"),
+        ("GET", "/./ping?x=%20", 301, "/ping?x=%20"),
+        ("GET", "/stats/?format=json", 301, "/stats?format=json"),
+        ("GET", "/STATS?format=json&a=b", 301, "/stats?format=json&a=b"),
+        ("GET", "//stats//?x=1", 301, "/stats?x=1"),
+        ("POST", "//pub?topic=t", 307, "/pub?topic=t"),
+        ("POST", "/PUB/?topic=t", 307, "/pub?topic=t"),
+        ("GET", "/Config//log_level", 301, "/config/log_level"),
+        ("GET", "/config/LOG_level/", 301, "/config/LOG_level"),
+        ("GET", "/CONFIG/Log_level", 301, "/config/Log_level"),
+        ("GET", "/PUB/", 404, ""),
+        ("GET", "//nothing", 404, ""),
+    ],
+)
+def test_redirects_clean_the_path_and_keep_the_query(
+    start_nsqd: Any, method: str, path: str, status: int, location: str
+) -> None:
+    request = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    head, _, text = exchange(start_nsqd().http_address, request.encode()).decode().partition("\r\n\r\n")
+    assert int(head.split()[1]) == status
+    found = [line.removeprefix("Location: ") for line in head.split("\r\n") if line.startswith("Location: ")]
+    assert found == ([location] if location else [])
+    if status == 301:
+        assert text == f'<a href="{location.replace("&", "&amp;")}">Moved Permanently</a>.\n\n'
