@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 cdef enum:
     # a frame: size, type, then data; size counts the type and the data
+    # nsqio/nsq: internal/protocol/protocol.go, SendFramedResponse
     FRAME_SIZE_AT = 0
     FRAME_TYPE_AT = FRAME_SIZE_AT + 4
     FRAME_DATA_AT = FRAME_TYPE_AT + 4
@@ -14,6 +15,7 @@ cdef enum:
     FRAME_MESSAGE = 2
 
     # a message: fixed header, then EXT and DETAIL where the subscription has them, then the body
+    # nsqio/nsq: nsqd/message.go, WriteTo; youzan/nsq: nsqd/message.go, internalWriteTo
     TIMESTAMP_AT = 0
     ATTEMPTS_AT = TIMESTAMP_AT + 8
     ID_AT = ATTEMPTS_AT + 2
@@ -23,6 +25,7 @@ cdef enum:
     MESSAGE_HEADER_SIZE = ID_AT + ID_SIZE
 
     # EXT: version, and for a version other than 0 a length and that many bytes
+    # youzan/nsq: nsqd/message.go, internalWriteTo; internal/ext/ext.go has the versions
     EXT_VERSION_SIZE = 1
     EXT_LENGTH_SIZE = 2
     EXT_NONE = 0
@@ -30,6 +33,7 @@ cdef enum:
     EXT_JSON = 4
 
     # DETAIL: offset of the record in the partition's log, and its size
+    # youzan/nsq: nsqd/message.go, internalWriteTo
     DETAIL_SIZE_AT = 8
     DETAIL_SIZE = DETAIL_SIZE_AT + 4
 

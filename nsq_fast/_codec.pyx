@@ -34,6 +34,7 @@ cdef enum:
     DETAILED = 4
     EXPIRED = 8
 
+    # "OK", internal id, trace id, offset, size. youzan/nsq: nsqdserver/protocol_v2.go, getTracedReponse
     TRACED_REPLY_SIZE = 2 + 8 + 8 + 8 + 4
     MAX_BODY = 0x7fffffff           # servers read lengths as signed numbers
 

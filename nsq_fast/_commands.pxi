@@ -4,6 +4,9 @@
     record   u32 length | [u64 trace id  or  u16 length | header] | body
     MPUB     u32 total | u32 count | count x record
 
+nsqio/nsq: nsqd/protocol_v2.go, IOLoop reads a command, PUB and readMPUB the records; youzan/nsq:
+nsqdserver/protocol_v2.go, internalPubExtAndTrace and internalMPUBEXTAndTrace those with a trace id or a header.
+
 They know the wire format only: what a name may be, and which server takes which command, is decided above. Bodies are
 any bytes-like objects, held until they have been copied.
 """
@@ -15,8 +18,8 @@ cdef enum:
     TOTAL_AND_COUNT = 8
 
     FIN_SIZE = 4 + ID_SIZE + 1      # "FIN ", id, LF
-    MAX_HEADER = 65534              # servers want less than 65535
-    MAX_PARTITION = 1023            # ten bits of the internal id
+    MAX_HEADER = 65534              # less than MaxExtLen. youzan/nsq: internal/ext/ext.go
+    MAX_PARTITION = 1023            # ten bits of the internal id. youzan/nsq: nsqd/topic.go, MAX_TOPIC_PARTITION
 
 MAGIC_V2 = b"  V2"
 NOP = b"NOP\n"
@@ -312,7 +315,7 @@ def touch(id):
 
 
 def cls():
-    """CLS: ask for no more messages; the answer is CLOSE_WAIT."""
+    """CLS: ask for no more messages; the response is CLOSE_WAIT. nsqio/nsq: nsqd/protocol_v2.go, CLS"""
     return CLS
 
 

@@ -101,6 +101,7 @@ REDESIGNED = Dialect(
     3,
     has_partitions=True,
     # Its errors come from the middle of the body, whose rest the server then takes for the next command.
+    # youzan/nsq: nsqdserver/protocol_v2.go, internalMPUBEXTAndTrace
     breaking_commands=frozenset({"MPUB_EXT"}),
     refusals={"DPUB": "they cannot delay a publish: leave defer out"},
 )

@@ -26,11 +26,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast._frame import Columns
 
 from .names import HEADERS, NAMES
 
-ID_SIZE = 16
 JSON_HEADER = 4
 """The version of an ext header that is JSON."""
 
@@ -129,7 +129,7 @@ def _id_offsets(count: int) -> memoryview:
     """0, 16, 32...: Spark has no binary of fixed size. Kept, as it is the same for every batch."""
     global _known_id_offsets
     if len(_known_id_offsets) <= count:
-        _known_id_offsets = array("i", range(0, ID_SIZE * (2 * count + 1), ID_SIZE))
+        _known_id_offsets = array("i", range(0, MESSAGE_ID_SIZE * (2 * count + 1), MESSAGE_ID_SIZE))
     return memoryview(_known_id_offsets)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from nsq_fast import _codec
 from nsq_fast._codec import Message
+from nsq_fast.config import MAX_PARTITION
 from nsq_fast.errors import RemoteProtocolError
 
 ID = b"0123456789abcdef"
@@ -262,3 +263,9 @@ def test_traced_reply() -> None:
 def test_what_is_no_traced_reply(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="traced"):
         _codec.traced_reply(data)
+
+
+def test_the_core_and_the_options_agree_on_the_highest_partition() -> None:
+    assert _codec.pub("t", b"x", MAX_PARTITION).startswith(b"PUB t %d\n" % MAX_PARTITION)
+    with pytest.raises(ValueError, match=f"partition must be within 0 and {MAX_PARTITION}, not {MAX_PARTITION + 1}"):
+        _codec.pub("t", b"x", MAX_PARTITION + 1)

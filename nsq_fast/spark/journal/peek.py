@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast._frame import Columns
 from nsq_fast.runtime import ColumnSubscription
 from nsq_fast.spark.schema import to_batch
@@ -24,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 _WAIT = 1.0
 _ROUNDS = 4
-_ID = 16
 
 
 class Peek:
@@ -81,7 +81,7 @@ class Peek:
     def _new(self, columns: Columns) -> Any:
         rows = []
         for row in range(columns.count):
-            id = columns.ids[_ID * row : _ID * row + _ID]
+            id = columns.ids[MESSAGE_ID_SIZE * row : MESSAGE_ID_SIZE * (row + 1)]
             if id not in self._seen and len(self._seen) < self.slot.rows:
                 self._seen.add(id)
                 rows.append(row)
