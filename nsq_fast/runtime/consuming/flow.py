@@ -192,8 +192,10 @@ class Flow:
                 " others wait for up to %.3g s; leave max_in_flight out, or set it to %d at least",
                 self.max_in_flight, connections, rdy.HOLD_FACTOR * self._idle_timeout, connections,
             )  # fmt: skip
+        if self._has_warned_of_handlers:
+            return
         capacity = min(self._workload.capacity_of(self._workload.shared), sum(share.capacity for share in shares))
-        if 0 < capacity < allowed and not self._has_warned_of_handlers:
+        if 0 < capacity < allowed:
             self._has_warned_of_handlers = True
             self._log.warning(
                 "handlers are too slow for max_in_flight=%d: at %.3g s a message they begin with no more than %d in"

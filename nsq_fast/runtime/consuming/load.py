@@ -122,7 +122,7 @@ class Workload:
     @property
     def overdue(self) -> int:
         """Messages that the program still holds although nsqd has taken them back, or is about to."""
-        return self.orphans.count() + sum(pool.load.count_stuck() for pool in self.pools)
+        return self.orphans.count() + sum(pool.load.count_stuck() for pool in self.pools if pool.load.stuck)
 
     @property
     def is_handling(self) -> bool:
@@ -131,7 +131,7 @@ class Workload:
 
     def capacity_of(self, pool: Pool | None) -> int:
         """How many messages the workers of ``pool`` can begin with in time."""
-        if pool is None or not self._is_bounded:
+        if pool is None or not self._is_bounded or not (pool.load.pace or pool.load.stuck):
             return UNLIMITED
         return pool.load.capacity(len(pool.workers), self.msg_timeout)
 
