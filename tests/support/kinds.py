@@ -8,7 +8,15 @@ import pytest
 
 TESTS = Path(__file__).parent.parent
 OF_FOLDER = {"cli": ("cli",), "spark": ("spark",), "servers": ("kill",), "soak": ("kill",)}
-OF_MODULE = {"test_runtime_fork": ("fork",), "test_runtime_flat": ("flat",), "test_spark_replay_kills": ("kill",)}
+OF_MODULE = {
+    "test_runtime_fork": ("fork",),
+    "test_runtime_flat": ("flat",),
+    "test_spark_replay_kills": ("kill",),
+    # their subject is handlers that block, and messages that time out, for seconds
+    "test_runtime_blocking_handlers": ("slow",),
+    "test_runtime_oversized": ("slow",),
+    "test_runtime_watchdog": ("slow",),
+}
 LONGEST_FIRST = (
     "test_spark_replay_kills", "test_spark_journal_stream", "test_spark_day", "test_spark_deployments",
     "test_spark_sink", "test_spark_trace_cli", "test_spark_docs", "test_spark_support", "test_spark_source",
