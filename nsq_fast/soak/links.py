@@ -20,6 +20,9 @@ from nsq_fast.broker import FaultyLink
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
 
+KINDS = ("delay", "split", "blackhole", "refuse", "cut", "garble")
+"""What a proxy can do wrong."""
+
 ANSWER_TIMEOUT = 20.0
 DELAY = 0.15
 SPLIT = 3
@@ -52,7 +55,7 @@ class Links:
         return Address(*self._ask("open", name, list(target), list(listen)))
 
     def fault(self, name: str, kind: str) -> None:
-        """Begin a fault: ``delay``, ``split``, ``blackhole``, ``refuse``, ``cut``, ``garble``."""
+        """Begin a fault, one of ``KINDS``."""
         self._ask("fault", name, kind)
 
     def clear(self, name: str) -> None:

@@ -29,7 +29,6 @@ from .consumers import Consumers
 from .ledger import Ledger
 from .links import Links
 from .order import KeyOrder, Turns
-from .original import LINKS
 from .publishers import Publishers
 from .schedule import Fault, Kind
 from .servers import FRONT, MSG_TIMEOUT, held_by
@@ -75,7 +74,7 @@ class Redesigned:
             tcp_address="127.0.0.1:0",
             http_address="127.0.0.1:0",
         )
-        self._links = Links()
+        self.links = Links()
         self._fronts: dict[str, Address] = {}
         self._orders = {channel: KeyOrder() for channel in _CHANNELS}
         self._turns = {channel: Turns() for channel in _CHANNELS}
@@ -94,9 +93,9 @@ class Redesigned:
         try:
             self._cluster.start()
             for name, nsqd in zip(_NODES, self._cluster.nsqds, strict=True):
-                self._fronts[name] = self._links.open(name, nsqd.tcp, (FRONT, nsqd.tcp.port))
+                self._fronts[name] = self.links.open(name, nsqd.tcp, (FRONT, nsqd.tcp.port))
             for name, lookupd in zip(_LOOKUPDS, self._cluster.lookupds, strict=True):
-                self._fronts[name] = self._links.open(name, lookupd.http)
+                self._fronts[name] = self.links.open(name, lookupd.http)
             self._cluster.create_topic(TOPIC, PARTITIONS, 2, channels=_CHANNELS, ordered=True)
         except BaseException:
             self.__exit__()
@@ -104,16 +103,14 @@ class Redesigned:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._links.__exit__()
+        self.links.__exit__()
         self._cluster.kill()
 
     # Faults
 
     def begin(self, fault: Fault) -> None:
-        """Let a fault begin."""
-        if fault.kind in LINKS:
-            self._links.fault(fault.target, fault.kind)
-        elif fault.kind == "freeze":
+        """Let a fault of the cluster begin."""
+        if fault.kind == "freeze":
             self._commands.acquire()  # a frozen cluster obeys nobody
             kill(self._cluster.pid, signal.SIGSTOP)
         else:
@@ -121,10 +118,8 @@ class Redesigned:
                 self._order(fault)
 
     def end(self, fault: Fault) -> None:
-        """End a fault; returns when the node serves again."""
-        if fault.kind in LINKS:
-            self._links.clear(fault.target)
-        elif fault.kind == "freeze":
+        """End a fault of the cluster; returns when the node serves again."""
+        if fault.kind == "freeze":
             kill(self._cluster.pid, signal.SIGCONT)
             self._commands.release()
         elif fault.kind == "kill":

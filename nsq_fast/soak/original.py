@@ -28,7 +28,6 @@ from .schedule import Fault, Kind
 from .servers import FRONT, MSG_TIMEOUT, OriginalServers, held_by
 
 TOPIC = "soak"
-LINKS = ("delay", "split", "blackhole", "refuse", "cut", "garble")
 _NSQDS = ("nsqd0", "nsqd1", "nsqd2")
 _LOOKUPDS = ("lookupd0", "lookupd1")
 _BATCH = 10
@@ -67,7 +66,7 @@ class Original:
         self.consumers = Consumers(self.ledger)
         self.publishers = Publishers(self.ledger)
         self._rate = rate
-        self._links = Links()
+        self.links = Links()
         self._fronts: dict[str, Address] = {}
         self._done_once: set[int | None] = set()
 
@@ -80,29 +79,26 @@ class Original:
         try:
             self.servers.__enter__()
             for nsqd in self.servers.nsqds:
-                self._fronts[nsqd.name] = self._links.open(nsqd.name, nsqd.tcp, (FRONT, nsqd.tcp.port))
+                self._fronts[nsqd.name] = self.links.open(nsqd.name, nsqd.tcp, (FRONT, nsqd.tcp.port))
                 with NsqdHTTPClient(*nsqd.http) as admin:
                     admin.create_topic(TOPIC)
                     for channel in self.ledger.channels:
                         admin.create_channel(TOPIC, channel)
             for lookupd in self.servers.lookupds:
-                self._fronts[lookupd.name] = self._links.open(lookupd.name, lookupd.http)
+                self._fronts[lookupd.name] = self.links.open(lookupd.name, lookupd.http)
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._links.__exit__()
+        self.links.__exit__()
         self.servers.__exit__()
 
     # Faults
 
     def begin(self, fault: Fault) -> None:
-        """Let a fault begin."""
-        if fault.kind in LINKS:
-            self._links.fault(fault.target, fault.kind)
-            return
+        """Let a fault of a server begin."""
         server = self.servers.server(fault.target)
         if fault.kind == "kill":
             server.kill()
@@ -114,10 +110,8 @@ class Original:
             server.freeze()
 
     def end(self, fault: Fault) -> None:
-        """End a fault; returns when the server serves again."""
-        if fault.kind in LINKS:
-            self._links.clear(fault.target)
-        elif fault.kind == "freeze":
+        """End a fault of a server; returns when it serves again."""
+        if fault.kind == "freeze":
             self.servers.server(fault.target).thaw()
         else:
             self.servers.server(fault.target).start()

@@ -18,6 +18,7 @@ from greenlet import greenlet
 
 from nsq_fast.errors import NsqError
 
+from . import links
 from .consumers import Consumers
 from .health import Accounts, Resources, Stuck, disagreements, growth
 from .ledger import Ledger
@@ -41,6 +42,7 @@ class Scene(Protocol):
     ledger: Ledger
     consumers: Consumers
     publishers: Publishers
+    links: links.Links
 
     @property
     def name(self) -> str: ...
@@ -133,12 +135,18 @@ class Run:
             self._ends.pop(fault.target).get()  # a server may be slow to start again
         self._tell(str(fault))
         self._happened[fault.kind] += 1
-        self._scene.begin(fault)
+        if fault.kind in links.KINDS:
+            self._scene.links.fault(fault.target, fault.kind)
+        else:
+            self._scene.begin(fault)
         self._ends[fault.target] = spawn(self._end, fault, stop_at=self._began + fault.until)
 
     def _end(self, fault: Fault, stop_at: float) -> None:
         sleep(max(0.0, stop_at - monotonic()))
-        self._scene.end(fault)
+        if fault.kind in links.KINDS:
+            self._scene.links.clear(fault.target)
+        else:
+            self._scene.end(fault)
 
     def _calm(self, stop: Event, until: float) -> None:
         """Nothing is wrong: what is well now must stay well, and resources stay level from one calm to the next."""
