@@ -146,6 +146,8 @@ class Outbox:
 
     def _end_of_turn(self) -> None:
         self.is_scheduled = False
+        if not self.finished and not self._parts:
+            return  # a worker has flushed already, as it mostly has
         try:
             self.flush()
         except FAULTS as fault:
