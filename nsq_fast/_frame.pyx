@@ -239,7 +239,7 @@ cdef class FrameBuffer:
         return new_truncated(&view, self.detail, responder, now, self.max_frame_size)
 
     cdef Py_ssize_t _top_up(self, const unsigned char* data, Py_ssize_t size) except -1:
-        cdef Py_ssize_t taken = 0, n, kept
+        cdef Py_ssize_t taken = 0, n
         if self._frame == NULL:
             taken = min(FRAME_DATA_AT - self._have, size)
             memcpy(self._head + self._have, data, taken)
@@ -249,15 +249,16 @@ cdef class FrameBuffer:
                 _raise_frame_error(self._total, self._head, self.max_frame_size)
             if self._have < FRAME_DATA_AT:
                 return taken
-            self._kept = self._kept_of(self._total) if is_oversized(self, self._total) else self._total
+            self._kept = self._total
+            if is_oversized(self, self._total):
+                self._kept = self._kept_of(self._total)
             self._frame = <unsigned char*> PyMem_Malloc(self._kept)
             if self._frame == NULL:
                 raise MemoryError()
             memcpy(self._frame, self._head, FRAME_DATA_AT)
         n = min(self._total - self._have, size - taken)
-        kept = min(self._kept - self._have, n)
-        if kept > 0:
-            memcpy(self._frame + self._have, data + taken, kept)
+        if self._have < self._kept:
+            memcpy(self._frame + self._have, data + taken, min(self._kept - self._have, n))
         self._have += n
         return taken + n
 
