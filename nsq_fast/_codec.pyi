@@ -8,6 +8,7 @@ NOP: Final[bytes]
 CLS: Final[bytes]
 
 MESSAGE_ID_SIZE: Final[int]
+MAX_HEADER_SIZE: Final[int]
 
 class TracedReply(NamedTuple):
     internal_id: int

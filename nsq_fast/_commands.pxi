@@ -18,12 +18,15 @@ cdef enum:
     TOTAL_AND_COUNT = 8
 
     FIN_SIZE = 4 + ID_SIZE + 1      # "FIN ", id, LF
-    MAX_HEADER = 65534              # less than MaxExtLen. youzan/nsq: internal/ext/ext.go
+    # nsqd reads the header of a stored record as b[29 : 29+length] with a length of 16 bits, which overflows above
+    # 65535 - 29: it takes such a message, and panics when it reads it again. youzan/nsq: nsqd/message.go, decodeMessage
+    MAX_HEADER = 65506
     MAX_PARTITION = 1023            # ten bits of the internal id. youzan/nsq: nsqd/topic.go, MAX_TOPIC_PARTITION
 
 MAGIC_V2 = b"  V2"
 NOP = b"NOP\n"
 CLS = b"CLS\n"
+MAX_HEADER_SIZE = MAX_HEADER
 
 
 cdef bytes _number(object value, str argument, object maximum):
@@ -238,7 +241,7 @@ def mpub_trace(topic, pairs, partition=None):
 
 
 def pub_ext(topic, header, body, partition=None):
-    """PUB_EXT: ``header`` is JSON, at most 65534 bytes. Redesigned servers only."""
+    """PUB_EXT: ``header`` is JSON, at most 65506 bytes. Redesigned servers only."""
     return _records(_line(_target(b"PUB_EXT", topic, partition)), NO_PREFIX, [body], None, [header])
 
 

@@ -249,7 +249,10 @@ def test_answers_to_a_column_are_those_to_each_id(count: int) -> None:
 
 
 def test_the_largest_header() -> None:
-    assert _codec.pub_ext("t", b"x" * 65534, b"")[14:18] == b"\xff\xfexx"
+    assert _codec.MAX_HEADER_SIZE == 65506
+    assert _codec.pub_ext("t", b"x" * 65506, b"")[14:18] == b"\xff\xe2xx"
+    with pytest.raises(ValueError, match="at most 65506"):
+        _codec.pub_ext("t", b"x" * 65507, b"")
 
 
 def test_traced_reply() -> None:

@@ -6,6 +6,7 @@ that a rejected argument harms nobody.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,8 +21,6 @@ from nsq_fast.protocol.wire_form import COUNT_BYTES, LENGTH_BYTES, PLAIN, PLAIN_
 from nsq_fast.runtime.trace import TraceLog, check_trace_id, new_trace_id
 
 from .topic_route import TopicRoute
-
-_MAX_HEADER = 65534
 
 Body = bytes | bytearray | memoryview
 
@@ -264,13 +263,30 @@ def _merge(headers: Any, tag: Any, trace_id: Any) -> tuple[dict[str, Any], int |
     return fields, None if trace_id is None else check_trace_id(trace_id)
 
 
+def _check_values(value: Any) -> None:
+    """Raise ConfigError for what JSON has no form of, and the encoder would change: numbers become null, bytes text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"headers: {value!r} cannot be JSON: send it as text, or leave it out")
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        raise ConfigError(f"headers: {bytes(value)!r:.100} cannot be JSON: decode it to str")
+    if isinstance(value, (Mapping, list, tuple)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            _check_values(each)
+
+
 def _with_header(fields: dict[str, Any], trace_id: int | None) -> WireForm:
     if trace_id is not None:
         fields[TRACE_ID_KEY] = str(trace_id)
     try:
+        _check_values(fields)
         header = msgspec.json.encode(fields)
+    except ConfigError:
+        raise
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"headers: cannot be JSON: {error}") from error
-    if len(header) > _MAX_HEADER:
-        raise BodyInvalid(f"headers of {len(header)} bytes as JSON: at most {_MAX_HEADER}")
+    if len(header) > _codec.MAX_HEADER_SIZE:
+        raise BodyInvalid(
+            f"headers of {len(header)} bytes as JSON, tag and trace id included: at most {_codec.MAX_HEADER_SIZE};"
+            " servers cannot read a larger one again"
+        )
     return WireForm("PUB_EXT", trace_id or 0, header, is_traced=trace_id is not None)
