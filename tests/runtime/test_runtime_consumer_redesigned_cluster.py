@@ -8,6 +8,7 @@ from time import monotonic
 
 import gevent
 import pytest
+from gevent.event import Event
 from support.waiting import until
 
 from nsq_fast._codec import encode_frame, mpub, pub_ext
@@ -75,6 +76,25 @@ def test_partitions_are_followed_through_moves_and_deaths(cluster, consume, orde
             assert once == sorted(once)
     assert consumer.stats().order_violations == 0
     assert len(consumer.stats().connections) == len(partitions)
+
+
+def test_by_default_every_ordered_partition_has_its_rdy(cluster, consume):
+    """A handler that holds the message of one partition keeps no other waiting for its turn."""
+    cluster.create_topic("t", partitions=3, replicas=1, ordered=True, channels=["ch"])
+    release, seen = Event(), []
+
+    def handler(_, message):
+        seen.append(message.partition)
+        release.wait()
+
+    consumer = consume("t", handler, max_in_flight=None, low_ready_idle_timeout=600)
+    connected(consumer, 3)
+    for partition in range(3):
+        publish(cluster, "t", partition, b"first", b"second")
+    until(lambda: sorted(seen) == [0, 1, 2])
+    assert [each.rdy for each in consumer.stats().connections] == [1, 1, 1]
+    release.set()
+    until(lambda: sorted(seen) == [0, 0, 1, 1, 2, 2])
 
 
 def test_an_ordered_topic_says_what_to_set(cluster, consume):

@@ -83,6 +83,7 @@ class Scenario:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.others = loops()  # what other tests of this process have left running
         self.lookupd = LookupdServer()
         self.lookupd.start()
         self.nsqds = [self.new_nsqd()]
@@ -157,42 +158,47 @@ def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scenar
     made.close()
 
 
-def running(body: str) -> list[Loop]:
-    """The loops that run this method now."""
-    loops = [each for each in gc.get_objects() if type(each) is Loop and each]
-    return [each for each in loops if getattr(each.body, "__qualname__", "") == body]
+def loops() -> list[Loop]:
+    """All that run in this process."""
+    return [each for each in gc.get_objects() if type(each) is Loop and each]
+
+
+def running(body: str, scenario: Scenario) -> list[Loop]:
+    """The loops of the scenario that run this method now."""
+    ours = [each for each in loops() if not any(each is other for other in scenario.others)]
+    return [each for each in ours if getattr(each.body, "__qualname__", "") == body]
 
 
 @pytest.mark.parametrize("body", LOOPS)
 def test_a_fault_in_a_loop_ends_nothing(
     body: str, scenario: Scenario, no_unseen_errors: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    loops = until(lambda: running(body), 5.0)
+    found = until(lambda: running(body, scenario), 5.0)
     with caplog.at_level(logging.ERROR):
-        for loop in loops:
+        for loop in found:
             loop.kill(Injected(body), block=False)  # raised where the loop waits
-        until(lambda: len(no_unseen_errors) >= len(loops))
-        until(lambda: len(scenario.told) >= len(loops))
+        until(lambda: len(no_unseen_errors) >= len(found))
+        until(lambda: len(scenario.told) >= len(found))
     assert {type(fault) for _, _, fault in no_unseen_errors} == {Injected}
     no_unseen_errors.clear()
     assert all(isinstance(error.__cause__, Injected) for error in scenario.told)
     logged = [record for record in caplog.records if record.exc_info and isinstance(record.exc_info[1], Injected)]
-    assert len(logged) == len(loops)
+    assert len(logged) == len(found)
     assert "begins again" in logged[0].getMessage()
     scenario.check()
     if body == "Deadlines._run":
         scenario.check_touch()
-    assert running(body)
+    assert running(body, scenario)
 
 
 def test_closing_ends_the_loops_that_pause_after_a_fault(scenario: Scenario, no_unseen_errors: list[Any]) -> None:
-    loops = [loop for body in LOOPS for loop in running(body)]
-    for loop in loops:
+    found = [loop for body in LOOPS for loop in running(body, scenario)]
+    for loop in found:
         loop.kill(Injected("all"), block=False)
-    until(lambda: len(no_unseen_errors) >= len(loops))
+    until(lambda: len(no_unseen_errors) >= len(found))
     no_unseen_errors.clear()
     scenario.close()
-    until(lambda: not any(loops), 5.0)
+    until(lambda: not any(found), 5.0)
 
 
 def test_a_fault_of_a_timer_loses_no_other_deadline(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,6 +89,12 @@ class Figures(msgspec.Struct, frozen=True):
     examples: dict[str, list[dict[str, Any]]]
     skews: list[dict[str, Any]]
     sources: list[Source]
+
+    @property
+    def lanes(self) -> list[TraceGroup]:
+        """The former name of ``groups``, for one version."""
+        warnings.warn("Figures.lanes is now Figures.groups", DeprecationWarning, stacklevel=2)
+        return self.groups
 
 
 def figures_of(spark: SparkSession, folder: str | os.PathLike[str]) -> Figures:
