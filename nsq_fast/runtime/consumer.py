@@ -269,7 +269,9 @@ class Consumer(ConsumerOptions):
             self._check_receivers()
         self._is_started = True
         self._thread.claim()
-        self._hub_watch = HubWatch(self.logger, CALLS_HANDLERS, lambda: is_iterated and self.workload.is_handling)
+        self._hub_watch = HubWatch(
+            self.logger, CALLS_HANDLERS, lambda: self.workload.is_handling, is_iterated=is_iterated
+        )
         watchdog.add(self._hub_watch)
         concurrency, threads = self.config.concurrency, self.config.handler_threads
         if threads:

@@ -123,10 +123,8 @@ def test_a_handler_may_wait_for_another_consumer(nsqd: ScriptedNsqd) -> None:
         seen.append(other.join(0))
 
     with Consumer("t", "c", str(nsqd.address), message_handler=handler):
-        until(lambda: nsqd.connections and len(nsqd.connections) == 2)
-        for connection in nsqd.connections:
-            if (b"SUB", b"t", b"c") in connection.commands:
-                connection.push(1)
+        subscribed = until(lambda: [each for each in nsqd.connections if (b"SUB", b"t", b"c") in each.commands])
+        subscribed[0].push(1)
         until(lambda: seen == [True])
 
 

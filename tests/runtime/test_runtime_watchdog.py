@@ -97,7 +97,28 @@ def test_one_warning_a_minute(
     assert len(warnings(caplog)) == 1
 
 
-def test_the_thread_ends_with_the_last_consumer(nsqd: ScriptedNsqd) -> None:
+def test_one_warning_tells_of_a_thread_with_several_consumers(
+    nsqd: ScriptedNsqd, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handler(consumer: Consumer, message: object) -> None:
+        block_until_warned(caplog)
+        time.sleep(2 * module.PAUSE)  # the others have been looked at by then
+
+    address = str(nsqd.address)
+    with (
+        Consumer("u", "c", address, message_handler=lambda consumer, message: gevent.sleep(60)) as idle,
+        Consumer("t", "c", address, message_handler=handler) as blocking,
+    ):
+        until(lambda: len(nsqd.connections) == 2 and all(each.rdy for each in nsqd.connections))
+        for connection in sorted(nsqd.connections, key=lambda each: (b"SUB", b"t", b"c") in each.commands):
+            connection.push(1)
+        until(lambda: blocking.stats().totals.finished == 1)
+        idle.close(drain=False)
+    assert len(warnings(caplog)) == 1
+
+
+def test_the_thread_ends_with_the_last_consumer(nsqd: ScriptedNsqd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "_watches", [])  # without the consumers that other tests have left
     with Consumer("t", "c", str(nsqd.address), message_handler=lambda c, m: None):
         with Consumer("u", "c", str(nsqd.address), message_handler=lambda c, m: None):
             assert watchdog.is_running

@@ -42,15 +42,22 @@ class HubWatch:
     Args:
         log: gets the warnings.
         calls_handlers: the code of the functions that call handlers: what runs above one of them is a handler.
-        takes_messages: whether a program takes the messages by itself, and is at one now: its code is a handler then.
+        is_handling: whether any message of the consumer is being handled now.
+        is_iterated: whether a program takes the messages by itself: its code is a handler while it is at one.
     """
 
     def __init__(
-        self, log: logging.Logger, calls_handlers: Iterable[CodeType], takes_messages: Callable[[], bool]
+        self,
+        log: logging.Logger,
+        calls_handlers: Iterable[CodeType],
+        is_handling: Callable[[], bool],
+        *,
+        is_iterated: bool,
     ) -> None:
         self._log = log
         self._callers = frozenset(calls_handlers)
-        self._takes_messages = takes_messages
+        self._is_handling = is_handling
+        self._is_iterated = is_iterated
         self._ident = get_ident()
         self._turns: LoopTurns = loop_turns()
         self._iteration = -1
@@ -58,10 +65,14 @@ class HubWatch:
         self._quiet_until = 0.0
         self._untold = 0
 
-    def look(self, now: float) -> None:
-        """Warn if a handler has kept the hub from running for too long, once."""
+    def look(self, now: float, told: dict[int, int]) -> None:
+        """Warn if a handler has kept the hub from running for too long, once.
+
+        ``told`` has the last turn of each thread's loop that a consumer has warned of: another does not do so again.
+        """
         iteration = self._turns.iteration
-        frame = sys._current_frames().get(self._ident)
+        is_told = told.get(self._ident) == iteration
+        frame = None if is_told or not self._is_handling() else sys._current_frames().get(self._ident)
         stack = None if frame is None else self._handler_stack(frame)
         if stack is None:
             self._iteration = -1
@@ -71,7 +82,7 @@ class HubWatch:
             self._since = self._turns.began_at if self._turns.noted_iteration == iteration else now
         if stack and now - self._since >= WARN_AFTER:
             self._warn(now, stack)
-            self._since = float("inf")  # until the loop has its next turn
+            told[self._ident] = iteration
 
     def _handler_stack(self, frame: FrameType) -> list[FrameType] | None:
         """The frames of the handler that runs now, the innermost first; None when none does."""
@@ -83,7 +94,7 @@ class HubWatch:
                 return stack or [at]
             stack.append(at)
             at = at.f_back
-        return stack if not is_hub and self._takes_messages() else None
+        return stack if self._is_iterated and not is_hub else None
 
     def _warn(self, now: float, stack: list[FrameType]) -> None:
         if now < self._quiet_until:
@@ -103,6 +114,7 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._watches: list[HubWatch] = []
+        self._told: dict[int, int] = {}
         self._is_running = False
         self._lock = get_original("_thread", "allocate_lock")()
         tell_forks(self)
@@ -146,7 +158,7 @@ class Watchdog:
 
     def _look(self, watch: HubWatch) -> None:
         try:
-            watch.look(monotonic())
+            watch.look(monotonic(), self._told)
         except Exception:  # its hub was destroyed, or logging failed: the others are still looked after
             self.remove(watch)
 
