@@ -25,6 +25,20 @@ def nsqd(request: pytest.FixtureRequest) -> Iterator[ScriptedNsqd]:
 
 
 @pytest.fixture
+def servers() -> Iterator[Callable[..., ScriptedNsqd]]:
+    """A factory of scripted nsqds."""
+    made: list[ScriptedNsqd] = []
+
+    def make(*args: Any, **options: Any) -> ScriptedNsqd:
+        made.append(ScriptedNsqd(*args, **options))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.stop()
+
+
+@pytest.fixture
 def cluster() -> Iterator[RedesignedCluster]:
     """An embedded cluster of three nodes."""
     with RedesignedCluster(nodes=3) as running:

@@ -10,7 +10,7 @@ from time import monotonic
 import gevent
 import pytest
 from gevent.event import Event
-from support.scripted_nsqd import ScriptedNsqd, frame
+from support.scripted_nsqd import frame
 
 from nsq_fast import Consumer, RequeueMessage
 from nsq_fast.errors import ConfigError, ConnectionLost
@@ -21,20 +21,6 @@ QUICK = {"msg_timeout": 300}
 
 expired_of: dict[Consumer, list[int]] = {}
 """Numbers of the messages that each consumer has said were expired."""
-
-
-@pytest.fixture
-def servers():
-    """A factory of scripted nsqds."""
-    made = []
-
-    def make(*args, **options):
-        made.append(ScriptedNsqd(*args, **options))
-        return made[-1]
-
-    yield make
-    for server in made:
-        server.stop()
 
 
 @pytest.fixture

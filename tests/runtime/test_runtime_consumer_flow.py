@@ -5,25 +5,11 @@ from __future__ import annotations
 import gevent
 import pytest
 from gevent.event import Event
-from support.scripted_nsqd import ScriptedNsqd, frame
+from support.scripted_nsqd import frame
 from support.waiting import holds
 
 from nsq_fast import Consumer
 from nsq_fast.errors import ConnectFailed, ConnectionLost, SubFailed
-
-
-@pytest.fixture
-def servers():
-    """A factory of scripted nsqds."""
-    made = []
-
-    def make(*args, **options):
-        made.append(ScriptedNsqd(*args, **options))
-        return made[-1]
-
-    yield make
-    for server in made:
-        server.stop()
 
 
 @pytest.fixture

@@ -45,20 +45,6 @@ needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
 
 
 @pytest.fixture
-def scripted() -> Iterator[Callable[..., ScriptedNsqd]]:
-    """A factory of scripted nsqds."""
-    made: list[ScriptedNsqd] = []
-
-    def make(*args: Any, **options: Any) -> ScriptedNsqd:
-        made.append(ScriptedNsqd(*args, **options))
-        return made[-1]
-
-    yield make
-    for server in made:
-        server.stop()
-
-
-@pytest.fixture
 def black_hole() -> Iterator[Address]:
     """Where connections are accepted by the system, and nobody ever says a word."""
     with standard_socket.socket() as sock:
@@ -78,9 +64,9 @@ def run(program: str) -> str:
 
 
 def test_an_nsqd_that_says_nothing_delays_no_other(
-    scripted: Callable[..., ScriptedNsqd], black_hole: Address, publish_nsqd: Nsqds
+    servers: Callable[..., ScriptedNsqd], black_hole: Address, publish_nsqd: Nsqds
 ) -> None:
-    server, publishing = scripted(), publish_nsqd()
+    server, publishing = servers(), publish_nsqd()
     began = monotonic()
     with Consumer("t", "c", [black_hole, server.address], message_handler=ignore, connect_timeout=30.0):
         conn = server.connection()
@@ -151,22 +137,22 @@ def test_backoff_recovers_in_a_few_steps_after_any_number_of_failures() -> None:
     assert steps <= 10
 
 
-def test_a_closed_consumer_does_not_come_back(scripted: Callable[..., ScriptedNsqd]) -> None:
-    servers = [scripted(), scripted()]
-    addresses = [server.address for server in servers]
+def test_a_closed_consumer_does_not_come_back(servers: Callable[..., ScriptedNsqd]) -> None:
+    both = [servers(), servers()]
+    addresses = [server.address for server in both]
     consumer = Consumer("t", "c", addresses, message_handler=ignore, max_in_flight=2, max_reconnect_delay=0.02)
     consumer.start(block=False)
-    for server in servers:
+    for server in both:
         server.connection()
     consumer.close()
     gevent.sleep(0.2)
-    assert [len(server.connections) for server in servers] == [1, 1]
+    assert [len(server.connections) for server in both] == [1, 1]
 
 
 def test_time_of_day_may_jump(
-    scripted: Callable[..., ScriptedNsqd], monkeypatch: pytest.MonkeyPatch, publish_nsqd: Nsqds
+    servers: Callable[..., ScriptedNsqd], monkeypatch: pytest.MonkeyPatch, publish_nsqd: Nsqds
 ) -> None:
-    server, publishing = scripted(), publish_nsqd()
+    server, publishing = servers(), publish_nsqd()
     jump = 0.0
     true_time = time.time
     monkeypatch.setattr(time, "time", lambda: true_time() + jump)
@@ -188,11 +174,11 @@ def test_time_of_day_may_jump(
 # Flow
 
 
-def test_an_idle_connection_keeps_its_rdy(scripted: Callable[..., ScriptedNsqd]) -> None:
-    servers = [scripted(), scripted()]
-    addresses = [server.address for server in servers]
+def test_an_idle_connection_keeps_its_rdy(servers: Callable[..., ScriptedNsqd]) -> None:
+    both = [servers(), servers()]
+    addresses = [server.address for server in both]
     with Consumer("t", "c", addresses, message_handler=ignore, max_in_flight=10, low_ready_idle_timeout=0.02):
-        connections = [server.connection() for server in servers]
+        connections = [server.connection() for server in both]
         for conn in connections:
             conn.wait_rdy(5)
         gevent.sleep(0.2)
@@ -200,8 +186,8 @@ def test_an_idle_connection_keeps_its_rdy(scripted: Callable[..., ScriptedNsqd])
         assert [conn.words().count(b"RDY") for conn in connections] == [1, 1]
 
 
-def test_attempts_are_unsigned(scripted: Callable[..., ScriptedNsqd]) -> None:
-    server = scripted()
+def test_attempts_are_unsigned(servers: Callable[..., ScriptedNsqd]) -> None:
+    server = servers()
     seen: list[int] = []
     with Consumer("t", "c", [server.address], message_handler=lambda c, m: seen.append(m.attempts), max_tries=0):
         conn = server.connection()
@@ -213,8 +199,8 @@ def test_attempts_are_unsigned(scripted: Callable[..., ScriptedNsqd]) -> None:
 # Answers
 
 
-def test_an_error_of_one_word_is_an_error_like_any_other(scripted: Callable[..., ScriptedNsqd]) -> None:
-    server = scripted()
+def test_an_error_of_one_word_is_an_error_like_any_other(servers: Callable[..., ScriptedNsqd]) -> None:
+    server = servers()
     errors: list[Any] = []
     consumer = Consumer("t", "c", [server.address], message_handler=ignore)
     consumer.on_error.connect(lambda c, error: errors.append(error.code), weak=False)
@@ -249,8 +235,8 @@ def test_a_response_nobody_asked_for_costs_the_connection_and_no_more(
     assert set(server.bodies) == {b"%d" % number for number in range(5)}
 
 
-def test_a_finish_that_could_not_be_sent_may_be_tried_again_elsewhere(scripted: Callable[..., ScriptedNsqd]) -> None:
-    server, kept = scripted(), list[Message]()
+def test_a_finish_that_could_not_be_sent_may_be_tried_again_elsewhere(servers: Callable[..., ScriptedNsqd]) -> None:
+    server, kept = servers(), list[Message]()
 
     def keep(_: Consumer, message: Message) -> None:
         message.enable_async()
@@ -271,8 +257,8 @@ def test_a_finish_that_could_not_be_sent_may_be_tried_again_elsewhere(scripted: 
 # Closing
 
 
-def test_close_sends_every_fin_that_was_promised(scripted: Callable[..., ScriptedNsqd]) -> None:
-    server, handled = scripted(), Event()
+def test_close_sends_every_fin_that_was_promised(servers: Callable[..., ScriptedNsqd]) -> None:
+    server, handled = servers(), Event()
 
     def handle(consumer: Consumer, message: Message) -> None:
         if message.id == b"%016x" % 99:

@@ -194,10 +194,7 @@ class Publish(PublishState):
         if self.waiter is not None:
             wakeups.add(self)
         elif self.async_result is not None:
-            if self.error is None:
-                self.async_result.set(self.value())
-            else:
-                self.async_result.set_exception(self.error)
+            _keep_promise(self.async_result, self)
         elif self.group is not None:
             self.group.part_done(self.error, wakeups)
 
@@ -254,10 +251,15 @@ class Group:
         if self.waiter is not None:
             wakeups.add(self)
         elif self._async_result is not None:
-            if self.error is None:
-                self._async_result.set(self.value())
-            else:
-                self._async_result.set_exception(self.error)
+            _keep_promise(self._async_result, self)
+
+
+def _keep_promise(result: AsyncResult[Any], ended: Publish | Group) -> None:
+    """Give an AsyncResult what a call has ended with."""
+    if ended.error is None:
+        result.set(ended.value())
+    else:
+        result.set_exception(ended.error)
 
 
 class Command:
