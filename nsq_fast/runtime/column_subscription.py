@@ -201,10 +201,13 @@ class ColumnSubscription:
         parts, self._early = self._early, []
         count = sum(part.count for part in parts)
         deadline = monotonic() + timeout
-        while count < at_least:
-            data = self._read(max(deadline - monotonic(), NO_WAIT))
+        wait = max(timeout, NO_WAIT)
+        # What comes need not be messages: one that is too large may come again and again, without a pause.
+        while count < at_least and wait > 0:
+            data = self._read(wait)
             if data is None:
                 break
+            wait = deadline - monotonic()
             columns = self._take(data)
             if columns.count:
                 parts.append(columns)

@@ -178,6 +178,18 @@ def test_a_column_subscription_gives_it_back_and_goes_on(nsqd, caplog, monkeypat
     assert received == [LARGE]
 
 
+def test_fetch_keeps_its_time_while_nothing_but_oversized_messages_come(servers):
+    body = b"x" * (LIMIT + 1)
+    server = servers(replies={b"REQ": lambda connection, command: connection.push(1, body=body)})
+    subscription = ColumnSubscription(server.address, "t", "c", ConnectionConfig(max_frame_size=LIMIT))
+    subscription.open()
+    subscription.set_rdy(1)
+    server.connection().push(1, body=body)
+    with gevent.Timeout(20, AssertionError("fetch(0.1) still reads after 20 s")):
+        assert subscription.fetch(0.1).count == 0
+    subscription.abort()
+
+
 # A server that ignores RDY
 
 
