@@ -36,43 +36,54 @@ cdef class HeldMessages:
         return PyList_GET_SIZE(self._messages) - self._at
 
     def received(self, list messages not None):
-        """These messages have arrived, all at the same time."""
+        """These messages have arrived, all at the same time. Returns how many are in flight now."""
         if self.next_deadline == INFINITY and PyList_GET_SIZE(messages):
             self.next_deadline = (<Message?> messages[0]).received_at + self.msg_timeout
         self.count += PyList_GET_SIZE(messages)
         self._messages += messages
         if PyList_GET_SIZE(self._messages) - self._at > 2 * self.count + SLACK:
             self.unanswered()
+        return self.count
 
     def follow(self, Message message not None):
         """A message stands for another, which is counted already and marked as responded."""
         self._messages.append(message)
 
+    def finish(self, messages):
+        """FIN of these messages, as one buffer; they are marked as responded, and in flight no more."""
+        cdef list items = messages if type(messages) is list else _listed(messages, "messages")
+        cdef bytes data = fin_many(items)
+        self._answered(items)
+        return data
+
     def answered(self, messages):
         """FIN or REQ of these messages is about to be sent; they are marked as responded."""
-        cdef list items = messages if type(messages) is list else list(messages)
+        self._answered(messages if type(messages) is list else list(messages))
+
+    cdef int _answered(self, list items) except -1:
         cdef list held = self._messages
-        cdef Py_ssize_t count = PyList_GET_SIZE(items), size = PyList_GET_SIZE(held), i = 0
-        cdef PyObject* item
+        cdef Py_ssize_t count = PyList_GET_SIZE(items), size = PyList_GET_SIZE(held), at = self._at, i = 0
         if self.late:
             late = sum(isinstance(each, Message) and each.has_expired() for each in items)
             self.late = max(0, self.late - late)
             self.count = max(0, self.count - (count - late))
         else:
+            # More than are in flight: an embedder may answer a message twice, and nsqd refuses the second answer.
             self.count = self.count - count if self.count > count else 0
-        while i < count and self._at < size:
-            item = PyList_GET_ITEM(held, self._at)
-            if item != PyList_GET_ITEM(items, i):
-                break
-            held[self._at] = None
-            self._at += 1
+        while i < count and at + i < size and PyList_GET_ITEM(held, at + i) == PyList_GET_ITEM(items, i):
             i += 1
-        if self._at == size:
+        if at + i == size:
             held.clear()
             self._at = 0
-        elif self._at > TRIM_AT and 2 * self._at > size:
+            return 0
+        self._at = at + i
+        # The places stay, and let go of their messages: bodies must not live for as long as the list is not trimmed.
+        for i in range(at, self._at):
+            held[i] = None
+        if self._at > TRIM_AT and 2 * self._at > size:
             del held[:self._at]
             self._at = 0
+        return 0
 
     def unanswered(self):
         """Drop what is answered or expired; return the others, in order of arrival."""

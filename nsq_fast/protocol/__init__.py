@@ -11,6 +11,7 @@ from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import LocalProtocolError, MessageTooLarge, ProtocolError, RemoteProtocolError, ServerError
 
 from .backoff import Backoff, ReconnectDelay
+from .conversation import Stage
 from .dialect import ORIGINAL, REDESIGNED, Dialect
 from .events import (
     AnswerFailed,
@@ -27,7 +28,7 @@ from .events import (
     UpgradeNeeded,
 )
 from .identify import AuthInfo, ServerInfo
-from .session import Session, Stage
+from .session import Session
 from .topology import LookupAnswer, Nsqd, parse_lookup
 
 SESSION_API_VERSION = 1

@@ -46,6 +46,24 @@ def test_what_is_not_answered_expires_at_its_deadline_and_what_is_answered_does_
     assert [each.has_expired() for each in (first, second, third)] == [True, False, True]
 
 
+def test_finish_makes_one_buffer_and_takes_the_messages_off_what_is_in_flight() -> None:
+    ledger = InFlight()
+    first, second, third = batch(ledger, 3, 0.0)
+    assert ledger.received([make(9, 0.0)]) == 4
+    assert ledger.finish((third, first)) == b"FIN %b\nFIN %b\n" % (third.id, first.id)
+    assert ledger.count == 2
+    assert [message.has_responded() for message in (first, second, third)] == [True, False, True]
+    assert [message.id for message in ledger.pending()] == [second.id, b"%016x" % 9]
+
+
+def test_a_finish_that_cannot_be_written_changes_nothing() -> None:
+    ledger = InFlight()
+    (message,) = batch(ledger, 1, 0.0)
+    with pytest.raises(TypeError, match="messages must be a Message or bytes"):
+        ledger.finish([message, None])  # type: ignore[list-item]
+    assert (ledger.count, message.has_responded(), ledger.pending()) == (1, False, [message])
+
+
 def test_only_those_that_are_due_expire() -> None:
     ledger = InFlight()
     batch(ledger, 2, 0.0)

@@ -26,6 +26,7 @@ from nsq_fast.errors import (
     SubFailed,
     TouchFailed,
 )
+from nsq_fast.protocol.conversation import MAX_HANDSHAKE_FRAME
 from nsq_fast.protocol.dialect import ORIGINAL, REDESIGNED
 from nsq_fast.protocol.events import (
     AnswerFailed,
@@ -40,7 +41,7 @@ from nsq_fast.protocol.events import (
     ServerFailed,
     UpgradeNeeded,
 )
-from nsq_fast.protocol.session import MAX_HANDSHAKE_FRAME, Session
+from nsq_fast.protocol.session import Session
 
 ID = b"0123456789abcdef"
 
