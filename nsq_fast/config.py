@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -377,12 +378,15 @@ class ProducerConfig(Config):
         minimum=0.001,
         kind=float,
     )
-    max_publish_attempts: int = option(3, "attempts of one publish", minimum=1, maximum=1000)
-    max_leader_attempts: int = option(
-        20,
-        "attempts of one publish that meet a stale or unready leader, apart from the others",
+    max_publish_attempts: int = option(
+        3, "attempts of one publish, without those that meet a stale or unready leader", minimum=1, maximum=1000
+    )
+    max_leader_attempts: int | None = option(
+        None,
+        "deprecated, and without effect: a leader that moves is waited for until publish_timeout",
         minimum=1,
         maximum=1000,
+        kind=int,
     )
     partition_strategy: str = option(
         "round_robin", "partitions for publishes without key and partition: round_robin or least_loaded"
@@ -413,6 +417,9 @@ class ProducerConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.max_leader_attempts is not None:
+            advice = "max_leader_attempts has no effect: a leader that moves is waited for until publish_timeout"
+            warnings.warn(advice, DeprecationWarning, stacklevel=2)
         for name, allowed in (("partition_strategy", PARTITION_STRATEGIES), ("key_strategy", KEY_STRATEGIES)):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be {' or '.join(allowed)}")

@@ -116,9 +116,14 @@ class ConnectionLost(NsqError, OSError):
     """The TCP connection to an nsqd ended, or was never there.
 
     ``outcome_unknown``: the command this is the answer to may have been carried out all the same.
+    ``is_abrupt``: the server closed the connection or reset it without a word, as one that crashes does.
+    ``was_first``: of the commands without a reply, the one this is the answer to was the oldest: the server was
+    working on it, if on any.
     """
 
     outcome_unknown = True
+    is_abrupt = False
+    was_first = False
 
 
 class ConnectFailed(ConnectionLost):

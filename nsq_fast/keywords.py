@@ -79,7 +79,7 @@ class ProducerKeywords(ConnectionKeywords, LookupKeywords, total=False):
     publish_timeout: float
     attempt_timeout: float | None
     max_publish_attempts: int
-    max_leader_attempts: int
+    max_leader_attempts: int | None
     partition_strategy: str
     key_strategy: str
     retry_unknown_outcome: bool

@@ -105,7 +105,7 @@ class OrderedJob:
             self.options.topic, CHANNEL, message_handler=self._handle, max_tries=0, max_in_flight=100, **common
         )
         began = perf_counter()
-        with Producer(publish_timeout=self.options.stall_timeout, max_leader_attempts=1000, **common) as producer:
+        with Producer(publish_timeout=self.options.stall_timeout, **common) as producer:
             consumer.start(block=False)
             greenlets: list[Greenlet[..., Any]] = [
                 spawn(self._publish, producer, key) for key in range(self.options.keys)

@@ -10,7 +10,7 @@
 | an end  | anything                                        | the same                                            |
 
 An attempt is whatever the embedder hands to ``sent``; one publish has one at a
-time. Several publishes may share an attempt: they leave as one command, and are
+time. Several publishes may share an attempt: they leave as one command, and
 get one reply, but each of them ends, or is tried again, by itself.
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from enum import Enum, auto
 from typing import Any, TypeVar
 
-from .retry import RetryPolicy, Verdict, decide
+from .retry import MOST_SERVERS_LOST, RetryPolicy, Verdict, decide, may_have_ended_server
 from .wire_form import COUNT_BYTES, LENGTH_BYTES, PLAIN, Form
 
 
@@ -44,7 +44,8 @@ class PublishState:
         attempt: what carries it now; None while nothing does.
         done: it has ended, with ``error``, or well when that is None.
         failed_attempts: attempts that ended, and count.
-        misses: those of them that met a stale or unready leader.
+        misses: those of them that met a stale or unready leader, where that is waited for.
+        ended_servers: the servers that were working on it when they ended the connection.
         possibly_stored: an attempt that ended may have been stored.
         last_error: what the last attempt failed with.
         is_alone: it shares its command with nobody.
@@ -56,6 +57,7 @@ class PublishState:
 
     failed_attempts = 0
     misses = 0
+    ended_servers: tuple[object, ...] = ()
     possibly_stored = False
     last_error: BaseException | None = None
 
@@ -91,9 +93,17 @@ class PublishState:
         """Whether it would be tried again if its attempt failed with ``error`` now."""
         return decide(error, self.attempts, policy, self.misses).retry
 
-    def attempt_failed(self, error: BaseException, policy: RetryPolicy, *, is_shared: bool = False) -> Verdict:
-        """Its attempt is over; return what to do. ``is_shared``: others were in the same command."""
+    def attempt_failed(
+        self, error: BaseException, policy: RetryPolicy, *, is_shared: bool = False, server: object = None
+    ) -> Verdict:
+        """Its attempt at ``server`` is over; return what to do. ``is_shared``: others were in the same command."""
         verdict = decide(error, self.attempts, policy, self.misses)
+        if may_have_ended_server(error):
+            # If it did, it ends alone next time, and only one server more.
+            self.is_alone = True
+            self.ended_servers = (*(each for each in self.ended_servers if each != server), server)
+            if len(self.ended_servers) >= MOST_SERVERS_LOST:
+                verdict = verdict._replace(retry=False)
         if is_shared and verdict.splits and not verdict.retry:
             # The server took none, because of one of them or because of them all: let the bad one fail alone.
             self.is_alone = True
@@ -102,7 +112,7 @@ class PublishState:
         self.last_error = error
         self.possibly_stored |= verdict.possibly_stored
         self.failed_attempts += verdict.counts
-        self.misses += verdict.counts and verdict.leader and policy.max_leader_attempts > 0
+        self.misses += verdict.counts and verdict.leader and policy.awaits_leader
         return verdict
 
     def end(self, error: BaseException | None) -> None:

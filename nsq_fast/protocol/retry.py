@@ -37,8 +37,8 @@ class RetryPolicy(NamedTuple):
     """How often and how patiently to retry. Delays in seconds.
 
     Attributes:
-        max_leader_attempts: limit of the attempts that a move of the leader costs, which do not use up
-            ``max_attempts`` then; 0: they count like the others.
+        awaits_leader: a leader that moves is waited for as long as there is time: attempts that meet a stale or
+            unready one use up none of ``max_attempts``. Without lookup nobody says where it went: there they do.
     """
 
     max_attempts: int
@@ -46,7 +46,7 @@ class RetryPolicy(NamedTuple):
     base_delay: float
     max_delay: float
     jitter: float = 0.2
-    max_leader_attempts: int = 0
+    awaits_leader: bool = False
 
 
 class Verdict(NamedTuple):
@@ -94,6 +94,13 @@ SERVER_ERRORS: Mapping[str, Verdict] = MappingProxyType({code: _row(cls) for cod
 
 NOT_READ = Verdict(retry=True)
 REFUSED_FOR_NOW = Verdict(retry=True, pause=True)
+LEADER_LEAVES = Verdict(retry=True, pause=True, refresh=True, leader=True)
+
+LONGEST_LEADER_PAUSE = 1.0
+"""Seconds. A partition is back soon after its leader has moved: lookup and the new leader are asked this often."""
+
+MOST_SERVERS_LOST = 2
+"""A publish that so many servers were working on when they ended the connection is sent to no other."""
 
 
 class ErrorText(NamedTuple):
@@ -103,6 +110,10 @@ class ErrorText(NamedTuple):
     text: re.Pattern[str]
     verdict: Verdict
 
+
+_LEAVING = re.compile(
+    r"(?:ErrType:\d+ ErrCode:\d+ : )?exiting|pub to wait channel timeout|pub timeout while pop wait queue"
+)
 
 ERROR_TEXTS = (
     # The rest of the command did not arrive within the server's read deadline (two heartbeat intervals). Nothing was
@@ -119,6 +130,12 @@ ERROR_TEXTS = (
     # nsqio/nsq: nsqd/topic.go, PutMessage.
     ErrorText("E_PUB_FAILED", re.compile("PUB failed exiting"), REFUSED_FOR_NOW),
     ErrorText("E_DPUB_FAILED", re.compile("DPUB failed exiting"), REFUSED_FOR_NOW),
+    # A leader of the redesigned NSQ is shutting down, or its partition has taken nothing for 3 s, as while a replica is
+    # being lost. The publish was refused before any of it was stored; another nsqd will lead.
+    # youzan/nsq: nsqdserver/protocol_v2.go, internalPubAsync, internalMPubAsync; nsqdserver/context.go,
+    # internalPubLoop; nsqd/topic.go, PutMessageNoLock, PutMessagesNoLock.
+    ErrorText("E_PUB_FAILED", _LEAVING, LEADER_LEAVES),
+    ErrorText("E_MPUB_FAILED", _LEAVING, LEADER_LEAVES),
     # The server could not ask its auth server whether a permission that has expired still holds.
     # nsqio/nsq: nsqd/protocol_v2.go, CheckAuth.
     ErrorText("E_AUTH_FAILED", re.compile("AUTH failed"), REFUSED_FOR_NOW),
@@ -148,30 +165,39 @@ def decide(error: BaseException, attempts: int, policy: RetryPolicy, misses: int
     if not verdict.retry or not verdict.counts:
         return verdict
     allowed = policy.retry_unknown_outcome or not verdict.possibly_stored
-    if verdict.leader and policy.max_leader_attempts:
-        is_left = misses + 1 < policy.max_leader_attempts
-    else:
-        is_left = attempts - misses < policy.max_attempts
+    is_left = (verdict.leader and policy.awaits_leader) or attempts - misses < policy.max_attempts
     return verdict if allowed and is_left else verdict._replace(retry=False)
 
 
-def retry_delay(attempts: int, policy: RetryPolicy, random: Callable[[], float]) -> float:
+def may_have_ended_server(error: BaseException) -> bool:
+    """Whether the publish that failed with ``error`` may be what ended the server: it was working on it at its end.
+
+    A command of an original or redesigned server is worked off before the next one of its connection is read.
+    """
+    return isinstance(error, ConnectionLost) and error.outcome_unknown and error.is_abrupt and error.was_first
+
+
+def retry_delay(attempts: int, policy: RetryPolicy, random: Callable[[], float], *, for_leader: bool = False) -> float:
     """Seconds to wait after attempt number ``attempts``: exponential, capped, shortened by up to the jitter share.
 
     Args:
         random: gives numbers in [0, 1).
+        for_leader: what is waited for is the leader of a partition.
     """
+    longest = min(policy.max_delay, LONGEST_LEADER_PAUSE) if for_leader else policy.max_delay
     # 2.0**1024 overflows; every cap is reached long before
-    delay = min(policy.max_delay, policy.base_delay * 2.0 ** min(attempts - 1, 64))
+    delay = min(longest, policy.base_delay * 2.0 ** min(attempts - 1, 64))
     return delay * (1.0 - policy.jitter * random())
 
 
-def publish_failed(topic: str, error: BaseException, attempts: int, possibly_stored: bool) -> PublishFailed:
-    """The error that the caller of a publish gets; ``error`` becomes its cause."""
+def publish_failed(
+    topic: str, error: BaseException, attempts: int, possibly_stored: bool, note: str = ""
+) -> PublishFailed:
+    """The error that the caller of a publish gets; ``error`` becomes its cause. ``note``: what else is to be said."""
     times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
     stored = "; it may have been stored all the same" if possibly_stored else ""
     failed = publish_failed_class(error)(
-        f"publish to {topic!r} failed after {times}: {error}{stored}",
+        f"publish to {topic!r} failed after {times}: {error}{note}{stored}",
         attempts=attempts,
         possibly_stored=possibly_stored,
     )

@@ -140,7 +140,7 @@ class Redesigned:
         lookupds = {"lookupd_http_addresses": [f"http://{self._fronts[name]}" for name in _LOOKUPDS]}
         for channel in _CHANNELS:
             self.consumers.start(TOPIC, channel, message_handler=self._handle, max_in_flight=30, **lookupds)
-        producer = self.publishers.producer(max_leader_attempts=1000, **lookupds)
+        producer = self.publishers.producer(**lookupds)
         for key in range(KEYS):
             interval = KEYS * _PIPELINE / (self._rate / 2)  # one message at a time is on its way to a consumer
             self.publishers.every(interval, self._publish, producer, key, _PIPELINE)

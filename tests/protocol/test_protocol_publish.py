@@ -15,7 +15,7 @@ from nsq_fast.protocol.publish import PublishState, State, sent, stored, take_co
 from nsq_fast.protocol.retry import RetryPolicy
 from nsq_fast.protocol.wire_form import COUNT_BYTES, LENGTH_BYTES, PLAIN_BATCH, WireForm
 
-POLICY = RetryPolicy(max_attempts=3, retry_unknown_outcome=True, base_delay=0.05, max_delay=2.0, max_leader_attempts=5)
+POLICY = RetryPolicy(max_attempts=3, retry_unknown_outcome=True, base_delay=0.05, max_delay=2.0, awaits_leader=True)
 CAREFUL = POLICY._replace(retry_unknown_outcome=False)
 ATTEMPT = object()
 
@@ -113,16 +113,49 @@ def test_a_failed_attempt(
     assert not publish.is_alone
 
 
-def test_attempts_are_limited_and_those_that_a_moving_leader_costs_have_their_own_limit() -> None:
+def test_attempts_are_limited_but_for_those_that_a_moving_leader_costs() -> None:
     publish = waiting()
     for number in range(1, 4):
         sent([publish], ATTEMPT)
         assert publish.attempt_failed(BUSY, POLICY).retry is (number < 3)
     publish = waiting()
-    for number in range(1, 6):
+    for _ in range(100):
         sent([publish], ATTEMPT)
-        assert publish.attempt_failed(NOT_LEADER, POLICY).retry is (number < 5)
-    assert (publish.attempts, publish.misses) == (5, 5)
+        assert publish.attempt_failed(NOT_LEADER, POLICY).retry
+    assert (publish.attempts, publish.misses) == (100, 100)
+
+
+def ended_by(*, is_abrupt: bool = True, was_first: bool = True, outcome_unknown: bool = True) -> errors.ConnectionLost:
+    error = errors.ConnectionLost("closed by the server")
+    error.is_abrupt, error.was_first, error.outcome_unknown = is_abrupt, was_first, outcome_unknown
+    return error
+
+
+def retries(publish: PublishState, *servers: str, **error: bool) -> list[bool]:
+    """Whether it is tried again after each of these servers ended the connection."""
+    answers = []
+    for server in servers:
+        sent([publish], ATTEMPT)
+        patient = POLICY._replace(max_attempts=100)
+        answers.append(publish.attempt_failed(ended_by(**error), patient, server=server).retry)
+    return answers
+
+
+def test_what_two_servers_were_working_on_when_they_ended_is_sent_to_no_third() -> None:
+    publish = waiting()
+    assert retries(publish, "a", "a") == [True, True]  # the same one again
+    assert publish.is_alone  # so that it takes no other with it
+    assert retries(publish, "b") == [False]
+    assert publish.ended_servers == ("a", "b")
+    assert publish.possibly_stored
+
+
+@pytest.mark.parametrize("kind", ["is_abrupt", "was_first", "outcome_unknown"])
+def test_what_cannot_have_ended_the_server_is_not_suspected(kind: str) -> None:
+    publish = waiting()
+    assert retries(publish, "a", "b", "c", **{kind: False}) == [True] * 3
+    assert publish.ended_servers == ()
+    assert not publish.is_alone
 
 
 def test_what_failed_because_of_another_in_its_command_is_tried_alone() -> None:

@@ -14,6 +14,7 @@ CAREFUL = POLICY._replace(retry_unknown_outcome=False)
 
 REFUSED = Verdict(retry=False)
 BLAMED = Verdict(retry=False, splits=True)
+MOVES = Verdict(retry=True, pause=True, refresh=True, leader=True)
 ROWS = [
     (errors.BadMessage("x"), BLAMED),
     (errors.BadTopic("x"), REFUSED),
@@ -48,7 +49,12 @@ ROWS = [
     (errors.PubFailed("PUB failed exiting"), Verdict(retry=True, pause=True)),
     (errors.DpubFailed("DPUB failed exiting"), Verdict(retry=True, pause=True)),
     (errors.MpubFailed("MPUB failed exiting"), Verdict(retry=True, pause=True, possibly_stored=True)),
-    (errors.PubFailed("exiting"), Verdict(retry=True, pause=True, possibly_stored=True)),
+    (errors.PubFailed("exiting"), MOVES),
+    (errors.MpubFailed("exiting"), MOVES),
+    (errors.PubFailed("ErrType:9 ErrCode:0 : exiting"), MOVES),
+    (errors.PubFailed("pub to wait channel timeout"), MOVES),
+    (errors.MpubFailed("pub timeout while pop wait queue"), MOVES),
+    (errors.PubFailed("topic coordinator is exiting"), Verdict(retry=True, pause=True, possibly_stored=True)),
     (errors.AuthFailed("AUTH failed"), Verdict(retry=True, pause=True)),
     (errors.AuthFailed("x"), REFUSED),
     (errors.BadMessage("PUB message too big 2 > 1"), BLAMED),
@@ -90,10 +96,11 @@ def test_attempts_are_limited() -> None:
     assert decide(errors.PubFailed("x"), 3, POLICY).possibly_stored
 
 
-def test_moves_of_the_leader_have_a_limit_of_their_own() -> None:
-    patient = POLICY._replace(max_leader_attempts=5)
-    assert decide(errors.NotLeader(""), 4, patient, misses=3).retry
-    assert not decide(errors.NotLeader(""), 5, patient, misses=4).retry
+def test_moves_of_the_leader_have_no_limit_but_time() -> None:
+    patient = POLICY._replace(awaits_leader=True)
+    assert decide(errors.NotLeader(""), 1000, patient, misses=999).retry
+    assert decide(errors.PubFailed("exiting"), 1000, patient, misses=999).retry
+    assert not decide(errors.NotLeader(""), 3, POLICY).retry  # without lookup nobody says where it went
     assert decide(errors.PubFailed("x"), 6, patient, misses=4).retry
     assert not decide(errors.PubFailed("x"), 7, patient, misses=4).retry
     assert not decide(errors.NotWritable(""), 1, patient._replace(retry_unknown_outcome=False)).retry
@@ -115,6 +122,12 @@ def test_pauses_grow_stay_below_the_cap_and_keep_most_of_their_length(attempts: 
     full = retry_delay(attempts, POLICY, lambda: 0.0)
     assert full == min(2.0, 0.05 * 2.0 ** min(attempts - 1, 64))
     assert 0.8 * full - 1e-9 <= retry_delay(attempts, POLICY, lambda: share) <= full
+
+
+def test_a_leader_is_asked_for_each_second_at_least() -> None:
+    assert retry_delay(50, POLICY, lambda: 0.0) == 2.0
+    assert retry_delay(50, POLICY, lambda: 0.0, for_leader=True) == 1.0
+    assert retry_delay(50, POLICY._replace(max_delay=0.3), lambda: 0.0, for_leader=True) == 0.3
 
 
 def test_the_error_names_the_topic_the_attempts_and_the_cause() -> None:

@@ -77,8 +77,8 @@ def test_what_may_succeed_later_is_tried_again(publish_nsqd: Nsqds, new_producer
 
 
 def test_attempts_are_limited_and_counted(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    server = publish_nsqd(lambda peer, command: refuse(peer, b"E_PUB_FAILED exiting"))
-    with pytest.raises(errors.PublishFailed, match="failed after 3 attempts: E_PUB_FAILED exiting") as caught:
+    server = publish_nsqd(lambda peer, command: refuse(peer, b"E_PUB_FAILED no space"))
+    with pytest.raises(errors.PublishFailed, match="failed after 3 attempts: E_PUB_FAILED no space") as caught:
         new_producer(server).publish("t", b"x")
     assert (caught.value.attempts, caught.value.possibly_stored) == (3, True)
     assert len(server.commands) == 3

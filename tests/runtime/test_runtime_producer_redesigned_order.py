@@ -25,6 +25,7 @@ from support.publishing import (
 from support.waiting import until
 
 from nsq_fast import errors
+from nsq_fast.config import ProducerConfig
 from nsq_fast.protocol.topology import Nsqd, Topology
 
 NOT_LEADER = b"E_FAILED_ON_NOT_LEADER "
@@ -285,16 +286,124 @@ def test_a_thousand_failing_publishes_are_few_questions(lookup_producer: LookupP
     assert lookup.refreshed < 520  # the poller makes one question of those that come together
 
 
-def test_attempts_that_meet_a_moving_leader_have_their_own_limit(
-    lookup_producer: LookupProducers, publish_nsqd: Nsqds
+EXITING = b"E_PUB_FAILED exiting"
+
+
+@pytest.mark.parametrize("refusal", [NOT_LEADER, EXITING, b"E_PUB_FAILED pub to wait channel timeout"])
+@pytest.mark.parametrize("arguments", [{"key": "k"}, {}], ids=["key", "no key"])
+def test_time_ends_a_publish_that_meets_a_moving_leader_and_no_count(
+    lookup_producer: LookupProducers, publish_nsqd: Nsqds, arguments: dict[str, Any], refusal: bytes
 ) -> None:
-    nsqd = publish_nsqd(lambda peer, command: peer.frame(1, NOT_LEADER), version=REDESIGNED)
-    sender, _ = lookup_producer(one(nsqd), max_leader_attempts=5, retry_max_delay=0.01)
-    for arguments in ({"key": "k"}, {}):
-        with pytest.raises(errors.PublishFailed, match="failed after 5 attempts: E_FAILED_ON_NOT_LEADER") as caught:
-            sender.publish("t", b"x", **arguments)
-        assert not caught.value.possibly_stored
-    assert len(nsqd.commands) == 10
+    nsqd = publish_nsqd(lambda peer, command: peer.frame(1, refusal), version=REDESIGNED)
+    sender, lookup = lookup_producer(
+        one(nsqd), publish_timeout=60.0, retry_max_delay=0.01, max_publish_attempts=1, retry_unknown_outcome=False
+    )
+    result = sender.publish_nowait("t", b"x", **arguments)
+    nsqd.wait_commands(50)
+    assert not result.ready()
+    assert lookup.refreshed
+    nsqd.answer = agree
+    assert result.get(timeout=30) == b"OK"
+
+
+def test_the_count_of_former_times_is_accepted_and_without_effect() -> None:
+    with pytest.warns(DeprecationWarning, match="waited for until publish_timeout"):
+        ProducerConfig(max_leader_attempts=5)
+
+
+@pytest.mark.parametrize("options", GATHERING)
+def test_what_ends_servers_is_sent_to_two_of_them_and_harms_no_other(
+    lookup_producer: LookupProducers, publish_nsqd: Nsqds, options: dict[str, Any]
+) -> None:
+    def die_of_poison(peer: Peer, command: Command) -> None:
+        if b"poison" in command.bodies:
+            peer.reset()
+            raise EndOfPeer
+        peer.ok()
+
+    nsqds = [publish_nsqd(die_of_poison, version=REDESIGNED) for _ in range(4)]
+    found = topology(dict(enumerate(nsqds)))
+    sender, _ = lookup_producer(found, max_publish_attempts=100, publish_timeout=60.0, **options)
+    sender.publish("t", b"first")
+    until(lambda: len(sender.stats()["connected"]) == 4)
+    results = [sender.publish_nowait("t", body) for body in (b"poison", *numbers(40))]
+    gevent.joinall(results, timeout=30)
+    killed = [nsqd for nsqd in nsqds if b"poison" in nsqd.bodies]
+    assert len(killed) == 2
+    assert all(result.get(block=False) == b"OK" for result in results[1:])
+    error = results[0].exception
+    assert isinstance(error, errors.PublishFailed)
+    assert error.possibly_stored
+    for text in (
+        "ended the connection while working on it",
+        "no other server",
+        *(str(nsqd.address) for nsqd in killed),
+    ):
+        assert text in str(error)
+
+
+def test_what_was_behind_what_ended_servers_is_tried_on(lookup_producer: LookupProducers, publish_nsqd: Nsqds) -> None:
+    nsqds = [publish_nsqd(stay_mute, version=REDESIGNED) for _ in range(4)]
+    sender, lookup = lookup_producer(one(nsqds[0]), max_publish_attempts=100, publish_timeout=60.0)
+    poison = sender.publish_nowait("t", b"poison")
+    behind = sender.publish_nowait("t", b"behind")
+    for number, nsqd in enumerate(nsqds[:3], start=1):
+        nsqd.wait_commands(1 if number == 3 else 2)
+        nsqd.peers[0].reset()
+        lookup.tell(one(nsqds[number]))
+    nsqds[3].answer = agree
+    assert behind.get(timeout=30) == b"OK"
+    assert [b"poison" in nsqd.bodies for nsqd in nsqds] == [True, True, False, False]
+    assert isinstance(poison.exception, errors.PublishFailed)
+
+
+def test_a_silent_leader_is_asked_about_until_another_leads_and_then_left_at_once(
+    lookup_producer: LookupProducers, publish_nsqd: Nsqds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq_fast.runtime.publishing.destination.SILENCE", 1000.0)
+    old, new = publish_nsqd(stay_mute, version=REDESIGNED), publish_nsqd(version=REDESIGNED)
+    sender, lookup = lookup_producer(one(old), attempt_timeout=0.1, publish_timeout=60.0, retry_max_delay=0.05)
+    results = [sender.publish_nowait("t", body, key="k") for body in numbers(3)]
+    old.wait_commands(1)
+    before = lookup.refreshed
+    until(lambda: lookup.refreshed >= before + 10)  # lookup may take a while to see that the leader is gone
+    assert sender.stats()["stalled"] == [str(old.address)]
+    lookup.tell(one(new))
+    gevent.joinall(results, timeout=30, raise_error=True)
+    assert new.bodies == numbers(3)
+    asked = lookup.refreshed
+    assert sender.publish("t", b"3", key="k") == b"OK"
+    assert lookup.refreshed <= asked + 1  # no more than what was on its way
+
+
+def test_giving_a_former_leader_up_harms_no_other_partition_that_it_leads(
+    lookup_producer: LookupProducers, publish_nsqd: Nsqds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq_fast.runtime.publishing.destination.SILENCE", 0.05)
+    old, new = publish_nsqd(stay_mute, version=REDESIGNED), publish_nsqd(version=REDESIGNED)
+    sender, lookup = lookup_producer(topology({0: old, 1: old}), publish_timeout=60.0)
+    moved = sender.publish_nowait("t", b"moved", partition=0)
+    stays = sender.publish_nowait("t", b"stays", partition=1)
+    old.wait_commands(2)
+    lookup.tell(topology({0: new, 1: old}))
+    assert moved.get(timeout=30) == b"OK"
+    assert not stays.ready()
+    for _ in range(2):
+        old.peers[0].ok()
+    assert stays.get(timeout=30) == b"OK"
+    assert len(old.peers) == 1
+    until(lambda: sender.stats()["held"] == 0)
+
+
+def test_an_attempt_that_is_overdue_asks_lookup(lookup_producer: LookupProducers, publish_nsqd: Nsqds) -> None:
+    nsqd = publish_nsqd(version=REDESIGNED)
+    sender, lookup = lookup_producer(one(nsqd), publish_timeout=60.0)
+    assert sender.publish("t", b"x", key="k") == b"OK"
+    nsqd.answer = stay_mute
+    before = lookup.refreshed
+    with pytest.raises(errors.PublishTimeout):
+        sender.publish("t", b"y", key="k", timeout=0.05)
+    assert lookup.refreshed > before
 
 
 def test_an_unknown_outcome_is_not_tried_again_when_duplicates_are_unwanted(

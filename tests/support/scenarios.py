@@ -216,7 +216,6 @@ def new_producer(fleet: Fleet, scale: Scale, **options: Any) -> Producer:
         lookupd_http_addresses=fleet.lookupds,
         publish_timeout=scale.patience * 2,
         max_publish_attempts=1000,
-        max_leader_attempts=1000,
         retry_max_delay=0.5,
         lookupd_poll_interval=2.0,
         **options,

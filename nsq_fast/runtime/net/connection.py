@@ -169,6 +169,7 @@ class Connection(Incoming):
             reason = error
         except OSError as error:
             reason = ConnectionLost(f"{self.address}: {error}")
+            reason.is_abrupt = isinstance(error, ConnectionError)  # a reset; not a network that was lost
             reason.__cause__ = error
         except Exception as error:
             reason = ConnectionLost(f"{self.address}: the owner failed: {error!r}")
@@ -287,18 +288,20 @@ class Connection(Incoming):
 
     def _report(self, reason: NsqError) -> None:
         (lost,) = self.session.receive(b"")
-        for command, token in lost.pending:
-            self._report_pending(command, token, reason, outcome_unknown=lost.executed is None)
+        for number, (command, token) in enumerate(lost.pending):
+            text = f"{self.address}: the connection ended before the reply to {command}: {reason}"
+            error = lost_error(text, outcome_unknown=lost.executed is None)
+            error.is_abrupt = isinstance(reason, ConnectionLost) and reason.is_abrupt
+            error.was_first = number == 0
+            error.__cause__ = reason
+            self._report_pending(token, error)
         logger.info("%s: disconnected: %s", self.address, reason)
         try:
             self._owner.on_disconnect(self, reason)
         finally:
             self._ended.set()
 
-    def _report_pending(self, command: str, token: Any, reason: NsqError, *, outcome_unknown: bool) -> None:
-        text = f"{self.address}: the connection ended before the reply to {command}: {reason}"
-        error = lost_error(text, outcome_unknown)
-        error.__cause__ = reason
+    def _report_pending(self, token: Any, error: ConnectionLost) -> None:
         try:
             self._failed(token, error)
         except Exception:  # the others must still hear of theirs

@@ -101,7 +101,9 @@ class Incoming(CommandWriter):
 
     def _received(self, data: bytes) -> None:
         if not data:
-            raise self._outbox.error or ConnectionLost(f"{self.address}: closed by the server")
+            lost = self._outbox.error or ConnectionLost(f"{self.address}: closed by the server")
+            lost.is_abrupt = True
+            raise lost
         session = self.session
         self.last_received_at = now = monotonic()
         events = session.receive(data, now)

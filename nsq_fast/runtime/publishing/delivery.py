@@ -74,7 +74,7 @@ class Delivery:
             retry_unknown_outcome=config.retry_unknown_outcome,
             base_delay=config.retry_base_delay,
             max_delay=config.retry_max_delay,
-            max_leader_attempts=config.max_leader_attempts if lookupds else 0,
+            awaits_leader=bool(lookupds),
         )
         self._attempt_limit = config.attempt_limit
         self.supervisor = Supervisor(logger, lambda error: emit(producer, "on_error", error=error))
@@ -203,13 +203,16 @@ class Delivery:
                 publish.attempt = None
                 self.pending_limit.give(publish.weight)
                 continue
-            verdict = publish.attempt_failed(error, self._policy, is_shared=len(command.publishes) > 1)
+            is_shared = len(command.publishes) > 1
+            verdict = publish.attempt_failed(error, self._policy, is_shared=is_shared, server=conn.address)
             is_stale |= verdict.leader
             needs_lookup |= verdict.refresh
             if verdict.retry:
                 again.append(publish)
                 if verdict.pause:
-                    delay = max(delay, retry_delay(max(publish.attempts, 1), self._policy, random.random))
+                    number = max(publish.attempts, 1)
+                    pause = retry_delay(number, self._policy, random.random, for_leader=verdict.leader)
+                    delay = max(delay, pause)
             else:
                 self.finish(publish, final_error(publish, error))
         if needs_lookup:
@@ -226,8 +229,14 @@ class Delivery:
         self.pending.remove([publish])
         publish.wake(self.wakeups)
 
+    def give_up(self, command: Command, error: NsqError) -> None:
+        """Wait no longer for the reply to a command: its publishes are tried again, or fail, with ``error``."""
+        if command.conn is not None:
+            self.refused(command.conn, command, error)
+
     def _time_out(self, publish: Publish) -> None:
         self._owe(publish)
+        self.routes.refresh(publish.topic)  # what did not reply may lead no longer
         self.finish(publish, timeout_error(publish, self.pool, self.routes))
 
     def abandon(self, publish: Publish) -> None:

@@ -23,18 +23,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from nsq_fast.errors import ConnectionLost
+from nsq_fast.errors import ConnectionLost, NsqError
 from nsq_fast.names import Address
 from nsq_fast.protocol.publish import take_command
 from nsq_fast.protocol.wire_form import LENGTH_BYTES, PLAIN
-from nsq_fast.runtime.supervised import Supervisor
 
 from .link import Link
 from .pending import Pending
 from .publish import Command, Publish
 
 # A former leader refuses what it got before. One that says nothing for so long (s) will not say anything.
-SILENCE = 2.0
+SILENCE = 1.0
 
 
 class Sender(Protocol):
@@ -49,7 +48,6 @@ class Sender(Protocol):
     enough: int
     limit: int
     pending: Pending
-    supervisor: Supervisor
 
     def hold(self, queue: Queue) -> bool:
         """Hold a queue for what comes next, if that is worth it; ``Queue.pump`` is called in time then."""
@@ -60,8 +58,11 @@ class Sender(Protocol):
     def send(self, command: Command, link: Link) -> None:
         """Write a command; its end is reported by ``Queue.stored`` or ``failed``, possibly before this returns."""
 
+    def give_up(self, command: Command, error: NsqError) -> None:
+        """Wait no longer for the reply to a command: ``Queue.failed`` is called. A late reply is taken silently."""
+
     def seek(self, queue: Queue) -> None:
-        """Publishes wait, and no link takes them: look for one."""
+        """Publishes wait, and no link takes them: look for one, until ``Queue.is_stranded`` is over."""
 
     def later(self, delay: float, callback: Callable[[], object]) -> None:
         """Call ``callback()`` in ``delay`` seconds."""
@@ -324,6 +325,11 @@ class PartitionQueue(Queue):
     def can_move(self) -> bool:
         return False  # a partition has one leader
 
+    @property
+    def is_stranded(self) -> bool:
+        """Whether publishes wait for want of a leader that replies: also the one that owes the reply to some."""
+        return not self.links and (bool(self.waiting) or self.on_wire is not None)
+
     def missing_leader(self, is_connected: Callable[[Address], bool]) -> str | None:
         if self.links or not self.has_lookup:
             return None
@@ -377,15 +383,17 @@ class PartitionQueue(Queue):
     def moved(self) -> None:
         """Another nsqd leads the partition now."""
         command = self.on_wire
-        if command is not None:
+        if command is not None and self._link is not None and self._link.owed:  # silent for too long already
+            self._give_up(command)
+        elif command is not None:
             self._sender.later(SILENCE, lambda: self._give_up(command))
         self.resume()
 
     def _give_up(self, command: Command) -> None:
         conn = command.conn
         if self.on_wire is command and conn is not None and conn.address != self.leader:
-            silent = ConnectionLost(f"{conn.address}: does not reply, and no longer leads {self.topic}-{self.number}")
-            self._sender.supervisor.job(f"nsq_fast-close-{conn.address}", conn.close, silent).start()
+            silent = f"{conn.address}: does not reply, and no longer leads {self.topic}-{self.number}"
+            self._sender.give_up(command, ConnectionLost(silent))
 
 
 class AnyPartition(Queue):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nsq_fast.errors import ConfigError, LookupFailed, NoLeader, NoNsqd, NsqError, PublishTimeout
 from nsq_fast.names import Address
-from nsq_fast.protocol.retry import publish_failed
+from nsq_fast.protocol.retry import MOST_SERVERS_LOST, publish_failed
 
 from .pool import Pool
 from .publish import Publish
@@ -18,7 +18,14 @@ def final_error(publish: Publish, error: NsqError) -> NsqError:
     """
     if isinstance(error, ConfigError):
         return ConfigError(*error.args)
-    return publish_failed(publish.topic, error, publish.attempts, publish.possibly_stored)
+    note = ""
+    if len(publish.ended_servers) >= MOST_SERVERS_LOST:
+        ended = " and ".join(map(str, publish.ended_servers))
+        note = (
+            f"; {ended} ended the connection while working on it, so it may be what ended them:"
+            " it is sent to no other server"
+        )
+    return publish_failed(publish.topic, error, publish.attempts, publish.possibly_stored, note)
 
 
 def timeout_error(publish: Publish, pool: Pool, routes: Routes) -> NsqError:

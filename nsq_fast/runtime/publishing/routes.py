@@ -21,6 +21,7 @@ from nsq_fast.names import Address, check_topic
 from nsq_fast.protocol.partitioner import key_partitioner
 from nsq_fast.protocol.topology import Topology
 from nsq_fast.runtime.lookup import LookupPoller
+from nsq_fast.runtime.supervised import Supervisor
 
 from .destination import Queue, Sender
 from .link import Link
@@ -36,6 +37,8 @@ MAX_TOPICS = 10_000
 
 class RouteOwner(Sender, Protocol):
     """Who sends, and ends what cannot be sent."""
+
+    supervisor: Supervisor
 
     def finish(self, publish: Publish, error: BaseException | None) -> None:
         """End a publish."""
@@ -161,6 +164,9 @@ class Routes:
         assert addresses is not None
         if route.set_links([link for link in self._pool.open if link.address in addresses]):
             self.refresh(route.topic)
+        for queue in route.partitions.values():
+            if queue.is_stranded:
+                self._owner.seek(queue)
         route.pump()
 
     # What lookup says

@@ -38,7 +38,8 @@ class Seeker:
         if self._refresh is not None and not queue.is_sought:
             queue.is_sought = True
             queue.seeks += 1
-            self._later(retry_delay(queue.seeks, self._policy, random.random), lambda: self._seek_on(queue))
+            delay = retry_delay(queue.seeks, self._policy, random.random, for_leader=True)
+            self._later(delay, lambda: self._seek_on(queue))
 
     def _seek_on(self, queue: Queue) -> None:
         queue.is_sought = False
