@@ -9,38 +9,35 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterable, Iterator
-from time import monotonic
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gevent import get_hub
-from gevent.event import Event
 
 from nsq_fast._codec import Message
 from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, split_options
 from nsq_fast.errors import ConfigError, NotRunning, NsqError
-from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, check_channel, check_topic, listed, parse_addresses
+from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, check_channel, check_topic, listed, parse_addresses
 from nsq_fast.protocol.backoff import Backoff, RequeueDelay
 from nsq_fast.protocol.position import StartPositions, parse_start
 
-from .consuming.closing import begin_closing, close_subscribers
-from .consuming.deadlines import Deadlines, ExpiryLog
-from .consuming.dispatch import CALLS_HANDLERS, HandlerLimit, Pool
+from .consuming.closing import CLOSE_TIMEOUT, Closing, check_timeout
+from .consuming.deadlines import Deadlines
 from .consuming.disposition import BatchHandler, Disposition, Handler
+from .consuming.expiry import Expiry
 from .consuming.failures import Discard, GiveUpPolicy
 from .consuming.flow import Flow
-from .consuming.handler_threads import HandlerThreads
 from .consuming.handlers import check_handler
 from .consuming.iteration import messages
 from .consuming.load import Workload
+from .consuming.observed import ObservedConsumer
 from .consuming.ordered import PAUSE, BlockedPolicy, Ordered, check_blocked_policy
 from .consuming.orphans import Orphans
-from .consuming.stats import ConsumerStats
-from .consuming.subscriber import Subscriber
+from .consuming.stats import Counters
 from .consuming.subscriptions import Subscriptions
 from .consuming.tracing import Tracer
-from .consuming.watchdog import HubWatch, watchdog
+from .consuming.worker_pools import WorkerPools
 from .fork import keep, tell_forks
 from .net.tls import check_tls_options
 from .option_attributes import ConsumerOptions
@@ -55,12 +52,10 @@ if TYPE_CHECKING:
 
     from nsq_fast.keywords import ConsumerKeywords
 
-CLOSE_TIMEOUT = 30.0
-
 AddressArgument = str | Iterable[str | tuple[str, int]]
 
 
-class Consumer(ConsumerOptions):
+class Consumer(ObservedConsumer, ConsumerOptions):
     """Consume a topic through a channel.
 
     A handler is called as ``message_handler(consumer, message)``. When it returns, the message is finished, unless
@@ -165,7 +160,7 @@ class Consumer(ConsumerOptions):
         self.lookup_config: LookupConfig
         self.config, self.connection_config, self.lookup_config = configs
         self.lookupd_addresses = listed(lookupd_http_addresses, "lookupd_http_addresses")
-        self._check_addresses(needs_lookup=start_position is not None)
+        _check_addresses(self.nsqd_addresses, self.lookupd_addresses, needs_lookup=start_position is not None)
         check_handler("message_handler", message_handler)
         check_handler("batch_handler", batch_handler)
         check_handler("give_up", give_up)
@@ -183,18 +178,9 @@ class Consumer(ConsumerOptions):
         self._blocked_policy = check_blocked_policy(blocked_policy)
         if not isinstance(trace, TraceLog | None):
             raise ConfigError(f"trace={trace!r}: must be a TraceLog, or None")
-        self._failure: NsqError | None = None
         self._made_of = message_handler, batch_handler, trace or trace_log
         self._build(*self._made_of, parse_start(start_position))
         tell_forks(self)
-
-    def _check_addresses(self, needs_lookup: bool) -> None:
-        if not self.nsqd_addresses and not self.lookupd_addresses:
-            raise ConfigError(
-                "must specify at least one nsqd or lookupd: nsqd_tcp_addresses and lookupd_http_addresses are empty"
-            )
-        if needs_lookup and not self.lookupd_addresses:
-            raise ConfigError("start_position needs lookupd_http_addresses: it is set over HTTP")
 
     def _build(
         self,
@@ -218,25 +204,22 @@ class Consumer(ConsumerOptions):
         idle_timeout = config.low_ready_idle_timeout
         self.workload = Workload(Orphans(), is_bounded=config.drop_expired)
         self.flow = Flow(config.max_in_flight, idle_timeout, backoff, self.workload, self.supervisor, self.logger)
+        self.past = Counters()
+        self.expiry = Expiry(self)
         self.deadlines = Deadlines(
             lambda: [each.subscription for each in self._subscriptions],
             self.workload,
-            self._orphans_expired,
+            self.expiry.report_orphans,
             self.flow.changed,
             config.auto_touch,
             self.supervisor,
             self.logger,
         )
-        self._expiry_log = ExpiryLog(self.logger)
         self.tracer = Tracer(trace, self.topic, self.channel)
-        self._handler_limit = HandlerLimit(lambda: self.flow.limit)
-        self._threads: HandlerThreads | None = None
-        self._pool: Pool | None = None
-        self._pools = cast(list[Pool], self.workload.pools)
+        self.workers = WorkerPools(self.disposition, self.workload, lambda: self.flow.limit, self.name, self._thread)
         self._is_started = False
-        self._is_closing = False
-        self._closed = Event()
         self._subscriptions: Subscriptions = Subscriptions(self, start)
+        self._closing = Closing(self, self._subscriptions, (self._give_up, self._blocked_policy))
 
     # Running
 
@@ -253,51 +236,23 @@ class Consumer(ConsumerOptions):
         if block:
             self.join()
 
-    def _check_receivers(self) -> None:
-        for receiver in receivers(self.on_message, self):
-            check_handler("a receiver of on_message", receiver)
-
     def _start(self, is_iterated: bool) -> None:
         if is_iterated and (count := self.config.handler_threads):
             raise ConfigError(f"handler_threads={count} needs a handler: who iterates handles the messages itself")
-        if self._is_closing:
+        if self._closing.has_begun:
             raise NotRunning(f"{self.name}: already closed")
         if self._is_started:
             self.logger.warning("%s: already started", self.name)
             return
         if is_heard(self, "on_message"):
-            self._check_receivers()
+            for receiver in receivers(self.on_message, self):
+                check_handler("a receiver of on_message", receiver)
         self._is_started = True
         self._thread.claim()
-        self._hub_watch = HubWatch(
-            self.logger, CALLS_HANDLERS, lambda: self.workload.is_handling, is_iterated=is_iterated
-        )
-        watchdog.add(self._hub_watch)
-        concurrency, threads = self.config.concurrency, self.config.handler_threads
-        if threads:
-            self._threads = HandlerThreads(min(threads, concurrency or threads), self._thread)
-        if is_iterated or concurrency or threads:
-            self._pool = self.new_pool(0 if is_iterated else concurrency or threads, "worker")
-            self.workload.shared = self._pool
+        self.workers.start(self.config, is_iterated, self.logger)
         self.flow.start(f"{self.name} flow")
         self.deadlines.start(f"{self.name} deadlines")
         self._subscriptions.start()
-
-    def new_pool(self, size: int, name: str) -> Pool:
-        """Make worker greenlets."""
-        pool = Pool(self.disposition, size, f"{self.name} {name}", self._handler_limit, self._threads)
-        self._pools.append(pool)
-        return pool
-
-    @property
-    def pool(self) -> Pool | None:
-        """The workers that all connections share; None when each has its own."""
-        return self._pool
-
-    def drop_pool(self, pool: Pool) -> None:
-        """Forget workers of one connection."""
-        if pool in self._pools and pool is not self._pool:
-            self._pools.remove(pool)
 
     def join(self, timeout: float | None = None, raise_error: bool = False) -> bool:
         """Wait until the consumer is closed; False if ``timeout`` seconds passed first.
@@ -310,13 +265,13 @@ class Consumer(ConsumerOptions):
         PartitionBlocked when a policy says ``stop``.
         """
         self._thread.check("Consumer.join()")
-        if timeout is None and not self._is_started and not self._is_closing:
+        if timeout is None and not self._is_started and not self._closing.has_begun:
             raise NotRunning(
                 f"{self.name}: join() before start(): call start(block=False) first, or start(), which joins"
             )
-        is_closed = bool(self._closed.wait(timeout))
-        if is_closed and self._failure is not None:
-            raise self._failure
+        is_closed = bool(self._closing.done.wait(timeout))
+        if is_closed and self._closing.failure is not None:
+            raise self._closing.failure
         return is_closed
 
     def __enter__(self) -> Consumer:
@@ -340,14 +295,10 @@ class Consumer(ConsumerOptions):
             raise RuntimeError("a consumer with a handler cannot be iterated")
         if not self._is_started:
             self._start(is_iterated=True)
-        if self._pool is None:
+        pool = self.workers.shared
+        if pool is None:
             raise RuntimeError("a consumer that was started with a handler cannot be iterated")
-        return self._messages(self._pool)
-
-    def _messages(self, pool: Pool) -> Iterator[Message]:
-        yield from messages(pool, self.disposition)
-        if self._failure is not None:
-            raise self._failure
+        return messages(pool, self.disposition, self._closing)
 
     # Closing
 
@@ -364,59 +315,20 @@ class Consumer(ConsumerOptions):
         is_in_handler = self._thread.is_served_here
         if not is_in_handler:
             self._thread.check("Consumer.close()")
-        _check_timeout(timeout)
+        check_timeout(timeout)
         if is_in_handler:
-            self._thread.hand_over(self._begin_closing, drain, timeout)
+            self._thread.hand_over(self._closing.begin, drain, timeout)
             return
         if is_interrupting():
-            get_hub().loop.run_callback(self._begin_closing, drain, timeout)
+            get_hub().loop.run_callback(self._closing.begin, drain, timeout)
             return
-        self._begin_closing(drain, timeout)
-        if may_wait(worker.greenlet for pool in self._pools for worker in pool.workers):
-            self._closed.wait()
+        self._closing.begin(drain, timeout)
+        if may_wait(self.workers.greenlets()):
+            self._closing.done.wait()
 
     def fail(self, error: NsqError) -> None:
         """Close because of ``error``, which ``start`` and ``join`` then raise. Does not block."""
-        if not self._is_closing:
-            self._failure = error
-            self.logger.error("%s: closing: %s", self.name, error)
-            self._begin_closing(drain=True, timeout=CLOSE_TIMEOUT)
-
-    def _begin_closing(self, drain: bool, timeout: float | None) -> None:
-        if not self._is_closing:
-            self._is_closing = True
-            self._subscriptions.freeze()
-            begin_closing(self.subscribers)
-            self.supervisor.job(f"{self.name} closer", self._close, drain, timeout).start()
-
-    def _close(self, drain: bool, timeout: float | None) -> None:
-        try:
-            self._subscriptions.stop()
-            close_subscribers(self.subscribers, drain, timeout, self.supervisor, self.logger)
-        finally:
-            self.flow.stop()
-            self.deadlines.stop()
-            for pool in self._pools:
-                pool.stop()
-            if self._threads is not None:
-                self._threads.stop()
-            if self._is_started:
-                watchdog.remove(self._hub_watch)
-            for policy in (self._give_up, self._blocked_policy):
-                self._close_policy(policy)
-            try:
-                emit(self, "on_close")
-            finally:  # a receiver may be ended by what is no Exception
-                self._closed.set()
-
-    def _close_policy(self, policy: object) -> None:
-        close = getattr(policy, "close", None)
-        if close is None:
-            return
-        try:
-            close()
-        except Exception:  # a user's policy must not keep join() waiting
-            self.logger.exception("closing the give-up policy failed")
+        self._closing.fail(error)
 
     def forked(self) -> None:
         """In the child of a fork: not started, whatever the parent's is; ``start`` makes connections of its own."""
@@ -424,11 +336,10 @@ class Consumer(ConsumerOptions):
             return
         keep(vars(self).copy())
         self._thread.release()
-        is_closed = self._is_closing
+        is_closed = self._closing.has_begun
         self._build(*self._made_of, None)
         if is_closed:
-            self._is_closing = True
-            self._closed.set()
+            self._closing.skip()
 
     # Flow
 
@@ -445,7 +356,7 @@ class Consumer(ConsumerOptions):
         self.config = self.config.replace(max_in_flight=value)
         self.flow.max_in_flight = self.config.max_in_flight
         self.flow.changed()
-        self._handler_limit.changed()
+        self.workers.limit_changed()
 
     def pause(self) -> None:
         """Ask for no more messages (RDY 0). What has been received is still handled."""
@@ -459,79 +370,11 @@ class Consumer(ConsumerOptions):
         self.flow.is_paused = False
         self.flow.changed()
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether ``pause`` was called, and ``resume`` not since."""
-        return self.flow.is_paused
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the consumer is started and not closed."""
-        return self._is_started and not self._is_closing
-
-    @property
-    def is_starved(self) -> bool:
-        """Whether some connection holds 85 % of what it may get: time to process what was gathered."""
-        return self.flow.is_starved
-
-    @property
-    def total_ready_count(self) -> int:
-        """Sum of the RDYs last sent."""
-        return sum(each.share.rdy for each in self._subscriptions if each.is_connected)
-
-    @property
-    def total_in_flight(self) -> int:
-        """Messages received and not answered."""
-        return sum(each.connection.in_flight for each in self._subscriptions if each.is_connected)
-
-    def stats(self) -> ConsumerStats:
-        """A snapshot of what was done and what is going on."""
-        connections = tuple(each.stats() for each in self._subscriptions)
-        totals = self._subscriptions.past.copy()
-        for each in connections:
-            totals.add(each.counters)
-        return ConsumerStats(
-            connections=connections,
-            totals=totals,
-            given_up=self.given_up,
-            max_in_flight=self.max_in_flight,
-            in_flight=sum(each.in_flight for each in connections),
-            unstarted=sum(each.unstarted for each in connections),
-            backoff_level=self.flow.backoff.level,
-            backoff_left=max(0.0, self.flow.backoff.until - monotonic()),
-            is_running=self.is_running,
-            is_paused=self.is_paused,
-            is_starved=self.is_starved,
-            order_violations=self.ordered.ledger.violations,
-            repeated=self.ordered.ledger.repeated,
-            blocked=self.ordered.blocked,
-            orphaned=self.workload.orphans.count(),
+def _check_addresses(nsqds: Sequence[Address], lookupds: Sequence[object], needs_lookup: bool) -> None:
+    if not nsqds and not lookupds:
+        raise ConfigError(
+            "must specify at least one nsqd or lookupd: nsqd_tcp_addresses and lookupd_http_addresses are empty"
         )
-
-    @property
-    def subscribers(self) -> list[Subscriber]:
-        """One for each nsqd or partition known now."""
-        return list(self._subscriptions)
-
-    @property
-    def nsqd_tcp_addresses(self) -> set[str]:
-        """The configured nsqds as 'host:port'."""
-        return {str(address) for address in self.nsqd_addresses}
-
-    # Messages that take longer than they should
-
-    def note_expired(self, messages: list[Message], unstarted: int) -> None:
-        """Tell that messages have expired, ``unstarted`` of them before a handler began."""
-        self._expiry_log.note(len(messages), unstarted, monotonic())
-        for message in messages:
-            emit(self, "on_expired", message=message)
-
-    def _orphans_expired(self, messages: list[Message]) -> None:
-        self._subscriptions.past.expired += len(messages)
-        self.note_expired(messages, 0)
-        self.flow.changed()
-
-
-def _check_timeout(timeout: object) -> None:
-    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):
-        raise ConfigError(f"timeout={timeout!r}: must be a number of seconds, 0 or more, or None")
+    if needs_lookup and not lookupds:
+        raise ConfigError("start_position needs lookupd_http_addresses: it is set over HTTP")

@@ -139,7 +139,7 @@ def test_a_lost_leader_is_looked_up_at_once_and_followed(nsqds, consume):
 
 
 def test_lookup_is_asked_until_it_knows_the_new_leader(nsqds, consume, monkeypatch):
-    monkeypatch.setattr("nsq_fast.runtime.consuming.subscriptions.SEEK_INTERVAL", 0.02)
+    monkeypatch.setattr("nsq_fast.runtime.consuming.seeker.SEEK_INTERVAL", 0.02)
     before, after = nsqds(), nsqds()
     _, lookup = consume(max_reconnect_delay=60)
     lookup.tell(topology({0: before}))

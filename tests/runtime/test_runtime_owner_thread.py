@@ -23,7 +23,7 @@ from nsq_fast.runtime.lookup import LookupPoller
 # They change nothing, and a monitoring thread may call them.
 READING = {"failure", "stats", "topology"}
 # Called by our own greenlets, or by the fork, and by nobody else.
-INTERNAL = {"drop_pool", "fail", "forked", "new_pool", "note_expired"}
+INTERNAL = {"fail", "forked"}
 KINDS: list[Any] = [Consumer, Producer, ColumnProducer, ColumnSubscription, LookupPoller]
 SETTERS = {Consumer: ["max_in_flight"]}
 

@@ -154,7 +154,7 @@ def test_closing_while_the_worker_waits_for_bytes(nsqd: PartitionNsqd, consume: 
     consumer = consume(lambda consumer, message: None)
     push_record(nsqd.subscriber(None), 1)
     nsqd.subscriber(None).wait_for(lambda: answers(nsqd.subscriber(None), b"FIN") == [1])
-    workers = [worker.greenlet for pool in consumer._pools for worker in pool.workers]
+    workers = [worker.greenlet for pool in consumer.workload.pools for worker in pool.workers]
     with gevent.Timeout(5):
         consumer.close()
     until(lambda: all(worker.dead for worker in workers))

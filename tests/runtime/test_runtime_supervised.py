@@ -24,7 +24,7 @@ from nsq_fast.broker import LookupdServer, NsqdOptions, NsqdServer
 from nsq_fast.errors import InternalError, NsqError
 from nsq_fast.runtime import supervised
 from nsq_fast.runtime.consuming.flow import Flow
-from nsq_fast.runtime.consuming.subscriptions import Subscriptions
+from nsq_fast.runtime.consuming.seeker import Seeker
 from nsq_fast.runtime.publishing.pending import Pending
 from nsq_fast.runtime.supervised import Job, Loop, Supervisor
 
@@ -151,7 +151,7 @@ class Scenario:
 
 @pytest.fixture
 def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scenario]:
-    monkeypatch.setattr(Subscriptions, "_is_seeking", lambda self: not self._is_stopped.is_set())
+    monkeypatch.setattr(Seeker, "_is_seeking", lambda self: not self._stopped.is_set())
     made = Scenario(tmp_path)
     made.consumer._subscriptions.lost(None)  # type: ignore[arg-type]  # the seeker begins
     yield made

@@ -6,6 +6,7 @@ import json
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -42,6 +43,20 @@ class Server:
 
 @pytest.fixture(params=["embedded", "original"])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with _running(request) as running:
+        yield running
+
+
+@pytest.fixture
+def second_server(request: pytest.FixtureRequest, server: Server) -> Iterator[Server]:
+    """Another nsqd of the same kind."""
+    request.param = request.node.callspec.params["server"]
+    with _running(request) as running:
+        yield running
+
+
+@contextmanager
+def _running(request: pytest.FixtureRequest) -> Iterator[Server]:
     if request.param == "original":
         nsqd = request.getfixturevalue("real_nsqd")()
         yield Server(nsqd.tcp_address, nsqd.http_address)

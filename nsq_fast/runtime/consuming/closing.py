@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic
+from typing import Protocol
 
 from gevent import joinall
+from gevent.event import Event
 
-from nsq_fast.runtime.net.connection import CLOSE_TIMEOUT
+from nsq_fast.errors import ConfigError, ConnectionClosed, NsqError
+from nsq_fast.runtime.net.connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
+from nsq_fast.runtime.signals import emit
 from nsq_fast.runtime.supervised import Supervisor
 
+from .deadlines import Deadlines
+from .draining import wait_for_answers, wait_for_close_wait
+from .flow import Flow
 from .subscriber import Subscriber
+from .worker_pools import WorkerPools
+
+CLOSE_TIMEOUT = 30.0
 
 # 1. make no connection any more: pauses between attempts end, lookup is stopped;
 # 2. CLS to every nsqd, so that it sends nothing more (this takes the place of RDY 0), and REQ 0 for what no handler
@@ -30,10 +40,107 @@ CLOSING_SHARE = 0.1
 SHORTEST_CLOSING = 0.1
 
 
-def begin_closing(subscribers: Iterable[Subscriber]) -> None:
-    """Steps 1 and 2; does not block."""
-    for subscriber in subscribers:
-        subscriber.begin_closing()
+class Freezable(Protocol):
+    """The subscribers of a consumer; a ``Subscriptions``."""
+
+    def __iter__(self) -> Iterator[Subscriber]:
+        """Those of now."""
+
+    def freeze(self) -> None:
+        """Make no new subscriptions and forget none; does not block."""
+
+    def stop(self) -> None:
+        """Ask lookup no more, after ``freeze``."""
+
+
+class ClosingContext(Protocol):
+    """A consumer, as its end sees it; the sender of ``on_close``."""
+
+    name: str
+    logger: logging.Logger
+    flow: Flow
+    deadlines: Deadlines
+    workers: WorkerPools
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """Makes its greenlets."""
+
+
+class Closing:
+    """Closes one consumer, once.
+
+    Args:
+        subscriptions: all that the consumer is subscribed to.
+        policies: of the consumer; those that have a ``close()`` method are closed, too.
+
+    Attributes:
+        has_begun: whether the consumer is closing or closed.
+        done: set when it is closed.
+        failure: why it closed by itself; None when somebody asked for it.
+    """
+
+    def __init__(self, consumer: ClosingContext, subscriptions: Freezable, policies: Iterable[object]) -> None:
+        self.has_begun = False
+        self.done = Event()
+        self.failure: NsqError | None = None
+        self._consumer = consumer
+        self._subscriptions = subscriptions
+        self._policies = policies
+
+    def begin(self, drain: bool, timeout: float | None) -> None:
+        """Steps 1 and 2; the others follow in a greenlet of their own. Does not block; later calls do nothing."""
+        if self.has_begun:
+            return
+        self.has_begun = True
+        consumer = self._consumer
+        self._subscriptions.freeze()
+        for subscriber in self._subscriptions:
+            subscriber.begin_closing()
+        consumer.supervisor.job(f"{consumer.name} closer", self._finish, drain, timeout).start()
+
+    def fail(self, error: NsqError) -> None:
+        """Begin to close because of ``error``, unless it is closing already. Does not block."""
+        if not self.has_begun:
+            self.failure = error
+            self._consumer.logger.error("%s: closing: %s", self._consumer.name, error)
+            self.begin(drain=True, timeout=CLOSE_TIMEOUT)
+
+    def skip(self) -> None:
+        """It is closed without anything to do."""
+        self.has_begun = True
+        self.done.set()
+
+    def _finish(self, drain: bool, timeout: float | None) -> None:
+        consumer = self._consumer
+        try:
+            self._subscriptions.stop()
+            close_subscribers(list(self._subscriptions), drain, timeout, consumer.supervisor, consumer.logger)
+        finally:
+            consumer.flow.stop()
+            consumer.deadlines.stop()
+            consumer.workers.stop()
+            for policy in self._policies:
+                self._close_policy(policy)
+            try:
+                emit(consumer, "on_close")
+            finally:  # a receiver may be ended by what is no Exception
+                self.done.set()
+
+    def _close_policy(self, policy: object) -> None:
+        close = getattr(policy, "close", None)
+        if close is None:
+            return
+        try:
+            close()
+        except Exception:  # a user's policy must not keep join() waiting
+            self._consumer.logger.exception("closing the give-up policy failed")
+
+
+def check_timeout(timeout: object) -> None:
+    """Raise ConfigError unless ``timeout`` is a number of seconds, or None."""
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):
+        raise ConfigError(f"timeout={timeout!r}: must be a number of seconds, 0 or more, or None")
 
 
 def close_subscribers(
@@ -44,14 +151,15 @@ def close_subscribers(
     log: logging.Logger,
 ) -> None:
     """Steps 3 to 5, each for all connections before the next."""
-    closing_time = CLOSE_TIMEOUT
+    closing_time = CONNECTION_CLOSE_TIMEOUT
     deadline = None
     if timeout is not None:
-        share = min(timeout * CLOSING_SHARE, CLOSE_TIMEOUT)
+        share = min(timeout * CLOSING_SHARE, CONNECTION_CLOSE_TIMEOUT)
         deadline = monotonic() + timeout - share
         closing_time = max(share, SHORTEST_CLOSING)
     for subscriber in subscribers:
-        subscriber.drop_half_made()
+        if not subscriber.is_connected:  # it is being made, and nobody will use it
+            subscriber.connection.close(ConnectionClosed(f"{subscriber.address}: the consumer is closed"))
     if drain:
         _wait(subscribers, deadline, log)
     jobs = [supervisor.job("closing", each.close, closing_time) for each in subscribers]
@@ -62,9 +170,9 @@ def close_subscribers(
 
 def _wait(subscribers: Sequence[Subscriber], deadline: float | None, log: logging.Logger) -> None:
     for subscriber in subscribers:
-        if not subscriber.wait_for_close_wait(deadline):
+        if not wait_for_close_wait(subscriber.subscription, deadline):
             log.warning("%s: no CLOSE_WAIT in time", subscriber.address)
     for subscriber in subscribers:
-        if not subscriber.wait_for_answers(deadline):
+        if not wait_for_answers(subscriber.subscription, deadline):
             count = subscriber.connection.in_flight
             log.warning("%s: closed with %d messages unanswered", subscriber.address, count)

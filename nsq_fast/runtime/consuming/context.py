@@ -20,9 +20,11 @@ from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.supervised import Supervisor
 
 from .deadlines import Deadlines
+from .expiry import Expiry
 from .failures import GiveUpPolicy
 from .flow import Flow
 from .load import Load, Workload
+from .stats import Counters
 from .tracing import Tracer
 
 
@@ -75,6 +77,20 @@ class Workers(Wakeable, Protocol):
 
     def stop(self) -> None:
         """Let each worker end after what it is handling now."""
+
+
+class Pools(Protocol):
+    """The workers of a consumer; a ``WorkerPools``."""
+
+    @property
+    def shared(self) -> Any:
+        """The pool that all connections share; None when each has its own."""
+
+    def new(self, size: int, name: str) -> Any:
+        """Make ``size`` worker greenlets."""
+
+    def drop(self, pool: Any) -> None:
+        """Forget the workers of one connection."""
 
 
 class Requeuer(Protocol):
@@ -162,7 +178,11 @@ class HandlingContext(Protocol):
 
 
 class Context(HandlingContext, Protocol):
-    """A consumer, as its subscriptions see it."""
+    """A consumer, as its subscriptions see it.
+
+    Attributes:
+        past: counts of the subscribers that have ended.
+    """
 
     topic: str
     channel: str
@@ -172,6 +192,8 @@ class Context(HandlingContext, Protocol):
     nsqd_addresses: Any
     lookupd_addresses: Any
     deadlines: Deadlines
+    expiry: Expiry
+    past: Counters
     tracer: Tracer
     workload: Workload
 
@@ -180,14 +202,5 @@ class Context(HandlingContext, Protocol):
         """Its ordered partitions."""
 
     @property
-    def pool(self) -> Any:
-        """The workers that all connections share; None when each has its own."""
-
-    def new_pool(self, size: int, name: str) -> Any:
-        """Make worker greenlets."""
-
-    def drop_pool(self, pool: Any) -> None:
-        """Forget workers of one connection."""
-
-    def note_expired(self, messages: list[Message], unstarted: int) -> None:
-        """Tell that messages have expired, ``unstarted`` of them before a handler began."""
+    def workers(self) -> Pools:
+        """Makes and ends workers."""

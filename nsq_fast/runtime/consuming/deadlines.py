@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from math import inf
 from time import monotonic
 from typing import Protocol
 
@@ -28,9 +27,6 @@ TOUCH_AT = 0.5
 LOOKS_PER_TIMEOUT = 10
 LONGEST_PAUSE = 5.0
 SHORTEST_PAUSE = 0.01
-
-LOG_PAUSE = 10.0
-"""Seconds between two lines of the log about expired messages."""
 
 
 class Expiring(Protocol):
@@ -157,27 +153,3 @@ class Deadlines:
         except NsqError:
             return False  # answered or lost meanwhile
         return True
-
-
-class ExpiryLog:
-    """Logs expired messages, a line for many of them."""
-
-    def __init__(self, log: logging.Logger) -> None:
-        self._log = log
-        self._count = 0
-        self._unstarted = 0
-        self._quiet_until = -inf
-
-    def note(self, count: int, unstarted: int, now: float) -> None:
-        """``count`` messages have expired, ``unstarted`` of them before a handler began with them."""
-        self._count += count
-        self._unstarted += unstarted
-        if now < self._quiet_until:
-            return
-        self._quiet_until = now + LOG_PAUSE
-        self._log.warning(
-            "%d messages were not answered before their msg_timeout was over, and nsqd delivers them again;"
-            " no handler had begun with %d of them",
-            self._count, self._unstarted,
-        )  # fmt: skip
-        self._count = self._unstarted = 0

@@ -30,7 +30,7 @@ from greenlet import greenlet
 from nsq_fast._codec import Message
 from nsq_fast._time_slice import TimeSlice
 from nsq_fast.runtime.fork import tell_forks
-from nsq_fast.runtime.loop_turns import loop_turns
+from nsq_fast.runtime.loop_turns import SLICE, loop_turns
 from nsq_fast.runtime.net.connection import Connection
 
 from .disposition import Disposition
@@ -46,6 +46,25 @@ FLUSH_SHARE = 0.1
 """Share of the time that a slow handler took which may be spent on FINs that leave one by one after it.
 
 Where one handler is slow the next may be, too, and what gathered before it would wait."""
+
+
+class PromptFins:
+    """How many FINs of a consumer still leave one by one, because one of its handlers kept the hub from running lately.
+
+    All pools share it: the FINs of each connection wait while a handler of another keeps the hub from running.
+
+    Attributes:
+        left: how many; 0 as long as handlers are quick, so that only consumers with slow ones pay for it.
+    """
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    def slow(self, seconds: float) -> None:
+        """A handler has kept the hub waiting for so long."""
+        self.left = max(self.left, round(FLUSH_SHARE / FLUSH_SECONDS * seconds))
 
 
 class InboundQueue:
@@ -140,7 +159,7 @@ class Pool:
             message; None when there are several, or none.
         turns: of the loop of the hub that the workers run in.
         threads: where handlers run; None when they run in the worker greenlets.
-        eager: how many FINs are still sent one by one, because a handler was slow lately.
+        prompt: how many FINs are still sent one by one, because a handler of the consumer was slow lately.
         load: how busy the workers are.
     """
 
@@ -150,6 +169,7 @@ class Pool:
         size: int,
         name: str,
         limit: HandlerLimit,
+        prompt: PromptFins,
         threads: HandlerThreads | None = None,
     ) -> None:
         self.disposition = disposition
@@ -157,7 +177,7 @@ class Pool:
         self.is_stopped = False
         self.source: Connection | None = None
         self.turns = loop_turns()
-        self.eager = 0
+        self.prompt = prompt
         self._limit = limit
         self.load = Load()
         self._ready: deque[InboundQueue] = deque()
@@ -220,9 +240,19 @@ class Pool:
             self._limit.give_back()
         if not inbound.waiting and self.source is not None:  # all is answered: nothing more joins the FINs
             inbound.connection.flush()
-        elif self.turns.is_overdue(now := monotonic()):
+        elif self.prompt.left:
             inbound.connection.flush()
-            self.eager = round(FLUSH_SHARE / FLUSH_SECONDS * (now - self.turns.due_at))
+            self.prompt.left -= 1
+        elif self.turns.is_overdue(monotonic()):
+            inbound.connection.flush()
+
+    def handled(self, began: float, count: int) -> None:
+        """A worker has handled ``count`` messages since ``began`` (monotonic): note how busy it was."""
+        now = monotonic()
+        self.load.add(now - began, count)
+        # A handler that waited with gevent let the loop have its turns: it was not slow for others.
+        if now - began > SLICE and self.turns.is_overdue(now):
+            self.prompt.slow(now - self.turns.due_at)
 
     def wake(self) -> None:
         """Have a worker look again: a turn is free."""
@@ -298,7 +328,7 @@ class Worker:
             # A fault of ours, not of a handler: those are dealt with below. The worker must go on.
             self._disposition.log_fault(self.current)
         if inbound.turn is None:  # an ordered partition has one message in flight, however long its handler takes
-            self._pool.load.add(monotonic() - began, inbound.slice.take_count())
+            self._pool.handled(began, inbound.slice.take_count())
 
     def _handle_ordered(self, inbound: InboundQueue, turn: Turn) -> None:
         """Handle what an ordered partition sends, one message after the other; each FIN leaves at once.
@@ -345,7 +375,7 @@ class Worker:
         waiting, returned, is_over = inbound.waiting, disposition.returned_in(inbound), inbound.slice.is_over
         popleft = waiting.popleft
         end = pool.turns.due_at
-        inbound.slice.end = 0.0 if pool.eager else min(end, inbound.ledger.next_deadline)
+        inbound.slice.end = 0.0 if pool.prompt.left else min(end, inbound.ledger.next_deadline)
         while waiting:
             message = self.current = popleft()
             if message.attempts > max_tries:
@@ -369,10 +399,11 @@ class Worker:
         pool, now = self._pool, monotonic()
         if now >= inbound.ledger.next_deadline:
             inbound.expire(now)
-        if pool.eager:
+        prompt = pool.prompt
+        if prompt.left:
             inbound.connection.flush()
-            pool.eager -= 1
-            if not pool.eager:
+            prompt.left -= 1
+            if not prompt.left:
                 inbound.slice.end = end
         return now > end
 

@@ -9,15 +9,17 @@ from gevent import getcurrent
 
 from nsq_fast._codec import Message
 
+from .closing import Closing
 from .dispatch import InboundQueue, Pool, Worker
 from .disposition import Disposition
 
 
-def messages(pool: Pool, disposition: Disposition) -> Iterator[Message]:
+def messages(pool: Pool, disposition: Disposition, closing: Closing) -> Iterator[Message]:
     """Yield messages until the pool is stopped.
 
     Asking for the next message finishes the one before, unless it is answered or asynchronous. Leaving the loop
     early gives the message of that round back, unless it is answered: whether it was done nobody can know here.
+    Raises what the consumer failed with, when that is why the pool was stopped.
     """
     worker = Worker(pool)
     worker.greenlet = getcurrent()  # the taker is a worker for whoever looks at what is being handled
@@ -34,13 +36,15 @@ def messages(pool: Pool, disposition: Disposition) -> Iterator[Message]:
         left = worker.current
         if isinstance(left, Message) and not left.is_async():
             disposition.requeue(left, 0, False)
+    if closing.failure is not None:
+        raise closing.failure
 
 
 def _messages_of(inbound: InboundQueue, pool: Pool, worker: Worker, disposition: Disposition) -> Iterator[Message]:
     """Yield until the queue is empty or the time slice is over."""
     waiting, returned = inbound.waiting, disposition.returned_in(inbound)
     began = monotonic()
-    inbound.slice.end = pool.turns.due_at
+    inbound.slice.end = 0.0 if pool.prompt.left else pool.turns.due_at  # the FIN leaves when the round is over
     is_over = False
     while waiting and not is_over:
         now = monotonic()
@@ -54,4 +58,4 @@ def _messages_of(inbound: InboundQueue, pool: Pool, worker: Worker, disposition:
         yield message
         is_over = returned(message)
     if inbound.turn is None:
-        pool.load.add(monotonic() - began, inbound.slice.take_count())
+        pool.handled(began, inbound.slice.take_count())

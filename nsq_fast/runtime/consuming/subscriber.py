@@ -22,8 +22,6 @@ from enum import Enum, auto
 from time import monotonic
 from typing import Protocol
 
-from gevent.event import Event
-
 from nsq_fast.errors import (
     ChannelNotRegistered,
     ConfigError,
@@ -35,13 +33,14 @@ from nsq_fast.errors import (
     OrderedSubRequired,
 )
 from nsq_fast.protocol.backoff import ReconnectDelay
-from nsq_fast.protocol.rdy import Share
 from nsq_fast.protocol.targets import Mode, Target
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.signals import emit
 from nsq_fast.runtime.supervised import FAULTS
 
+from .changes import Changes
 from .context import Context, Workers
+from .draining import wait_for_answers, wait_for_close_wait
 from .stats import ConnectionStats, Counters
 from .subscription import Subscription
 
@@ -120,12 +119,12 @@ class Subscriber:
         self.refusal: NsqError | None = None
         self.refused_in = 0
         self.counters = Counters()
-        self.pool: Workers = pool if pool is not None else consumer.new_pool(1, f"worker {target}")
+        self.pool: Workers = pool if pool is not None else consumer.workers.new(1, f"worker {target}")
         self._consumer = consumer
         self._owner = owner
         self._is_pool_shared = pool is not None
         self._reconnect = ReconnectDelay(consumer.config.max_reconnect_delay, random=random.random)
-        self._changed = Event()
+        self._changes = Changes()
         self.subscription = self._new_subscription()
 
     def _new_subscription(self) -> Subscription:
@@ -136,7 +135,7 @@ class Subscriber:
             self.pool,
             self._is_pool_shared,
             self.counters,
-            self._changed,
+            self._changes,
             lambda: self._owner.lost(self),
         )
 
@@ -146,11 +145,6 @@ class Subscriber:
     def connection(self) -> Connection:
         """The connection."""
         return self.subscription.connection
-
-    @property
-    def share(self) -> Share:
-        """Its share of RDY."""
-        return self.subscription.share
 
     @property
     def is_connected(self) -> bool:
@@ -234,7 +228,7 @@ class Subscriber:
         return State.REFUSED
 
     def _live(self) -> State:
-        self._wait_while(lambda: self.is_connected and self.wish is not Wish.CLOSE and not self._is_outdated, None)
+        self._changes.wait_while(lambda: self.is_connected and self.wish is not Wish.CLOSE and not self._is_outdated)
         return State.DRAINING if self.is_connected and self.wish is not Wish.CLOSE else State.PAUSED
 
     @property
@@ -247,29 +241,18 @@ class Subscriber:
         """What ``closing`` does for all connections, for this one."""
         deadline = monotonic() + DRAIN_TIMEOUT
         self.subscription.ask_for_the_end()
-        self.wait_for_close_wait(deadline)
-        self.wait_for_answers(deadline)
+        wait_for_close_wait(self.subscription, deadline)
+        wait_for_answers(self.subscription, deadline)
         self.connection.close()
         return State.CONNECTING
 
     def _pause(self) -> State:
-        self._changed.clear()
-        self._changed.wait(self._reconnect.next(monotonic()))
+        self._changes.wait(self._reconnect.next(monotonic()))
         return State.CONNECTING
 
     def _wait_for_another_mode(self) -> State:
-        self._wait_while(lambda: self.refusal is not None and self.wish is Wish.KEEP, None)
+        self._changes.wait_while(lambda: self.refusal is not None and self.wish is Wish.KEEP)
         return State.CONNECTING
-
-    def _wait_while(self, condition: Callable[[], bool], deadline: float | None) -> bool:
-        """Wait until ``condition`` no longer holds; False if it still does at ``deadline`` (monotonic)."""
-        while condition():
-            timeout = None if deadline is None else deadline - monotonic()
-            if timeout is not None and timeout <= 0.0:
-                return False
-            self._changed.clear()
-            self._changed.wait(timeout)
-        return True
 
     # Wishes
 
@@ -279,12 +262,12 @@ class Subscriber:
             return
         self.wish = wish
         if wish is not Wish.KEEP:
-            self._changed.set()
+            self._changes.notify()
 
     def mode_changed(self) -> None:
         """Subscribe anew in the mode of now, where that makes a difference."""
         self.refusal = None
-        self._changed.set()
+        self._changes.notify()
 
     # Closing, step by step as ``closing`` says
 
@@ -293,20 +276,6 @@ class Subscriber:
         self.set_wish(Wish.CLOSE)
         if self.is_connected and self.state is not State.DRAINING:
             self.subscription.ask_for_the_end()
-
-    def drop_half_made(self) -> None:
-        """Give up a connection that is being made."""
-        if not self.is_connected:
-            self.connection.close(ConnectionClosed(f"{self.address}: the consumer is closed"))
-
-    def wait_for_close_wait(self, deadline: float | None) -> bool:
-        """Wait for CLOSE_WAIT; False if it did not come in time."""
-        return self._wait_while(lambda: self.is_connected and self.subscription.is_awaiting_close, deadline)
-
-    def wait_for_answers(self, deadline: float | None) -> bool:
-        """Wait until every message is answered or expired; False if some are not in time."""
-        self.subscription.give_back_abandoned()
-        return self._wait_while(lambda: self.is_connected and self.connection.in_flight > 0, deadline)
 
     def close(self, timeout: float) -> None:
         """Send what is queued and close, within ``timeout`` seconds."""
@@ -321,7 +290,7 @@ class Subscriber:
         return ConnectionStats(
             address=self.address,
             is_connected=is_connected,
-            rdy=self.share.rdy if is_connected else 0,
+            rdy=self.subscription.share.rdy if is_connected else 0,
             in_flight=self.connection.in_flight if is_connected else 0,
             unstarted=len(self.subscription.inbound.waiting),
             counters=self.counters.copy(),

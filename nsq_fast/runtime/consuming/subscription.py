@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from gevent.event import Event
-
 from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast.errors import MessageTooLarge, NsqError
 from nsq_fast.protocol.rdy import Share
@@ -19,6 +17,7 @@ from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.signals import emit
 
 from .announcer import Announcer
+from .changes import Changes
 from .context import Context, Workers
 from .dispatch import InboundQueue
 from .failures import message_name
@@ -34,12 +33,13 @@ class Subscription(Announcer):
         pool: who handles the messages.
         is_pool_shared: whether other connections' messages are handled there, too.
         counters: over all connections to the target.
-        changed: set when something happened that others may wait for.
+        changes: told when something happened that others may wait for.
         on_lost: called when the connection ends although nobody wanted it to.
 
     Attributes:
         connection, inbound, share: of this subscription.
         mode: how it is subscribed.
+        changes: as given.
         is_live: whether messages may arrive.
         is_ending: whether messages are given back that no handler has begun with.
         is_ordered: whether messages come one by one and in order.
@@ -54,7 +54,7 @@ class Subscription(Announcer):
         pool: Workers,
         is_pool_shared: bool,
         counters: Counters,
-        changed: Event,
+        changes: Changes,
         on_lost: Callable[[], None],
     ) -> None:
         super().__init__(consumer, target, counters)
@@ -62,6 +62,7 @@ class Subscription(Announcer):
         if mode.extend_support != config.extend_support:
             config = config.replace(extend_support=mode.extend_support)
         self.mode = mode
+        self.changes = changes
         self.connection = Connection(target.address, config, self)
         self.inbound = InboundQueue(self.connection, self.expire)
         self.share = Share()
@@ -71,7 +72,6 @@ class Subscription(Announcer):
         self.is_awaiting_close = False
         self._pool = pool
         self._is_pool_shared = is_pool_shared
-        self._changed = changed
         self._on_lost = on_lost
         self._selection = Selection(self.inbound, consumer.disposition, None, None)
         self._select: Callable[[list[Message]], list[Message]] | None = None
@@ -164,7 +164,7 @@ class Subscription(Announcer):
         if messages:
             unstarted = self.inbound.drop_expired() if self._consumer.config.drop_expired else 0
             self.counters.expired += len(messages)
-            self._consumer.note_expired(messages, unstarted)
+            self._consumer.expiry.report(messages, unstarted)
             self._freed()
 
     # Responses
@@ -210,7 +210,7 @@ class Subscription(Announcer):
         if self._consumer.flow.is_waiting:
             self._consumer.flow.changed()
         if self.is_ending:
-            self._changed.set()
+            self.changes.notify()
 
     # End
 
@@ -234,7 +234,7 @@ class Subscription(Announcer):
 
     def on_close_wait(self, conn: Connection) -> None:
         self.is_awaiting_close = False
-        self._changed.set()
+        self.changes.notify()
 
     def on_disconnect(self, conn: Connection, error: NsqError) -> None:
         was_live, self.is_live = self.is_live, False
@@ -243,7 +243,7 @@ class Subscription(Announcer):
             message.mark_responded()  # nobody will answer it
         if not self._is_pool_shared:
             self._pool.source = None
-        self._changed.set()
+        self.changes.notify()
         if not was_live:
             return
         consumer = self._consumer

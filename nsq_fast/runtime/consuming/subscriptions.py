@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import msgspec
-from gevent.event import Event
 
 from nsq_fast.errors import ConfigError
 from nsq_fast.protocol.position import StartPositions
@@ -19,15 +18,11 @@ from nsq_fast.protocol.targets import Mode, Target, impossible, is_complete, tar
 from nsq_fast.protocol.topology import Nsqd, Topology
 from nsq_fast.runtime.lookup import LookupPoller
 from nsq_fast.runtime.signals import emit, is_heard
-from nsq_fast.runtime.supervised import Loop
 
 from .context import Context
 from .positions import Starter
-from .stats import Counters
+from .seeker import Seeker
 from .subscriber import Subscriber, Wish
-
-SEEK_INTERVAL = 1.0
-"""Seconds between questions to lookup while a partition has no connection."""
 
 ROUNDS_OF_GRACE = 2
 """Rounds of lookup after a refusal: the first may have been on its way before, the second knows what changed."""
@@ -38,21 +33,18 @@ class Subscriptions:
 
     Attributes:
         mode: how to subscribe, by options and what lookup has said.
-        past: counts of subscribers that have ended.
     """
 
     def __init__(self, consumer: Context, positions: StartPositions | None) -> None:
         config = consumer.config
         self.mode = Mode(bool(config.ordered), consumer.connection_config.extend_support)
-        self.past = Counters()
         self.lookup: LookupPoller | None = None
         self._consumer = consumer
         self._subscribers: dict[Target, Subscriber] = {}
         self._topology = Topology()
         self._wanted: dict[Target, Nsqd | None] = {}
         self._rounds = 0
-        self._is_stopped = Event()
-        self._seeker: Loop | None = None
+        self._is_stopped = False
         self._starter: Starter | None = None
         if positions is not None:
             timeout = consumer.lookup_config.lookupd_timeout
@@ -61,6 +53,9 @@ class Subscriptions:
             self.lookup = LookupPoller(
                 consumer.lookupd_addresses, consumer.lookup_config, "r", self.on_topology, consumer.supervisor
             )
+        self._seeker = Seeker(
+            self.lookup, consumer.topic, self._is_missing, consumer.supervisor, f"{consumer.name} seeker"
+        )
 
     def __iter__(self) -> Iterator[Subscriber]:
         return iter(list(self._subscribers.values()))
@@ -74,7 +69,8 @@ class Subscriptions:
 
     def freeze(self) -> None:
         """Make no new subscriptions and forget none; does not block."""
-        self._is_stopped.set()
+        self._is_stopped = True
+        self._seeker.stop()
 
     def stop(self) -> None:
         """Ask lookup no more, after ``freeze``."""
@@ -85,7 +81,7 @@ class Subscriptions:
 
     def on_topology(self, topic: str, topology: Topology) -> None:
         """Follow what lookup says now."""
-        if self._is_stopped.is_set():
+        if self._is_stopped:
             return
         self._rounds += 1
         self._topology = topology
@@ -93,7 +89,7 @@ class Subscriptions:
         chosen = self._consumer.config.partitions
         self._follow(targets(topology, chosen))
         self._retire_replaced()
-        self._seek()
+        self._seeker.seek()
         complaint = impossible(topology, chosen)
         if complaint is not None and not self._subscribers:
             self._consumer.fail(ConfigError(complaint))
@@ -113,7 +109,9 @@ class Subscriptions:
         for target in wanted:
             subscriber = self._subscribers.get(target)
             if subscriber is None:
-                subscriber = self._subscribers[target] = Subscriber(self._consumer, self, target, self._consumer.pool)
+                subscriber = self._subscribers[target] = Subscriber(
+                    self._consumer, self, target, self._consumer.workers.shared
+                )
                 subscriber.start()
             subscriber.set_wish(Wish.KEEP)
         for subscriber in self:
@@ -153,21 +151,8 @@ class Subscriptions:
                     return True
         return False
 
-    # Partitions without a connection
-
-    def _seek(self) -> None:
-        if self._seeker is None and self._is_seeking():
-            self._seeker = self._consumer.supervisor.loop(f"{self._consumer.name} seeker", self._seek_loop)
-            self._seeker.start()
-
-    def _seek_loop(self) -> None:
-        while not self._is_stopped.wait(SEEK_INTERVAL) and self._is_seeking():
-            self._refresh()
-        self._seeker = None
-
-    def _is_seeking(self) -> bool:
-        if self.lookup is None or self._is_stopped.is_set():
-            return False
+    def _is_missing(self) -> bool:
+        """Whether lookup may know what some partition or subscriber needs."""
         chosen = self._consumer.config.partitions
         return not is_complete(self._topology, chosen) or any(self._wants_news(each) for each in self)
 
@@ -176,10 +161,6 @@ class Subscriptions:
         if subscriber.refusal is not None:
             return self._rounds < subscriber.refused_in + ROUNDS_OF_GRACE
         return subscriber.target.partition is not None and not subscriber.is_connected
-
-    def _refresh(self) -> None:
-        if self.lookup is not None and not self._is_stopped.is_set():
-            self.lookup.refresh(self._consumer.topic)
 
     # What subscribers tell
 
@@ -194,14 +175,14 @@ class Subscriptions:
 
     def lost(self, subscriber: Subscriber) -> None:
         """A connection was lost, or could not be made: what lookup said may be out of date."""
-        self._refresh()
-        self._seek()
+        self._seeker.ask()
+        self._seeker.seek()
 
     def refused(self, subscriber: Subscriber) -> None:
         """A subscription cannot work as it is meant; it is not tried again unless lookup says how."""
         subscriber.refused_in = self._rounds
-        self._refresh()
-        self._seek()
+        self._seeker.ask()
+        self._seeker.seek()
         self._fail_if_hopeless()
 
     def _fail_if_hopeless(self) -> None:
@@ -216,7 +197,7 @@ class Subscriptions:
 
     def forget(self, subscriber: Subscriber) -> None:
         """A subscriber will make no connection any more."""
-        if not self._is_stopped.is_set() and self._subscribers.get(subscriber.target) is subscriber:
+        if not self._is_stopped and self._subscribers.get(subscriber.target) is subscriber:
             del self._subscribers[subscriber.target]
-            self.past.add(subscriber.counters)
-            self._consumer.drop_pool(subscriber.pool)
+            self._consumer.past.add(subscriber.counters)
+            self._consumer.workers.drop(subscriber.pool)

@@ -1,0 +1,96 @@
+"""What a program may ask a consumer at any time, in any thread: nothing here changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import monotonic
+from typing import Protocol
+
+from nsq_fast.names import Address
+
+from .closing import Closing
+from .flow import Flow
+from .load import Workload
+from .ordered import Ordered
+from .stats import ConsumerStats, Counters
+from .subscriber import Subscriber
+
+
+class Subscribed(Protocol):
+    """The subscribers of a consumer; a ``Subscriptions``."""
+
+    def __iter__(self) -> Iterator[Subscriber]:
+        """Those of now."""
+
+
+class ObservedConsumer:
+    """The questions that a ``Consumer`` answers about itself."""
+
+    flow: Flow
+    ordered: Ordered
+    workload: Workload
+    given_up: int
+    past: Counters
+    nsqd_addresses: list[Address]
+    _subscriptions: Subscribed
+    _closing: Closing
+    _is_started: bool
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether ``pause`` was called, and ``resume`` not since."""
+        return self.flow.is_paused
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the consumer is started and not closed."""
+        return self._is_started and not self._closing.has_begun
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether some connection holds 85 % of what it may get: time to process what was gathered."""
+        return self.flow.is_starved
+
+    @property
+    def total_ready_count(self) -> int:
+        """Sum of the RDYs last sent."""
+        return sum(each.subscription.share.rdy for each in self._subscriptions if each.is_connected)
+
+    @property
+    def total_in_flight(self) -> int:
+        """Messages received and not answered."""
+        return sum(each.connection.in_flight for each in self._subscriptions if each.is_connected)
+
+    @property
+    def subscribers(self) -> list[Subscriber]:
+        """One for each nsqd or partition known now."""
+        return list(self._subscriptions)
+
+    @property
+    def nsqd_tcp_addresses(self) -> set[str]:
+        """The configured nsqds as 'host:port'."""
+        return {str(address) for address in self.nsqd_addresses}
+
+    def stats(self) -> ConsumerStats:
+        """A snapshot of what was done and what is going on."""
+        connections = tuple(each.stats() for each in self._subscriptions)
+        totals = self.past.copy()
+        for each in connections:
+            totals.add(each.counters)
+        return ConsumerStats(
+            connections=connections,
+            totals=totals,
+            given_up=self.given_up,
+            max_in_flight=self.flow.limit,
+            in_flight=sum(each.in_flight for each in connections),
+            unstarted=sum(each.unstarted for each in connections),
+            backoff_level=self.flow.backoff.level,
+            backoff_left=max(0.0, self.flow.backoff.until - monotonic()),
+            is_running=self.is_running,
+            is_paused=self.is_paused,
+            is_starved=self.is_starved,
+            order_violations=self.ordered.ledger.violations,
+            repeated=self.ordered.ledger.repeated,
+            blocked=self.ordered.blocked,
+            orphaned=self.workload.orphans.count(),
+        )
