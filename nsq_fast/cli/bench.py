@@ -113,7 +113,11 @@ def _special_options(kind: str, function: Callable[..., None]) -> Callable[..., 
         function = click.option(
             "--rate", type=click.FloatRange(0), default=0.0, help="Open loop: messages/s, whatever becomes of them."
         )(function)
-        function = click.option("--tls", is_flag=True, help="Over TLS (servers started here).")(function)
+        function = click.option(
+            "--tls",
+            is_flag=True,
+            help="Over TLS, with servers that the command starts; given ones are measured without.",
+        )(function)
         function = click.option(
             "--compression", type=click.Choice(COMPRESSIONS[1:]), default=None, help="Compressed connections."
         )(function)
@@ -134,6 +138,11 @@ def _measuring(kind: str) -> click.Command:
         given = {name: value for name, value in arguments.items() if value is not None}
         if given.get("mode") == "concurrent" and given["concurrency"] == 1:
             given["concurrency"] = 100
+        if given.get("tls") and (where["nsqds"] or where["lookupds"]):
+            raise click.UsageError(
+                "--tls: the harness makes the certificates, so it is for the embedded broker and --servers DIR; "
+                "the clients of other projects cannot be given yours"
+            )
         plan = Plan(kind, kind, msgspec.convert({"kind": kind, **given}, Settings))
         _run([plan], _source(**where), **others)
 

@@ -5,8 +5,11 @@ Nothing is cut off: where a table is wider than the terminal, each row becomes a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import click
 from rich.box import HEAVY_HEAD, Box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -20,6 +23,25 @@ def output() -> Console:
     """A console on standard output."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
+
+
+class _ToStderr(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"{record.levelname.lower()}: {record.getMessage()}", err=True)
+
+
+@contextmanager
+def warnings_shown(quiet: bool = False) -> Iterator[None]:
+    """Write what the library warns of to stderr, so that no wait is silent; ``-v`` shows it otherwise."""
+    if quiet or click.get_current_context().find_root().params.get("verbose"):
+        yield
+        return
+    handler, logger = _ToStderr(logging.WARNING), logging.getLogger("nsq_fast")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def counted(count: int, noun: str) -> str:

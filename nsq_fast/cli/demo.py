@@ -34,6 +34,7 @@ from .interrupt import INTERRUPTED, stop_signals
 from .ledger import Ledger
 from .mainjob import JobOptions, MainJob, Summary
 from .orderedjob import OrderedJob, OrderedOptions
+from .security import UNSECURED, Security, security_options
 
 _LINE_EVERY = 1.0
 _NOTES = {
@@ -83,6 +84,7 @@ _TRACE_NOTES = {
 @click.command("demo", short_help="Run the main job, end to end.")
 @options.lookupd_http_option()
 @options.nsqd_tcp_option()
+@security_options()
 @click.option("--messages", type=click.IntRange(1), default=200_000, show_default=True, help="How many messages.")
 @click.option("--topics", type=click.IntRange(1, 64), default=4, show_default=True, help="Over how many topics.")
 @click.option("--size", type=click.IntRange(16, 1 << 20), default=200, show_default=True, help="Bytes in a message.")
@@ -122,6 +124,7 @@ def command(
     trace_html: Path | None,
     traces: bool,
     as_json: bool,
+    security: Security,
 ) -> None:
     """Publish to several topics and consume them, with handlers that succeed, fail, requeue, touch and answer later.
 
@@ -135,19 +138,26 @@ def command(
     if nsqds or lookupds:
         options.require_running(nsqds, lookupds)
     seeds = tuple(str(lookupd) for lookupd in lookupds)
-    is_cluster = bool(seeds) and orderedcluster.is_redesigned(seeds)
+    is_cluster = bool(seeds) and orderedcluster.is_redesigned(seeds, security)
     job_options = JobOptions(
-        messages=messages, topics=topics, body_size=size, max_in_flight=max_in_flight, stall_timeout=stall_timeout
+        messages=messages,
+        topics=topics,
+        body_size=size,
+        max_in_flight=max_in_flight,
+        stall_timeout=stall_timeout,
+        security=security.of_client,
     )
     if ordered_messages is None:
         ordered_messages = messages if is_cluster else -(-messages // 10)
     parts = []
     with stop_signals() as stop:
         if not is_cluster:
-            parts.append(_run_main_job(job_options, nsqds, lookupds, stop, as_json))
+            parts.append(_run_main_job(job_options, _servers(nsqds, lookupds, security), stop, as_json))
         if ordered_messages and not stop.is_set() and (is_cluster or not (nsqds or lookupds)):
-            place = orderedcluster.existing(seeds) if is_cluster else orderedcluster.embedded()
-            ordered_options = OrderedOptions((), "", ordered_messages, body_size=size, stall_timeout=stall_timeout)
+            place = orderedcluster.existing(seeds, security) if is_cluster else orderedcluster.embedded()
+            ordered_options = OrderedOptions(
+                (), "", ordered_messages, body_size=size, stall_timeout=stall_timeout, security=security.of_client
+            )
             with tempfile.TemporaryDirectory(prefix="nsq-fast-demo-") as folder:
                 log = Path(folder, "trace.log") if traces else None
                 ordered_options = dataclasses.replace(ordered_options, trace_file=log)
@@ -164,10 +174,8 @@ class _Part(NamedTuple):
     code: int
 
 
-def _run_main_job(
-    job_options: JobOptions, nsqds: Sequence[Address], lookupds: Sequence[Endpoint], stop: Event, quiet: bool
-) -> _Part:
-    with _servers(nsqds, lookupds) as servers:
+def _run_main_job(job_options: JobOptions, place: AbstractContextManager[_Servers], stop: Event, quiet: bool) -> _Part:
+    with place as servers:
         job = MainJob(dataclasses.replace(job_options, nsqds=servers.nsqds, lookupds=servers.lookupds))
         with _progress(job_options.messages, quiet) as progress:
             summary = job.run(stop, progress.update)
@@ -223,20 +231,24 @@ class _Servers:
     nsqds: tuple[str, ...] = ()
     lookupds: tuple[str, ...] = ()
     nsqds_http: tuple[str, ...] = ()
+    security: Security = UNSECURED
 
     def left(self, topics: Sequence[str]) -> int | None:
         """What the nsqds still hold of these topics; None where they cannot be asked."""
         if not self.nsqds_http:
             return None
-        clients = [NsqdHTTPClient.from_url(nsqd) for nsqd in self.nsqds_http]
+        clients = [NsqdHTTPClient.from_url(nsqd, **self.security.of_http) for nsqd in self.nsqds_http]
         return sum(
             row.unanswered for row in add_up(client.stats(topic=topic) for client in clients for topic in topics)
         )
 
     def delete(self, topics: Sequence[str]) -> None:
         """Delete the topics, on nsqds before lookupds; not every server has every topic."""
-        clients: list[NsqdHTTPClient | LookupdHTTPClient] = [NsqdHTTPClient.from_url(nsqd) for nsqd in self.nsqds_http]
-        clients += [LookupdHTTPClient.from_url(lookupd) for lookupd in self.lookupds]
+        http = self.security.of_http
+        clients: list[NsqdHTTPClient | LookupdHTTPClient] = [
+            *(NsqdHTTPClient.from_url(nsqd, **http) for nsqd in self.nsqds_http),
+            *(LookupdHTTPClient.from_url(lookupd, **http) for lookupd in self.lookupds),
+        ]
         for client in clients:
             for topic in topics:
                 with suppress(NsqError):
@@ -244,10 +256,11 @@ class _Servers:
 
 
 @contextmanager
-def _servers(nsqds: Sequence[Address], lookupds: Sequence[Endpoint]) -> Iterator[_Servers]:
+def _servers(nsqds: Sequence[Address], lookupds: Sequence[Endpoint], security: Security) -> Iterator[_Servers]:
     if lookupds:
         seeds = tuple(str(lookupd) for lookupd in lookupds)
-        yield _Servers(f"nsqlookupd {', '.join(seeds)}", lookupds=seeds, nsqds_http=tuple(options.nsqds_of(seeds)))
+        http = tuple(options.nsqds_of(seeds, security))
+        yield _Servers(f"nsqlookupd {', '.join(seeds)}", lookupds=seeds, nsqds_http=http, security=security)
     elif nsqds:
         addresses = tuple(str(nsqd) for nsqd in nsqds)
         yield _Servers(f"nsqd {', '.join(addresses)}", nsqds=addresses)

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import click
 
-from nsq_fast.config import LookupConfig
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Topology
 from nsq_fast.runtime import Endpoint, LookupPoller, NsqdHTTPClient
+
+from .security import Security
 
 _TIMEOUT = 5.0
 _ANYWAY = "name a --channel, or say --take-backlog to print all the same"
@@ -31,27 +32,31 @@ class _Place(NamedTuple):
 
 
 def refuse_first_channel(
-    topics: Sequence[str], nsqds: Sequence[Address], nsqds_http: Sequence[Endpoint], lookupds: Sequence[Endpoint]
+    topics: Sequence[str],
+    nsqds: Sequence[Address],
+    nsqds_http: Sequence[Endpoint],
+    lookupds: Sequence[Endpoint],
+    security: Security,
 ) -> None:
     """Raise ClickException where a topic exists and has no channel, or where that cannot be seen.
 
     A topic that does not exist has no backlog, and passes.
     """
     if lookupds:
-        places = list(_found_by_lookup(topics, lookupds))
+        places = list(_found_by_lookup(topics, lookupds, security))
     else:
-        faces: Iterable[Endpoint | Address] = nsqds_http or [_http_beside(nsqd) for nsqd in nsqds]
+        faces: Iterable[Endpoint | Address] = nsqds_http or [_http_beside(nsqd, security) for nsqd in nsqds]
         places = [_Place(topic, http) for http in faces for topic in topics]
     for place in places:
-        if (missed := _missed(place)) is not None:
+        if (missed := _missed(place, security)) is not None:
             raise click.ClickException(
                 f"topic {place.topic} on nsqd {place.http} has no channel. The channel made here would be its first, "
                 f"and no consumer that subscribes later would get {missed}: {_ANYWAY}"
             )
 
 
-def _found_by_lookup(topics: Sequence[str], lookupds: Sequence[Endpoint]) -> Iterable[_Place]:
-    poller = LookupPoller([str(lookupd) for lookupd in lookupds], LookupConfig(lookupd_timeout=_TIMEOUT))
+def _found_by_lookup(topics: Sequence[str], lookupds: Sequence[Endpoint], security: Security) -> Iterable[_Place]:
+    poller = LookupPoller([str(lookupd) for lookupd in lookupds], security.of_lookup(_TIMEOUT))
     poller.start()
     try:
         for topic in topics:
@@ -67,11 +72,11 @@ def _places(topic: str, topology: Topology) -> Iterable[_Place]:
         yield _Place(topic, nsqd.http, partition)
 
 
-def _http_beside(nsqd: Address) -> Address:
+def _http_beside(nsqd: Address, security: Security) -> Address:
     """The HTTP address of an nsqd of which the TCP address is known: the port above, where the same nsqd answers."""
     http = Address(nsqd.host, nsqd.port + 1)
     try:
-        with NsqdHTTPClient(*http, timeout=_TIMEOUT) as client:
+        with NsqdHTTPClient(*http, timeout=_TIMEOUT, **security.of_http) as client:
             is_same = client.info().get("tcp_port") == nsqd.port
     except NsqError:
         is_same = False
@@ -80,10 +85,10 @@ def _http_beside(nsqd: Address) -> Address:
     return http
 
 
-def _missed(place: _Place) -> str | None:
+def _missed(place: _Place, security: Security) -> str | None:
     """What later consumers would miss at a place that has the topic and no channel; None when all is well."""
     try:
-        with NsqdHTTPClient.from_url(str(place.http), timeout=_TIMEOUT) as client:
+        with NsqdHTTPClient.from_url(str(place.http), timeout=_TIMEOUT, **security.of_http) as client:
             rows: list[dict[str, Any]] = client.stats(topic=place.topic).get("topics") or []
     except NsqError as error:
         raise _unseen(place.topic, str(error)) from error

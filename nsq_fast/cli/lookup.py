@@ -8,29 +8,30 @@ from typing import Any
 
 import click
 
-from nsq_fast.config import LookupConfig
 from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Nsqd, Topology
 from nsq_fast.runtime import Endpoint, LookupPoller
 
 from . import console, options
+from .security import Security, security_options
 
 
 @click.command("lookup", short_help="Show where a topic lives.")
 @click.argument("topic", type=options.topic, metavar="TOPIC")
 @options.lookupd_http_option()
+@security_options()
 @click.option(
     "--timeout", type=options.duration, metavar="DURATION", default=5.0, show_default=True, help="Limit for an answer."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-def command(topic: str, lookupds: Sequence[Endpoint], timeout: float, as_json: bool) -> None:
+def command(topic: str, lookupds: Sequence[Endpoint], timeout: float, as_json: bool, security: Security) -> None:
     """Show the nsqds that have TOPIC, its partitions where it has any, and its channels.
 
     The exit code is 1 when no nsqd has it.
     """
     _, lookupds = options.find_servers([], lookupds, None, quiet=as_json)
     options.require_reachable("nsqlookupd", lookupds)
-    poller = LookupPoller([str(lookupd) for lookupd in lookupds], LookupConfig(lookupd_timeout=timeout))
+    poller = LookupPoller([str(lookupd) for lookupd in lookupds], security.of_lookup(timeout))
     poller.start()
     try:
         topology = poller.wait_topology(topic, timeout)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter, perf_counter_ns
 from typing import Any
 from uuid import uuid4
@@ -41,7 +41,10 @@ _CLOSE_TIMEOUT = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class JobOptions:
-    """Size and shape of the job, and its servers: nsqds over TCP, or lookupds over HTTP."""
+    """Size and shape of the job, and its servers: nsqds over TCP, or lookupds over HTTP.
+
+    ``security`` holds the options of clients for TLS and AUTH.
+    """
 
     nsqds: tuple[str, ...] = ()
     lookupds: tuple[str, ...] = ()
@@ -53,11 +56,12 @@ class JobOptions:
     max_tries: int = 3
     window: int = 20_000
     stall_timeout: float = 30.0
+    security: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def servers(self) -> dict[str, Any]:
-        """The servers as arguments of a Consumer or Producer."""
-        return {"nsqd_tcp_addresses": self.nsqds, "lookupd_http_addresses": self.lookupds}
+        """The servers as arguments of a Consumer or Producer, with what TLS and AUTH need."""
+        return {"nsqd_tcp_addresses": self.nsqds, "lookupd_http_addresses": self.lookupds, **self.security}
 
 
 @dataclasses.dataclass(frozen=True)

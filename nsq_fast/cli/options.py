@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeVar
 import click
 from gevent import socket
 
-from nsq_fast.config import LookupConfig
 from nsq_fast.errors import ConfigError, NameInvalid
 from nsq_fast.names import (
     DEFAULT_LOOKUPD_HTTP_PORT,
@@ -26,11 +25,14 @@ from nsq_fast.names import (
 )
 from nsq_fast.runtime import Endpoint, LookupPoller, parse_endpoint
 
+from .security import Security
+
 T = TypeVar("T")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 CONNECT_TIMEOUT = 5.0
 LOCAL_TIMEOUT = 1.0
+LOOKUP_TIMEOUT = 2.0
 _DURATION = re.compile(r"([0-9]*\.?[0-9]+)(us|ms|s|m|h|)\Z")
 _PAIR = re.compile(r"([^=,]+)[=,](.*)\Z", re.DOTALL)
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
@@ -209,9 +211,9 @@ def require_running(nsqds: Sequence[Address | Endpoint], lookupds: Sequence[Endp
     require_reachable("nsqlookupd", lookupds)
 
 
-def nsqds_of(lookupds: Sequence[str]) -> list[str]:
+def nsqds_of(lookupds: Sequence[str], security: Security) -> list[str]:
     """The HTTP addresses of every nsqd that the lookupds know. Raises LookupFailed when none answers."""
-    poller = LookupPoller(lookupds, LookupConfig())
+    poller = LookupPoller(lookupds, security.of_lookup(LOOKUP_TIMEOUT))
     try:
         return [str(nsqd.http) for nsqd in poller.nodes() if nsqd.http]
     finally:

@@ -15,6 +15,7 @@ from nsq_fast.errors import HttpError, NsqError
 from nsq_fast.runtime import LookupdHTTPClient, NsqdHTTPClient
 
 from .orderedjob import CHANNEL
+from .security import Security
 
 _PARTITIONS = 3
 _READY_TIMEOUT = 120.0
@@ -46,28 +47,28 @@ def embedded() -> Iterator[Place]:
 
 
 @contextmanager
-def existing(lookupds: Sequence[str]) -> Iterator[Place]:
+def existing(lookupds: Sequence[str], security: Security) -> Iterator[Place]:
     """A topic of its own on a cluster in use, deleted afterwards. Leaders stay where they are.
 
     Raises NsqError when the topic cannot be created, or is not ready in time.
     """
     topic = new_topic()
-    with leading_lookupd(lookupds) as lookupd:
+    with leading_lookupd(lookupds, security) as lookupd:
         nodes = len(lookupd.nodes()["producers"])
         lookupd.create_topic(topic, partition_num=_PARTITIONS, replicator=min(2, nodes), orderedmulti="true")
         try:
-            _create_channels(lookupd, topic)
+            _create_channels(lookupd, topic, security)
             yield Place(f"nsqlookupd {', '.join(lookupds)}", tuple(lookupds), topic, None)
         finally:
             with suppress(NsqError):
                 lookupd.delete_topic(topic, partition="**")
 
 
-def is_redesigned(lookupds: Sequence[str]) -> bool:
+def is_redesigned(lookupds: Sequence[str], security: Security) -> bool:
     """Whether these nsqlookupds belong to a redesigned cluster. Raises NsqError when none answers."""
     error: NsqError | None = None
     for address in lookupds:
-        with LookupdHTTPClient.from_url(address) as client:
+        with LookupdHTTPClient.from_url(address, **security.of_http) as client:
             try:
                 return bool(client.list_lookupds().get("lookupdleader"))
             except HttpError as failed:
@@ -78,19 +79,19 @@ def is_redesigned(lookupds: Sequence[str]) -> bool:
 
 
 @contextmanager
-def leading_lookupd(lookupds: Sequence[str]) -> Iterator[LookupdHTTPClient]:
+def leading_lookupd(lookupds: Sequence[str], security: Security) -> Iterator[LookupdHTTPClient]:
     """The nsqlookupd that takes administrative calls."""
-    with LookupdHTTPClient.from_url(lookupds[0]) as client:
+    with LookupdHTTPClient.from_url(lookupds[0], **security.of_http) as client:
         leader: dict[str, Any] = client.list_lookupds()["lookupdleader"]
-    with LookupdHTTPClient(leader["NodeIP"], int(leader["HttpPort"]), timeout=30.0) as client:
+    with LookupdHTTPClient(leader["NodeIP"], int(leader["HttpPort"]), timeout=30.0, **security.of_http) as client:
         yield client
 
 
-def _create_channels(lookupd: LookupdHTTPClient, topic: str) -> None:
+def _create_channels(lookupd: LookupdHTTPClient, topic: str, security: Security) -> None:
     """Create the channel on each leader; without one a partition takes no publishes."""
     leaders = _wait_for_partitions(lookupd, topic, "r")
     for partition, node in leaders.items():
-        with NsqdHTTPClient(node["broadcast_address"], node["http_port"]) as nsqd:
+        with NsqdHTTPClient(node["broadcast_address"], node["http_port"], **security.of_http) as nsqd:
             nsqd.create_channel(topic, CHANNEL, partition=int(partition))
     _wait_for_partitions(lookupd, topic, "w")
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -35,7 +35,9 @@ _PIPELINE = 20
 
 @dataclasses.dataclass(frozen=True)
 class OrderedOptions:
-    """What to publish, and where. ``messages`` are shared evenly by the keys; traces go to ``trace_file`` too."""
+    """What to publish, and where. ``messages`` are shared evenly by the keys; traces go to ``trace_file`` too;
+    ``security``: options of clients.
+    """
 
     lookupds: tuple[str, ...]
     topic: str
@@ -44,6 +46,7 @@ class OrderedOptions:
     body_size: int = 200
     stall_timeout: float = 30.0
     trace_file: Path | None = None
+    security: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +103,8 @@ class OrderedJob:
         """Publish and consume; return when all was consumed, when nothing moves any more, or when ``stop`` is set."""
         trace = TraceLog(self._records.logger)
         trace.enable()
-        common: dict[str, Any] = {"lookupd_http_addresses": self.options.lookupds, "trace": trace}
+        servers = {"lookupd_http_addresses": self.options.lookupds, **self.options.security}
+        common: dict[str, Any] = {**servers, "trace": trace}
         consumer = Consumer(
             self.options.topic, CHANNEL, message_handler=self._handle, max_tries=0, max_in_flight=100, **common
         )

@@ -21,8 +21,9 @@ from nsq_fast.names import Address
 from nsq_fast.runtime import Endpoint, Producer
 
 from . import options
-from .console import counted
+from .console import counted, warnings_shown
 from .interrupt import INTERRUPTED, stop_signals
+from .security import Security, security_options
 from .splitter import Splitter
 
 _READ_SIZE = 64 * 1024
@@ -34,6 +35,7 @@ _ESCAPES = {"\\n": b"\n", "\\r\\n": b"\r\n", "\\t": b"\t", "\\0": b"\0"}
 @click.argument("files", type=click.Path(exists=True, dir_okay=False, allow_dash=True), nargs=-1)
 @options.nsqd_tcp_option()
 @options.lookupd_http_option()
+@security_options()
 @click.option(
     "-d", "--delimiter", default="\\n", show_default=True, help="What ends a message; \\n, \\t, \\0 are understood."
 )
@@ -63,6 +65,7 @@ def command(
     to_all: bool,
     producer_opt: Sequence[tuple[str, str]],
     quiet: bool,
+    security: Security,
 ) -> None:
     """Publish each line of FILES to TOPIC; of standard input without FILES, or for a file named "-".
 
@@ -78,9 +81,10 @@ def command(
     config = ProducerConfig.of({name: value for name, value in producer_opt if name in ProducerConfig.names()})
     options.require_running(nsqds, lookupds)
     groups: list[Sequence[Address]] = [[address] for address in nsqds] if to_all else [nsqds]
-    producers = [_producer(group, lookupds, producer_opt) for group in groups]
+    settings: dict[str, Any] = {**security.of_client, **dict(producer_opt)}
+    producers = [_producer(group, lookupds, settings) for group in groups]
     splitter = Splitter(end, config.max_msg_size)
-    with stop_signals() as stop, _progress(files, quiet) as progress:
+    with warnings_shown(quiet), stop_signals() as stop, _progress(files, quiet) as progress:
         job = _Job(topic, producers, batch, rate, stop, progress)
         try:
             job.run(files or ["-"], splitter)
@@ -95,9 +99,8 @@ def command(
         raise SystemExit(INTERRUPTED)
 
 
-def _producer(nsqds: Sequence[Address], lookupds: Sequence[Endpoint], pairs: Sequence[tuple[str, str]]) -> Producer:
-    given: dict[str, Any] = dict(pairs)
-    producer = Producer(list(nsqds), [str(lookupd) for lookupd in lookupds], **given)
+def _producer(nsqds: Sequence[Address], lookupds: Sequence[Endpoint], settings: dict[str, Any]) -> Producer:
+    producer = Producer(list(nsqds), [str(lookupd) for lookupd in lookupds], **settings)
     producer.start()
     return producer
 

@@ -18,6 +18,7 @@ from nsq_fast.runtime import Endpoint, NsqdHTTPClient
 from . import console, options
 from .channel_stats import ChannelStats, add_up
 from .interrupt import stop_signals
+from .security import Security, security_options
 
 _COLUMNS = ("total", "mem", "disk", "inflt", "def", "req", "t-o", "msgs", "msgs/s", "clients")
 
@@ -25,6 +26,7 @@ _COLUMNS = ("total", "mem", "disk", "inflt", "def", "req", "t-o", "msgs", "msgs/
 @click.command("stat", short_help="Show depth, in flight, requeues, clients; refreshed.")
 @options.nsqd_http_option()
 @options.lookupd_http_option()
+@security_options()
 @click.option("--topic", type=options.topic, metavar="TOPIC", help="This topic only.")
 @click.option("--channel", type=options.channel, metavar="CHANNEL", help="This channel only; needs --topic.")
 @click.option(
@@ -48,6 +50,7 @@ def command(
     count: int,
     once: bool,
     as_json: bool,
+    security: Security,
 ) -> None:
     """Show what nsqds say of their topics and channels, added up. Ctrl-C ends it.
 
@@ -59,7 +62,7 @@ def command(
     if interval <= 0:
         raise click.UsageError("--interval must be more than 0")
     nsqds, lookupds = options.find_servers(nsqds, lookupds, options.NSQD_HTTP, quiet=as_json)
-    reader = _Reader(nsqds, lookupds, topic, channel)
+    reader = _Reader(nsqds, lookupds, topic, channel, security)
     screen = _Screen(as_json, interval)
     left = 1 if once else count or -1
     with stop_signals() as stop, screen.live:
@@ -75,16 +78,22 @@ class _Reader:
     """Asks all nsqds at once."""
 
     def __init__(
-        self, nsqds: Sequence[Endpoint], lookupds: Sequence[Endpoint], topic: str | None, channel: str | None
+        self,
+        nsqds: Sequence[Endpoint],
+        lookupds: Sequence[Endpoint],
+        topic: str | None,
+        channel: str | None,
+        security: Security,
     ) -> None:
         self._nsqds = [str(nsqd) for nsqd in nsqds]
         self._lookupds = [str(lookupd) for lookupd in lookupds]
         self._topic = topic
         self._channel = channel
+        self._security = security
 
     def read(self) -> list[ChannelStats]:
         """Raises ClickException when no server answers."""
-        asked = [spawn(self._ask, nsqd) for nsqd in self._nsqds or options.nsqds_of(self._lookupds)]
+        asked = [spawn(self._ask, nsqd) for nsqd in self._nsqds or options.nsqds_of(self._lookupds, self._security)]
         replies: list[Mapping[str, Any]] = []
         errors: list[NsqError] = []
         for greenlet in iwait(asked):
@@ -101,7 +110,9 @@ class _Reader:
 
     def _ask(self, nsqd: str) -> Any:
         try:
-            return NsqdHTTPClient.from_url(nsqd).stats(topic=self._topic, channel=self._channel)
+            return NsqdHTTPClient.from_url(nsqd, **self._security.of_http).stats(
+                topic=self._topic, channel=self._channel
+            )
         except NsqError as error:
             return error
 

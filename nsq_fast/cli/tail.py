@@ -18,8 +18,10 @@ from nsq_fast.names import Address
 from nsq_fast.runtime import Consumer, Endpoint
 
 from . import options
+from .console import warnings_shown
 from .first_channel import refuse_first_channel
 from .interrupt import stop_signals
+from .security import Security, security_options
 
 _CLOSE_TIMEOUT = 5.0
 
@@ -37,6 +39,7 @@ _CLOSE_TIMEOUT = 5.0
 @options.nsqd_tcp_option()
 @options.nsqd_http_beside_option()
 @options.lookupd_http_option()
+@security_options()
 @click.option(
     "-c", "--channel", type=options.channel, metavar="CHANNEL", help="Default: an ephemeral one with a random name."
 )
@@ -65,6 +68,7 @@ def command(
     print_topic: bool,
     max_in_flight: int,
     consumer_opt: Sequence[tuple[str, str]],
+    security: Security,
 ) -> None:
     """Print the messages of TOPICS, each followed by a newline, and finish them.
 
@@ -78,16 +82,17 @@ def command(
     nsqds, lookupds = options.find_servers(nsqds, lookupds)
     options.require_running(nsqds, lookupds)
     if not (channel or take_backlog):
-        refuse_first_channel(names, nsqds, nsqds_http, lookupds)
+        refuse_first_channel(names, nsqds, nsqds_http, lookupds, security)
     channel = channel or f"tail{secrets.randbelow(10**6):06d}#ephemeral"
     settings: dict[str, Any] = {
         "nsqd_tcp_addresses": list(nsqds),
         "lookupd_http_addresses": [str(lookupd) for lookupd in lookupds],
         "max_in_flight": min(total, max_in_flight) or max_in_flight,
         "max_tries": 0,
+        **security.of_client,
         **dict(consumer_opt),
     }
-    with stop_signals() as stop:
+    with warnings_shown(), stop_signals() as stop:
         printer = _Printer(total, stop)
         consumers = [
             Consumer(name, channel, message_handler=printer.handler(name if print_topic else None), **settings)

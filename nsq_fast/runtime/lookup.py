@@ -186,6 +186,10 @@ class LookupPoller:
         """Why lookupds did not answer the last time; empty when all did."""
         return self._lookupds.failure()
 
+    def answering(self) -> list[str]:
+        """The URLs of the lookupds whose last answer was not a bad one."""
+        return [str(lookupd.endpoint) for lookupd in self._lookupds if not lookupd.last_error]
+
     # The poller's greenlet
 
     def _poll_loop(self) -> None:

@@ -208,6 +208,19 @@ def test_pub_refuses_a_line_that_is_too_long(broker: Servers, topic: str) -> Non
     assert len(error.splitlines()) == 1
 
 
+def test_pub_says_what_it_waits_for_and_which_lookupds_lead_nowhere(topic: str, closed_port: int) -> None:
+    with BrokerProcess(nsqds=0) as lonely:
+        answers, refuses = f"http://{lonely.lookupd.http}", f"http://127.0.0.1:{closed_port}"
+        flags = ["--lookupd", answers, "--lookupd", refuses, "--producer-opt", "publish_timeout=2"]
+        code, text = pub(topic, b"one\n", *flags)
+    *warnings, error = text.splitlines()
+    assert code == 1
+    assert any(line.startswith("warning: ") and "wait for an nsqd" in line and answers in line for line in warnings)
+    assert error.startswith("Error: after 0 messages: ")
+    assert f"lookup failed: {refuses}/lookup" in error
+    assert f"does not know the topic, and names no other nsqd: {answers})" in error
+
+
 def test_pub_takes_no_option_that_does_not_exist(broker: Servers, topic: str) -> None:
     result = run("pub", topic, "--nsqd", str(broker.nsqd.tcp), "--producer-opt", "linguer=1")
     assert result.exit_code == 2

@@ -8,7 +8,8 @@ handshake never blocks the process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from ssl import SSLContext as StandardContext
 from typing import Any
 
@@ -39,10 +40,7 @@ def client_context(options: Any = None) -> StandardContext:
     options = options or {}
     refuse_unknown(options, _OPTIONS)
     context = SSLContext(PROTOCOL_TLS_CLIENT)
-    try:
-        _load_files(context, options)
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(f"TLS files cannot be used: {error}") from error
+    _load_files(context, options)
     if not options.get("verify", options.get("cert_reqs", CERT_REQUIRED) != CERT_NONE):
         context.check_hostname = False
         context.verify_mode = CERT_NONE
@@ -61,11 +59,25 @@ def check_tls_options(config: ConnectionConfig) -> None:
 def _load_files(context: StandardContext, options: Mapping[str, Any]) -> None:
     cafile = options.get("cafile") or options.get("ca_certs")
     if cafile:
-        context.load_verify_locations(cafile=cafile)
+        with _naming(f"cafile {cafile}"):
+            context.load_verify_locations(cafile=cafile)
     else:
         context.load_default_certs()
-    if options.get("certfile"):
-        context.load_cert_chain(options["certfile"], options.get("keyfile"))
+    certificate, key = options.get("certfile"), options.get("keyfile")
+    if certificate:
+        with _naming(f"certfile {certificate}" + (f" with keyfile {key}" if key else "")):
+            context.load_cert_chain(certificate, key)
+    elif key:
+        raise ConfigError(f"keyfile {key} has no effect without certfile: name the certificate too")
+
+
+@contextmanager
+def _naming(files: str) -> Iterator[None]:
+    """What OpenSSL says of files, as a ConfigError that says of which."""
+    try:
+        yield
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"TLS files cannot be used: {files}: {error.strerror or error}") from error
 
 
 def server_hostname(options: Any, host: str) -> str:

@@ -117,11 +117,11 @@ class Routes:
         if self._poller is None or route is None or route.addresses:
             return ""
         failure = self._poller.failure()
-        if failure:
-            return f"lookup failed: {failure}"
-        if self._poller.topology(topic) is None:
-            return "lookup has not answered yet"
-        return "lookup does not know the topic, and names no other nsqd"
+        problems = [f"lookup failed: {failure}"] if failure else []
+        answering = self._poller.answering()
+        if answering and self._poller.topology(topic) is not None:
+            problems.append(f"lookup does not know the topic, and names no other nsqd: {', '.join(answering)}")
+        return "; ".join(problems) or "lookup has not answered yet"
 
     def has_waiting(self) -> bool:
         """Whether publishes wait for a link, or for their turn."""
@@ -239,6 +239,11 @@ class Routes:
             self._asked_for.discard(route)
         if not route.is_partitioned:
             others = frozenset(nsqd.tcp for nsqd in nodes if not nsqd.is_redesigned)
+            if not (named or others or route.is_lack_told):
+                route.is_lack_told = True
+                logger.warning(
+                    "publishes to topic %s wait for an nsqd: %s", route.topic, self.lookup_problem(route.topic)
+                )
             self._set_addresses(route, named | others)
 
     def _set_addresses(self, route: TopicRoute, addresses: frozenset[Address]) -> None:

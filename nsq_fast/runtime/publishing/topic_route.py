@@ -30,6 +30,7 @@ class TopicRoute:
         is_partitioned: it has; that lasts.
         partition_num: how many partitions the topic has, available or not; 0: lookup does not say.
         is_ext: whether messages may have headers; None: lookup does not say.
+        is_lack_told: it has been logged that there is no nsqd for it.
         any: the queue of those that may go to any nsqd, or to any partition.
         partitions: partition -> its queue, for those that are led or that publishes are bound to.
         undecided: the queue of those that are bound to a partition, until it is known what partitions there are.
@@ -54,6 +55,7 @@ class TopicRoute:
         self.is_partitioned = False
         self.partition_num = 0
         self.is_ext: bool | None = None
+        self.is_lack_told = False
         self.any: Queue = NsqdQueue(sender, topic, links)
         self.partitions: dict[int, PartitionQueue] = {}
         self.undecided = UndecidedQueue(sender, topic, [])
