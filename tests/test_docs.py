@@ -103,3 +103,10 @@ def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert built.returncode == 0, built.stdout + built.stderr
     assert "attempt_timeout" in (tmp_path / "site" / "options.html").read_text()
+
+
+def test_every_row_of_the_broker_page_names_a_test() -> None:
+    named = re.findall(r"`(test_\w+)` \|", (DOCS / "broker.md").read_text())
+    assert named
+    defined = (ROOT / "tests" / "broker" / "test_broker_redesigned_differences.py").read_text()
+    assert [name for name in named if f"def {name}(" not in defined] == []

@@ -201,7 +201,7 @@ def test_publishing_over_http(cluster: RedesignedCluster) -> None:
 def test_ext_headers_over_http(cluster: RedesignedCluster) -> None:
     node = cluster.leader_of("ext", 0)
     path = "/pub_ext?topic=ext&ext=%7B%22a%22:%22b%22%7D"
-    assert ask(node.http_address, "POST", path, b"x", X_Nsqext_Foo="v").json["data"] == "OK"
+    assert ask(node.http_address, "POST", path, b"x", X_Nsqext_Foo="v").body == b"OK"
     path = "/pub_ext?topic=ext&ext=%7B%22%23%23trace_id%22:%2277%22%7D"
     assert ask(node.http_address, "POST", path, b"x", **ACCEPT).json["trace_id"] == "77"
     consumer = Consumer(node, "SUB ext ch 0", extend_support=True)

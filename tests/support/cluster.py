@@ -223,6 +223,7 @@ class Standalone:
                 self._daemons.append(Daemon(command, path / f"{name}.out"))
                 self._daemons[-1].start()
                 _wait_for(partial(_get, f"http://{face}/info"), name)
+            _wait_for(partial(_accepts, tcp), "the TCP port of nsqd, which may open after that of HTTP")
         except BaseException:
             self.stop()
             raise
@@ -265,6 +266,14 @@ def _free_ports(count: int) -> list[int]:
     for sock in sockets:
         sock.close()
     return ports
+
+
+def _accepts(address: Address) -> bool:
+    try:
+        socket.create_connection(address).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 def _get(url: str) -> Any:

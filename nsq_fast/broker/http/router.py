@@ -130,10 +130,15 @@ def style_v1(request: Request, status: int, data: Any) -> Reply:
 
 
 def style_negotiated(request: Request, status: int, data: Any) -> Reply:
-    """As ``style_v1`` for a client that accepts it; for others wrapped, and every error as status 500."""
+    """As ``style_v1`` for a client that accepts it; for others text as it is, JSON wrapped, errors as status 500.
+
+    youzan/nsq: internal/http_api/api_response.go, NegotiateVersion, Respond.
+    """
     if request.header("Accept") == ACCEPT_V1:
         return style_v1(request, status, data)
     failed = status != 200
+    if not failed and isinstance(data, (str, bytes)):
+        return Reply(200, [_TEXT_TYPE], data.encode() if isinstance(data, str) else data)
     wrapped = {
         "status_code": 500 if failed else 200,
         "status_txt": str(data) if failed else "OK",

@@ -26,7 +26,7 @@ from nsq_fast.broker.nsqd.channel import SAMPLE_OF
 from nsq_fast.broker.nsqd.in_flight import InFlight
 from nsq_fast.names import is_ephemeral
 
-from .delivery import Confirmed, Delivery, DeliveryQueue
+from .delivery import Confirmed, Delivery, DeliveryQueue, SortedDeliveryQueue
 from .filters import Matches
 from .log import PartitionLog
 
@@ -69,7 +69,9 @@ class PartitionChannel:
         is_ordered, is_paused, is_skipped: its modes; a skipped channel is done with all that comes.
     """
 
-    def __init__(self, name: str, log: PartitionLog, is_ordered: bool, on_unused: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, log: PartitionLog, is_ordered: bool, on_unused: Callable[[], None], *, is_kind: bool = False
+    ) -> None:
         self.name = name
         self.is_ordered = is_ordered
         self.is_ephemeral = is_ephemeral(name)
@@ -81,7 +83,7 @@ class PartitionChannel:
         self.timeout_count = 0
         self._log = log
         self._on_unused = on_unused
-        self._queue = DeliveryQueue(log, self.confirmed)
+        self._queue = (SortedDeliveryQueue if is_kind else DeliveryQueue)(log, self.confirmed)
         self.deferred: list[tuple[float, int, Delivery]] = []
         self._waiting: dict[Consumer, None] = {}
         self._ties = itertools.count()
@@ -107,6 +109,8 @@ class PartitionChannel:
         elif len(self.clients) > 1:
             count = min(count, self._queue.untagged_count // len(self.clients) + 1)
         taken = self._queue.take(client.tag, count, is_ordered=self.is_ordered)
+        if self._queue.has_tags:
+            self.notify()  # the next message may be for others
         if sample_rate:
             taken = _keep(self.confirmed, taken, lambda _: random.randrange(SAMPLE_OF) <= sample_rate)
         if client.matches is not None:
@@ -132,7 +136,7 @@ class PartitionChannel:
         if not waiting or self.is_paused:
             return
         count = 1 if self.is_ordered else self._queue.untagged_count
-        if self._queue.is_sorted_by_tag:
+        if self._queue.has_tags:
             count = len(waiting)  # who gets the next message depends on its tag
         for client in list(itertools.islice(waiting, count)):
             del waiting[client]

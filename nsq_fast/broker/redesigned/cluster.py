@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gevent import sleep
+
 from nsq_fast.broker.http.router import Router
 from nsq_fast.broker.options import LookupdOptions, NsqdOptions
 from nsq_fast.broker.servers.group import ServerGroup, count_up, listen_options
@@ -28,6 +30,9 @@ from .lookupd_http import ClusterLookupRoutes
 from .options import NODE_DEFAULTS, ClusterOptions, lookupd_options
 from .servers import ClusterLookupdServer, NodeServer
 from .state import ClusterState, Partition, TopicMeta
+from .topics import Topics
+
+_POLL = 0.005
 
 
 class RedesignedCluster(ServerGroup):
@@ -66,7 +71,8 @@ class RedesignedCluster(ServerGroup):
         if base.data_path is not None:
             raise ConfigError("data_path: the redesigned cluster keeps nothing")
         self.state = ClusterState()
-        self._coordinator = Coordinator(self.state, self.options.move_step, self.options.takeover_delay)
+        self._coordinator = Coordinator(self.state, self.options)
+        self._topics = Topics(self.state, self.options, self._coordinator)
         fixed = addresses or {}
         self.nsqds = [
             NodeServer(_node_options(base, n, fixed.get("nsqds", ())), self._coordinator, n + 1) for n in range(nodes)
@@ -89,7 +95,9 @@ class RedesignedCluster(ServerGroup):
     def create_topic(
         self, topic: str, partitions: int = 1, replicas: int = 1, *, channels: Sequence[str] = (), **flags: Any
     ) -> None:
-        """Create a topic, with channels on each partition. Raises ClusterError when it cannot be.
+        """Create a topic, with channels on each partition; returns when all have leaders.
+
+        Raises ClusterError when it cannot be.
 
         Args:
             flags: ``ordered``, ``ext``, ``multi_part``, ``disable_channel_auto_create``. A topic that is neither
@@ -98,10 +106,16 @@ class RedesignedCluster(ServerGroup):
         meta = TopicMeta(partitions, replicas, **flags)
         if meta.disable_channel_auto_create:
             meta.channels = list(channels)
-        self._coordinator.create_topic(topic, meta)
+        self._topics.create(topic, meta)
         for partition in self.state.topics[topic]:
             for channel in channels:
                 partition.channel(channel)
+        self._topics.wait_leaders(topic)
+
+    def wait_stable(self) -> None:
+        """Return when the cluster is stable: when ``/cluster/stats`` says so, and leaders may be moved by HTTP."""
+        while not self._coordinator.is_stable:
+            sleep(_POLL)
 
     def partition(self, topic: str, number: int) -> Partition:
         """A partition's state. Raises ClusterError when there is none."""
@@ -169,7 +183,9 @@ class RedesignedCluster(ServerGroup):
         def leads() -> bool:
             return next((item for item in self.lookupds if item.is_running), None) is server
 
-        return ClusterLookupRoutes(lookup, self._coordinator, self, leads, server.options.version).router()
+        return ClusterLookupRoutes(
+            lookup, self._topics, self._coordinator, self, leads, server.options.version
+        ).router()
 
     def _start(self) -> None:
         for lookupd in self.lookupds:

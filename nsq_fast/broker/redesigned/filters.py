@@ -2,7 +2,7 @@
 
 Keys of filters are paths: a dot means nesting. Only values that are strings can
 match, and messages without a JSON header never do (so an inverse filter lets
-them through).
+them through). Regular expressions and globs are read as the server's libraries read them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import msgspec
 
 from nsq_fast.broker.client import TAG_KEY
 
+from .go_glob import translate_glob
+from .go_regexp import translate_regexp
 from .log import Record
 
 EXACT, REGEXP, GLOB, LIST = 1, 2, 3, 4
@@ -77,8 +79,8 @@ def _single_matcher(request: FilterRequest) -> Callable[[dict[str, Any]], bool] 
     if request.type == EXACT:
         return lambda header: _value(header, key) == data
     try:
-        pattern = {REGEXP: lambda: re.compile(data), GLOB: lambda: re.compile(_glob(data))}[request.type]()
-    except (KeyError, re.error):
+        pattern = re.compile(_TRANSLATE[request.type](data))
+    except (KeyError, ValueError, re.error):
         return None
     test = pattern.search if request.type == REGEXP else pattern.fullmatch
     return lambda header: test(_value(header, key) or "") is not None
@@ -101,25 +103,4 @@ def _value(header: dict[str, Any], path: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _glob(pattern: str) -> str:
-    """A glob with ``*``, ``?``, ``[...]``, ``[!...]`` and ``{a,b}`` as a regular expression."""
-    parts = []
-    depth = 0
-    at = 0
-    while at < len(pattern):
-        char = pattern[at]
-        close = pattern.find("]", at + 2) if char == "[" else -1
-        if close > 0:
-            parts.append("[" + pattern[at + 1 : close].replace("\\", "\\\\").replace("!", "^", 1) + "]")
-            at = close
-        elif char == "\\" and at + 1 < len(pattern):
-            at += 1
-            parts.append(re.escape(pattern[at]))
-        else:
-            depth += (char == "{") - (char == "}" and depth > 0)
-            parts.append(_GLOB.get(char, "|" if char == "," and depth else re.escape(char)))
-        at += 1
-    return "".join(parts)
-
-
-_GLOB = {"*": ".*", "?": ".", "{": "(?:", "}": ")"}
+_TRANSLATE = {REGEXP: translate_regexp, GLOB: translate_glob}

@@ -20,6 +20,7 @@ from .arguments import parse_integer
 from .coordinator import ClusterError, Coordinator
 from .lookup import READ, WRITE, Lookup, NoAnswer
 from .state import TopicMeta
+from .topics import Topics
 
 MAX_PARTITION_NUM = 255
 MAX_REPLICATOR = 5
@@ -48,12 +49,14 @@ class ClusterLookupRoutes:
     def __init__(
         self,
         lookup: Lookup,
+        administration: Topics,
         coordinator: Coordinator,
         cluster: Administration,
         is_leader: Callable[[], bool],
         version: str,
     ) -> None:
         self._lookup = lookup
+        self._admin = administration
         self._coordinator = coordinator
         self._cluster = cluster
         self._is_leader = is_leader
@@ -129,7 +132,7 @@ class ClusterLookupRoutes:
         )
         self._require_leader(request)
         with _refusing(request):
-            self._coordinator.create_topic(topic, meta)
+            self._admin.create(topic, meta)
 
     def _delete_topic(self, request: Request) -> None:
         topic, which = _topic(request), request.get("partition")
@@ -139,14 +142,15 @@ class ClusterLookupRoutes:
             raise request.refuse(400, "REMOVE_SINGLE_PARTITION_NOT_ALLOWED")
         self._require_leader(request, 500)
         with _refusing(request, 500):
-            self._coordinator.delete_topic(topic)
+            self._admin.delete(topic)
 
     def _expand_topic(self, request: Request) -> None:
         topic = _topic(request)
         count = _number(request, "partition_num", MAX_PARTITION_NUM)
         self._require_leader(request, 500)
         with _refusing(request, 500):
-            self._coordinator.expand_topic(topic, count)
+            self._coordinator.require_stable()
+            self._admin.expand(topic, count)
 
     def _move_partition(self, request: Request) -> None:
         topic, number = _topic(request), _partition(request)
@@ -154,6 +158,7 @@ class ClusterLookupRoutes:
         if request.get("move_leader") != "true":
             raise request.refuse(400, "the embedded cluster moves leaders only")
         with _refusing(request):
+            self._coordinator.require_stable()
             self._coordinator.move_leader(topic, number, request.get("move_to"), request.get("move_from") or "")
 
     def _move_leader(self, request: Request) -> None:
@@ -172,14 +177,14 @@ class ClusterLookupRoutes:
         topic = _topic(request)
         replica = _number(request, "replicator", MAX_REPLICATOR) if request.get("replicator") else None
         self._require_leader(request)
-        partitions = self._coordinator.state.topics.get(topic)
+        partitions = self._admin.state.topics.get(topic)
         if not partitions:
             raise request.refuse(400, "topic is not created")
         with _refusing(request):
             if replica is not None:
-                self._coordinator.set_replica(topic, replica)
+                self._admin.set_replica(topic, replica)
             if _flag(request, "upgradeext"):
-                self._coordinator.upgrade_to_ext(topic)
+                self._admin.upgrade_to_ext(topic)
         disabled = request.get("disable_channel_auto_create")
         if disabled:
             partitions[0].meta.disable_channel_auto_create = disabled == "true"
@@ -190,16 +195,16 @@ class ClusterLookupRoutes:
         topic, channel = topic_and_channel(request)
         self._require_leader(request)
         with _refusing(request):
-            self._coordinator.register_channel(topic, channel)
+            self._admin.register_channel(topic, channel)
 
     def _delete_channel(self, request: Request) -> None:
         topic, channel = topic_and_channel(request)
         self._require_leader(request)
         with _refusing(request):
-            self._coordinator.unregister_channel(topic, channel)
+            self._admin.unregister_channel(topic, channel)
 
     def _disable_write(self, request: Request) -> None:
-        self._coordinator.state.is_write_disabled = request.get("type") == "all"
+        self._admin.state.is_write_disabled = request.get("type") == "all"
 
     def _require_leader(self, request: Request, status: int = 400) -> None:
         if not self._is_leader():

@@ -40,6 +40,10 @@ class ClusterProcess(BrokerProcess):
         """As ``RedesignedCluster.move_leader``. Raises NsqError."""
         self._call("move_leader", topic, number, to)
 
+    def wait_stable(self) -> None:
+        """As ``RedesignedCluster.wait_stable``. Raises NsqError."""
+        self._call("wait_stable")
+
     def forget_log(self, topic: str, number: int, before: int) -> None:
         """As ``RedesignedCluster.forget_log``. Raises NsqError."""
         self._call("forget_log", topic, number, before)

@@ -55,9 +55,12 @@ class Partition:
         leader: id of the node that serves it, which may be dead; None when there is none.
         is_writable: whether the leader takes publishes.
         registered: the node that lookups show for publishers; None while the leader changes.
+        is_new: whether it waits for its first leader.
     """
 
-    def __init__(self, topic: str, meta: TopicMeta, number: int, replicas: list[str]) -> None:
+    def __init__(self, topic: str, meta: TopicMeta, number: int, replicas: list[str], *, is_kind: bool = False) -> None:
+        self._is_kind = is_kind
+        self.is_new = False
         self.topic = topic
         self.meta = meta
         self.number = number
@@ -78,7 +81,9 @@ class Partition:
         """The channel of that name; it is created if there is none."""
         channel = self.channels.get(name)
         if channel is None:
-            channel = PartitionChannel(name, self.log, self.meta.ordered, lambda: self.delete_channel(name))
+            channel = PartitionChannel(
+                name, self.log, self.meta.ordered, lambda: self.delete_channel(name), is_kind=self._is_kind
+            )
             self.channels[name] = channel
         return channel
 
@@ -88,6 +93,10 @@ class Partition:
         if channel is not None:
             channel.is_ephemeral = False  # else it would be dropped again when they have gone
             channel.disconnect()
+
+    def wait_for_leader(self) -> None:
+        """Be without a leader, as a new partition is at first."""
+        self.is_new, self.leader, self.registered = True, None, None
 
     def published(self) -> None:
         """Let the channels know of new records, and the log forget old ones."""

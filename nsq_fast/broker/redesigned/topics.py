@@ -1,0 +1,140 @@
+"""Topics of the cluster: created, expanded, changed and deleted, and where their partitions are placed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gevent import sleep
+
+from .coordinator import ClusterError, Coordinator
+from .options import ClusterOptions
+from .state import MAX_PARTITIONS, ClusterState, Partition, TopicMeta
+
+_POLL = 0.005
+NO_NODE = "ErrType:9 ErrCode:1 : No node is available for topic"
+
+
+class Topics:
+    """What an administrator does to topics.
+
+    Args:
+        state: what the cluster knows.
+        options: how long things take.
+        coordinator: gives new partitions their leaders.
+    """
+
+    def __init__(self, state: ClusterState, options: ClusterOptions, coordinator: Coordinator) -> None:
+        self.state = state
+        self._options = options
+        self._coordinator = coordinator
+
+    def wait_leaders(self, topic: str) -> None:
+        """Return when every partition of a topic that is new has its first leader."""
+        while any(partition.is_new for partition in self._partitions(topic)):
+            sleep(_POLL)
+
+    def create(self, topic: str, meta: TopicMeta) -> None:
+        """Create a topic; nothing happens when it exists just so. Raises ClusterError."""
+        existing = self.state.topics.get(topic)
+        if existing:
+            if existing[0].meta.public() != meta.public():
+                raise ClusterError("already exist")
+            return
+        needed = meta.replica if meta.may_share_nodes else meta.replica * meta.partition_num
+        if needed > len(self.state.alive):
+            raise ClusterError(NO_NODE)
+        if meta.partition_num >= MAX_PARTITIONS:
+            raise ClusterError("max partition allowed exceed")
+        self.state.topics[topic] = []
+        self._add_partitions(topic, meta, meta.partition_num)
+
+    def expand(self, topic: str, partition_num: int) -> None:
+        """Give a topic more partitions. Raises ClusterError."""
+        partitions = self._partitions(topic)
+        meta = partitions[0].meta
+        if partition_num < len(partitions):
+            raise ClusterError("the partition number can not be reduced")
+        if not meta.may_share_nodes and meta.replica * partition_num > len(self.state.alive):
+            raise ClusterError(NO_NODE)
+        meta.partition_num = partition_num
+        self._add_partitions(topic, meta, partition_num)
+
+    def upgrade_to_ext(self, topic: str) -> None:
+        """Let a topic have ext headers from now on; consumers that cannot read them are disconnected."""
+        for partition in self._partitions(topic):
+            partition.meta.ext = partition.log.is_ext = True
+            for channel in partition.channels.values():
+                channel.disconnect(lambda client: not client.gets_ext)
+
+    def set_replica(self, topic: str, count: int) -> None:
+        """Let a topic stand on more nodes, or on fewer. Raises ClusterError."""
+        for partition in self._partitions(topic):
+            partition.meta.replica = count
+            spare = [node for node in self.state.node_ids if node not in partition.replicas]
+            partition.replicas += [node for node in spare if node in self.state.alive]
+            partition.replicas.sort(key=lambda node: node != partition.leader)
+            del partition.replicas[count:]
+
+    def register_channel(self, topic: str, channel: str) -> None:
+        """Create a channel of a topic whose channels SUB does not create. Raises ClusterError."""
+        meta = self._partitions(topic)[0].meta
+        if not meta.disable_channel_auto_create:
+            raise ClusterError(f"channel auto create NOT disabled in topic {topic}")
+        if channel in meta.channels:
+            raise ClusterError(f"channel {channel} already registered")
+        meta.channels.append(channel)
+        for partition in self._partitions(topic):
+            partition.channel(channel)
+
+    def unregister_channel(self, topic: str, channel: str) -> None:
+        """Delete such a channel; nothing happens for other topics. Raises ClusterError."""
+        meta = self._partitions(topic)[0].meta
+        if not meta.disable_channel_auto_create:
+            return
+        if channel not in meta.channels:
+            raise ClusterError(f"channel {channel} not registered")
+        meta.channels.remove(channel)
+        for partition in self._partitions(topic):
+            partition.delete_channel(channel)
+
+    def delete(self, topic: str) -> None:
+        """Drop a topic with its messages, and disconnect its consumers. Raises ClusterError."""
+        for partition in self._partitions(topic):
+            partition.interrupt()
+        del self.state.topics[topic]
+
+    def _partitions(self, topic: str) -> list[Partition]:
+        if topic not in self.state.topics:
+            raise ClusterError("Key not found")
+        return self.state.topics[topic]
+
+    def _add_partitions(self, topic: str, meta: TopicMeta, count: int) -> None:
+        partitions = self.state.topics[topic]
+        while len(partitions) < count:
+            replicas = self._place(partitions, meta)
+            partitions.append(Partition(topic, meta, len(partitions), replicas, is_kind=self._options.kind))
+            for channel in meta.channels:
+                partitions[-1].channel(channel)
+            if self._options.ready_after:
+                self._coordinator.begin(partitions[-1])
+
+    def _place(self, siblings: list[Partition], meta: TopicMeta) -> list[str]:
+        """The nodes for one more partition: those with the least to do, the first of them to lead."""
+        everything = self.state.all_partitions()
+
+        def load(node: str) -> tuple[int, ...]:
+            return (
+                _count(node in partition.replicas for partition in siblings) if not meta.may_share_nodes else 0,
+                _count(node == (partition.leader or partition.replicas[0]) for partition in siblings),
+                _count(node == (partition.leader or partition.replicas[0]) for partition in everything),
+                _count(node in partition.replicas for partition in everything),
+                self.state.node_ids.index(node),
+            )
+
+        leader, *others = sorted(self.state.alive, key=load)
+        others.sort(key=lambda node: (load(node)[0], load(node)[3], load(node)[4]))
+        return [leader, *others[: meta.replica - 1]]
+
+
+def _count(truths: Iterable[bool]) -> int:
+    return sum(truths)
