@@ -133,7 +133,7 @@ cdef inline int read_layout(
 cdef class Message:
     cdef readonly int64_t timestamp     # nanoseconds since the epoch
     cdef readonly double received_at    # `now` of the feed that completed it, 0.0 when none was given
-    cdef unsigned char _id[16]          # ID_SIZE bytes: internal id, trace id
+    cdef unsigned char _id[ID_SIZE]     # internal id, trace id
     cdef uint64_t _offset               # of the record in the partition's log; 0 without detail
     cdef readonly bytes body
     cdef readonly bytes ext             # raw ext header, None when there is none

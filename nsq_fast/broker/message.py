@@ -10,7 +10,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-FRAME_HEAD = struct.Struct(">iiqH16s")
+ID_SIZE = 16
+"""Bytes of an id (nsqio/nsq: nsqd/message.go, MsgIDLength)."""
+
+FRAME_HEAD = struct.Struct(f">iiqH{ID_SIZE}s")
 """What a frame begins with: size of what follows the size, type, timestamp in ns, attempts, id."""
 
 _ATTEMPTS = struct.Struct(">H")
@@ -29,7 +32,7 @@ class Message:
     """One message in one channel.
 
     Attributes:
-        id: 16 bytes.
+        id: ``ID_SIZE`` bytes.
         frame: the MESSAGE frame of the first delivery (attempts 1), plain layout.
         attempts: deliveries so far.
         sequence: number of the message in its topic's log; -1 when it is not there.

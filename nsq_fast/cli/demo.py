@@ -31,8 +31,9 @@ from nsq_fast.runtime import Endpoint, LookupdHTTPClient, NsqdHTTPClient
 from . import console, demotraces, options, orderedcluster
 from .channel_stats import add_up
 from .interrupt import INTERRUPTED, stop_signals
+from .joboptions import JobOptions
 from .ledger import Ledger
-from .mainjob import JobOptions, MainJob, Summary
+from .mainjob import MainJob, Summary
 from .orderedjob import OrderedJob, OrderedOptions
 from .security import UNSECURED, Security, security_options
 

@@ -40,7 +40,7 @@ class _AnyMessage(type):
         return isinstance(instance, _codec.Message)
 
 
-_NO_ID = bytes(16)
+_NO_ID = bytes(_codec.MESSAGE_ID_SIZE)
 
 
 class Message(_codec.Message, metaclass=_AnyMessage):

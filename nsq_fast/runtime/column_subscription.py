@@ -14,7 +14,6 @@ holds those that came too late.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar
@@ -22,26 +21,19 @@ from typing import Any, TypeVar
 from gevent import Timeout
 from gevent.socket import gethostname
 
-from nsq_fast._codec import Message, fin_columns, req_columns
-from nsq_fast._frame import ColumnReader, Columns, join_columns
+from nsq_fast._codec import fin_columns, req_columns
+from nsq_fast._frame import Columns, join_columns
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import (
-    ConnectionClosed,
-    ConnectionLost,
-    FinFailed,
-    HeartbeatMissed,
-    LocalProtocolError,
-    NsqError,
-    RemoteProtocolError,
-    ServerError,
-)
+from nsq_fast.errors import ConnectionLost, LocalProtocolError, NsqError
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import Dialect
-from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Heartbeat, MessageSkipped, Reply, ServerFailed
 from nsq_fast.protocol.identify import ServerInfo
 from nsq_fast.protocol.session import Session
 
-from .in_flight_ids import InFlightIds
+from .columns.intake import ColumnIntake
+from .columns.leaving import CLOSE_TIMEOUT, leave
+from .columns.opening import subscribe
+from .columns.stream import NO_WAIT
 from .net.handshake import connecting, shake_hands
 from .net.transport import Transport
 from .owner_thread import OwnerThread
@@ -49,17 +41,6 @@ from .owner_thread import OwnerThread
 logger = logging.getLogger(__name__)
 
 SubscriptionT = TypeVar("SubscriptionT", bound="ColumnSubscription")
-
-CLOSE_TIMEOUT = 5.0
-SILENT_INTERVALS = 2
-# A peer that takes nothing may be waiting for us to take something: so often what it sent is looked for.
-WRITE_TURN = 0.02
-# Between reading RDY and obeying it nsqd may still push a message, which comes behind CLOSE_WAIT then.
-STRAGGLER_WAIT = 0.005
-LAST_WORDS_WAIT = 0.1
-# A message above max_frame_size is given back for so long: whoever reads it next may have a higher limit.
-SKIPPED_DELAY_MS = 90_000
-NO_WAIT = 0.001
 
 
 class ColumnSubscription:
@@ -75,7 +56,6 @@ class ColumnSubscription:
         local_address: our end; None before ``open``.
         session: the protocol state.
         unfinished: ids whose FIN the server refused, as far as it has said so; all of them after ``close``.
-        last_received_at: ``time.monotonic()`` of the last bytes.
     """
 
     def __init__(
@@ -96,17 +76,11 @@ class ColumnSubscription:
         self.partition = partition
         self.local_address: Address | None = None
         self.session = Session(self.config)
-        self.unfinished: list[bytes] = []
-        self.last_received_at = 0.0
         self._options: dict[str, Any] = {"partition": partition, "ordered": ordered, "advanced": advanced}
-        self._transport: Transport | None = None
         self._thread = OwnerThread()
-        self._reader: ColumnReader
-        self._held = InFlightIds()
-        self._early: list[Columns] = []
-        self._has_close_wait = False
-        self._unsent: deque[memoryview] = deque()
-        self._is_sending = False
+        self._intake = ColumnIntake(address, self.session, self.config, ordered=ordered)
+        self._stream = self._intake.stream
+        self.unfinished = self._intake.unfinished
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
@@ -115,7 +89,12 @@ class ColumnSubscription:
     @property
     def is_open(self) -> bool:
         """Whether it may be read and answered."""
-        return self._transport is not None
+        return self._stream.is_open
+
+    @property
+    def last_received_at(self) -> float:
+        """``time.monotonic()`` of the last bytes; 0.0 before ``open``."""
+        return self._stream.last_received_at
 
     @property
     def info(self) -> ServerInfo:
@@ -135,7 +114,7 @@ class ColumnSubscription:
     @property
     def in_flight(self) -> int:
         """Messages received, those not yet fetched included, and not yet finished or requeued."""
-        return self._held.count
+        return self._intake.held.count
 
     # Opening
 
@@ -152,35 +131,17 @@ class ColumnSubscription:
         refusal: NsqError | None = None
         try:
             with connecting(self.address, self.config.connect_timeout):
-                self._transport = transport = Transport.connect(self.address, self.config)
+                transport = Transport.connect(self.address, self.config)
+                self._stream.begin(transport)
                 self.local_address = transport.local_address
                 shake_hands(transport, self.session)
-                refusal = self._subscribe(transport)
+                refusal = subscribe(transport, self.session, self.topic, self.channel, self._options)
             if refusal is not None:
                 raise refusal
         except BaseException:
             self.abort()
             raise
-        self._reader = self.session.column_reader()
-        self.last_received_at = monotonic()
-
-    def _subscribe(self, transport: Transport) -> NsqError | None:
-        try:
-            transport.send_all(self.session.sub(self.topic, self.channel, **self._options))
-        except LocalProtocolError as error:
-            return error
-        while self.session.pending_count:
-            data = transport.recv()
-            for event in self.session.receive(data):
-                if isinstance(event, Message):
-                    raise RemoteProtocolError("a message before RDY")
-                if event.send:
-                    transport.send_all(event.send)
-                if isinstance(event, (CommandFailed, ServerFailed)):
-                    return event.error
-            if not data:
-                raise ConnectionLost("closed by the server before its reply to SUB")
-        return None
+        self._intake.begin()
 
     # Reading
 
@@ -188,7 +149,7 @@ class ColumnSubscription:
         """RDY: how many messages may be in flight. Raises LocalProtocolError above the server's ``max_rdy_count``."""
         self._thread.check("ColumnSubscription.set_rdy()")
         if count != self.session.rdy:
-            self._send(self.session.set_rdy(count))
+            self._stream.send(self.session.set_rdy(count))
 
     def fetch(self, timeout: float, at_least: int = 1) -> Columns:
         """The next messages: ``at_least`` so many, and all that came with the last of them; what there is, or
@@ -198,92 +159,21 @@ class ColumnSubscription:
         closed then.
         """
         self._thread.check("ColumnSubscription.fetch()")
-        parts, self._early = self._early, []
+        intake = self._intake
+        parts, intake.early = intake.early, []
         count = sum(part.count for part in parts)
         deadline = monotonic() + timeout
         wait = max(timeout, NO_WAIT)
         # What comes need not be messages: one that is too large may come again and again, without a pause.
         while count < at_least and wait > 0:
-            data = self._read(wait)
-            if data is None:
+            columns = intake.take(wait)
+            if columns is None:
                 break
             wait = deadline - monotonic()
-            columns = self._take(data)
             if columns.count:
                 parts.append(columns)
                 count += columns.count
         return join_columns(parts)
-
-    def _read(self, timeout: float) -> bytes | None:
-        """What the server sent, ``b""`` at its end; None when that is nothing for so long."""
-        transport = self._opened()
-        limit = Timeout(timeout)
-        limit.start()
-        try:
-            return transport.recv()
-        except Timeout as expired:
-            if expired is not limit:
-                raise
-        except (NsqError, OSError) as error:
-            raise self._lost(error) from error
-        finally:
-            limit.close()
-        if monotonic() - self.last_received_at > SILENT_INTERVALS * self.config.heartbeat_interval:
-            self.abort()
-            raise HeartbeatMissed(f"{self.address}: nothing received for two heartbeat intervals")
-        return None
-
-    def _take(self, data: bytes) -> Columns:
-        if not data:
-            raise self._lost("closed by the server")
-        self.last_received_at = monotonic()
-        try:
-            columns = self._reader.feed(data)
-            events = self.session.interpret(columns.frames) if columns.frames else ()
-        except NsqError:
-            self.abort()
-            raise
-        if columns.count:
-            self._held.add(columns.ids)
-            self.session.check_in_flight(self._held.count, self.last_received_at)
-        for event in events:
-            self._handle_event(event)
-        if self.session.failure is not None:
-            self.abort()
-            raise self.session.failure
-        return columns
-
-    def _handle_event(self, event: Any) -> None:
-        if isinstance(event, Heartbeat):
-            self._send(event.send)
-        elif isinstance(event, Reply):
-            self._has_close_wait = True
-        elif isinstance(event, AnswerFailed):
-            self._answer_failed(event)
-        elif isinstance(event, MessageSkipped):
-            self._message_skipped(event)
-        elif isinstance(event, (CommandFailed, ServerFailed)):
-            if event.fatal:
-                self.abort()
-                raise event.error
-            logger.warning("%s: %s", self.address, event.error)
-
-    def _message_skipped(self, event: MessageSkipped) -> None:
-        """Give a message above ``max_frame_size`` back, so that the rest goes on."""
-        if self._options["ordered"]:  # the server ignores the delay, and sends nothing else before it
-            self.abort()
-            raise event.error
-        logger.error("%s: %s; requeued for %s s", self.address, event.error, SKIPPED_DELAY_MS // 1000)
-        self._send(self.session.req(event.message, SKIPPED_DELAY_MS))
-
-    def _answer_failed(self, event: AnswerFailed) -> None:
-        if not isinstance(event.error, FinFailed):
-            logger.info("%s: %s", self.address, event.error)
-        elif event.message_id is not None:
-            self.unfinished.append(event.message_id)
-        else:  # which one cannot be told, so none is known to be finished
-            self.abort()
-            raise event.error
 
     # Answering
 
@@ -293,66 +183,14 @@ class ColumnSubscription:
         Returns when the system has taken the bytes; ``close`` tells whether the server has.
         """
         self._thread.check("ColumnSubscription.finish()")
-        self._held.remove(ids)
-        self._send(fin_columns(ids))
+        self._intake.held.remove(ids)
+        self._stream.send(fin_columns(ids))
 
     def requeue(self, ids: bytes | memoryview, delay_ms: int = 0) -> None:
         """REQ of each of these ids: to be delivered again after ``delay_ms``."""
         self._thread.check("ColumnSubscription.requeue()")
-        self._held.remove(ids)
-        self._send(req_columns(ids, delay_ms))
-
-    def _send(self, data: bytes) -> None:
-        """Send, or leave it to the call that is sending already: it reads meanwhile, and may find a heartbeat."""
-        transport = self._opened()
-        self._unsent.append(memoryview(transport.encode(data)))
-        if self._is_sending:
-            return
-        self._is_sending = True
-        try:
-            self._send_all(transport)
-        finally:
-            self._is_sending = False
-
-    def _send_all(self, transport: Transport) -> None:
-        last_at = monotonic()
-        while self._unsent:
-            try:
-                sent = transport.try_send(self._unsent[0])
-            except OSError as error:
-                raise self._send_failed(error) from error
-            if sent:
-                rest = self._unsent.popleft()[sent:]
-                if rest:
-                    self._unsent.appendleft(rest)
-                last_at = monotonic()
-            elif monotonic() - last_at > self.config.write_timeout:
-                raise self._lost(f"the peer took no byte for {self.config.write_timeout} s")
-            else:
-                self._wait_writable(transport)
-
-    def _wait_writable(self, transport: Transport) -> None:
-        try:
-            transport.wait_writable(WRITE_TURN)
-        except TimeoutError:
-            self._take_early()
-
-    def _take_early(self) -> None:
-        while (data := self._read(NO_WAIT)) is not None:
-            columns = self._take(data)
-            if columns.count:
-                self._early.append(columns)
-
-    def _send_failed(self, error: OSError) -> NsqError:
-        """Why: a server that closes after a fatal error has sent the reason before."""
-        try:
-            while self.is_open:
-                self._take(self._read(LAST_WORDS_WAIT) or b"")
-        except ServerError as reason:
-            return reason
-        except NsqError:
-            pass
-        return self._lost(error)
+        self._intake.held.remove(ids)
+        self._stream.send(req_columns(ids, delay_ms))
 
     # Ending
 
@@ -369,45 +207,14 @@ class ColumnSubscription:
         late = ConnectionLost(f"{self.address}: no CLOSE_WAIT within {timeout} s")
         try:
             with Timeout(timeout, late):
-                self._leave()
-                self._end_stream()
+                leave(self._intake, self.session)
         finally:
             self.abort()
-
-    def _leave(self) -> None:
-        may_get_more = self.in_flight < self.rdy
-        self._send(self.session.set_rdy(0) + self.session.cls())
-        while not self._has_close_wait:
-            self._take_until(CLOSE_TIMEOUT)
-        if may_get_more:
-            self._take_until(STRAGGLER_WAIT)
-        while self._reader.buffered:  # of a message that the server has sent: the rest of it is on the way
-            self._take_until(CLOSE_TIMEOUT)
-        held = self._held.take()
-        if held:
-            self._send(req_columns(held, 0))
-
-    def _take_until(self, timeout: float) -> None:
-        data = self._read(timeout)
-        if data is not None:
-            self._take(data)
-
-    def _end_stream(self) -> None:
-        # Closing with unread input makes the kernel reset the connection, and the server may lose our last REQ.
-        transport = self._opened()
-        try:
-            transport.end_writing()
-            while transport.recv():
-                pass
-        except OSError as error:
-            logger.info("%s: while closing: %s", self.address, error)
 
     def abort(self) -> None:
         """Close the socket. What is in flight stays so until the server's timeout. Idempotent."""
         self._thread.check("ColumnSubscription.abort()")
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            transport.close()
+        self._stream.close()
 
     def __enter__(self: SubscriptionT) -> SubscriptionT:
         self._thread.check("ColumnSubscription.open()")
@@ -425,12 +232,3 @@ class ColumnSubscription:
             self.close(timeout=1.0)
         except (NsqError, OSError) as error:
             logger.info("%s: closed after an error: %s", self.address, error)
-
-    def _opened(self) -> Transport:
-        if self._transport is None:
-            raise ConnectionClosed(f"{self.address}: the subscription is not open")
-        return self._transport
-
-    def _lost(self, reason: object) -> ConnectionLost:
-        self.abort()
-        return reason if isinstance(reason, ConnectionLost) else ConnectionLost(f"{self.address}: {reason}")

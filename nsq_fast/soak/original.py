@@ -12,28 +12,26 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from gevent import sleep, spawn, spawn_later
+from gevent import spawn
 
-from nsq_fast import Message
-from nsq_fast.errors import NsqError, RequeueMessage
+from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
-from nsq_fast.runtime import Consumer, NsqdHTTPClient
+from nsq_fast.runtime import NsqdHTTPClient
 
 from . import bodies
 from .consumers import Consumers
 from .ledger import ANYWHERE, Ledger
 from .links import Links
+from .original_handlers import OriginalHandlers
 from .publishers import Publishers
 from .schedule import Fault, Kind
-from .servers import FRONT, MSG_TIMEOUT, OriginalServers, held_by
+from .servers import FRONT, OriginalServers, held_by
 
 TOPIC = "soak"
 _NSQDS = ("nsqd0", "nsqd1", "nsqd2")
 _LOOKUPDS = ("lookupd0", "lookupd1")
 _BATCH = 10
 _PIPELINE = 20
-_ROUND = 2000
-"""Of so many messages, those in ``_HANDLERS`` get something else than a handler that returns at once."""
 
 MENU = (
     (Kind("kill", 0.5, 6.0, 2), _NSQDS),
@@ -68,7 +66,7 @@ class Original:
         self._rate = rate
         self.links = Links()
         self._fronts: dict[str, Address] = {}
-        self._done_once: set[int | None] = set()
+        self._handlers = OriginalHandlers(self.consumers)
 
     @property
     def name(self) -> str:
@@ -122,9 +120,9 @@ class Original:
         """Begin to publish and to consume."""
         lookupds = {"lookupd_http_addresses": [f"http://{self._fronts[name]}" for name in _LOOKUPDS]}
         start = self.consumers.start
-        start(TOPIC, "handlers", message_handler=self._handle, concurrency=20, max_in_flight=60, **lookupds)
-        start(TOPIC, "batches", batch_handler=self._handle_batch, max_in_flight=200, snappy=True, **lookupds)
-        start(TOPIC, "plain", message_handler=self._handle_plainly, max_in_flight=30, deflate=True, **lookupds)
+        start(TOPIC, "handlers", message_handler=self._handlers.handle, concurrency=20, max_in_flight=60, **lookupds)
+        start(TOPIC, "batches", batch_handler=self._handlers.handle_batch, max_in_flight=200, snappy=True, **lookupds)
+        start(TOPIC, "plain", message_handler=self._handlers.handle_plainly, max_in_flight=30, deflate=True, **lookupds)
         self.consumers.iterate(TOPIC, "few", max_in_flight=2, low_ready_idle_timeout=0.5, **lookupds)
         # Of seven parts of the rate three go to an nsqd each, one is deferred, one pipelined, two come in batches.
         interval = 7 / self._rate
@@ -161,54 +159,6 @@ class Original:
         results = [producer.publish_nowait(TOPIC, bodies.encode(number)) for number in numbers]
         for number, result in zip(numbers, results, strict=True):
             self.publishers.record((number,), began, result.get)
-
-    def _handle_plainly(self, consumer: Consumer, message: Message) -> None:
-        self.consumers.finish(consumer, self.consumers.number(message))
-
-    def _handle_batch(self, consumer: Consumer, messages: Sequence[Message]) -> None:
-        for message in messages:
-            self.consumers.finish_or_requeue(consumer, message)
-
-    def _handle(self, consumer: Consumer, message: Message) -> None:
-        number = self.consumers.number(message)
-        special = None if number is None else _HANDLERS.get(number % _ROUND)
-        if special is not None and number not in self._done_once:
-            self._done_once.add(number)
-            special(self, message)
-            if message.is_async():
-                return
-        self.consumers.finish(consumer, number)
-
-    def _fail(self, _message: Message) -> None:
-        raise ValueError("a handler that fails, the first time")
-
-    def _requeue(self, _message: Message) -> None:
-        raise RequeueMessage(0.2, backoff=False)
-
-    def _touch(self, message: Message) -> None:
-        sleep(MSG_TIMEOUT * 0.6)
-        message.touch()
-        sleep(MSG_TIMEOUT * 0.6)
-
-    def _finish_later(self, message: Message) -> None:
-        message.enable_async()
-        number = self.consumers.number(message)
-
-        def finish() -> None:
-            if message.responder is not None and message.responder.is_open and not message.has_responded():
-                self.consumers.mark_finished("handlers", number)
-                message.finish()
-
-        spawn_later(0.3, finish)
-
-    def _never_answer(self, message: Message) -> None:
-        message.enable_async()
-
-    def _take_too_long(self, _message: Message) -> None:
-        sleep(MSG_TIMEOUT * 1.2)
-
-    def _sleep(self, _message: Message) -> None:
-        sleep(0.4)
 
     @property
     def violations(self) -> list[str]:
@@ -247,14 +197,3 @@ class Original:
             return [each.get() for each in asked]
         except OSError as error:
             raise NsqError(f"/stats of an nsqd: {error}") from error
-
-
-_HANDLERS = {
-    3: Original._fail,
-    **dict.fromkeys((33, 533, 1033, 1533), Original._requeue),
-    **dict.fromkeys((43, 1043), Original._touch),
-    **dict.fromkeys(range(63, 2000, 100), Original._finish_later),
-    **dict.fromkeys((83, 583, 1083, 1583), Original._never_answer),
-    **dict.fromkeys((103, 1103), Original._take_too_long),
-    **dict.fromkeys(range(123, 2000, 100), Original._sleep),
-}

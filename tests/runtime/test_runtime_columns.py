@@ -544,20 +544,18 @@ def test_a_heartbeat_read_while_writing_is_answered_behind_what_is_written(
 ) -> None:
     """The peer takes nothing until its heartbeat was read, in the middle of the FINs."""
     heard: list[bytes] = []
-    was_read = Event()
+    is_open = Event()
 
     def play(peer: Peer) -> None:
+        is_open.wait()
+        opened_at = subscription.last_received_at
         peer.frame(0, b"_heartbeat_")
-        was_read.wait()
+        until(lambda: subscription.last_received_at > opened_at)
         heard.append(peer.read_all())
 
-    class Watched(ColumnSubscription):
-        def _handle_event(self, event: Any) -> None:
-            super()._handle_event(event)
-            was_read.set()
-
-    subscription = Watched(script(play), "t", "c", ConnectionConfig())
+    subscription = ColumnSubscription(script(play), "t", "c", ConnectionConfig())
     subscription.open()
+    is_open.set()
     subscription.finish(b"0123456789abcdef" * 1_000_000)
     subscription.abort()
     until(lambda: heard)

@@ -160,7 +160,7 @@ def test_a_message_that_closing_finds_is_given_back(nsqd):
 
 
 def test_a_column_subscription_gives_it_back_and_goes_on(nsqd, caplog, monkeypatch):
-    monkeypatch.setattr("nsq_fast.runtime.column_subscription.SKIPPED_DELAY_MS", 0)
+    monkeypatch.setattr("nsq_fast.runtime.columns.intake.SKIPPED_DELAY_MS", 0)
     publish(nsqd, b"one", LARGE, b"two")
     address = parse_address(str(nsqd.tcp_address), 4150)
     # What nsqd sends once more while the subscription closes comes back after its timeout only.

@@ -18,6 +18,7 @@ from nsq_fast.soak import run as soak_run
 from nsq_fast.soak.consumers import Consumers
 from nsq_fast.soak.health import Resources
 from nsq_fast.soak.original import Original
+from nsq_fast.soak.original_handlers import OriginalHandlers
 from nsq_fast.soak.publishers import Publishers
 from nsq_fast.soak.report import WIDTH, render
 from nsq_fast.soak.run import Outcome, Run
@@ -82,12 +83,12 @@ def test_nothing_planted_is_nothing_found(scene: Any) -> None:
 
 @pytest.mark.slow
 def test_a_consumer_that_finishes_without_handling_is_found(scene: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def handle(self: Original, consumer: Consumer, message: Message) -> None:
-        number = self.consumers.number(message)
+    def handle(self: OriginalHandlers, consumer: Consumer, message: Message) -> None:
+        number = scene.consumers.number(message)
         if number is None or number % 10:
-            self.consumers.finish(consumer, number)
+            scene.consumers.finish(consumer, number)
 
-    monkeypatch.setattr(Original, "_handle_plainly", handle)
+    monkeypatch.setattr(OriginalHandlers, "handle_plainly", handle)
     assert "plain: " in violations(scene)
     assert scene.ledger.lost("plain")[:2] == [0, 10]
     assert scene.ledger.lost("batches") == []
@@ -95,10 +96,10 @@ def test_a_consumer_that_finishes_without_handling_is_found(scene: Any, monkeypa
 
 @pytest.mark.slow
 def test_a_consumer_that_holds_messages_for_ever_is_found(scene: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def handle(self: Original, consumer: Consumer, message: Message) -> None:
+    def handle(self: OriginalHandlers, consumer: Consumer, message: Message) -> None:
         message.enable_async()
 
-    monkeypatch.setattr(Original, "_handle_plainly", handle)
+    monkeypatch.setattr(OriginalHandlers, "handle_plainly", handle)
     assert "the nsqds still hold: " in violations(scene)
 
 

@@ -46,7 +46,7 @@ def cut(subscription: Any) -> None:
     """End the connection, from whatever thread: a subscription's own methods belong to the thread that opened it."""
     if subscription.is_open:
         with suppress(OSError):
-            subscription._transport._socket.shutdown(socket.SHUT_RDWR)
+            subscription._stream._transport._socket.shutdown(socket.SHUT_RDWR)
 
 
 class FaultyCollector(Collector):

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nsq_fast.broker.message import BODY_AT, FRAME_HEAD, FRAME_TYPE, Message
+from nsq_fast.broker.message import BODY_AT, FRAME_HEAD, FRAME_TYPE, ID_SIZE, Message
 
 PLAIN = FRAME_TYPE
 DEFERRED = 3
@@ -33,11 +33,11 @@ _LARGEST_HEAD = _DUE.size + FRAME_HEAD.size
 _MARKER_SIZE = len(MARKER)
 _TYPE_OF_FRAME = FRAME_TYPE.to_bytes(4, "big")
 _FIRST_ATTEMPT = 1
-_FIXED_BYTES = [*enumerate(_TYPE_OF_FRAME, 4), *enumerate(_FIRST_ATTEMPT.to_bytes(2, "big"), BODY_AT - 18)]
+_FIXED_BYTES = [*enumerate(_TYPE_OF_FRAME, 4), *enumerate(_FIRST_ATTEMPT.to_bytes(2, "big"), BODY_AT - ID_SIZE - 2)]
 """The bytes of a head that are always the same: the type and the attempts."""
 
 _HEAD_OF = operator.itemgetter(slice(0, BODY_AT))
-_ID_OF = operator.itemgetter(slice(BODY_AT - 16, BODY_AT))
+_ID_OF = operator.itemgetter(slice(BODY_AT - ID_SIZE, BODY_AT))
 
 
 class Record(NamedTuple):

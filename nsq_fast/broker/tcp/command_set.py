@@ -12,14 +12,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+from nsq_fast.broker.message import ID_SIZE
+
 from .connection import Connection
 from .frames import Dropped, FatalError
 
-ID_SIZE = 16
 INCOMPLETE = -1
 
 _FIN_SIZE = len("FIN ") + ID_SIZE + 1
-_FIN_RUN = re.compile(rb"(?:FIN .{16}\n)+", re.DOTALL)
+_FIN_RUN = re.compile(rb"(?:FIN .{%d}\n)+" % ID_SIZE, re.DOTALL)
 _ID_ENDS = {b"FIN ": 4 + ID_SIZE, b"REQ ": 4 + ID_SIZE, b"TOUC": 6 + ID_SIZE}
 _AFTER_ID = (b" ", b"\r", b"\n")
 

@@ -14,12 +14,13 @@ import msgspec
 
 from nsq_fast.broker import go_json
 from nsq_fast.broker.errors import Exiting, NotOwner
+from nsq_fast.broker.message import ID_SIZE
 from nsq_fast.broker.nsqd.nsqd import Nsqd
 from nsq_fast.broker.nsqd.topic import Topic
 from nsq_fast.names import is_valid_name
 
 from .authorize import authorize, require_permission
-from .command_set import ID_SIZE, INCOMPLETE, CommandSet, has, quote, size_at, text
+from .command_set import INCOMPLETE, CommandSet, has, quote, size_at, text
 from .connection import STATE_CLOSING, STATE_INIT, STATE_SUBSCRIBED, Connection
 from .frames import CLOSE_WAIT, OK, RESPONSE, FatalError, frame
 from .identify import IdentifyError

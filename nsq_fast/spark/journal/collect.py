@@ -24,6 +24,7 @@ from typing import Any
 from gevent import sleep
 from pyspark.sql.datasource import InputPartition
 
+from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast._frame import Columns, join_columns
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ProtocolError, ServerError
@@ -262,7 +263,9 @@ class Collector:
 
     def _refuse(self, connection: JournalConnection, work: Work) -> None:
         """It is too late to keep these messages: the server gives them to another consumer, or has done so."""
-        logger.warning("slot %s: %s messages came too late to be kept", self.slot.name, len(work.ids) // 16)
+        logger.warning(
+            "slot %s: %s messages came too late to be kept", self.slot.name, len(work.ids) // MESSAGE_ID_SIZE
+        )
         self._is_over = True
         self._grant(connection)
         connection.subscription.requeue(work.ids)
@@ -329,9 +332,9 @@ class Collector:
             self._lose(connection, error)
             return
         late = set(connection.subscription.unfinished)
-        self._seen.update(key for key in connection.dropped if key[:16] not in late)
+        self._seen.update(key for key in connection.dropped if key[:MESSAGE_ID_SIZE] not in late)
         if late and self.suspects is not None:
-            self.suspects.add(key for key in _message_keys(self._segments) if key[:16] in late)
+            self.suspects.add(key for key in _message_keys(self._segments) if key[:MESSAGE_ID_SIZE] in late)
 
     def _leave_in_order(self) -> None:
         """After a failure: finish what is claimed, requeue what is not."""

@@ -6,11 +6,13 @@ from array import array
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from nsq_fast._codec import MESSAGE_ID_SIZE
+
 from .segment import Stored, StoredColumns, keys_of
 from .suspects import Suspects
 
 _WIDTHS = {
-    "timestamps": 8, "attempts": 2, "ids": 16, "internal_ids": 8, "trace_ids": 8, "offsets": 8, "sizes": 4,
+    "timestamps": 8, "attempts": 2, "ids": MESSAGE_ID_SIZE, "internal_ids": 8, "trace_ids": 8, "offsets": 8, "sizes": 4,
     "ext_versions": 1,
 }  # fmt: skip
 

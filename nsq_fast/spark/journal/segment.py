@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast.errors import JournalError
 
 MAGIC = b"NSQJ0001"
 ALIGNMENT = 64
-KEY_SIZE = 24
-"""A message is known again by its id and its time of publishing: 16 and 8 bytes."""
+KEY_SIZE = MESSAGE_ID_SIZE + 8
+"""A message is known again by its id, and its time of publishing in 8 bytes behind it."""
 
 Buffer = bytes | memoryview
 
@@ -97,7 +98,8 @@ class Stored(NamedTuple):
 def keys_of(columns: Any) -> list[bytes]:
     """What the messages of ``Columns`` are known by."""
     ids, times = bytes(columns.ids), bytes(columns.timestamps)
-    return [ids[16 * row : 16 * row + 16] + times[8 * row : 8 * row + 8] for row in range(columns.count)]
+    size = MESSAGE_ID_SIZE
+    return [ids[size * row : size * row + size] + times[8 * row : 8 * row + 8] for row in range(columns.count)]
 
 
 def encode(head: Head, columns: Any = None) -> list[Any]:

@@ -1,0 +1,1 @@
+"""What a ColumnSubscription is made of."""
