@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nsq_fast._codec import TracedReply, traced_reply
-from nsq_fast.errors import ServerError
+from nsq_fast.errors import ConfigError, ServerError
 
 REDESIGNED_MARK = "-HA."
 
@@ -21,6 +21,12 @@ REDESIGNED_MARK = "-HA."
 RESERVED_PREFIX = "##"
 TRACE_ID_KEY = "##trace_id"
 TAG_KEY = "##client_dispatch_tag"
+
+# Bytes that the record of a message on an extended topic has more than what was sent for it: the version of its ext
+# header. The server's max_msg_size holds for the record too, and it finds that out only when it writes, which stops all
+# publishes to the partition for a moment.
+# youzan/nsq: nsqd/message.go, internalWriteTo; nsqd/diskqueue_writer.go, writeOne
+EXT_RECORD_BYTES = 1
 
 _COMMON = frozenset(
     {"IDENTIFY", "AUTH", "SUB", "PUB", "MPUB", "RDY", "FIN", "REQ", "TOUCH", "CLS", "NOP"},
@@ -60,6 +66,11 @@ class Dialect:
     def supports(self, command: str) -> bool:
         """Whether the server knows ``command``."""
         return command in self.commands
+
+    def require(self, command: str) -> None:
+        """Raise ConfigError, with what to do instead, for a publish that the server does not know."""
+        if command not in self.commands:
+            raise ConfigError(f"{self.name} servers: {self.refusals[command]}")
 
     def is_fatal(self, error: ServerError, command: str | None) -> bool:
         """Whether the connection is over after ``error`` in reply to ``command``.

@@ -94,6 +94,7 @@ SERVER_ERRORS: Mapping[str, Verdict] = MappingProxyType({code: _row(cls) for cod
 
 NOT_READ = Verdict(retry=True)
 REFUSED_FOR_NOW = Verdict(retry=True, pause=True)
+TOO_LARGE = Verdict(retry=False, splits=True)
 LEADER_LEAVES = Verdict(retry=True, pause=True, refresh=True, leader=True)
 
 LONGEST_LEADER_PAUSE = 1.0
@@ -114,6 +115,7 @@ class ErrorText(NamedTuple):
 _LEAVING = re.compile(
     r"(?:ErrType:\d+ ErrCode:\d+ : )?exiting|pub to wait channel timeout|pub timeout while pop wait queue"
 )
+_TOO_LARGE = re.compile(r"(?:ErrType:\d+ ErrCode:\d+ : )?invalid message write size .*")
 
 ERROR_TEXTS = (
     # The rest of the command did not arrive within the server's read deadline (two heartbeat intervals). Nothing was
@@ -136,6 +138,10 @@ ERROR_TEXTS = (
     # internalPubLoop; nsqd/topic.go, PutMessageNoLock, PutMessagesNoLock.
     ErrorText("E_PUB_FAILED", _LEAVING, LEADER_LEAVES),
     ErrorText("E_MPUB_FAILED", _LEAVING, LEADER_LEAVES),
+    # Too large for the record of an extended topic (dialect.EXT_RECORD_BYTES). Nothing is stored.
+    # youzan/nsq: nsqd/diskqueue_writer.go, writeOne; nsqd/topic.go, PutMessagesNoLock
+    ErrorText("E_PUB_FAILED", _TOO_LARGE, TOO_LARGE),
+    ErrorText("E_MPUB_FAILED", _TOO_LARGE, TOO_LARGE),
     # The server could not ask its auth server whether a permission that has expired still holds.
     # nsqio/nsq: nsqd/protocol_v2.go, CheckAuth.
     ErrorText("E_AUTH_FAILED", re.compile("AUTH failed"), REFUSED_FOR_NOW),

@@ -48,7 +48,8 @@ MAX_ERROR_SIZE = 64 * 1024
 _EMPTY: Mapping[int, Any] = MappingProxyType({})
 # nsqio/nsq: nsqlookupd/http.go, doLookup; youzan/nsq: consistence/leadership.go, ErrKeyNotFound; nsqlookupd/http.go,
 # doLookup
-_UNKNOWN_TOPIC = ("TOPIC_NOT_FOUND", "Key not found", "Topic has no channel")
+_NO_CHANNEL = "Topic has no channel"
+_UNKNOWN_TOPIC = ("TOPIC_NOT_FOUND", "Key not found", _NO_CHANNEL)
 _PARTITION_NUMBER = re.compile(r"[0-9]{1,4}")
 _PORT = re.compile(r"[0-9]{1,5}")
 # youzan/nsq: nsqlookupd/lookup_protocol_v1.go, OLD_VERSION_PID: the partition of an nsqd that has none
@@ -84,21 +85,27 @@ class Meta(NamedTuple):
 
 
 class LookupAnswer(NamedTuple):
-    """The reply of one lookupd for one topic. An unknown topic gives the empty answer."""
+    """The reply of one lookupd for one topic. An unknown topic gives the empty answer, and why in ``problem``."""
 
     channels: tuple[str, ...] = ()
     producers: tuple[Nsqd, ...] = ()
     partitions: Mapping[int, Nsqd] = _EMPTY
     meta: Meta | None = None
+    problem: str = ""
 
 
 class Topology(NamedTuple):
-    """Where a topic lives: all lookupds' answers taken together. Immutable, compared by value."""
+    """Where a topic lives: all lookupds' answers taken together. Immutable, compared by value.
+
+    Attributes:
+        problem: what the lookupds say when they name no nsqd, for people to read; empty when they say nothing.
+    """
 
     producers: tuple[Nsqd, ...] = ()
     partitions: Mapping[int, Nsqd] = _EMPTY
     meta: Meta | None = None
     channels: tuple[str, ...] = ()
+    problem: str = ""
 
     @property
     def nsqds(self) -> tuple[Nsqd, ...]:
@@ -122,6 +129,11 @@ class Topology(NamedTuple):
     def is_empty(self) -> bool:
         """Whether no nsqd is known for the topic."""
         return not self.producers and not self.partitions
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the lookupds say that there is no such topic; not when it only cannot be written now."""
+        return self.is_empty and bool(self.problem) and _NO_CHANNEL not in self.problem
 
 
 def parse_lookup(body: bytes, max_producers: int = MAX_PRODUCERS) -> LookupAnswer:
@@ -210,11 +222,13 @@ def merge(answers: Iterable[LookupAnswer]) -> Topology:
     for answer in answers:
         for partition, leader in answer.partitions.items():
             votes.setdefault(partition, []).append(leader)
+    is_named = bool(votes) or any(answer.producers for answer in answers)
     return Topology(
         producers=distinct(nsqd for answer in answers for nsqd in answer.producers),
         partitions=MappingProxyType({number: _most_named(votes[number]) for number in sorted(votes)}),
         meta=_most_named(metas) if metas else None,
         channels=tuple(sorted({channel for answer in answers for channel in answer.channels})),
+        problem="" if is_named else "; ".join(sorted({answer.problem for answer in answers if answer.problem})),
     )
 
 

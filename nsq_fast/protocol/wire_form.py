@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol
 
 from nsq_fast import _codec
 from nsq_fast._codec import Records
-from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
 
 from .dialect import Dialect
@@ -214,8 +213,7 @@ class RowsForm:
     def command(self, topic: str, body: object, partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
         kind = _kind_for(self._form, dialect)
         name = f"M{kind}"
-        if not dialect.supports(name):
-            raise ConfigError(f"{dialect.name} servers: {dialect.refusals[name]}")
+        dialect.require(name)
         build = getattr(self._records, name.lower())
         return name, build(topic, partition, *self._span)
 

@@ -12,6 +12,7 @@ import logging
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import HttpError, NsqError
 from nsq_fast.names import Address
+from nsq_fast.printable import printable
 from nsq_fast.protocol.topology import (
     ACCEPT,
     LookupAnswer,
@@ -61,7 +62,7 @@ class Lookupd:
         )
 
     def lookup(self, topic: str) -> LookupAnswer:
-        """Ask where ``topic`` lives; the empty answer when this lookupd does not know it."""
+        """Ask where ``topic`` lives; the empty answer, with its problem, when it does not know it."""
         # youzan/nsq: nsqlookupd/http.go, doLookup; the original ignores all but the topic
         query = {"topic": topic, "access": self._access, "metainfo": "true"}
         size = min(_CHANNELS_SIZE + self._max_producers * _PRODUCER_SIZE, MAX_REPLY_SIZE)
@@ -70,7 +71,7 @@ class Lookupd:
             return parse_lookup(reply.body, self._max_producers)
         except HttpError as error:
             if is_unknown_topic(error.status, error.text):
-                return LookupAnswer()
+                return LookupAnswer(problem=printable(error.text))
             raise
 
     def nodes(self) -> tuple[Nsqd, ...]:

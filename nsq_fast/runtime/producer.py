@@ -132,7 +132,7 @@ class Producer(ProducerLife):
         destination: Destination | None = None
         if (
             (route is not None and self._is_running and get_ident() == self._thread.ident)
-            and (body.__class__ is bytes and 0 < len(body) <= self._max_msg_size)
+            and (body.__class__ is bytes and 0 < len(body) <= route.max_msg_size)
             and (limit.used < limit.limit and not limit.queue and block and raise_error)
             and (defer is timeout is trace_id is None and headers is None and tag is None)
             and not self._trace.is_active
@@ -258,8 +258,8 @@ class Producer(ProducerLife):
     def _new(self, topic: str, body: Any, defer: int | None, timeout: float | None, extras: Extras) -> Publish:
         """Check the arguments of a publish of one message."""
         route = self._route(topic)
-        if body.__class__ is not bytes or not 0 < len(body) <= self._max_msg_size:
-            self._composer.check_body(body)
+        if body.__class__ is not bytes or not 0 < len(body) <= route.max_msg_size:
+            self._composer.check_body(route, body)
         deadline = self._deadline(timeout)
         if defer is not None:
             _check_defer(defer)

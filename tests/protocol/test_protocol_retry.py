@@ -55,6 +55,8 @@ ROWS = [
     (errors.PubFailed("pub to wait channel timeout"), MOVES),
     (errors.MpubFailed("pub timeout while pop wait queue"), MOVES),
     (errors.PubFailed("topic coordinator is exiting"), Verdict(retry=True, pause=True, possibly_stored=True)),
+    (errors.PubFailed("invalid message write size (1048603) maxMsgSize=1048602"), BLAMED),
+    (errors.MpubFailed("ErrType:9 ErrCode:0 : invalid message write size (9) maxMsgSize=8"), BLAMED),
     (errors.AuthFailed("AUTH failed"), Verdict(retry=True, pause=True)),
     (errors.AuthFailed("x"), REFUSED),
     (errors.BadMessage("PUB message too big 2 > 1"), BLAMED),

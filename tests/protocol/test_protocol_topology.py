@@ -349,3 +349,16 @@ def test_the_text_of_a_huge_error_is_its_beginning() -> None:
     text = error_text(b'{"message":"' + b"x" * 10_000_000 + b'"}')
     assert text.startswith('{"message":"xxx')
     assert len(text) == MAX_ERROR_TEXT
+
+
+def test_what_lookupds_say_counts_only_while_none_names_an_nsqd() -> None:
+    unknown, bare = LookupAnswer(problem="Key not found"), LookupAnswer(problem="Topic has no channel, add one")
+    assert merge([unknown, unknown, LookupAnswer()]).problem == "Key not found"
+    assert merge([unknown]).is_unknown
+    assert not merge([LookupAnswer()]).is_unknown  # it says nothing: perhaps an nsqd is only not registered yet
+    both = merge([bare, unknown])
+    assert both.problem == "Key not found; Topic has no channel, add one"
+    assert not both.is_unknown
+    named = merge([unknown, LookupAnswer(producers=(nsqd(1),))])
+    assert named.problem == ""
+    assert not named.is_unknown

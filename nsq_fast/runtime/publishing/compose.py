@@ -89,14 +89,27 @@ class Composer:
         if self._is_bare(route, extras):
             return PLAIN
         form = self.message_form(route, extras.trace_id, extras.headers, extras.tag)
-        if form.overhead and len(body) + form.overhead > self._max_msg_size:
+        if form.overhead and not self._fits(route, body, form):
             if form.is_optional:
                 return PLAIN
-            raise BodyInvalid(
-                f"body of {len(body)} bytes with {form.overhead} bytes of trace id or header"
-                f" is above max_msg_size={self._max_msg_size}"
-            )
+            raise BodyInvalid(f"body {self._excess(route, body, form)}")
         return form
+
+    def _fits(self, route: TopicRoute, body: Body, form: WireForm) -> bool:
+        # A trace id that goes before the body is no part of the record behind its head.
+        limit = self._max_msg_size if form.kind == "PUB_TRACE" else route.max_msg_size
+        return len(body) + form.overhead <= limit
+
+    def _excess(self, route: TopicRoute, body: Body, form: WireForm) -> str:
+        return (
+            f"of {len(body)} bytes with {form.overhead} bytes of trace id or header is above {self._limit_text(route)}"
+        )
+
+    def _limit_text(self, route: TopicRoute) -> str:
+        text = f"max_msg_size={self._max_msg_size}"
+        if route.max_msg_size < self._max_msg_size:
+            text += f", less the {self._max_msg_size - route.max_msg_size} byte that an extended topic's records need"
+        return text
 
     def _is_bare(self, route: TopicRoute, extras: Extras) -> bool:
         """Whether it says nothing but its body. Original servers cannot trace; lookup shows them."""
@@ -146,7 +159,7 @@ class Composer:
         ):
             raise ConfigError(f"partition={partition!r}: must be a whole number, 0 to {MAX_PARTITION}, or None")
 
-    def check_body(self, body: Any) -> None:
+    def check_body(self, route: TopicRoute, body: Any) -> None:
         """Raise TypeError or BodyInvalid unless ``body`` can be a message."""
         if not isinstance(body, (bytes, bytearray, memoryview)):
             hint = "; encode it first" if isinstance(body, str) else ""
@@ -154,25 +167,22 @@ class Composer:
         size = body.nbytes if isinstance(body, memoryview) else len(body)
         if not size:
             raise BodyInvalid("body is empty: nsqd takes no empty message")
-        if size > self._max_msg_size:
-            raise BodyInvalid(f"body of {size} bytes is above max_msg_size={self._max_msg_size}")
+        if size > route.max_msg_size:
+            raise BodyInvalid(f"body of {size} bytes is above {self._limit_text(route)}")
 
     # Batches
 
     def parts(self, route: TopicRoute, bodies: Any, extras: Extras) -> list[Part]:
         """The commands of a batch."""
         messages = _as_list(bodies)
-        messages, total = self._check_bodies(messages)
+        messages, total = self._check_bodies(route, messages)
         forms = None if self._is_bare(route, extras) else self._forms(route, messages, extras)
         if forms is None:
             groups = [messages] if total <= self._max_body_size else self._cut(messages, None)
             return [Part(group, PLAIN_BATCH) for group in groups]
         for number, (message, form) in enumerate(zip(messages, forms, strict=True)):
-            if len(message) + form.overhead > self._max_msg_size:
-                raise BodyInvalid(
-                    f"bodies[{number}] of {len(message)} bytes with {form.overhead} bytes of trace id or header"
-                    f" is above max_msg_size={self._max_msg_size}"
-                )
+            if not self._fits(route, message, form):
+                raise BodyInvalid(f"bodies[{number}] {self._excess(route, message, form)}")
         parts: list[Part] = []
         start = 0
         for group in self._cut(messages, forms):
@@ -212,16 +222,16 @@ class Composer:
             size += needed
         return parts
 
-    def _check_bodies(self, messages: list[Any]) -> tuple[list[bytes], int]:
+    def _check_bodies(self, route: TopicRoute, messages: list[Any]) -> tuple[list[bytes], int]:
         """Check every message; return them as bytes, and the size of an MPUB body of them all."""
         if not messages:
             raise BodyInvalid("bodies is empty: nsqd takes no empty batch")
-        total = _codec.mpub_size(messages, self._max_msg_size)
+        total = _codec.mpub_size(messages, route.max_msg_size)
         if total >= 0:
             return messages, total
         for number, message in enumerate(messages):
             try:
-                self.check_body(message)
+                self.check_body(route, message)
             except (TypeError, BodyInvalid) as error:  # noqa: PERF203
                 raise type(error)(f"bodies[{number}]: {error}") from None
         messages = list(map(bytes, messages))

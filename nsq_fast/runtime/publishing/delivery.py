@@ -118,13 +118,15 @@ class Delivery:
                 )
             else:
                 command.name, data = _encode_many(command, dialect)
+            if command.name not in dialect.commands:
+                dialect.require(command.name)
         except ConfigError as error:
             self.refused(conn, command, error)
             return
         sent(publishes, command)
         # A caller that waits is about to read the reply itself: what the server waits for leaves at once.
         is_direct = first.async_result is None and len(publishes) == 1 and not self.wakeups.is_waking
-        if is_direct and command.name in dialect.commands and conn.send_if_idle(data):
+        if is_direct and conn.send_if_idle(data):
             conn.session.expect(command.name, command)
             return
         try:

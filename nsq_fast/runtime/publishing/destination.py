@@ -34,6 +34,8 @@ from .publish import Command, Publish
 
 # A former leader refuses what it got before. One that says nothing for so long (s) will not say anything.
 SILENCE = 1.0
+# So many leaders are named in an error.
+MOST_NAMED = 10
 
 
 class Sender(Protocol):
@@ -131,6 +133,10 @@ class Queue:
     def missing_leader(self, is_connected: Callable[[Address], bool]) -> str | None:
         """Why it cannot send what must go to one partition; None when it can, or where nobody says who leads it."""
         return None
+
+    def leaders_named(self) -> str:
+        """Whom lookup names as the leaders that take its publishes, for people to read."""
+        return "lookup names no partitions"
 
     @property
     def is_stranded(self) -> bool:
@@ -330,6 +336,9 @@ class PartitionQueue(Queue):
         """Whether publishes wait for want of a leader that replies: also the one that owes the reply to some."""
         return not self.links and (bool(self.waiting) or self.on_wire is not None)
 
+    def leaders_named(self) -> str:
+        return f"lookup names {self.leader or 'nobody'} as the leader of partition {self.number}"
+
     def missing_leader(self, is_connected: Callable[[Address], bool]) -> str | None:
         if self.links or not self.has_lookup:
             return None
@@ -433,6 +442,10 @@ class AnyPartition(Queue):
         if not ready:
             return None
         return min(ready, key=lambda each: each.load) if self._by_load else ready[0]
+
+    def leaders_named(self) -> str:
+        leaders = sorted({str(queue.leader) for queue in self._partitions.values() if queue.leader is not None})
+        return f"lookup names {', '.join(leaders[:MOST_NAMED]) or 'nobody'} as the leaders of its partitions"
 
     def can_move(self) -> bool:
         return any(not queue.is_paused for queue in self.open)

@@ -85,7 +85,6 @@ class ProducerLife:
         self._pending_limit = self._delivery.pending_limit
         self._wakeups = self._delivery.wakeups
         self._timeout = self.config.publish_timeout
-        self._max_msg_size = self.config.max_msg_size
 
     def __repr__(self) -> str:
         addresses = [*map(str, self.nsqd_addresses), *self.lookupd_http_addresses]

@@ -113,6 +113,9 @@ class Destination(Protocol):
     def missing_leader(self, is_connected: Callable[[Address], bool]) -> str | None:
         """Why it cannot send what must go to one partition; None when it can, or where nobody says who leads it."""
 
+    def leaders_named(self) -> str:
+        """Whom lookup names as the leaders that take its publishes, for people to read."""
+
     def remove_ended(self) -> None:
         """Forget what ended while it waited."""
 

@@ -31,11 +31,26 @@ def final_error(publish: Publish, error: NsqError) -> NsqError:
 def timeout_error(publish: Publish, pool: Pool, routes: Routes) -> NsqError:
     """The error for a publish whose deadline came."""
     stored = publish.may_be_stored
-    if not stored and not publish.attempts and (nowhere := why_nowhere(publish, pool, routes)) is not None:
+    nowhere = None if publish.attempt is not None else why_nowhere(publish, pool, routes)
+    if nowhere is not None and not stored and not publish.attempts:
         return nowhere
-    tail = "; it may have been stored all the same" if stored else ""
+    reasons = []
+    if publish.last_error is not None:
+        times = "1 attempt" if publish.attempts == 1 else f"{publish.attempts} attempts"
+        reasons.append(f"its time was over after {times}, the last failure: {publish.last_error}")
+    if publish.attempt is not None:
+        conn = publish.attempt.conn
+        reasons.append(f"no reply before its deadline{f', from {conn.address}' if conn else ''}")
+    if not reasons:
+        reasons.append("its time was over before it was sent")
+    if nowhere is not None:
+        reasons.append(str(nowhere))
+    elif publish.misses:
+        reasons.append(publish.destination.leaders_named())
+    if stored:
+        reasons.append("it may have been stored all the same")
     error = PublishTimeout(
-        f"publish to {publish.topic!r}: no reply before its deadline{tail}",
+        f"publish to {publish.topic!r}: {'; '.join(reasons)}",
         attempts=publish.attempts,
         possibly_stored=stored,
     )

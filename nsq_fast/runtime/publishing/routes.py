@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from time import monotonic
 from typing import Protocol
 
 from gevent.pool import Group
 
 from nsq_fast.config import LookupConfig, ProducerConfig
-from nsq_fast.errors import ConfigError, LookupFailed
+from nsq_fast.errors import ConfigError, LookupFailed, NoNsqd
 from nsq_fast.names import Address, check_topic
 from nsq_fast.protocol.partitioner import key_partitioner
 from nsq_fast.protocol.topology import Topology
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 # Topics remembered at most: programs that make up topic names for each answer must not fill the memory.
 MAX_TOPICS = 10_000
+# Lookup says for so long (s) that there is no such topic: then there is none.
+ABSENT_AFTER = 1.0
 
 
 class RouteOwner(Sender, Protocol):
@@ -72,6 +75,7 @@ class Routes:
         self._on_decided = on_decided
         self._partition_of_key = key_partitioner(producer.key_strategy)
         self._by_load = producer.partition_strategy == "least_loaded"
+        self._max_msg_size = producer.max_msg_size
         self._asking = Group()
         self._asked_for: set[TopicRoute] = set()
 
@@ -96,7 +100,13 @@ class Routes:
                 del self.by_topic[name]
         links = [] if has_lookup else self._pool.open
         route = TopicRoute(
-            self._owner, topic, links, self._partition_of_key, has_lookup=has_lookup, by_load=self._by_load
+            self._owner,
+            topic,
+            links,
+            self._partition_of_key,
+            has_lookup=has_lookup,
+            by_load=self._by_load,
+            max_msg_size=self._max_msg_size,
         )
         self.by_topic[topic] = route
         if self._poller is not None:
@@ -118,9 +128,14 @@ class Routes:
             return ""
         failure = self._poller.failure()
         problems = [f"lookup failed: {failure}"] if failure else []
-        answering = self._poller.answering()
-        if answering and self._poller.topology(topic) is not None:
-            problems.append(f"lookup does not know the topic, and names no other nsqd: {', '.join(answering)}")
+        answering, topology = self._poller.answering(), self._poller.topology(topic)
+        if answering and topology is not None:
+            said = f" (lookup says: {topology.problem})" if topology.problem else ""
+            if route.is_partitioned or (said and not topology.is_unknown):
+                text = f"lookup names no partition that can be written now{said}"
+            else:
+                text = f"lookup does not know the topic, and names no other nsqd{said}"
+            problems.append(f"{text}: {', '.join(answering)}")
         return "; ".join(problems) or "lookup has not answered yet"
 
     def has_waiting(self) -> bool:
@@ -175,6 +190,10 @@ class Routes:
         route = self.by_topic.get(topic)
         if route is None or self._forget_idle(topic, route):
             return
+        if not topology.is_unknown:
+            route.absent_since = None
+        if not topology.is_empty:
+            route.is_lack_told = False
         if route.is_partitioned or topology.partitions or topology.meta is not None:
             self._set_partitions(route, topology)
             return
@@ -239,12 +258,38 @@ class Routes:
             self._asked_for.discard(route)
         if not route.is_partitioned:
             others = frozenset(nsqd.tcp for nsqd in nodes if not nsqd.is_redesigned)
-            if not (named or others or route.is_lack_told):
-                route.is_lack_told = True
-                logger.warning(
-                    "publishes to topic %s wait for an nsqd: %s", route.topic, self.lookup_problem(route.topic)
-                )
             self._set_addresses(route, named | others)
+            topology = self._poller.topology(route.topic)
+            if not (named or others):
+                self._tell_lack(route)
+                if nodes and topology is not None and topology.is_unknown:
+                    self._end_if_absent(route, topology)
+
+    def _tell_lack(self, route: TopicRoute) -> None:
+        """Log once that publishes wait because nobody takes them."""
+        if not route.is_lack_told:
+            route.is_lack_told = True
+            logger.warning("publishes to topic %s wait for an nsqd: %s", route.topic, self.lookup_problem(route.topic))
+
+    def _end_if_absent(self, route: TopicRoute, topology: Topology) -> None:
+        """Fail what waits for a topic that does not exist, and that nobody will create by publishing to it.
+
+        Lookup has to say so for a while: another client may just be creating the topic.
+        """
+        now = monotonic()
+        if route.absent_since is None:
+            route.absent_since = now
+        if now - route.absent_since < ABSENT_AFTER:
+            return
+        text = (
+            f"topic {route.topic!r} does not exist (lookup says: {topology.problem}), and servers of the redesigned NSQ"
+            " create no topics by themselves: create it, or mend the name"
+        )
+        for queue in list(route.queues()):
+            for publish in list(queue.waiting):
+                if not publish.done:
+                    self._owner.finish(publish, NoNsqd(text))
+            queue.remove_ended()
 
     def _set_addresses(self, route: TopicRoute, addresses: frozenset[Address]) -> None:
         route.topology = None

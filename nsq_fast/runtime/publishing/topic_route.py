@@ -7,6 +7,7 @@ from typing import Any
 
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
+from nsq_fast.protocol.dialect import EXT_RECORD_BYTES
 from nsq_fast.protocol.partitioner import Key
 from nsq_fast.protocol.topology import Topology
 
@@ -31,6 +32,8 @@ class TopicRoute:
         partition_num: how many partitions the topic has, available or not; 0: lookup does not say.
         is_ext: whether messages may have headers; None: lookup does not say.
         is_lack_told: it has been logged that there is no nsqd for it.
+        max_msg_size: largest body that its servers take, as far as is known.
+        absent_since: since when lookup says that there is no such topic, ``time.monotonic``; None: it does not.
         any: the queue of those that may go to any nsqd, or to any partition.
         partitions: partition -> its queue, for those that are led or that publishes are bound to.
         undecided: the queue of those that are bound to a partition, until it is known what partitions there are.
@@ -45,8 +48,10 @@ class TopicRoute:
         *,
         has_lookup: bool,
         by_load: bool,
+        max_msg_size: int,
     ) -> None:
         self.topic = topic
+        self.max_msg_size = max_msg_size
         self.addresses: frozenset[Address] | None = None
         self.topology: Topology | None = None
         self.is_used = True
@@ -56,6 +61,7 @@ class TopicRoute:
         self.partition_num = 0
         self.is_ext: bool | None = None
         self.is_lack_told = False
+        self.absent_since: float | None = None
         self.any: Queue = NsqdQueue(sender, topic, links)
         self.partitions: dict[int, PartitionQueue] = {}
         self.undecided = UndecidedQueue(sender, topic, [])
@@ -125,6 +131,8 @@ class TopicRoute:
             self.any = self._any_partition
         if topology.meta is not None:
             self.partition_num = topology.meta.partition_num
+            if topology.meta.extend_support and not self.is_ext:
+                self.max_msg_size -= EXT_RECORD_BYTES
             self.is_ext = topology.meta.extend_support
         # An answer that names no partition at all says nothing of the leaders: that of a lookupd that has just started
         # looks the same.
