@@ -120,6 +120,9 @@ class ScriptedLookup:
     def failure(self) -> str:
         return ""
 
+    def answering(self) -> list[str]:
+        return [] if self.answer is None else ["lookup"]
+
     def topology(self, topic: str) -> Topology | None:
         return self.answer
 
