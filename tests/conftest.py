@@ -12,6 +12,7 @@ import gevent
 import pytest
 import trustme
 from support import kinds, spark_needs
+from support.browser import Browser
 from support.cluster import Standalone
 from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
 
@@ -93,6 +94,15 @@ def tls_files(authority: trustme.CA, tmp_path: Path) -> dict[str, str]:
     issued.cert_chain_pems[0].write_to_path(files["cert"])
     issued.private_key_pem.write_to_path(files["key"])
     return files
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Browser:
+    """A real browser; skips where there is none."""
+    found = spark_needs.find_chromium()
+    if found is None:
+        pytest.skip(spark_needs.NO_CHROMIUM)
+    return Browser(found, tmp_path_factory.mktemp("browser"))
 
 
 @pytest.fixture

@@ -54,6 +54,28 @@ def compare(
     yield from _core_changes(before, after, threshold)
 
 
+def differences(before: Run, after: Run) -> Iterator[str]:
+    """What else than the clients differs between the runs, and so may be the cause of a change; in sentences."""
+    first, second = before.about, after.about
+    for what, old, new in (
+        ("machine", f"{first.cpu}, {first.cores} cores", f"{second.cpu}, {second.cores} cores"),
+        ("Python", first.python, second.python),
+    ):
+        if old != new:
+            yield f"another {what}: {old} before, {new} after"
+    servers: dict[tuple[str, str], list[str]] = {}
+    for scenario in before.scenarios:
+        later = after.scenario(scenario.name)
+        if later is None:
+            continue
+        if later.settings != scenario.settings:
+            yield f"{scenario.name} was run with other settings"
+        if later.server != scenario.server:
+            servers.setdefault((scenario.server, later.server), []).append(scenario.name)
+    for (old, new), names in servers.items():
+        yield f"another server: {old} before, {new} after, in {', '.join(names)}"
+
+
 def _changes(
     old: Scenario, new: Scenario, first: ClientResult, second: ClientResult, relative_to: str, threshold: float
 ) -> Iterator[Change]:

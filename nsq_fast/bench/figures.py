@@ -76,12 +76,12 @@ METRICS = {
     for metric in (
         Metric("rate", "messages/s", "messages/s", True, _rate),
         Metric("megabytes", "MB/s", "MB/s", True, _megabytes, 1),
-        Metric("cpu", "client CPU", "us/message", False, _cpu, 3),
-        Metric("server_cpu", "server CPU", "us/message", False, _server_cpu, 3),
-        Metric("p50", "latency p50", "us", False, quantile(50)),
-        Metric("p95", "latency p95", "us", False, quantile(95)),
-        Metric("p99", "latency p99", "us", False, quantile(99)),
-        Metric("max", "latency max", "us", False, quantile(100)),
+        Metric("cpu", "client CPU", "µs/message", False, _cpu, 3),
+        Metric("server_cpu", "server CPU", "µs/message", False, _server_cpu, 3),
+        Metric("p50", "latency p50", "µs", False, quantile(50)),
+        Metric("p95", "latency p95", "µs", False, quantile(95)),
+        Metric("p99", "latency p99", "µs", False, quantile(99)),
+        Metric("max", "latency max", "µs", False, quantile(100)),
         Metric("peak", "peak memory", "MiB", False, lambda each, _: each.peak_kib / 1024, 1),
         Metric(
             "busy", "client's share of a core", "%", False, lambda each, _: each.cpu_seconds / each.seconds * 100, 2

@@ -100,7 +100,7 @@ def _growth(what: str, scenarios: Sequence[str]) -> Goal:
         if ours is None:
             return None
         grown = max(ours) / min(ours)
-        text = f"{grown:.2f}x ({', '.join(f'{value:.3f}' for value in ours)} us)"
+        text = f"{grown:.2f}x ({', '.join(f'{value:.3f}' for value in ours)} µs)"
         return grown, text if floor is None else f"{text}; {CORE_FLOOR} {max(floor) / min(floor):.2f}x"
 
     return Goal(what=what, target="less than 1.3x", is_met=lambda v: v < 1.3, actual=actual)
@@ -109,7 +109,7 @@ def _growth(what: str, scenarios: Sequence[str]) -> Goal:
 def goals() -> list[Goal]:
     """All of them, in the order they are shown."""
     found = [
-        _at_most("consume: client CPU per message", "consume", "cpu", 0.5, " us"),
+        _at_most("consume: client CPU per message", "consume", "cpu", 0.5, " µs"),
         _times("consume: client CPU per message", "consume", "cpu", 1 / 8, "go-nsq"),
         _times("consume: client CPU per message", "consume", "cpu", 1 / 40, "gnsq"),
         _times("consume: messages/s", "consume", "rate", 0.85, CORE_FLOOR),
@@ -135,7 +135,7 @@ def goals() -> list[Goal]:
         _times("publish, 100 callers", concurrent, "rate", 1, "go-nsq async"),
         _times("publish, 100 callers", concurrent, "rate", 3.5, "gnsq"),
         _times("publish, 100 callers, linger", concurrent, "rate", 6, "gnsq", "nsq_fast linger"),
-        _at_most("MPUB x 200: client CPU per message", "publish-batch", "cpu", 0.15, " us"),
+        _at_most("MPUB x 200: client CPU per message", "publish-batch", "cpu", 0.15, " µs"),
         _times("publish to handler at 10,000/s: p99", "latency", "p99", 1, "go-nsq"),
         _times("the same, nsqd's output buffer on: p99", "latency-buffered", "p99", 1, "go-nsq"),
         _at_most("idle on 100 connections: share of a core", "idle", "busy", 1, " %"),

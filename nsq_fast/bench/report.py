@@ -11,12 +11,13 @@ from html import escape
 from pathlib import Path
 
 from nsq_fast.errors import ConfigError
-from nsq_fast.page.document import document, table
+from nsq_fast.page.document import document, prose, table
+from nsq_fast.page.style import STYLE
 
-from .figures import figure
+from .figures import METRICS, figure, shown
 from .goals import CORE_FLOOR, OURS, figure_in, judge
-from .pictures import charts_of, core_chart, title_of
-from .results import Run
+from .pictures import charts_of, core_chart, picture_of, title_of
+from .results import Run, Scenario
 from .tables import CORE_HEADER, core_rows, header, markdown, rows
 
 README_BLOCK = re.compile(r"(<!-- figures:begin[^>]*-->\n).*?(<!-- figures:end -->)", re.DOTALL)
@@ -29,12 +30,6 @@ _README_ROWS = (
     ("publish to handler at 10,000/s: p99", "latency", "p99"),
 )
 _README_CLIENTS = ("go-nsq", "asyncnsq", "ansq", "pynsq", "gnsq")
-_STYLE = """
-body{font:15px/1.5 sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#222}
-table{border-collapse:collapse;margin:1em 0;font-size:13px}td,th{border:1px solid #ccc;padding:3px 8px;text-align:right}
-td:first-child,th:first-child,h1+table td{text-align:left}
-.missed{color:#b00}.met{color:#070}svg{max-width:100%;height:auto}
-"""
 METHOD = """
 How to repeat it: `nsq-fast bench suite --servers DIR --json run.json`, where DIR has an nsqd binary, then
 `nsq-fast bench report run.json --docs docs/performance.md`. NSQ_FAST_PEER_PYTHON names an interpreter that has the
@@ -64,17 +59,50 @@ server and the client did together, and CPU per message is the figure that tells
 
 
 def html(run: Run) -> str:
-    """The report as one HTML document, without anything from outside."""
+    """The report as one HTML document, without anything from outside: what follows from it first, the method last."""
     title = "nsq_fast benchmark"
+    about = run.about
+    made = f"{about.date}, {about.cpu}, {about.cores} cores, {about.system}"
     parts = [
-        f"<h1>{title}</h1>",
-        table(["", ""], about_rows(run)),
+        f"<header><h1>{title}</h1><p>{escape(made)}</p></header>",
+        _html_conclusion(run),
         *_html_goals(run),
         *_html_scenarios(run),
         *_html_core(run),
-        f"<h2>Method</h2><pre>{escape(METHOD.strip())}</pre>",
+        "<h2>Made with</h2>",
+        table(["", ""], about_rows(run), "words"),
+        "<h2>Method</h2>",
+        prose(METHOD),
     ]
-    return document(title, _STYLE, parts)
+    return document(title, STYLE, ["<main>", *parts, "</main>"])
+
+
+def _html_conclusion(run: Run) -> str:
+    judged = [each for each in judge(run) if each.verdict != "not measured"]
+    missed = sum(each.verdict == "missed" for each in judged)
+    lines = list(conclusion(run))
+    if judged:
+        lines.append(f"{len(judged) - missed} of {len(judged)} goals are met.")
+    shown = "".join(f"<p>{escape(line)}</p>" for line in lines or ["nsq_fast was not measured."])
+    return f'<section class="conclusion" id="conclusion">{shown}</section>'
+
+
+def conclusion(run: Run) -> Iterator[str]:
+    """What the run says of nsq_fast, in sentences: how it does what, and what that is of what others do."""
+    for title, scenario, metric in _README_ROWS:
+        ours = figure_in(run, scenario, OURS, metric)
+        if ours is None:
+            continue
+        others = [(other, _times(run, scenario, metric, other)) for other in _README_CLIENTS]
+        beside = ", ".join(f"{times} than {other}" for other, times in others if times != "-")
+        what = title.removesuffix(": messages/s")
+        yield f"{what[0].upper()}{what[1:]}: {shown(ours, metric)}{_unit(metric)}" + (
+            f"; better by {beside}." if beside else "."
+        )
+
+
+def _unit(metric: str) -> str:
+    return f" {METRICS[metric].unit.removesuffix('/message')}"
 
 
 def about_rows(run: Run) -> Iterator[list[str]]:
@@ -95,25 +123,32 @@ def about_rows(run: Run) -> Iterator[list[str]]:
 def _html_goals(run: Run) -> Iterator[str]:
     judged = [each for each in judge(run) if each.verdict != "not measured"]
     if judged:
-        yield "<h2>Goals</h2><table><tr><th>what</th><th>target</th><th>actual</th><th></th></tr>"
+        yield '<h2>Goals</h2><div class="wide"><table class="words">'
+        yield "<tr><th>what</th><th>target</th><th>actual</th><th>verdict</th></tr>"
         for each in judged:
             cells = "".join(f"<td>{escape(text)}</td>" for text in (each.what, each.target, each.actual))
-            yield f'<tr>{cells}<td class="{each.verdict}">{each.verdict}</td></tr>'
-        yield "</table>"
+            marked = {"met": "fine", "missed": "bad"}[each.verdict]
+            yield f'<tr>{cells}<td class="{marked}">{each.verdict}</td></tr>'
+        yield "</table></div>"
 
 
 def _html_scenarios(run: Run) -> Iterator[str]:
     for scenario in run.scenarios:
-        yield f"<h2>{escape(title_of(scenario))}</h2><p>{escape(scenario.server)}</p>"
+        yield f"<h2>{escape(title_of(scenario))}</h2><p>{escape(_made_on(scenario))}</p>"
+        yield f'<div class="pair">{"".join(charts_of(scenario))}</div>'
         yield table(header(scenario), rows(scenario, run.about.cores))
-        yield from (chart for _, chart in charts_of(scenario))
 
 
 def _html_core(run: Run) -> Iterator[str]:
     if run.core:
         yield "<h2>The compiled core</h2>"
-        yield table(CORE_HEADER, core_rows(run))
         yield core_chart(run)
+        yield table(CORE_HEADER, core_rows(run))
+
+
+def _made_on(scenario: Scenario) -> str:
+    rounds = scenario.settings.rounds
+    return f"{scenario.server}, {rounds} round{'' if rounds == 1 else 's'}"
 
 
 def docs(run: Run) -> str:
@@ -129,7 +164,7 @@ def docs(run: Run) -> str:
     parts += ["## Goals", markdown(["what", "target", "actual", "verdict"], iter(goals))]
     for scenario in run.scenarios:
         parts.append(f"## {title_of(scenario)}")
-        parts.append(f"{scenario.server}, {scenario.settings.rounds} rounds.")
+        parts.append(f"{_made_on(scenario)}.")
         parts.append(markdown(header(scenario), rows(scenario, run.about.cores)))
     if run.core:
         parts += ["## The compiled core", markdown(CORE_HEADER, core_rows(run))]
@@ -177,7 +212,7 @@ def write_charts(run: Run, folder: Path) -> list[Path]:
     written = []
     for name, metric in README_CHARTS:
         scenario = run.scenario(name)
-        chart = dict(charts_of(scenario)).get(metric) if scenario else None
+        chart = picture_of(scenario, metric) if scenario else ""
         if chart:
             written.append(folder / f"{name}-{metric}.svg")
             written[-1].write_text(chart + "\n")

@@ -85,9 +85,12 @@ class Run(msgspec.Struct, kw_only=True):
 
 
 def save(run: Run, path: Path) -> None:
-    """Write a run as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
+    """Write a run as JSON. Raises ConfigError where that cannot be done."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write the run to {path}: {error.strerror or error}") from error
 
 
 def load(path: Path) -> Run:

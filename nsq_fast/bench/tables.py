@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from nsq_fast.printable import printable
+
 from .figures import METRICS, figure, limit_of, shown, value_of
 from .results import ClientResult, Run, Scenario
 
 _CLOSED = ("rate", "spread", "megabytes", "cpu", "server_cpu", "syscalls", "p50", "p99", "peak", "limit")
 _LATENCY = ("rate", "cpu", "server_cpu", "p50", "p95", "p99", "max", "peak", "limit")
 _IDLE = ("busy", "peak")
+_LONGEST_REASON = 100
 _HEADS = {"spread": "spread", "syscalls": "syscalls/message", "limit": "limit"}
 
 
@@ -19,20 +22,31 @@ def header(scenario: Scenario) -> list[str]:
 
 
 def rows(scenario: Scenario, cores: int) -> Iterator[list[str]]:
-    """A row for each client; one that failed says so."""
+    """A row for each client; one that failed says why."""
     columns = _columns(scenario)
     for result in scenario.clients:
         if result.rounds:
             yield [result.client, *(_cell(result, column, scenario.settings.size, cores) for column in columns)]
         else:
-            yield [result.client, "failed", *([""] * (len(columns) - 1))]
+            yield [result.client, f"failed: {reason_of(result)}", *([""] * (len(columns) - 1))]
+
+
+def reason_of(result: ClientResult) -> str:
+    """Why a client failed, in a line: the last one of what it wrote is that of the exception."""
+    lines = result.failure.splitlines() or ["no reason was given"]
+    return printable(lines[-1].strip(), _LONGEST_REASON)
 
 
 def core_rows(run: Run) -> Iterator[list[str]]:
     """Group, workload, nanoseconds a message, spread."""
     for each in run.core:
         value = figure(each.ns_per_message)
-        yield [each.group, each.name, f"{value.median:,.1f}", f"{value.spread:.0%}"]
+        yield [
+            each.group,
+            each.name,
+            f"{value.median:,.1f}",
+            f"{value.spread:.0%}" if len(each.ns_per_message) > 1 else "-",
+        ]
 
 
 CORE_HEADER = ["group", "workload", "ns/message", "spread"]
@@ -68,7 +82,7 @@ def _head(column: str) -> str:
 def _cell(result: ClientResult, column: str, size: int, cores: int) -> str:
     if column == "spread":
         rate = value_of(result, "rate")
-        return f"{rate.spread:.0%}" if rate else "-"
+        return f"{rate.spread:.0%}" if rate and len(result.rounds) > 1 else "-"
     if column == "limit":
         return limit_of(result, cores)
     if column == "syscalls":

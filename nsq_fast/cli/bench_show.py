@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from nsq_fast.bench import results
-from nsq_fast.bench.compare import THRESHOLD, Change, compare
+from nsq_fast.bench.compare import THRESHOLD, Change, compare, differences
 from nsq_fast.bench.figures import METRICS, Figure, shown
 from nsq_fast.bench.report import docs, fill_readme, html, write_charts
 
@@ -43,6 +43,8 @@ def compare_command(
     The exit code is 1 when something became worse. Between machines, or days, use --relative-to.
     """
     old, new = results.load(before), results.load(after)
+    for difference in differences(old, new):
+        click.echo(f"warning: {difference}", err=True)
     changes = list(compare(old, new, clients=clients, relative_to=relative_to, threshold=threshold))
     if not changes:
         raise click.UsageError("the two runs have no figure in common")
@@ -71,7 +73,7 @@ def _show(changes: Sequence[Change], relative_to: str, compared: int) -> None:
 
 def _cell(value: Figure, metric: str) -> str:
     median = shown(value, metric) if metric in METRICS else f"{value.median:,.3g}"
-    return f"{median} ({value.spread:.0%})"
+    return median if value.low == value.high else f"{median} ({value.spread:.0%})"
 
 
 @click.command("report", short_help="Show a run: HTML, charts, documentation.")
@@ -87,11 +89,15 @@ def report_command(
     if not (html_file or svg_folder or docs_file or readme):
         raise click.UsageError("say what to write: --html, --svg, --docs or --readme")
     run = results.load(run_file)
-    if html_file:
-        html_file.write_text(html(run))
-    if docs_file:
-        docs_file.write_text(docs(run))
-    if readme:
-        readme.write_text(fill_readme(readme.read_text(), run))
-    if svg_folder:
-        write_charts(run, svg_folder)
+    try:
+        if html_file:
+            html_file.write_text(html(run), encoding="utf-8")
+        if docs_file:
+            docs_file.write_text(docs(run), encoding="utf-8")
+        if readme:
+            readme.write_text(fill_readme(readme.read_text(encoding="utf-8"), run), encoding="utf-8")
+        if svg_folder:
+            write_charts(run, svg_folder)
+    except OSError as error:
+        targets = (str(each) for each in (error.filename, html_file, docs_file, readme, svg_folder) if each)
+        raise click.ClickException(f"cannot write {next(targets)}: {error.strerror or error}") from error

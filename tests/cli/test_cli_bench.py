@@ -178,7 +178,7 @@ def test_the_report_stands_alone_and_has_the_numbers_of_the_run(suite_run: Path,
             shown = f"{(rates[0] + rates[1]) / 2:,.0f}"
             assert f"<td>{shown}</td>" in page
             assert f"| {shown} |" in text
-            assert f">{shown}</text>" in page  # the chart has it too
+            assert re.search(rf'class="value">{shown}</', page)  # the chart has it too
     for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
         xml.etree.ElementTree.fromstring(svg)
 
@@ -193,6 +193,33 @@ def test_the_readme_gets_ratios_between_its_marks_and_charts_beside(suite_run: P
     assert "old" not in text
     for name in ("consume-rate.svg", "consume-cpu.svg"):
         assert xml.etree.ElementTree.parse(tmp_path / name).getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize("flag", ["--html", "--docs"])
+def test_a_report_on_a_full_disk_is_one_line(suite_run: Path, flag: str) -> None:
+    done = bench("report", str(suite_run), flag, "/dev/full")
+    assert done.exit_code == 1
+    assert done.output == "Error: cannot write /dev/full: No space left on device\n"
+
+
+def test_a_run_that_cannot_be_written_is_one_line() -> None:
+    done = bench("codec", "--rounds", "1", "--json", "/dev/full")
+    assert done.exit_code == 2
+    assert done.output.splitlines()[-1] == "Error: cannot write the run to /dev/full: No space left on device"
+
+
+def test_compare_says_what_else_differs(suite_run: Path, tmp_path: Path) -> None:
+    run = results.load(suite_run)
+    run.about.cpu, run.about.python = "another one", "3.99"
+    for scenario in run.scenarios:
+        scenario.server = "nsqd 9.9"
+    results.save(run, tmp_path / "other.json")
+    same = bench("compare", str(suite_run), str(suite_run))
+    assert "warning" not in same.output
+    done = bench("compare", str(suite_run), str(tmp_path / "other.json"))
+    warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    for part in ("another machine: ", "another Python: ", "another server: embedded nsqd before, nsqd 9.9 after"):
+        assert sum(part in line for line in warnings) == 1
 
 
 def test_a_report_must_be_told_what_to_write(suite_run: Path, tmp_path: Path) -> None:

@@ -26,9 +26,13 @@ from nsq_fast.bench.servers import Server
 from nsq_fast.bench.settings import Settings
 from nsq_fast.bench.suite import in_turns, plans
 from nsq_fast.bench.syscalls import read_report
+from nsq_fast.bench.tables import header, rows
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
-from nsq_fast.page.charts import Bar, Curve, bars, latency_curves
+from nsq_fast.page.bars import Bar, Piece, bars
+from nsq_fast.page.curves import Line, by_share
+from nsq_fast.page.document import prose
+from nsq_fast.page.svg import duration, picture
 
 
 def meter() -> ModuleType:
@@ -180,14 +184,41 @@ def test_the_reports_of_perf_and_strace_are_read() -> None:
 
 
 def test_charts_are_well_formed_and_to_scale() -> None:
-    chart = bars("Rates & <more>", [Bar("a<b", 50, 40, 60, "50"), Bar("b", 100, 90, 120, "100", True)])
-    root = xml.etree.ElementTree.fromstring(chart)
-    assert next(text for text in root.itertext() if text.strip()) == "Rates & <more>"
-    first, second = (float(width) for width in re.findall(r'<rect x="170"[^>]*width="([\d.]+)"', chart))
-    assert second == pytest.approx(2 * first, rel=0.01)
-    curve = latency_curves("Latency", [Curve("a", [(0, 10.0), (50, 100.0), (99, 5000.0), (100, 20000.0)])])
-    xml.etree.ElementTree.fromstring(curve)
-    xml.etree.ElementTree.fromstring(latency_curves("None", []))
+    rows = [Bar("a<b", [Piece(4, 50)], "50", 40, 60), Bar("b", [Piece(1, 100)], "100", 90, 120, True)]
+    file = picture("Rates & <more>", rows)
+    assert next(text for text in xml.etree.ElementTree.fromstring(file).itertext() if text.strip()) == "Rates & <more>"
+    in_file = [float(width) for width in re.findall(r'<rect x="170"[^>]*width="([\d.]+)"', file)]
+    on_page = [float(width) for width in re.findall(r"max\(2px,([\d.]+)%\)", bars("t", rows))]
+    for first, second in (in_file, on_page):
+        assert second == pytest.approx(2 * first, rel=0.01)
+    for lines in ([Line("a", [(0, 10.0), (50, 100.0), (99, 5000.0), (100, 20000.0)])], []):
+        xml.etree.ElementTree.fromstring(by_share("Latency", lines))
+
+
+def test_the_mark_of_a_spread_ends_before_the_figure() -> None:
+    file = picture("t", [Bar("a", [Piece(4, 50)], "50", 40, 60), Bar("b", [Piece(1, 100)], "100", 90, 120)])
+    ends = [float(x) for x in re.findall(r'<path d="M[\d.]+ [\d.]+H([\d.]+)M', file)]
+    figures = [float(x) for x in re.findall(r'<text x="([\d.]+)"[^>]*text-anchor="start"', file)]
+    assert len(ends) == len(figures) == 2
+    assert all(end < start for end, start in zip(ends, figures, strict=True))
+
+
+def test_durations_of_charts_have_a_unit() -> None:
+    assert [duration(value) for value in (0.1, 1, 999, 1000, 1e6)] == ["100 ns", "1 µs", "999 µs", "1 ms", "1 s"]
+
+
+def test_the_method_is_prose_and_no_markdown() -> None:
+    assert prose("Run `x <y>`,\nthen *z*.\n\n- one\n- two\n  lines\n") == (
+        "<p>Run <code>x &lt;y&gt;</code>,\nthen <em>z</em>.</p>\n<ul><li>one</li><li>two\n  lines</li></ul>"
+    )
+
+
+def test_a_client_that_failed_says_why_and_one_round_has_no_spread() -> None:
+    failed = ClientResult(client="b", failure="it ended with status 1: Traceback\n  File x\nImportError: no\tmodule")
+    found = scenario("consume", ClientResult(client="a", rounds=[a_round(1000, 1.0, 0.4)]), failed)
+    first, second = rows(found, 2)
+    assert first[header(found).index("spread")] == "-"
+    assert second[1] == "failed: ImportError: no\\tmodule"
 
 
 def scenario(name: str, *clients: ClientResult) -> Scenario:
@@ -206,7 +237,7 @@ def test_goals_are_judged_by_the_figures_of_the_run() -> None:
         ClientResult(client="gnsq", rounds=[a_round(100_000, 1.0, 1.0)]),
     ]
     found = judged(scenario("consume", *clients))
-    assert ("at most 0.5 us", "0.400 us", "met") in found
+    assert ("at most 0.5 µs", "0.400 µs", "met") in found
     assert ("at most 1/8 go-nsq", "1/10.0", "met") in found
     assert ("at most 1/40 gnsq", "1/25.0", "missed") in found
     assert ("at least 3x go-nsq", "5.00x", "met") in found
@@ -222,7 +253,7 @@ def test_growth_is_shown_beside_that_of_the_floor(slowest: float, verdict: str) 
         return scenario(f"connections-{connections}", *found)
 
     found = judged(at(1, 0.4, 0.2), at(10, slowest, 0.3), at(100, 0.45, 0.2))
-    text = f"{slowest / 0.4:.2f}x (0.400, {slowest:.3f}, 0.450 us); floor: core 1.50x"
+    text = f"{slowest / 0.4:.2f}x (0.400, {slowest:.3f}, 0.450 µs); floor: core 1.50x"
     assert ("less than 1.3x", text, verdict) in found
     assert ("less than 1.3x", "-", "not measured") in found  # nothing in flight was measured
 

@@ -79,15 +79,6 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Path:
-    """The browser; skips where there is none."""
-    found = spark_needs.find_chromium()
-    if found is None:
-        pytest.skip(spark_needs.NO_CHROMIUM)
-    return found
-
-
-@pytest.fixture(scope="session")
 def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for all tests, ``local[2]``, with the source registered. Its calls block the hub of gevent."""
     from pyspark.sql import SparkSession

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import trace_logs
+from support.browser import Browser, check_readable
 from support.trace_logs import BAD_LINES, SECOND, Figures, Planted
 
 from nsq_fast.errors import ConfigError
@@ -52,17 +52,26 @@ class Page(HTMLParser):
         self.exact: dict[tuple[str, str], int] = {}
         self.tables: dict[str, list[str]] = {}
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.chart_texts: list[str] = []
+        self.legends: list[str] = []
+        self.conclusion = ""
+        self.lengths: list[float] = []  # of the bars of the slowest messages, in percent
         self._group = self._section = ""
         self._figure: tuple[str, str] | None = None
-        self._is_in_chart = False
+        self._is_in_legend = False
+        self._bars = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
         self.tags.append((tag, found))
         self._section = found.get("id") or self._section
-        self._is_in_chart = tag == "text"
+        self._is_in_legend = tag == "li" or (self._is_in_legend and tag in ("i", "svg", "path"))
+        if tag in ("h2", "figcaption"):
+            self._bars = ""
+        elif found.get("class") == "bar" and self._bars == "lives":
+            self.lengths.append(0.0)
+        elif tag == "i" and self._bars == "lives" and self.lengths:
+            self.lengths[-1] += float(re.findall(r"([\d.]+)%", found.get("style") or "")[0])
         if tag == "tr":
             self._group = found.get("data-group") or ""
             self.tables.setdefault(self._section, []).append("")
@@ -76,20 +85,19 @@ class Page(HTMLParser):
         if self._figure:
             self.figures[self._figure] = data
             self._figure = None
-        if self._is_in_chart:
-            self.chart_texts.append(data)
+        if self._is_in_legend:
+            self.legends.append(data)
+        if self._section == "conclusion":
+            self.conclusion += data
+        if data.startswith("From publish to FIN"):
+            self._bars = "lives"
         if rows := self.tables.get(self._section):
             rows[-1] += f"{data} "
 
 
 @pytest.fixture(scope="module")
-def page(report: Report, chromium: Path, tmp_path_factory: pytest.TempPathFactory) -> Page:
-    profile = tmp_path_factory.mktemp("chromium")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={profile}"]
-    done = subprocess.run(
-        [str(chromium), *flags, "--dump-dom", report.path.as_uri()], capture_output=True, timeout=90, check=True
-    )
-    return Page(done.stdout.decode())
+def page(report: Report, browser: Browser) -> Page:
+    return Page(browser.dom(report.path))
 
 
 def expected_of(report: Report) -> dict[str, Figures]:
@@ -153,9 +161,31 @@ def test_clocks_and_bad_lines_are_shown(report: Report, page: Page) -> None:
 
 
 def test_every_channel_has_its_charts(page: Page) -> None:
-    charts = [attributes for tag, attributes in page.tags if tag == "svg"]
-    assert len(charts) == 2 * 3 + 2
-    assert {"p50", "p99", "end to end", "in queue", "handling", "lost"} <= set(page.chart_texts)
+    charts = [attributes for tag, attributes in page.tags if tag == "svg" and attributes.get("class") == "chart"]
+    bars = [attributes for tag, attributes in page.tags if attributes.get("class") == "bars"]
+    assert (len(charts), len(bars)) == (2 * 3, 2)
+    assert {"p50", "p99", "end to end", "in queue", "handling", "lost"} <= set(page.legends)
+
+
+def test_the_conclusion_comes_first(report: Report, page: Page) -> None:
+    text = report.path.read_text()
+    assert text.index('id="conclusion"') < text.index('id="totals"')
+    groups = expected_of(report).values()
+    for words, name in (("lost", "lost"), ("finished more than once", "duplicates"), ("out of order", "violations")):
+        assert re.search(rf"\b{sum(getattr(each, name) for each in groups)} [a-z ]*{words}", page.conclusion)
+
+
+def test_slow_messages_are_drawn_on_one_scale(page: Page) -> None:
+    longest, *others = page.lengths
+    assert longest == pytest.approx(100, abs=0.5)
+    assert all(length < longest for length in others)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_it_can_be_read_on_any_screen(report: Report, browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
+    check_readable(browser, report.path, width, dark, tmp_path / "picture.png")
 
 
 def test_the_page_stands_alone(report: Report, page: Page) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsq_fast.page.document import document, element, table
+from nsq_fast.page.style import STYLE as PAGE_STYLE
 
 from .drawings import channel_charts, fault_chart, life_chart
 from .figures import FAULTS, Figures, TraceGroup, figures_of
@@ -49,6 +50,7 @@ _GROUPS = (
     ("in queue", 2),
     ("handling", 2),
 )
+_CONCLUSIONS = {"lost": "lost", "duplicates": "finished more than once", "violations": "finished out of order"}
 _FAULT_TITLES = {
     "lost": "Lost messages",
     "duplicates": "Messages finished more than once",
@@ -67,6 +69,7 @@ def html(figures: Figures) -> str:
     """The report."""
     parts = [
         f"<header><h1>{TITLE}</h1><p>{_about(figures)}</p></header>",
+        _conclusion(figures),
         _tiles(figures),
         *_notes(figures),
         "<h2>By topic, channel and partition</h2>",
@@ -80,7 +83,7 @@ def html(figures: Figures) -> str:
         "<h2>What is counted how</h2>",
         DEFINITIONS,
     ]
-    return document(TITLE, STYLE, ["<main>", *parts, "</main>"])
+    return document(TITLE, PAGE_STYLE + STYLE, ["<main>", *parts, "</main>"])
 
 
 def _about(figures: Figures) -> str:
@@ -90,6 +93,32 @@ def _about(figures: Figures) -> str:
         f" {figures.publishes:,} publishes and {figures.records - figures.publishes:,} deliveries."
         f" Windows of {duration(figures.window_ns)}, lost after {duration(figures.grace_ns)}."
     )
+
+
+def _conclusion(figures: Figures) -> str:
+    """What became of the messages, in a sentence; and how long the worst group took."""
+    totals = figures.totals
+    found = [f"{count(totals[kind])} {words}" for kind, words in _CONCLUSIONS.items() if totals[kind]]
+    pending = f" {count(totals['pending'])} are pending." if totals["pending"] else ""
+    of_all = f"{count(totals['messages'])} message{'' if totals['messages'] == 1 else 's'}"
+    if not totals["messages"]:
+        lines = ["No message can be judged: the logs have no publish with a channel."]
+    elif found:
+        lines = [f"Of {of_all}, {', '.join(found)}.{pending}"]
+    else:
+        lines = [f"Of {of_all} none was lost, finished twice or finished out of order.{pending}"]
+    judged = [group for group in figures.groups if group.durations["latency_p99_ns"] is not None]
+    if judged:
+        worst = max(judged, key=lambda group: group.durations["latency_p99_ns"] or 0)
+        partition = "" if worst.partition is None else f"/{worst.partition}"
+        lines.append(
+            f"Slowest is {worst.topic}{partition} {worst.channel}: 99 % of its messages were finished within"
+            f" {duration(worst.durations['latency_p99_ns'])} of their publish, half of them within"
+            f" {duration(worst.durations['latency_p50_ns'])}."
+        )
+    kind = "conclusion bad" if found else "conclusion"
+    content = "".join(element("p", escape(line)) for line in lines)
+    return element("section", content, {"class": kind, "id": "conclusion"})
 
 
 def _moment(time_ns: int) -> str:
@@ -139,7 +168,7 @@ def _group_table(figures: Figures) -> str:
     names = ["topic", "channel", "part.", *(title for _, title in (*_LANE_COUNTS, *_LANE_DURATIONS))]
     head = f"<tr>{groups}</tr><tr>{''.join(f'<th>{escape(name)}</th>' for name in names)}</tr>"
     rows = "".join(_group_row(group) for group in figures.groups)
-    inner = element("table", f"<thead>{head}</thead><tbody>{rows}</tbody>", {"id": "groups"})
+    inner = element("table", f"<thead>{head}</thead><tbody>{rows}</tbody>", {"id": "groups", "class": "named"})
     return element("div", inner, {"class": "wide"})
 
 
@@ -164,16 +193,16 @@ def _channels(figures: Figures) -> Iterator[str]:
     if figures.channels:
         yield "<h2>Latency</h2>"
     for channel in figures.channels:
-        charts = "".join(element("figure", chart) for chart in channel_charts(channel))
+        charts = "".join(channel_charts(channel))
         yield f"<h3>{escape(channel.topic)} / {escape(channel.channel)}</h3>{element('div', charts, {'class': 'pair'})}"
 
 
 def _slowest(figures: Figures) -> Iterator[str]:
     if figures.slowest:
         yield "<h2>The slowest messages</h2>"
-        yield element("figure", life_chart(figures.slowest), {"class": "full"})
+        yield life_chart(figures.slowest)
         head = ["message", "trace id", "latency", "in queue", "handling", "deliveries", "what happened"]
-        yield element("div", table(head, map(_slow_row, figures.slowest)), {"class": "wide", "id": "slowest"})
+        yield element("div", table(head, map(_slow_row, figures.slowest)), {"id": "slowest"})
 
 
 def _slow_row(row: dict[str, Any]) -> list[str]:
@@ -202,7 +231,7 @@ def _examples(figures: Figures) -> Iterator[str]:
             shown = f" (the first {len(rows)} of {total:,})" if total > len(rows) else ""
             yield f"<h2>{_FAULT_TITLES[kind]}{shown}</h2>"
             head, cells = _example_table(kind, rows)
-            yield element("div", table(head, cells), {"class": "wide", "id": kind})
+            yield element("div", table(head, cells), {"id": kind})
 
 
 def _example_table(kind: str, rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
@@ -228,7 +257,7 @@ def _clocks(figures: Figures) -> Iterator[str]:
             ]
             for row in figures.skews
         ]
-        yield element("div", table(head, rows), {"class": "wide", "id": "skews"})
+        yield element("div", table(head, rows), {"id": "skews"})
 
 
 def _sources(figures: Figures) -> Iterator[str]:
@@ -237,6 +266,4 @@ def _sources(figures: Figures) -> Iterator[str]:
         [source.name or "stream", count(source.lines), count(source.problems), (source.example or "")[:120]]
         for source in figures.sources
     ]
-    yield element(
-        "div", table(["source", "lines", "without a record", "such as"], rows), {"class": "wide", "id": "sources"}
-    )
+    yield element("div", table(["source", "lines", "without a record", "such as"], rows), {"id": "sources"})

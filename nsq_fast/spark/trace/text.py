@@ -41,43 +41,11 @@ def place(row: dict[str, Any]) -> str:
 
 
 STYLE = """
-:root{color-scheme:light dark;--paper:#fbfbfa;--card:#fff;--ink:#1d2430;--soft:#667085;--line:#dfe3e8;--grid:#e4e7ec;
---bad:#b42318;--badpaper:#fef0ee;--fine:#18794e;--colour1:#2f6fde;--colour2:#e08a1e;--colour3:#d13c4b;--colour4:#7a5cd6}
-@media(prefers-color-scheme:dark){:root{--paper:#14171c;--card:#1b2027;--ink:#e6e9ee;--soft:#98a2b3;--line:#303743;
---grid:#333b48;--bad:#ff8a80;--badpaper:#3a1f1f;--fine:#6ccf9c;--colour1:#6ea3ff;--colour2:#f0ac4e;--colour3:#ff7b87;
---colour4:#ab94ff}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
-main{max-width:1320px;margin:0 auto;padding:28px 24px 60px}
-h1{font-size:26px;margin:0}header p{margin:4px 0 20px;color:var(--soft)}
-h2{font-size:18px;margin:36px 0 10px}h3{font-size:15px;margin:18px 0 6px}
-.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(138px,1fr));gap:10px}
-.tiles div{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 12px}
-.tiles span,.tiles small{display:block;color:var(--soft);font-size:12.5px}
-.tiles b{font-size:22px;font-variant-numeric:tabular-nums}
-.tiles .bad{background:var(--badpaper);border-color:var(--bad)}.tiles .bad b{color:var(--bad)}
-.tiles .fine b{color:var(--fine)}
-.note{border-left:3px solid var(--colour2);padding:2px 10px;margin:12px 0 0;color:var(--soft)}
-.wide{overflow-x:auto;background:var(--card);border:1px solid var(--line);border-radius:8px;margin:8px 0 16px}
-table{border-collapse:collapse;font-size:12px;width:100%;font-variant-numeric:tabular-nums}
-th,td{padding:4px 6px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}
-tr:last-child td{border-bottom:0}th{color:var(--soft);font-weight:600}
+#groups td,#groups th{padding:4px 4.5px;font-size:11.5px}
 thead tr:first-child th{text-align:center;border-bottom:0;padding-bottom:0}
-td.name,#groups thead tr:last-child th:nth-child(-n+3){text-align:left}td.zero{color:var(--soft)}
-td.bad{color:var(--bad);background:var(--badpaper);font-weight:600}
-#slowest td:first-child,#slowest th:first-child,#slowest td:last-child,#slowest th:last-child,
-#sources td:first-child,#sources th:first-child,#sources td:last-child,#sources th:last-child,
-#lost td:first-child,#lost th:first-child,#duplicates td:first-child,#duplicates th:first-child,
-#violations td:first-child,#violations th:first-child,#skews td:first-child,#skews th:first-child{text-align:left}
+td.name,#groups thead tr:last-child th:nth-child(-n+3),#slowest td:last-child,#slowest th:last-child,
+#sources td:last-child,#sources th:last-child{text-align:left}
 #slowest td:last-child{white-space:normal;min-width:340px}
-figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:8px;padding:8px}
-.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,520px),1fr));gap:12px}
-svg{max-width:100%;height:auto;display:block}svg text{font-family:inherit}
-figure.full{margin-bottom:10px;width:fit-content;max-width:100%}
-dl{display:grid;grid-template-columns:max-content 1fr;gap:6px 16px;font-size:14px}dt{font-weight:600}
-dd{margin:0;color:var(--soft)}
-@media(max-width:640px){dl{display:block}dd{margin-bottom:8px}}
-@media print{body{background:#fff}.wide,figure{break-inside:avoid}}
 """
 
 DEFINITIONS = """<dl>
