@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from .options import SinkOptions as SinkOptions
     from .options import SourceOptions as SourceOptions
     from .source import NsqDataSource as NsqDataSource
+    from .workers import check_workers as check_workers
 
 _HOME = {
     "NsqDataSource": "source",
+    "check_workers": "workers",
     "SinkOptions": "options",
     "SourceOptions": "options",
 }
@@ -31,8 +33,12 @@ __getattr__ = names_of_extra(__name__, _HOME)
 
 
 def register(spark: Any) -> None:
-    """Make the format "nsq" known to a session, one of Spark Connect too. A second call for a session has no effect."""
+    """Make the format "nsq" known to a session, one of Spark Connect too. A second call for a session has no effect.
+
+    Raises ConfigError when the Python that Spark starts for its workers has no nsq_fast, and says what to set.
+    """
     source = __getattr__("NsqDataSource")
+    __getattr__("check_workers")(spark)
     spark.dataSource.register(source)
 
 

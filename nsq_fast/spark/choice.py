@@ -7,13 +7,18 @@ read is written to a journal of ours before its FIN is sent.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from nsq_fast.errors import ConfigError, LookupFailed
 
-from .discovery import discover, in_cluster
-from .options import AUTO, EARLIEST, JOURNALLED, LATEST, REPLAYABLE, SourceOptions
+from .discovery import TIMEOUT, TopicFinder, discover, in_cluster
+from .options import AUTO, JOURNALLED, REPLAYABLE, SourceOptions
+from .positions import EARLIEST, LATEST, is_by_topic
 
-_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "consume")
-_STREAM_ONLY = ("maxOffsetsPerTrigger",)
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "consume")
+_STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_BEGINS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+_ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _NOT_FOR = {
     REPLAYABLE: {
         "journal": "it reads again from the servers, and keeps no journal",
@@ -25,9 +30,10 @@ _NOT_FOR = {
     },
     JOURNALLED: {
         **dict.fromkeys(
-            ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp"),
+            (*_BEGINS, "startingOffsetsByTimestampStrategy", *_ENDS),
             "a channel begins and ends where it stands, and cannot be moved",
         ),
+        "maxBytesPerTrigger": "nsqd does not tell the sizes of messages before it delivers them",
     },
 }
 
@@ -38,13 +44,36 @@ def check_load(options: SourceOptions) -> None:
     for_streams = [name for name in _STREAM_ONLY if name in options.given]
     if for_batches and for_streams:
         raise ConfigError(f"{for_batches[0]} is for spark.read only, {for_streams[0]} for spark.readStream only")
-    for pair in (("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp")):
-        if options.given.issuperset(pair):
-            raise ConfigError(f"{pair[0]} and {pair[1]}: only one of them may be given")
+    for names in (_BEGINS, _ENDS):
+        both = [name for name in names if name in options.given]
+        if len(both) > 1:
+            raise ConfigError(f"{both[0]} and {both[1]}: only one of them may be given")
+    _check_several(options)
+    if options.min_offsets_per_trigger is None and "maxTriggerDelay" in options.given:
+        raise ConfigError("maxTriggerDelay: has no effect without minOffsetsPerTrigger")
+    least, most = options.min_offsets_per_trigger, options.max_offsets_per_trigger
+    if least is not None and most is not None and least > most:
+        raise ConfigError(f"minOffsetsPerTrigger={least}: is more than maxOffsetsPerTrigger={most}")
     if options.ending_offsets == EARLIEST:
         raise ConfigError("endingOffsets='earliest': there is nothing to read up to there")
     if options.reader != AUTO:
         check_reader(options, options.reader, is_stream=bool(for_streams))
+
+
+def _check_several(options: SourceOptions) -> None:
+    if not options.reads_several:
+        return
+    given = {
+        "startingOffsets": options.starting_offsets,
+        "startingOffsetsByTimestamp": options.starting_times,
+        "endingOffsets": options.ending_offsets,
+        "endingOffsetsByTimestamp": options.ending_times,
+    }
+    for name, positions in given.items():
+        if isinstance(positions, Mapping) and not is_by_topic(positions):
+            raise ConfigError(
+                f'{name}: there may be several topics, so each has to be named: {{"orders": {{"0": 1234, "1": 560}}}}'
+            )
 
 
 def check_use(options: SourceOptions, *, is_stream: bool) -> None:
@@ -88,6 +117,20 @@ def choose(options: SourceOptions, *, is_stream: bool) -> str:
 
 
 def _can_replay(options: SourceOptions) -> bool:
+    topics = TopicFinder(options).topics(TIMEOUT)
+    if not topics:
+        raise LookupFailed(f"topicPattern={options.topic!r}: no topic matches it: create one first, or set reader")
+    found = {topic: _can_replay_topic(options.for_topic(topic)) for topic in topics}
+    if len(set(found.values())) > 1:
+        replayable = sorted(topic for topic, can_replay in found.items() if can_replay)
+        raise ConfigError(
+            f"topic={options.topic!r}: a redesigned cluster has {', '.join(replayable)}, and other servers the rest:"
+            " read them by two queries, or all of them with reader=journalled"
+        )
+    return all(found.values())
+
+
+def _can_replay_topic(options: SourceOptions) -> bool:
     servers = discover(options)
     if servers.is_redesigned and not servers.nsqds:
         # A guess could give the query another reader now than later, and with it another kind of offset.

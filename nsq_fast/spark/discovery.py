@@ -19,15 +19,20 @@ from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import REDESIGNED_MARK
 from nsq_fast.protocol.topology import Meta, Topology
 from nsq_fast.protocol.topology import Nsqd as KnownNsqd
-from nsq_fast.runtime import Endpoint, Greenlet, LookupPoller, NsqdHTTPClient
+from nsq_fast.runtime import Endpoint, Greenlet, LookupdHTTPClient, LookupPoller, NsqdHTTPClient
 
 from .options import SourceOptions
+from .reminder import Reminder
 
 T = TypeVar("T")
+ClientT = TypeVar("ClientT", LookupdHTTPClient, NsqdHTTPClient)
 logger = logging.getLogger(__name__)
 
 TIMEOUT = 10.0
 """How long transient failures are tried again, in seconds."""
+
+TOPICS_AGE = 10.0
+"""Topics are looked up anew after so many seconds, where they are given as a pattern."""
 
 _NO_COORDINATOR = "Coordinator is disabled"
 _FIRST_PAUSE = 0.1
@@ -125,10 +130,121 @@ def is_transient(error: BaseException) -> bool:
     return not (isinstance(error, ConfigError) or (isinstance(error, HttpError) and 400 <= (error.status or 0) < 500))
 
 
+def check_redesigned(options: SourceOptions, timeout: float = TIMEOUT) -> None:
+    """Raise ConfigError when the topic's servers are known to be the original NSQ's, which cannot replay.
+
+    Servers that do not answer, or are of neither kind yet, pass: who asks them next says so.
+    """
+    try:
+        servers = discover(options, timeout=timeout)
+        nsqds = servers.nsqds or (all_nsqds(options, timeout) if options.servers.lookupd_http else ())
+    except (HttpError, LookupFailed, RemoteProtocolError, OSError) as error:
+        logger.warning("topic %s: %s", options.topic, error)
+        return
+    known = [nsqd for nsqd in nsqds if nsqd.version]
+    if known and not any(nsqd.is_redesigned for nsqd in known):
+        raise ConfigError(
+            f"reader='replayable': the servers of topic {options.topic!r} are the original NSQ's"
+            f" ({known[0].tcp} runs {known[0].version}), which cannot deliver again what was finished; leave the"
+            " option reader out, and give a journal"
+        )
+
+
+def unknown_topic(options: SourceOptions) -> LookupFailed:
+    """What to raise when nobody knows the topic."""
+    who = "nsqlookupd" if options.servers.lookupd_http else "nsqd"
+    return LookupFailed(
+        f"topic {options.topic!r} is not known to {who} {', '.join(options.server_names)}: is its name right, and has"
+        " anything been published to it?"
+    )
+
+
+def all_nsqds(options: SourceOptions, timeout: float = TIMEOUT) -> tuple[Nsqd, ...]:
+    """Every nsqd that the lookup services know. Raises LookupFailed."""
+    poller = LookupPoller([str(each) for each in options.servers.lookupd_http], options.lookup)
+    poller.start()
+    try:
+        return tuple(_from_lookup(nsqd) for nsqd in poller.nodes(timeout))
+    finally:
+        poller.stop()
+
+
+class TopicFinder:
+    """The topics that the options ask for: those that they name, or those that match their pattern, looked up anew.
+
+    What was found once is kept: a topic that is gone has still to be accounted for.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._found: set[str] = set()
+        self._looked_at = float("-inf")
+        self._reminder = Reminder(logger)
+
+    def topics(self, timeout: float = 0.0) -> tuple[str, ...]:
+        """Their names, in order.
+
+        Args:
+            timeout: how long servers are tried again, in seconds; after that those are given that are known, unless
+                none is: then LookupFailed is raised.
+        """
+        if self._options.topic_pattern is None:
+            return self._options.topics
+        now = time.monotonic()
+        if now - self._looked_at >= TOPICS_AGE:
+            self._looked_at = now
+            self._look(timeout)
+        return tuple(sorted(self._found))
+
+    def _look(self, timeout: float) -> None:
+        key = f"topicPattern={self._options.topic_pattern!r}"
+        try:
+            names = retried(lambda left: known_topics(self._options, left), timeout)
+        except (HttpError, LookupFailed, RemoteProtocolError, OSError) as error:
+            if not self._found and timeout:
+                raise
+            self._reminder.warn(key, f"{key}: no topics can be looked up: {error}")
+            return
+        self._found.update(name for name in names if self._options.names_topic(name))
+        if self._found:
+            self._reminder.over(key)
+        else:
+            self._reminder.warn(key, f"{key}: none of the {len(names)} topics matches it; they are looked for again")
+
+
+def known_topics(options: SourceOptions, timeout: float = TIMEOUT) -> set[str]:
+    """All topics that the lookup services, or the nsqds, know. Raises the error of the last when none answers."""
+    found: set[str] = set()
+    failures: list[Exception] = []
+    lookupds = options.servers.lookupd_http
+    endpoints = lookupds or options.servers.nsqd_http
+    for endpoint in endpoints:
+        try:
+            found.update((_topics_of_lookupd if lookupds else _topics_of_nsqd)(options, endpoint, timeout))
+        except (HttpError, RemoteProtocolError, OSError) as error:  # noqa: PERF203  # the others are asked all the same
+            failures.append(error)
+    if failures and len(failures) == len(endpoints):
+        raise failures[-1]
+    return found
+
+
+def _topics_of_lookupd(options: SourceOptions, endpoint: Endpoint, timeout: float) -> list[str]:
+    with _client(LookupdHTTPClient, options, endpoint, timeout) as client:
+        return [str(each) for each in client.topics().get("topics") or ()]
+
+
+def _topics_of_nsqd(options: SourceOptions, endpoint: Endpoint, timeout: float) -> list[str]:
+    with _client(NsqdHTTPClient, options, endpoint, timeout) as client:
+        return [str(row["topic_name"]) for row in client.stats().get("topics") or ()]
+
+
 def nsqd_client(options: SourceOptions, nsqd: Nsqd | Endpoint, timeout: float | None = None) -> NsqdHTTPClient:
     """A client of its HTTP routes, to be closed after use."""
-    endpoint = nsqd.http if isinstance(nsqd, Nsqd) else nsqd
-    return NsqdHTTPClient(
+    return _client(NsqdHTTPClient, options, nsqd.http if isinstance(nsqd, Nsqd) else nsqd, timeout)
+
+
+def _client(kind: type[ClientT], options: SourceOptions, endpoint: Endpoint, timeout: float | None) -> ClientT:
+    return kind(
         *endpoint.address,
         scheme=endpoint.scheme,
         timeout=options.lookup.lookupd_timeout if timeout is None else timeout,

@@ -7,13 +7,13 @@ fit the reader.
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from nsq_fast._version import __version__
-from nsq_fast.config import MAX_PARTITION, ConnectionConfig, LookupConfig, ProducerConfig
+from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig
 from nsq_fast.errors import ConfigError, NameInvalid
 from nsq_fast.names import (
     DEFAULT_LOOKUPD_HTTP_PORT,
@@ -28,19 +28,16 @@ from nsq_fast.names import (
 from nsq_fast.runtime import Endpoint, parse_endpoint
 
 from .names import HEADERS, NAMES
-from .spelling import ClientOptions, recognise, truth, whole_number
+from .positions import LATEST, ByPartition, ByTopic, Positions, parse_positions, parse_times
+from .spelling import ClientOptions, milliseconds, recognise, truth, whole_number
 
-EARLIEST = "earliest"
-LATEST = "latest"
 AUTO = "auto"
 REPLAYABLE = "replayable"
 JOURNALLED = "journalled"
 READERS = (AUTO, REPLAYABLE, JOURNALLED)
-EARLIEST_NUMBER = -2
-LATEST_NUMBER = -1
-
-Positions = Literal["earliest", "latest"] | Mapping[int, int]
-"""Where to begin or end: everywhere alike, or an offset for each partition; -2 is earliest there, -1 latest."""
+ERROR = "error"
+STRATEGIES = (LATEST, ERROR)
+"""What becomes of a partition that has nothing published at or after a starting time."""
 
 # A batch ends with its window, so nsqd should not hold messages back to send more at once.
 _CONNECTION: Mapping[str, Any] = {
@@ -52,15 +49,22 @@ _CONNECTION: Mapping[str, Any] = {
 _PRODUCER: dict[str, Any] = {"publish_timeout": 60.0, "max_pending": 32_000}
 _SOURCE_NAMES = (
     "topic",
+    "topicPattern",
     "channel",
     "nsqd_tcp_addresses",
     "nsqd_http_addresses",
     "lookupd_http_addresses",
     "startingOffsets",
     "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
     "endingOffsets",
     "endingTimestamp",
+    "endingOffsetsByTimestamp",
     "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
     "failOnDataLoss",
     "includeHeaders",
@@ -74,6 +78,7 @@ _SINK_NAMES = (
     "topic",
     "nsqd_tcp_addresses",
     "lookupd_http_addresses",
+    "columns",
     "traceReceipts",
     "traceLog",
     "reportPath",
@@ -99,10 +104,16 @@ class SourceOptions:
     """The options of a source.
 
     Attributes:
+        topic: its name; of several, or of a pattern, what the option says.
+        topics: their names; empty when there is a pattern.
+        topic_pattern: a regular expression that the whole name of a topic has to match; None: the topics are named.
         servers: where to find the topic.
-        starting_offsets, starting_timestamp: where a new query begins; both None: the reader's default. Milliseconds.
-        ending_offsets, ending_timestamp: where a batch ends; both None: at what is there now.
-        max_offsets_per_trigger: most rows of one micro-batch; None: no limit.
+        starting_offsets, starting_timestamp, starting_times: where a new query begins; all None: the reader's default.
+            Times are in milliseconds.
+        starting_strategy: of a partition with nothing so late: begin at its end (``latest``), or fail (``error``).
+        ending_offsets, ending_timestamp, ending_times: where a batch ends; all None: at what is there now.
+        max_offsets_per_trigger, max_bytes_per_trigger: most rows and bytes of one micro-batch; None: no limit.
+        min_offsets_per_trigger: rows that a micro-batch waits for, until it is ``max_trigger_delay`` seconds old.
         min_partitions: fewest tasks to split a batch into.
         columns: the columns of the rows, in order.
         reader: ``auto``, ``replayable`` or ``journalled``.
@@ -115,11 +126,19 @@ class SourceOptions:
     topic: str
     channel: str
     servers: Servers
+    topics: tuple[str, ...] = ()
+    topic_pattern: str | None = None
     starting_offsets: Positions | None = None
     starting_timestamp: int | None = None
+    starting_times: ByPartition | ByTopic | None = None
+    starting_strategy: str = LATEST
     ending_offsets: Positions | None = None
     ending_timestamp: int | None = None
+    ending_times: ByPartition | ByTopic | None = None
     max_offsets_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay: float = 900.0
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
     columns: tuple[str, ...] = tuple(name for name in NAMES if name != HEADERS)
@@ -137,15 +156,24 @@ class SourceOptions:
         found = recognise(options, _SOURCE_NAMES)
         client = ClientOptions(options, ConnectionConfig, LookupConfig, refused=_SOURCE_REFUSED)
         values = _Values(found)
+        topics, pattern = _topics(values)
         return cls(
-            topic=_name(values, "topic", check_topic),
+            topic=",".join(topics) if pattern is None else pattern,
             channel=_name(values, "channel", check_channel),
             servers=_servers(values, needs_http=True),
-            starting_offsets=values.get("startingOffsets", _positions),
+            topics=topics,
+            topic_pattern=pattern,
+            starting_offsets=values.get("startingOffsets", parse_positions),
             starting_timestamp=values.number("startingTimestamp", 0),
-            ending_offsets=values.get("endingOffsets", _positions),
+            starting_times=values.get("startingOffsetsByTimestamp", parse_times),
+            starting_strategy=values.get("startingOffsetsByTimestampStrategy", _strategy) or LATEST,
+            ending_offsets=values.get("endingOffsets", parse_positions),
             ending_timestamp=values.number("endingTimestamp", 0),
+            ending_times=values.get("endingOffsetsByTimestamp", parse_times),
             max_offsets_per_trigger=values.number("maxOffsetsPerTrigger", 1),
+            max_bytes_per_trigger=values.number("maxBytesPerTrigger", 1),
+            min_offsets_per_trigger=values.number("minOffsetsPerTrigger", 1),
+            max_trigger_delay=(values.get("maxTriggerDelay", milliseconds) or 900_000) / 1000,
             min_partitions=values.number("minPartitions", 1),
             fail_on_data_loss=values.flag("failOnDataLoss", True),
             columns=_columns(values),
@@ -158,6 +186,27 @@ class SourceOptions:
             given=frozenset(found) | {f"nsq.{name}" for name in client.given},
         )
 
+    @property
+    def reads_several(self) -> bool:
+        """Whether there may be more topics than one."""
+        return self.topic_pattern is not None or len(self.topics) > 1
+
+    @property
+    def server_names(self) -> tuple[str, ...]:
+        """The servers that are asked, as ``host:port``."""
+        servers = self.servers
+        return tuple(str(each.address) for each in servers.lookupd_http) or tuple(map(str, servers.nsqd_tcp))
+
+    def names_topic(self, topic: str) -> bool:
+        """Whether the options ask for it."""
+        if self.topic_pattern is not None:
+            return re.fullmatch(self.topic_pattern, topic) is not None
+        return topic in self.topics
+
+    def for_topic(self, topic: str) -> SourceOptions:
+        """The same options, of this topic alone."""
+        return self if self.topics == (topic,) else replace(self, topic=topic, topics=(topic,), topic_pattern=None)
+
 
 @dataclass(frozen=True)
 class SinkOptions:
@@ -165,6 +214,7 @@ class SinkOptions:
 
     Attributes:
         topic: of every row, as with Kafka, whatever a column ``topic`` says; None: the column says it.
+        columns: of a table that CREATE TABLE makes; empty: the body, and the topic without the option for it.
         trace_receipts: whether every row is traced, and not only those with a trace id.
         trace_log: folder for the trace logs of the tasks, on the machines where they run; every row is traced then.
         report_path: folder, on the driver, for a report of each write.
@@ -173,6 +223,7 @@ class SinkOptions:
 
     servers: Servers
     topic: str | None = None
+    columns: tuple[str, ...] = ()
     trace_receipts: bool = False
     trace_log: str | None = None
     report_path: str | None = None
@@ -190,6 +241,7 @@ class SinkOptions:
         return cls(
             servers=_servers(values, needs_http=False),
             topic=_name(values, "topic", check_topic) if "topic" in found else None,
+            columns=values.get("columns", _column_names) or (),
             trace_receipts=values.flag("traceReceipts", False),
             trace_log=values.get("traceLog", _not_empty),
             report_path=values.get("reportPath", _not_empty),
@@ -254,7 +306,7 @@ def _columns(values: _Values) -> tuple[str, ...]:
     if "columns" not in values.found:
         return tuple(name for name in NAMES if with_headers or name != HEADERS)
     text = values.found["columns"]
-    columns = tuple(part.strip().lower() for part in text.split(","))
+    columns = _column_names("columns", text)
     unknown = [name for name in columns if name not in NAMES]
     if unknown or len(set(columns)) < len(columns):
         raise ConfigError(f"columns={text!r}: must be some of {', '.join(NAMES)}, each once")
@@ -263,26 +315,36 @@ def _columns(values: _Values) -> tuple[str, ...]:
     return columns
 
 
-def _positions(name: str, value: str) -> Positions:
-    if value.strip().lower() == EARLIEST:
-        return "earliest"
-    if value.strip().lower() == LATEST:
-        return "latest"
+def _column_names(name: str, value: str) -> tuple[str, ...]:
+    return tuple(part.strip().lower() for part in value.split(","))
+
+
+def _topics(values: _Values) -> tuple[tuple[str, ...], str | None]:
+    """The topics, or a pattern."""
+    pattern = values.get("topicPattern", _not_empty)
+    if pattern is not None:
+        if "topic" in values.found:
+            raise ConfigError("topic and topicPattern: only one of them may be given")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"topicPattern={pattern!r}: no regular expression: {error}") from None
+        return (), pattern
+    if "topic" not in values.found:
+        raise ConfigError("topic: is required, or topicPattern")
+    given = values.found["topic"]
     try:
-        given = json.loads(value)
-        positions = {int(partition): offset for partition, offset in given.items()}
-    except (ValueError, AttributeError):
-        positions = {}
-    if not positions or not all(_is_position(*each) for each in positions.items()):
-        raise ConfigError(
-            f'{name}={value!r}: must be earliest, latest, or JSON as {{"0": 1234, "1": -1}}: an offset for each'
-            f" partition, {EARLIEST_NUMBER} for earliest, {LATEST_NUMBER} for latest"
-        )
-    return positions
+        return tuple(
+            dict.fromkeys(check_topic(each.strip() if "," in given else each) for each in given.split(","))
+        ), None
+    except NameInvalid as error:
+        raise ConfigError(f"topic={given!r}: {error}") from None
 
 
-def _is_position(partition: int, offset: Any) -> bool:
-    return 0 <= partition <= MAX_PARTITION and type(offset) is int and offset >= EARLIEST_NUMBER
+def _strategy(name: str, value: str) -> str:
+    if value.lower() not in STRATEGIES:
+        raise ConfigError(f"{name}={value!r}: must be {' or '.join(STRATEGIES)}")
+    return value.lower()
 
 
 def _servers(values: _Values, *, needs_http: bool) -> Servers:

@@ -171,3 +171,14 @@ def whole_number(name: str, value: str, minimum: int) -> int:
     if number < minimum:
         raise ConfigError(f"{name}={value!r}: must be a whole number, at least {minimum}")
     return number
+
+
+_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def milliseconds(name: str, value: str) -> int:
+    """A duration as Spark writes it: ``15m``, ``30s``, or milliseconds. Raises ConfigError."""
+    found = re.fullmatch(r"(\d+)\s*(ms|s|m|h|d)?", value.strip().lower())
+    if found is None or not int(found[1]):
+        raise ConfigError(f"{name}={value!r}: must be a duration as 15m, 30s or 500ms")
+    return int(found[1]) * _UNITS[found[2] or "ms"]

@@ -596,7 +596,11 @@ def test_a_batch_that_is_run_again_is_off_the_target_if_it_is_read_now(
 
 def test_progress_tells_the_backlog(server: Server, query: Query) -> None:
     server.publish(30)
-    assert query.reader.reportLatestOffset() == {"backlog": {str(server.tcp): 30}, "ready": {str(server.tcp): 30}}
+    told = query.reader.reportLatestOffset()
+    assert told is not None
+    assert (told["backlog"], told["ready"]) == ({str(server.tcp): 30}, {str(server.tcp): 30})
+    assert told["metrics"]["lookupAgeSeconds"] >= 0
+    assert "unknownTopics" not in told["metrics"]
 
 
 def test_statistics_are_asked_for_at_most_every_200_ms(
@@ -620,7 +624,8 @@ def test_a_server_that_does_not_answer_is_waited_for(server: Server, query: Quer
     server.client.close()
     server.process.stop()
     assert query.reader.latestOffset(query.offset, ReadAllAvailable()) == query.offset
-    assert query.reader.reportLatestOffset() == {"backlog": {}, "ready": {}}
+    told = query.reader.reportLatestOffset()
+    assert told == {"backlog": {}, "ready": {}, "metrics": {"lookupAgeSeconds": 0.0, "unknownTopics": [TOPIC]}}
     server.process.start()
     assert len(query.batch()) == 5
 

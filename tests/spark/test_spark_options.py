@@ -13,6 +13,7 @@ from nsq_fast.runtime.net.http import Endpoint
 from nsq_fast.spark.choice import check_load, check_use
 from nsq_fast.spark.names import NAMES
 from nsq_fast.spark.options import SinkOptions, SourceOptions
+from nsq_fast.spark.positions import of_topic
 
 SERVERS = {"nsqd_tcp_addresses": "a,b:5150", "nsqd_http_addresses": "a,https://b:5151"}
 NEEDED = {"topic": "t", "channel": "c", **SERVERS}
@@ -25,8 +26,9 @@ def lowered(options: dict[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in options.items()}
 
 
-def source(**options: str) -> SourceOptions:
-    return SourceOptions.parse(lowered({**NEEDED, **options}))
+def source(**options: str | None) -> SourceOptions:
+    """The options that are needed, and these; None: without it."""
+    return SourceOptions.parse(lowered({key: each for key, each in {**NEEDED, **options}.items() if each is not None}))
 
 
 def sink(**options: str) -> SinkOptions:
@@ -144,7 +146,7 @@ def test_a_wrong_value_is_named_as_the_user_wrote_it(name: str, value: str) -> N
 @pytest.mark.parametrize("name", ["topic", "channel"])
 def test_what_is_required(name: str) -> None:
     options = {key: value for key, value in NEEDED.items() if key != name}
-    assert refusal(SourceOptions.parse, options) == f"{name}: is required"
+    assert refusal(SourceOptions.parse, options).startswith(f"{name}: is required")
 
 
 def test_servers_are_named_in_one_way() -> None:
@@ -285,6 +287,57 @@ def test_options_are_pickled_with_their_secrets() -> None:
     assert copy.connection.auth_secret == SECRET
 
 
+# Topics, times and limits
+
+
+def test_topics_are_named_or_match_a_pattern() -> None:
+    assert (source(topic="b, a,b").topics, source(topic="b,a").topic) == (("b", "a"), "b,a")
+    assert source().topics == ("t",)
+    options = source(topic=None, topicPattern="orders_.*")
+    assert (options.topics, options.topic_pattern, options.reads_several) == ((), "orders_.*", True)
+    assert options.names_topic("orders_x")
+    assert not options.names_topic("my_orders_x")
+    one = options.for_topic("orders_x")
+    assert (one.topic, one.topics, one.topic_pattern, one.reads_several) == ("orders_x", ("orders_x",), None, False)
+    assert source().for_topic("t") == source()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"topicPattern": "x"}, "topic and topicPattern: only one of them may be given"),
+        ({"topic": None, "topicPattern": "("}, "topicPattern='(': no regular expression"),
+        ({"topic": "a,,b"}, "topic='a,,b': invalid topic name"),
+        ({"topic": "a,b c"}, "topic='a,b c': invalid topic name"),
+        ({"maxTriggerDelay": "soon"}, "maxTriggerDelay='soon': must be a duration as 15m, 30s or 500ms"),
+        ({"maxTriggerDelay": "0s"}, "maxTriggerDelay='0s': must be"),
+        ({"maxBytesPerTrigger": "0"}, "maxBytesPerTrigger='0': must be a whole number, at least 1"),
+        ({"startingOffsetsByTimestamp": "5"}, "startingOffsetsByTimestamp='5': must be JSON"),
+        ({"endingOffsetsByTimestamp": '{"t": {"0": -1}}'}, "endingOffsetsByTimestamp='{"),
+        ({"startingOffsetsByTimestampStrategy": "maybe"}, "startingOffsetsByTimestampStrategy='maybe': must be latest"),
+    ],
+)
+def test_topics_times_and_limits_that_cannot_be(options: dict[str, str | None], text: str) -> None:
+    given = {key: value for key, value in {**NEEDED, **options}.items() if value is not None}
+    assert refusal(SourceOptions.parse, given).startswith(text)
+
+
+def test_positions_by_topic() -> None:
+    assert source(startingOffsets='{"t": {"0": 5}, "u": {"1": -2}}').starting_offsets == {"t": {0: 5}, "u": {1: -2}}
+    assert source(startingOffsetsByTimestamp='{"t": {"0": 5}}').starting_times == {"t": {0: 5}}
+    assert of_topic("x", {"t": {0: 5}}, "t") == of_topic("x", {0: 5}, "t") == {0: 5}
+    with pytest.raises(ConfigError, match="startingOffsets: names the topics a, b, and not 't'"):
+        of_topic("startingOffsets", {"b": {0: 5}, "a": {0: 6}}, "t")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("15m", 900.0), ("30s", 30.0), ("500ms", 0.5), ("1500", 1.5), ("2 h", 7200.0), ("1d", 86400.0)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert source(maxTriggerDelay=text).max_trigger_delay == seconds
+
+
 # What goes together
 
 
@@ -312,7 +365,12 @@ def test_options_of_streams_are_refused_for_batches() -> None:
         ({"startingOffsets": "earliest", "startingTimestamp": "5"}, "startingOffsets and startingTimestamp"),
         ({"endingOffsets": "latest", "endingTimestamp": "5"}, "endingOffsets and endingTimestamp"),
         ({"endingOffsets": "earliest"}, "endingOffsets='earliest'"),
+        ({"startingTimestamp": "5", "startingOffsetsByTimestamp": '{"t": {"0": 5}}'}, "startingTimestamp and starting"),
         ({"consume": "true", "maxOffsetsPerTrigger": "5"}, "consume is for spark.read only, maxOffsetsPerTrigger"),
+        ({"topic": "a,b", "startingOffsets": '{"0": 5}'}, "startingOffsets: there may be several topics, so each has"),
+        ({"maxTriggerDelay": "5s"}, "maxTriggerDelay: has no effect without minOffsetsPerTrigger"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger=9: is more than max"),
+        ({"reader": "journalled", "journal": "/j", "maxBytesPerTrigger": "5"}, "maxBytesPerTrigger: the journalled"),
         ({"reader": "replayable", "journal": "/j"}, "journal: the replayable reader cannot honour it: it reads again"),
         ({"reader": "replayable", "suppressDuplicates": "true"}, "suppressDuplicates: the replayable"),
         ({"reader": "replayable", "nsq.sample_rate": "5"}, "nsq.sample_rate: the replayable reader"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,11 +16,12 @@ from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
 from nsq_fast.runtime.net.http import Endpoint
 from nsq_fast.spark.discovery import Nsqd
+from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.replay.assembly import Assembly, Run
 from nsq_fast.spark.replay.log import Log, Record
 from nsq_fast.spark.replay.piece import Route, pieces
-from nsq_fast.spark.replay.planning import Planner, share_out
-from nsq_fast.spark.replay.position import Position, start_of
+from nsq_fast.spark.replay.planning import Planner, behind, share_out, stretch_of
+from nsq_fast.spark.replay.position import Identity, Offsets, Position, start_of
 from nsq_fast.spark.replay.reading import own_channel
 from nsq_fast.spark.replay.start import first_at
 
@@ -107,33 +109,92 @@ def test_whatever_comes_each_record_is_handed_on_once_and_in_order(chunks: list[
 
 # --- positions
 
+OPTIONS = SourceOptions.parse({"topic": "t", "channel": "c", "lookupd_http_addresses": "a:4161,b:4161"})
+IDENTITY = Identity(OPTIONS.server_names, "c")
 
-def test_a_position_is_an_object_by_partition() -> None:
-    position = Position({10: 7, 2: 5})
-    assert json.dumps(position.to_json()) == '{"2": 5, "10": 7}'
-    assert Position.from_json(position.to_json()) == position
+
+def at(*offsets: int, **more: Any) -> Position:
+    """A position in the topic of these options."""
+    return Position({"t": dict(enumerate(offsets))}, **more)
+
+
+def test_a_position_is_an_object_by_topic_and_partition() -> None:
+    position = Position({"u": {10: 7, 2: 5}, "t": {0: 1}}, identity=IDENTITY)
+    assert json.dumps(position.to_json()) == (
+        '{"channel": "c", "servers": ["a:4161", "b:4161"], "offsets": {"t": {"0": 1}, "u": {"2": 5, "10": 7}}}'
+    )
+    assert Position.from_json(position.to_json(), OPTIONS) == position
 
 
 def test_the_first_batch_begins_where_its_end_says() -> None:
-    first, found_again = Position({0: 5, 1: 6}, is_initial=True), Position({0: 50, 1: 60}, is_initial=True)
-    end = Position.from_json(first.until({0: 9, 1: 6}).to_json())
-    assert start_of(found_again, end) == {0: 5, 1: 6}
-    assert start_of(end, end.until({0: 12, 1: 8})) == end.offsets
-    assert end.until({0: 12, 1: 8}).to_json() == {"0": 12, "1": 8}
+    first, found_again = at(5, 6, is_initial=True), at(50, 60, is_initial=True)
+    end = Position.from_json(first.until({"t": {0: 9, 1: 6}}).to_json(), OPTIONS)
+    assert start_of(found_again, end) == {"t": {0: 5, 1: 6}}
+    assert start_of(end, end.until({"t": {0: 12, 1: 8}})) == end.offsets
+    assert end.until({"t": {0: 12, 1: 8}}) == at(12, 8)
 
 
 def test_an_empty_batch_ends_where_it_begins() -> None:
-    for position in (Position({0: 5}), Position({0: 5}, is_initial=True), Position({0: 5}, begin={0: 1})):
-        assert position.until({0: 5}) is position
-    initial = Position({0: 5}, is_initial=True)
-    assert start_of(Position({0: 7}, is_initial=True), initial) == {0: 5}
-    assert start_of(initial, initial.until({0: 8})) == {0: 5}
+    for position in (at(5), at(5, is_initial=True), at(5, begin={"t": {0: 1}})):
+        assert position.until({"t": {0: 5}}) is position
+    initial = at(5, is_initial=True)
+    assert start_of(at(7, is_initial=True), initial) == {"t": {0: 5}}
+    assert start_of(initial, initial.until({"t": {0: 8}})) == {"t": {0: 5}}
 
 
-@pytest.mark.parametrize("found", [{"j": "x", "slots": {}}, {"0": "x"}, {"0": 1, "begin": [1]}, {"0": None}])
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"j": "x", "slots": {}},
+        {"0": "x"},
+        {"0": 1, "begin": [1]},
+        {"0": None},
+        {"offsets": [1]},
+        {"offsets": {"t": 5}},
+        {"offsets": {}, "channel": "c"},
+    ],
+)
 def test_an_offset_of_something_else_is_refused(found: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="checkpointLocation"):
-        Position.from_json(found)
+        Position.from_json(found, OPTIONS)
+
+
+def test_an_offset_of_an_older_version_is_read_and_completed() -> None:
+    old = Position.from_json({"0": 9, "1": 6, "begin": {"0": 5, "1": 6}}, OPTIONS)
+    assert old == at(9, 6, begin={"t": {0: 5, 1: 6}})
+    old.check(IDENTITY, OPTIONS)
+    assert old._replace(identity=IDENTITY).until({"t": {0: 10, 1: 6}}).to_json() == {
+        "channel": "c",
+        "servers": ["a:4161", "b:4161"],
+        "offsets": {"t": {"0": 10, "1": 6}},
+    }
+    several = SourceOptions.parse({"topic": "t,u", "channel": "c", "lookupd_http_addresses": "a"})
+    with pytest.raises(ConfigError, match="once with that topic alone"):
+        Position.from_json({"0": 9}, several)
+
+
+@pytest.mark.parametrize(
+    ("position", "match"),
+    [
+        (Position({"other": {0: 5}}, identity=IDENTITY), "made with the topic 'other', which the options do not name"),
+        (at(5, identity=Identity(IDENTITY.servers, "d")), "made with channel='d', and the option is channel='c'"),
+        (at(5, identity=Identity(("x:4161",), "c")), "made with the servers x:4161, and the options name a:4161, b"),
+    ],
+)
+def test_the_position_of_another_query_is_refused(position: Position, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        position.check(IDENTITY, OPTIONS)
+
+
+def test_a_server_more_or_less_is_the_same_cluster() -> None:
+    at(5, identity=Identity(("b:4161", "x:4161"), "c")).check(IDENTITY, OPTIONS)
+
+
+def test_topics_by_pattern_are_those_of_a_checkpoint() -> None:
+    pattern = SourceOptions.parse({"topicPattern": "t|u.*", "channel": "c", "lookupd_http_addresses": "a"})
+    Position({"t": {0: 5}, "unity": {0: 5}}).check(IDENTITY, pattern)
+    with pytest.raises(ConfigError, match="made with the topic 'tt'"):
+        Position({"tt": {0: 5}}).check(IDENTITY, pattern)
 
 
 # --- how far a batch goes
@@ -163,17 +224,31 @@ def fakes() -> FakeLogs:
     return FakeLogs()
 
 
+class OneTopic:
+    """Plans batches of one topic, as ``Driver`` does."""
+
+    def __init__(self, fakes: FakeLogs) -> None:
+        self._planner = Planner(fakes)  # type: ignore[arg-type]
+
+    def end(self, start: Offsets, logs: dict[int, Log], limit: int | None, target: Offsets | None) -> Offsets:
+        stretch = stretch_of(start, logs, target)
+        if limit is not None:
+            rows = self._planner.rows(stretch)
+            stretch = self._planner.cut_rows(stretch, rows, share_out(rows, limit))
+        return behind(start, stretch)
+
+
 @pytest.fixture
-def planner(fakes: FakeLogs) -> Planner:
-    return Planner(fakes)  # type: ignore[arg-type]
+def planner(fakes: FakeLogs) -> OneTopic:
+    return OneTopic(fakes)
 
 
-def test_without_a_limit_a_batch_ends_where_the_logs_end(planner: Planner, fakes: FakeLogs) -> None:
+def test_without_a_limit_a_batch_ends_where_the_logs_end(planner: OneTopic, fakes: FakeLogs) -> None:
     assert planner.end({0: 20, 1: 0}, {0: log(5), 1: log(7)}, None, None) == {0: 50, 1: 70}
     assert fakes.asked == 0
 
 
-def test_a_limit_is_in_rows_and_shared_out(planner: Planner, fakes: FakeLogs) -> None:
+def test_a_limit_is_in_rows_and_shared_out(planner: OneTopic, fakes: FakeLogs) -> None:
     logs = {0: log(100), 1: log(300)}
     end = planner.end({0: 0, 1: 0}, logs, 40, None)
     assert end == {0: 100, 1: 300}
@@ -182,26 +257,26 @@ def test_a_limit_is_in_rows_and_shared_out(planner: Planner, fakes: FakeLogs) ->
     assert fakes.asked - asked == 2  # only where the ends are: the begins are known from before
 
 
-def test_a_limit_larger_than_all_there_is(planner: Planner) -> None:
+def test_a_limit_larger_than_all_there_is(planner: OneTopic) -> None:
     assert planner.end({0: 50}, {0: log(10)}, 5, None) == {0: 100}
 
 
-def test_a_batch_never_goes_behind_the_target(planner: Planner) -> None:
+def test_a_batch_never_goes_behind_the_target(planner: OneTopic) -> None:
     logs = {0: log(100), 1: log(100)}
     assert planner.end({0: 0, 1: 0}, logs, None, {0: 500}) == {0: 500, 1: 0}
     assert planner.end({0: 480, 1: 0}, logs, 5, {0: 500}) == {0: 500, 1: 0}
     assert planner.end({0: 600, 1: 0}, logs, 5, {0: 500}) == {0: 600, 1: 0}
 
 
-def test_a_partition_without_a_leader_stays_where_it_is(planner: Planner) -> None:
+def test_a_partition_without_a_leader_stays_where_it_is(planner: OneTopic) -> None:
     assert planner.end({0: 30, 1: 20}, {1: log(9)}, None, None) == {0: 30, 1: 90}
 
 
-def test_a_new_partition_is_read_from_its_beginning(planner: Planner) -> None:
+def test_a_new_partition_is_read_from_its_beginning(planner: OneTopic) -> None:
     assert planner.end({0: 30}, {0: log(3), 1: log(9), 2: log(0)}, None, None) == {0: 30, 1: 90}
 
 
-def test_a_record_that_cannot_be_found_yet_is_waited_for(planner: Planner, fakes: FakeLogs) -> None:
+def test_a_record_that_cannot_be_found_yet_is_waited_for(planner: OneTopic, fakes: FakeLogs) -> None:
     fakes.stored = 3
     assert planner.end({0: 0}, {0: log(100)}, 5, None) == {0: 0}
     fakes.stored = 6
@@ -221,7 +296,9 @@ def test_shares_are_fair_and_use_the_limit_up(rows: dict[int, int], limit: int) 
 
 
 def ranges(starts: dict[int, int], ends: dict[int, int], minimum: int | None) -> list[tuple[int, int, int]]:
-    return [(piece.partition, piece.start, piece.end) for piece in pieces(starts, ends, {}, minimum)]
+    found = pieces({"t": starts}, {"t": ends}, {}, minimum)
+    assert {piece.topic for piece in found} <= {"t"}
+    return [(piece.partition, piece.start, piece.end) for piece in found]
 
 
 def test_a_partition_with_something_is_a_piece() -> None:
@@ -232,7 +309,8 @@ def test_a_partition_with_something_is_a_piece() -> None:
 
 def test_a_route_goes_with_its_piece() -> None:
     route = Route.of(log(1))
-    assert [piece.route for piece in pieces({0: 0, 1: 0}, {0: 1, 1: 1}, {1: route}, None)] == [None, route]
+    found = pieces({}, {"t": {0: 1, 1: 1}, "u": {1: 1}}, {"t": {1: route}}, None)
+    assert [(piece.topic, piece.route) for piece in found] == [("t", None), ("t", route), ("u", None)]
 
 
 @given(st.integers(1, 20), st.dictionaries(st.integers(0, 5), st.integers(1, 10**6), min_size=1))

@@ -52,6 +52,14 @@ def whole(reader: ReplayStreamReader) -> list[Any]:
     return reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
 
 
+def begin_of(reader: ReplayStreamReader, topic: Topic) -> dict[str, int]:
+    """Where a new query begins."""
+    begin = reader.initialOffset()
+    assert begin["initial"]
+    offsets: dict[str, int] = begin["offsets"][topic.name]
+    return offsets
+
+
 def rows(batches: Iterator[Any], column: str = "body") -> list[Any]:
     return [value for batch in batches for value in batch[column].to_pylist()]
 
@@ -105,7 +113,9 @@ def test_cut_anywhere_the_pieces_make_up_the_whole(make_topic: Callable[..., Top
     end = topic.stats(0)["backend_depth"]
     found = options(topic)
     for cut in (1, 2, 39, 40, 41, end - 41, end - 40, end - 39, end - 1):
-        halves = [rows(PieceReader(found, Piece(0, *ends, None)).batches()) for ends in ((0, cut), (cut, end))]
+        halves = [
+            rows(PieceReader(found, Piece(topic.name, 0, *ends, None)).batches()) for ends in ((0, cut), (cut, end))
+        ]
         assert [*chain(*halves)] == bodies
 
 
@@ -137,7 +147,7 @@ def test_the_channel_of_a_query_is_its_own(make_topic: Callable[..., Topic]) -> 
     topic = make_topic(1)
     found = options(topic)
     leader = topic.leader(0)
-    other = PieceReader(found, Piece(0, 0, 1, None)).subscribe(_route(topic, leader), "spark")
+    other = PieceReader(found, Piece(topic.name, 0, 0, 1, None)).subscribe(_route(topic, leader), "spark")
     with pytest.raises(ConfigError, match="must be this query's own"):
         ReplayStreamReader(found).initialOffset()
     other.abort()
@@ -163,9 +173,10 @@ def test_a_query_begins_where_its_channel_stands(make_topic: Callable[..., Topic
     reader = ReplayStreamReader(SourceOptions.parse(plain))
     assert [body for piece in whole(reader) for body in rows(reader.read(piece))] == bodies
     reader.commit({"0": topic.stats(0)["backend_depth"] // 2})
-    assert ReplayStreamReader(SourceOptions.parse(plain)).initialOffset()["0"] == topic.stats(0)["backend_depth"] // 2
+    restarted = ReplayStreamReader(SourceOptions.parse(plain))
+    assert begin_of(restarted, topic) == {"0": topic.stats(0)["backend_depth"] // 2}
     fresh = ReplayStreamReader(SourceOptions.parse({**plain, "channel": "fresh"}))
-    assert fresh.initialOffset() == {"0": topic.stats(0)["backend_depth"], "initial": True}
+    assert begin_of(fresh, topic) == {"0": topic.stats(0)["backend_depth"]}
     assert topic.channels(0)["fresh"]["depth"] == 0
 
 
@@ -174,12 +185,12 @@ def test_starting_offsets(make_topic: Callable[..., Topic]) -> None:
     topic.fill(20)
     middle, end = topic.stats(0)["backend_depth"] // 2, topic.stats(1)["backend_depth"]
 
-    def initial(text: str) -> dict[str, Any]:
-        return ReplayStreamReader(options(topic, startingOffsets=text)).initialOffset()
+    def initial(text: str) -> dict[str, int]:
+        return begin_of(ReplayStreamReader(options(topic, startingOffsets=text)), topic)
 
-    assert initial("earliest") == {"0": 0, "1": 0, "initial": True}
-    assert initial("latest") == {"0": 2 * middle, "1": end, "initial": True}
-    assert initial(f'{{"0": {middle}, "1": -1}}') == {"0": middle, "1": end, "initial": True}
+    assert initial("earliest") == {"0": 0, "1": 0}
+    assert initial("latest") == {"0": 2 * middle, "1": end}
+    assert initial(f'{{"0": {middle}, "1": -1}}') == {"0": middle, "1": end}
     with pytest.raises(ConfigError, match="startingOffsets: names partitions"):
         initial('{"0": 5}')
     with pytest.raises(ConfigError, match=f"startingOffsets: partition 1 ends at {end}, not at {end + 1}"):
@@ -351,7 +362,7 @@ def test_a_query_begins_when_all_partitions_can_be_asked(
     sleep(0.3)
     assert not job.ready()
     cluster.restart_node(node)
-    assert job.get(timeout=15) == {"0": 0, "1": 0, "initial": True}
+    assert job.get(timeout=15)["offsets"] == {topic.name: {"0": 0, "1": 0}}
 
 
 def test_no_news_while_the_servers_cannot_be_asked(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
@@ -416,7 +427,9 @@ def test_an_attempt_that_wakes_after_the_commit_disturbs_nobody(make_topic: Call
     assert rows(reader.read(again)) == bodies
     reader.commit({"0": again.end})
     later = topic.fill(1000, [0], label="later")
-    following = PieceReader(found, Piece(0, again.end, topic.stats(0)["backend_depth"], again.route)).batches()
+    following = PieceReader(
+        found, Piece(topic.name, 0, again.end, topic.stats(0)["backend_depth"], again.route)
+    ).batches()
     assert woken + rows(zombie) == bodies
     assert rows(following) == later
     assert topic.channels(0)["spark"]["depth"] == len(later)
@@ -443,8 +456,8 @@ def test_retention_that_has_overtaken_a_query_is_told(
         reader.latestOffset({"0": 0}, ReadAllAvailable())
     assert rows(PieceReader(options(topic, failOnDataLoss="false"), piece).batches()) == bodies[25:]
     reader = ReplayStreamReader(options(topic, failOnDataLoss="false"))
-    assert reader.latestOffset({"0": 0}, ReadAllAvailable()) == {"0": 4 * cut}
-    assert reader.latestOffset({"0": 0}, _rows(10))["0"] == cut + 10 * piece.end // 100
+    assert reader.latestOffset({"0": 0}, ReadAllAvailable())["offsets"] == {topic.name: {"0": 4 * cut}}
+    assert reader.latestOffset({"0": 0}, _rows(10))["offsets"][topic.name]["0"] == cut + 10 * piece.end // 100
     with pytest.raises(DataLost):
         ReplayBatchReader(options(topic, startingOffsets='{"0": 0}')).partitions()
     batch = ReplayBatchReader(options(topic, startingOffsets='{"0": 0}', failOnDataLoss="false"))
@@ -474,7 +487,7 @@ def test_a_log_that_ends_too_early_is_told(make_topic: Callable[..., Topic]) -> 
     topic = make_topic(1)
     bodies = topic.fill(10, [0])
     found, piece = piece_of(topic)
-    longer = Piece(0, 0, piece.end + 500, piece.route)
+    longer = Piece(topic.name, 0, 0, piece.end + 500, piece.route)
     with pytest.raises(DataLost, match=f"offsets {piece.end} up to {piece.end + 500} are lost: the log ends"):
         list(PieceReader(found, longer, patience=0.5).batches())
     tolerant = options(topic, failOnDataLoss="false")
@@ -485,7 +498,7 @@ def test_an_end_that_is_not_stored_yet_is_waited_for(make_topic: Callable[..., T
     topic = make_topic(1)
     bodies = topic.fill(10, [0])
     found, piece = piece_of(topic)
-    longer = Piece(0, 0, piece.end + 1, piece.route)
+    longer = Piece(topic.name, 0, 0, piece.end + 1, piece.route)
     job = spawn(lambda: rows(PieceReader(found, longer).batches()))
     sleep(0.2)
     assert not job.ready()
@@ -525,7 +538,7 @@ def test_servers_are_asked_for_news_now_and_then(make_topic: Callable[..., Topic
     topic = make_topic(1)
     reader = ReplayStreamReader(options(topic))
     start = reader.initialOffset()
-    logs = reader.driver._topic_logs
+    logs = reader.driver._topics[topic.name]._topic_logs
     asked = []
     original = logs.logs
     logs.logs = lambda: (asked.append(1), original())[1]  # type: ignore[method-assign,func-returns-value]

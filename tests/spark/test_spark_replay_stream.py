@@ -94,10 +94,13 @@ def test_a_stream_goes_on_and_tells_how_far_it_is(query: Query, topic: Topic) ->
         batches = [each for each in running.recentProgress if each["numInputRows"]]
         assert max(each["numInputRows"] for each in batches) == 400
         told = [json.loads(each["sources"][0]["latestOffset"]) for each in batches]
-        assert all(each["backlogBytes"].keys() == {"0", "1"} for each in told)
-        assert told[-1]["backlogBytes"] == {"0": 0, "1": 0}
-        assert max(each["backlogBytes"]["0"] for each in told) > 0
-        assert told[-1]["0"] == topic.stats(0)["backend_depth"]
+        backlogs = [each["backlogBytes"][topic.name] for each in told]
+        assert all(each.keys() == {"0", "1"} for each in backlogs)
+        assert backlogs[-1] == {"0": 0, "1": 0}
+        assert max(each["0"] for each in backlogs) > 0
+        assert told[-1][topic.name]["0"] == topic.stats(0)["backend_depth"]
+        assert told[-1]["metrics"]["maxOffsetsBehindLatest"] == 0
+        assert max(each["metrics"]["maxOffsetsBehindLatest"] for each in told) > 0
     finally:
         running.stop()
 

@@ -1,6 +1,6 @@
 """How many messages wait in a channel at each source, from /stats of the nsqds, at most every 200 ms. For the driver.
 
-An nsqd that does not answer is left out of this round, and logged once. What
+An nsqd that does not answer is left out of this round, and warned about every minute. What
 lookup said is used until the next poll, and longer while lookup does not answer.
 """
 
@@ -13,8 +13,17 @@ from typing import Any
 
 from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NsqError
 from nsq_fast.runtime import NsqdHTTPClient
-from nsq_fast.spark.discovery import TIMEOUT, Nsqd, TopicServers, discover, is_transient, nsqd_client
+from nsq_fast.spark.discovery import (
+    TIMEOUT,
+    Nsqd,
+    TopicServers,
+    discover,
+    is_transient,
+    nsqd_client,
+    unknown_topic,
+)
 from nsq_fast.spark.options import SourceOptions
+from nsq_fast.spark.reminder import Reminder
 
 from .plan import Depth, partition_source
 
@@ -27,7 +36,12 @@ _SOON = 1.0
 
 
 class Backlog:
-    """The channel's depths, and the servers that were asked for them."""
+    """The depths of the channel of one topic, and the servers that were asked for them.
+
+    Attributes:
+        silent: the nsqds that did not answer when they were last asked, and why.
+        answered_at: when a source of the topic was last heard of (monotonic); None: never.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -35,7 +49,14 @@ class Backlog:
         self._discovered_at = self._asked_at = float("-inf")
         self._depths: dict[str, Depth] = {}
         self._clients: dict[Nsqd, NsqdHTTPClient] = {}
-        self._silent: set[Nsqd] = set()
+        self._reminder = Reminder(logger)
+        self.silent: dict[Nsqd, Exception] = {}
+        self.answered_at: float | None = None
+
+    @property
+    def topic(self) -> str:
+        """Its name."""
+        return self._options.topic
 
     def servers(self, timeout: float = TIMEOUT) -> TopicServers:
         """The servers of the topic, as of the last few seconds. Raises LookupFailed, HttpError, ConfigError."""
@@ -70,7 +91,29 @@ class Backlog:
             for nsqd in servers.nsqds:
                 self._depths.update(self._ask(nsqd, servers))
             self._asked_at = time.monotonic()
+            self._tell_unknown()
         return self._depths
+
+    def all_depths(self) -> Mapping[str, Depth]:
+        """What waits at all sources. Raises LookupFailed when the topic is not known, or an nsqd does not answer."""
+        found = self.depths()
+        for nsqd, error in self.silent.items():
+            if self._options.fail_on_data_loss or not found:
+                raise LookupFailed(
+                    f"nsqd {nsqd.tcp} cannot be reached, and its messages of topic {self._options.topic!r} would be"
+                    f" missing: {error}; failOnDataLoss=false leaves it out, as long as another answers"
+                ) from error
+        if not found:
+            raise unknown_topic(self._options)
+        return found
+
+    def _tell_unknown(self) -> None:
+        key = f"topic {self._options.topic} is not known"
+        if self._depths:
+            self.answered_at = time.monotonic()
+            self._reminder.over(key)
+        elif not self.silent:
+            self._reminder.warn(key, f"{unknown_topic(self._options)} The query waits for it")
 
     def fresh(self, timeout: float = TIMEOUT) -> Mapping[str, Depth]:
         """As ``depths``, but asked now."""
@@ -88,11 +131,11 @@ class Backlog:
             topics = self._client(nsqd).stats(self._options.topic).get("topics") or []
             found = dict(self._channels(nsqd, servers, topics))
         except (NsqError, OSError) as error:
-            if nsqd not in self._silent:
-                logger.warning("nsqd %s is left out until it answers: %s", nsqd, error)
-            self._silent.add(nsqd)
+            self.silent[nsqd] = error
+            self._reminder.warn(_left_out(nsqd), f"nsqd {nsqd} is left out until it answers: {error}")
             return {}
-        self._silent.discard(nsqd)
+        self.silent.pop(nsqd, None)
+        self._reminder.over(_left_out(nsqd))
         return found
 
     def _client(self, nsqd: Nsqd) -> NsqdHTTPClient:
@@ -121,3 +164,7 @@ class Backlog:
         # Until there is a channel, nothing waits in it; messages of the topic come into the first one that is made.
         self._client(nsqd).create_channel(self._options.topic, self._options.channel, partition=partition)
         return Depth(int(topic.get("depth") or 0) if partition is None else 0)
+
+
+def _left_out(nsqd: Nsqd) -> str:
+    return f"nsqd {nsqd} does not answer"

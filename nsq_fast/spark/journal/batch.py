@@ -13,8 +13,9 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from nsq_fast.errors import ConfigError, JournalTaken
 from nsq_fast.names import is_ephemeral
 from nsq_fast.spark.options import SourceOptions
+from nsq_fast.spark.plain_errors import plain_errors, plainly
 
-from .backlog import Backlog
+from .backlogs import Backlogs
 from .collect import Collector, Slot
 from .folder import JournalFolder
 from .peek import Peek
@@ -38,35 +39,39 @@ class JournalBatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self.journal = check_location(options) if options.consume else None
-        if is_ephemeral(options.topic):
-            raise ConfigError(f"{options.topic}: an ephemeral topic keeps nothing to be read later")
+        for topic in options.topics:
+            if is_ephemeral(topic):
+                raise ConfigError(f"{topic}: an ephemeral topic keeps nothing to be read later")
 
+    @plain_errors
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks."""
-        backlog = Backlog(self.options)
+        backlog = Backlogs(self.options)
         try:
             return self._consume(backlog) if self.journal is not None else self._peek(backlog)
         finally:
             backlog.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a slot."""
-        slot = cast(Slot, partition)
-        if self.journal is None:
-            yield from Peek(slot).batches(self.options.columns)
-        else:
-            yield from batches(self.make_collector(slot).run(), self.options.columns, self.options.topic)
+        """The rows of a slot. A batch of none has, for Spark, one partition of its own making: it has no rows."""
+        return plainly(self._read(partition)) if isinstance(partition, Slot) else iter(())
 
     def make_collector(self, slot: Slot) -> Collector:
         """Who works on a slot."""
         return Collector(slot)
 
-    def _peek(self, backlog: Backlog) -> list[Slot]:
+    def _read(self, slot: Slot) -> Iterator[pa.RecordBatch]:
+        if self.journal is None:
+            yield from Peek(slot).batches(self.options.columns)
+        else:
+            yield from batches(self.make_collector(slot).run(), self.options.columns, slot.topic)
+
+    def _peek(self, backlog: Backlogs) -> list[Slot]:
         # One task for each source, whatever minPartitions says: a second task would read what the first has put back.
-        rows = plan_rows(ready(backlog.depths()), None)
+        rows = plan_rows(ready(backlog.all_depths()), None)
         return make_slots(self.options, JournalFolder("", ""), Offset("", 0, rows), backlog, "")
 
-    def _consume(self, backlog: Backlog) -> list[Slot]:
+    def _consume(self, backlog: Backlogs) -> list[Slot]:
         folder = JournalFolder(cast(str, self.journal), FOLDER)
         folder.create(about(self.options))
         plan = folder.plan() or self._keep_plan(folder, backlog)
@@ -74,8 +79,8 @@ class JournalBatchReader(DataSourceReader):
         folder.open_batch(offset.batch)
         return make_slots(self.options, folder, offset, backlog, "")
 
-    def _keep_plan(self, folder: JournalFolder, backlog: Backlog) -> bytes:
-        slots = plan_batch(self.options, ready(backlog.depths()), None)
+    def _keep_plan(self, folder: JournalFolder, backlog: Backlogs) -> bytes:
+        slots = plan_batch(self.options, ready(backlog.all_depths()), None)
         with contextlib.suppress(JournalTaken):  # by the same read in another process
             folder.claim_plan(_encode(Offset(FOLDER, 1, slots).encode()))
         return cast(bytes, folder.plan())

@@ -15,8 +15,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from ssl import SSLError
 from typing import Any
@@ -31,8 +29,10 @@ from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ProtocolErr
 from nsq_fast.names import Address
 from nsq_fast.runtime import ColumnSubscription
 
-from .chain import Chain, seal, uncertain, uncertain_elsewhere
+from .chain import Chain, seal, uncertain
+from .claims import Claims
 from .connection import JournalConnection, Work
+from .quota import Quota
 from .screen import Screen
 from .segment import Head, Stored
 from .suspects import Suspects
@@ -40,14 +40,8 @@ from .writer import Writer
 
 logger = logging.getLogger(__name__)
 
-MAX_WINDOW = 10_000
-"""Most messages in flight on a connection, and so in a segment, where the server's max_rdy_count allows more."""
-
 MAX_SEGMENT_BYTES = 32 * 1024 * 1024
 _STEP = 512
-_FIRST_WAIT = 1.0
-_IDLE_WAIT = 0.2
-_LAST_WAIT = 0.05
 _CLOSE_TIMEOUT = 10.0
 _CONNECT_PAUSE = 0.2
 CONNECT_PATIENCE = 10.0
@@ -80,6 +74,10 @@ class Slot(InputPartition):
     suspects: str | None = None
     run: str = ""
 
+    def head(self) -> Head:
+        """What the heads of its segments have in common."""
+        return Head(run=self.run, nsqd=str(self.address), partition=self.partition, is_redesigned=self.is_redesigned)
+
 
 class Collector:
     """The work on one slot. Used once.
@@ -99,22 +97,20 @@ class Collector:
         self.chain = Chain(slot.path, slot.number, durable=durable)
         self.suspects = Suspects(slot.suspects) if slot.suspects is not None else None
         self._screen = Screen(self.suspects)
-        self._left = slot.rows
-        self._segments: list[Stored] = []
-        self._unsure: Counter[int] = Counter()
+        self._quota = Quota(slot.rows)
+        self._claims = Claims(self.chain, slot.head(), self.claim, self.suspects)
         self._seen: set[bytes] = set()
         self._connections: list[JournalConnection] = []
-        self._is_over = False
 
     def run(self) -> list[Stored]:
         """The segments of the slot: those of an earlier attempt, or new ones. The slot is sealed when this returns.
 
         Raises JournalTaken or JournalClosed when another attempt was faster; this one must fail then.
         """
-        found = self.chain.settle(lambda segments: self._suspect(uncertain(segments)))
+        found = self.chain.settle(lambda segments: self._claims.suspect(uncertain(segments)))
         if found is None:
             self._collect()
-            found = self._segments
+            found = self._claims.segments
         return found
 
     # The steps
@@ -155,13 +151,14 @@ class Collector:
     # The work
 
     def _collect(self) -> None:
-        with Writer(self._keep, self.group, MAX_SEGMENT_BYTES) as writer:
+        with Writer(self._claims.keep, self.group, MAX_SEGMENT_BYTES) as writer:
             try:
                 self._fill(writer)
             except BaseException:
                 self._leave_in_order()
                 raise
-        self.seal(len(self._segments), seal(self._segments, self.slot.run, self._seen))
+        segments = self._claims.segments
+        self.seal(len(segments), seal(segments, self.slot.run, self._seen))
 
     def _fill(self, writer: Writer) -> None:
         if self.slot.rows and self._open_connections():
@@ -185,7 +182,7 @@ class Collector:
             logger.warning("slot %s stays empty: %s", self.slot.name, error)
             return False
         with contextlib.suppress(ConnectFailed, ServerError):  # one is enough
-            while self._left and len(self._connections) < self.connections:
+            while self._quota.left and len(self._connections) < self.connections:
                 self._add_connection()
         return True
 
@@ -193,15 +190,7 @@ class Collector:
         connection = self.open_connection()
         self._connections.append(connection)
         with contextlib.suppress(ConnectionLost):
-            self._grant(connection)
-
-    def _grant(self, connection: JournalConnection) -> None:
-        if self._is_over:
-            connection.give_up()
-        window = min(connection.subscription.info.max_rdy_count, MAX_WINDOW)
-        rows = 0 if self._is_over else min(window - connection.outstanding, self._left)
-        self._left -= rows
-        connection.grant(rows)
+            self._quota.grant(connection)
 
     def _turn(self, connection: JournalConnection, writer: Writer) -> None:
         try:
@@ -220,11 +209,14 @@ class Collector:
         until = connection.deadline
         while connection.outstanding and size < MAX_SEGMENT_BYTES:
             columns = connection.subscription.fetch(
-                self._patience(connection, bool(parts)), min(connection.outstanding, _STEP)
+                self._quota.patience(
+                    self.slot.connection.output_buffer_timeout, has_some=bool(parts or self._claims.segments)
+                ),
+                min(connection.outstanding, _STEP),
             )
             connection.took(columns)
             if not columns.count or time.monotonic() > until:
-                self._is_over = True
+                self._quota.is_over = True
                 connection.give_up()
             parts.append(columns)
             size += len(columns.body)
@@ -232,12 +224,6 @@ class Collector:
                 if other is not connection and other.work and _is_done(other.work):
                     self._settle_other(other)
         return join_columns(parts)
-
-    def _patience(self, connection: JournalConnection, has_some: bool) -> float:
-        if self._is_over:
-            return _LAST_WAIT
-        least = self.slot.connection.output_buffer_timeout / 1000
-        return least + (_IDLE_WAIT if has_some or self._segments else _FIRST_WAIT)
 
     def _settle_other(self, connection: JournalConnection) -> None:
         try:
@@ -257,7 +243,7 @@ class Collector:
         elif work.result is not None:
             self._refuse(connection, work)
             return
-        self._grant(connection)
+        self._quota.grant(connection)
         self.finish(connection, work.ids)
         connection.dropped.update(work.dropped)
 
@@ -266,45 +252,15 @@ class Collector:
         logger.warning(
             "slot %s: %s messages came too late to be kept", self.slot.name, len(work.ids) // MESSAGE_ID_SIZE
         )
-        self._is_over = True
-        self._grant(connection)
+        self._quota.is_over = True
+        self._quota.grant(connection)
         connection.subscription.requeue(work.ids)
 
     def _write(self, connection: JournalConnection, columns: Columns, writer: Writer) -> None:
-        for number in connection.sure():
-            self._unsure[number] -= 1
-        kept, dropped = self._screen.drop_known(columns, self._unfinished)
+        self._claims.sure(connection.sure())
+        kept, dropped = self._screen.drop_known(columns, self._claims.unfinished)
         result = writer.write(kept, connection.deadline) if kept.count else None
         connection.begin(columns.ids, dropped, result)
-
-    def _unfinished(self) -> list[Stored]:
-        """Segments claimed in this batch that may be delivered again.
-
-        They are those of this slot, and of slots whose attempt may have died.
-        """
-        ours = [self._segments[number] for number in self._open()]
-        with contextlib.suppress(FileNotFoundError):  # too late for this attempt, as its next claim will tell
-            return ours + uncertain_elsewhere(self.chain.folder, self.chain.slot)
-        return ours
-
-    def _open(self) -> list[int]:
-        """The segments whose FINs the server may not have taken."""
-        return sorted(number for number, connections in list(self._unsure.items()) if connections > 0)
-
-    def _keep(self, columns: Any, connections: int) -> int:
-        """In the thread: write what several connections have gathered as one segment, and return its number."""
-        number = len(self._segments)
-        head = Head(
-            rows=columns.count,
-            run=self.slot.run,
-            open=tuple(self._open()),
-            nsqd=str(self.slot.address),
-            partition=self.slot.partition,
-            is_redesigned=self.slot.is_redesigned,
-        )
-        self._segments.append(self.claim(number, head, columns))
-        self._unsure[number] = connections
-        return number
 
     # The end
 
@@ -321,7 +277,7 @@ class Collector:
         connection.subscription.abort()
         if work is not None and work.result is not None and (number := work.result.result()) is not None:
             connection.claimed(work, number)
-        self._suspect(self._segments[each.number] for each in connection.unsure)
+        self._claims.suspect(self._claims.segments[each.number] for each in connection.unsure)
 
     def _close(self, connection: JournalConnection) -> None:
         if not connection.subscription.is_open:
@@ -333,8 +289,7 @@ class Collector:
             return
         late = set(connection.subscription.unfinished)
         self._seen.update(key for key in connection.dropped if key[:MESSAGE_ID_SIZE] not in late)
-        if late and self.suspects is not None:
-            self.suspects.add(key for key in _message_keys(self._segments) if key[:MESSAGE_ID_SIZE] in late)
+        self._claims.suspect_late(late)
 
     def _leave_in_order(self) -> None:
         """After a failure: finish what is claimed, requeue what is not."""
@@ -349,14 +304,6 @@ class Collector:
         if work is not None and work.result is not None and work.result.result() is not None:
             connection.subscription.set_rdy(0)
             self.finish(connection, work.ids)
-
-    def _suspect(self, segments: Iterable[Stored]) -> None:
-        if self.suspects is not None:
-            self.suspects.add(_message_keys(segments))
-
-
-def _message_keys(segments: Iterable[Stored]) -> Iterable[bytes]:
-    return (key for segment in segments for key in segment.message_keys())
 
 
 def _is_done(work: Work) -> bool:

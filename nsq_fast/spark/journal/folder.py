@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from nsq_fast.errors import JournalError, JournalMissing
+from nsq_fast.errors import ConfigError, JournalError, JournalMissing
 
 from .chain import Chain, claim_file, encode_json, replace_file, seals, sync_folder
 from .location import check_links
@@ -58,11 +58,14 @@ class JournalFolder:
 
     def create(self, about: About) -> None:
         """Make it, readable by its owner only; without effect when it is there. Raises ConfigError, JournalError."""
-        os.makedirs(self._parent, mode=0o700, exist_ok=True)
-        check_links(self._parent)
-        for folder in (self.path, self.suspects.folder):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(folder, 0o700)
+        try:
+            os.makedirs(self._parent, mode=0o700, exist_ok=True)
+            check_links(self._parent)
+            for folder in (self.path, self.suspects.folder):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(folder, 0o700)
+        except OSError as error:
+            raise ConfigError(f"journal={self._parent!r}: cannot be made or written: {error}") from error
         if not os.path.exists(self._file(_ABOUT)):
             with contextlib.suppress(FileExistsError):
                 replace_file(self._file(_ABOUT), encode_json(about))

@@ -18,7 +18,8 @@ from nsq_fast._frame import Columns
 from nsq_fast.runtime import ColumnSubscription
 from nsq_fast.spark.schema import to_batch
 
-from .collect import MAX_WINDOW, Slot
+from .collect import Slot
+from .quota import MAX_WINDOW
 from .screen import take
 
 logger = logging.getLogger(__name__)

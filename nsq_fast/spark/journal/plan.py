@@ -5,8 +5,9 @@ it. A batch is planned only once, because an nsqd that has left lookup since may
 have rows in the journal.
 
 A *source* is where messages wait: an nsqd, named by its address, or a partition
-of a redesigned topic, named ``p3``. A *slot* is one task that reads from a
-source; ``#1`` marks the second slot of a source.
+of a redesigned topic, named ``p3``; where several topics are read, with the
+topic before it: ``orders/p3``. A *slot* is one task that reads from a source;
+``#1`` marks the second slot of a source.
 """
 
 from __future__ import annotations
@@ -79,10 +80,22 @@ def source_of(slot: str) -> str:
     return slot.partition("#")[0]
 
 
+def with_topic(topic: str, source: str) -> str:
+    """The name of a source where there are several topics."""
+    return f"{topic}/{source}"
+
+
+def topic_of(source: str) -> str | None:
+    """The topic in the name of a source; None where there is only one."""
+    topic, slash, _ = source.rpartition("/")
+    return topic if slash else None
+
+
 def parse_source(source: str) -> int | Address:
     """The partition, or the nsqd."""
-    found = _PARTITION.match(source)
-    return int(found[1]) if found else parse_address(source, 0)
+    place = source.rpartition("/")[2]
+    found = _PARTITION.match(place)
+    return int(found[1]) if found else parse_address(place, 0)
 
 
 def plan_rows(available: Mapping[str, int], limit: int | None) -> dict[str, int]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
-from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import HttpError, LookupFailed
 from nsq_fast.names import Address
 from nsq_fast.spark.discovery import TopicServers
 from nsq_fast.spark.options import SourceOptions
 
-from .backlog import Backlog
+from .backlogs import Backlogs
 from .collect import Slot
 from .folder import About, JournalFolder
-from .plan import Depth, Offset, parse_source, plan_rows, plan_slots, source_of
+from .plan import Depth, Offset, parse_source, plan_rows, plan_slots, source_of, topic_of
 
 _UNKNOWN = TopicServers((), {}, None, False)
 
@@ -34,17 +33,18 @@ def ready(depths: Mapping[str, Depth]) -> dict[str, int]:
     return {source: depth.ready for source, depth in depths.items()}
 
 
-def make_slots(options: SourceOptions, folder: JournalFolder, offset: Offset, backlog: Backlog, run: str) -> list[Slot]:
+def make_slots(
+    options: SourceOptions, folder: JournalFolder, offset: Offset, backlogs: Backlogs, run: str
+) -> list[Slot]:
     """The tasks of a batch. A slot whose partition nobody leads has no address."""
-    servers = _UNKNOWN
+    topics = {topic_of(name) for name in offset.slots}
+    servers = dict.fromkeys(topics, _UNKNOWN)
     if len(folder.seals(offset.batch)) < len(offset.slots):
-        with contextlib.suppress(HttpError, LookupFailed, OSError):  # what is in the journal needs no server
-            servers = backlog.servers()
-    connection = options.connection
-    if servers.has_ext:
-        connection = connection.replace(extend_support=True)
+        for topic in topics:
+            with contextlib.suppress(HttpError, LookupFailed, OSError):  # what is in the journal needs no server
+                servers[topic] = backlogs.servers(topic)
     return [
-        _slot(options, folder, offset, servers, connection, run, number, name, rows)
+        _slot(options, folder, offset.batch, servers[topic_of(name)], run, number, name, rows)
         for number, name, rows in offset.numbered()
     ]
 
@@ -52,9 +52,8 @@ def make_slots(options: SourceOptions, folder: JournalFolder, offset: Offset, ba
 def _slot(
     options: SourceOptions,
     folder: JournalFolder,
-    offset: Offset,
+    batch: int,
     servers: TopicServers,
-    connection: ConnectionConfig,
     run: str,
     number: int,
     name: str,
@@ -66,13 +65,13 @@ def _slot(
     if not isinstance(source, int):
         address = source
     return Slot(
-        path=folder.batch_path(offset.batch),
+        path=folder.batch_path(batch),
         number=number,
         name=name,
         rows=rows,
-        topic=options.topic,
+        topic=topic_of(name) or options.topic,
         channel=options.channel,
-        connection=connection,
+        connection=options.connection.replace(extend_support=True) if servers.has_ext else options.connection,
         address=address,
         partition=source if isinstance(source, int) else None,
         is_redesigned=servers.is_redesigned,

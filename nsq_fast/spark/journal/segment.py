@@ -60,6 +60,10 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
     order: str = sys.byteorder
     sizes: dict[str, int] = {}
 
+    def of(self, rows: int, unsure: tuple[int, ...]) -> Head:
+        """The head of a segment with so many rows, behind segments of which FINs may be missing."""
+        return msgspec.structs.replace(self, rows=rows, open=unsure)
+
 
 @dataclass(frozen=True)
 class StoredColumns:

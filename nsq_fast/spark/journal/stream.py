@@ -12,11 +12,14 @@ from gevent import sleep
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from nsq_fast.errors import ConfigError, HttpError, LookupFailed, RemoteProtocolError
+from nsq_fast.errors import ConfigError
 from nsq_fast.names import is_ephemeral
 from nsq_fast.spark.options import SourceOptions
+from nsq_fast.spark.pace import Pace
+from nsq_fast.spark.plain_errors import plain_errors, plainly
 
-from .backlog import STATS_INTERVAL, Backlog
+from .backlog import STATS_INTERVAL
+from .backlogs import Backlogs
 from .collect import Collector, Slot
 from .folder import JournalFolder
 from .location import check_path
@@ -34,7 +37,8 @@ class _Driver:
     """What the driver's reader holds while the query runs; a reader in a task has none."""
 
     def __init__(self, options: SourceOptions) -> None:
-        self.backlog = Backlog(options)
+        self.backlog = Backlogs(options)
+        self.pace = Pace(options)
         self.run = uuid.uuid4().hex
         self.initial: Offset | None = None
         self.target: Target | None = None
@@ -61,6 +65,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # What Spark calls on the driver
 
+    @plain_errors
     def initialOffset(self) -> dict[str, Any]:
         """Name and make the journal of a new query. Spark asks twice, and must hear the same."""
         if self.driver.initial is None:
@@ -74,10 +79,12 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limit = self.options.max_offsets_per_trigger
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
+    @plain_errors
     def prepareForTriggerAvailableNow(self) -> None:
         """Note what there is: all of it is read, and not more."""
         self.driver.target = Target(self.driver.backlog.fresh())
 
+    @plain_errors
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The offset behind the next batch; ``start`` when there is nothing to read, or no server answers."""
         offset = Offset.decode(start)
@@ -86,6 +93,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         available = ready(self._depths())
         if self.driver.target is not None:
             available = self.driver.target.bound(available)
+        elif not self.driver.pace.is_due(sum(available.values())):
+            available = {}
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         slots = plan_batch(self.options, available, rows)
         if slots:
@@ -100,8 +109,10 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {
             "backlog": {source: depth.total for source, depth in sorted(depths.items())},
             "ready": {source: depth.ready for source, depth in sorted(depths.items())},
+            "metrics": self.driver.backlog.metrics(),
         }
 
+    @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch: a new one, or one that is run again. Only ``end`` counts."""
         offset = Offset.decode(end)
@@ -112,6 +123,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         folder.open_batch(offset.batch)
         return make_slots(self.options, folder, offset, self.driver.backlog, self.driver.run)
 
+    @plain_errors
     def commit(self, end: dict[str, Any]) -> None:
         """Delete what Spark will not ask for again."""
         offset = Offset.decode(end)
@@ -130,8 +142,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a slot: from the journal, or from the server through the journal."""
-        segments = self.make_collector(cast(Slot, partition)).run()
-        yield from batches(segments, self.options.columns, self.options.topic)
+        return plainly(self._read(cast(Slot, partition)))
 
     def make_collector(self, slot: Slot) -> Collector:
         """Who works on a slot."""
@@ -139,17 +150,14 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # Parts
 
+    def _read(self, slot: Slot) -> Iterator[pa.RecordBatch]:
+        yield from batches(self.make_collector(slot).run(), self.options.columns, slot.topic)
+
     def _folder(self, offset: Offset) -> JournalFolder:
         return JournalFolder(self.journal, offset.journal)
 
     def _depths(self) -> Mapping[str, Depth]:
-        try:
-            return self.driver.backlog.depths(PATIENCE)
-        except (HttpError, LookupFailed, RemoteProtocolError, OSError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            logger.warning("topic %s: nothing is read until a server answers: %s", self.options.topic, error)
-            return {}
+        return self.driver.backlog.depths(PATIENCE)
 
     def _subtract(self, offset: Offset) -> None:
         """What the batch has taken from the servers in this run is off the target; what it found in the journal not."""
@@ -169,7 +177,7 @@ def check_location(options: SourceOptions) -> str:
     """The folder of journals. Raises ConfigError for options that no journal can go with."""
     if options.journal is None:
         raise ConfigError("journal: is required")
-    for name in (options.topic, options.channel):
+    for name in (*options.topics, options.channel):
         if is_ephemeral(name):
             raise ConfigError(
                 f"{name}: vanishes whenever nobody is connected to it, as between two batches, with all its messages"

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from nsq_fast.spark.options import EARLIEST, SourceOptions
+from nsq_fast.errors import ConfigError
+from nsq_fast.spark.discovery import TopicFinder, check_redesigned
+from nsq_fast.spark.options import SourceOptions
+from nsq_fast.spark.plain_errors import plain_errors
+from nsq_fast.spark.positions import EARLIEST
 
 from .log import Log, TopicLogs
 from .loss import checked_loss
 from .piece import Route, pieces
+from .position import Offsets
 from .reading import ReadsPieces
 from .start import Resolver
 
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT = 60.0
+_BEGINS = frozenset({"startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"})
+_ENDS = frozenset({"endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"})
 
 
 class ReplayBatchReader(ReadsPieces, DataSourceReader):
@@ -25,25 +34,61 @@ class ReplayBatchReader(ReadsPieces, DataSourceReader):
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
 
+    @plain_errors
     def partitions(self) -> list[InputPartition]:
         """The pieces of the slice. Raises ConfigError, DataLost, LookupFailed."""
-        topic_logs = TopicLogs(self.options)
-        try:
-            logs = topic_logs.all_logs(START_TIMEOUT)
-            resolver = Resolver(self.options, topic_logs)
-            starts, ends = resolver.starting(logs, EARLIEST), resolver.ending(logs)
-        finally:
-            topic_logs.close()
-        starts = {partition: self._checked(partition, starts[partition], log) for partition, log in logs.items()}
-        routes = {partition: Route.of(log) for partition, log in logs.items()}
+        slices = {topic: self._slice(topic) for topic in TopicFinder(self.options).topics(START_TIMEOUT)}
+        starts = {topic: each.starts for topic, each in slices.items()}
+        ends = {topic: each.ends for topic, each in slices.items()}
+        routes = {topic: each.routes for topic, each in slices.items()}
         found: list[InputPartition] = []
         found += pieces(starts, ends, routes, self.options.min_partitions)
         return found
 
-    def _checked(self, partition: int, start: int, log: Log) -> int:
-        """The start, or where the log begins when that is behind it and ``failOnDataLoss`` is false."""
-        if start >= log.start:
-            return start
-        reason = f"the log begins at {log.start}"
-        logger.warning("%s", checked_loss(self.options, partition, (start, log.start), reason))
-        return log.start
+    def _slice(self, topic: str) -> _Slice:
+        options = self.options.for_topic(topic)
+        check_redesigned(options)
+        topic_logs = TopicLogs(options)
+        try:
+            logs = topic_logs.all_logs(START_TIMEOUT)
+            resolver = Resolver(options, topic_logs)
+            starts, ends = resolver.starting(logs, EARLIEST), resolver.ending(logs)
+        finally:
+            topic_logs.close()
+        _check_order(options, starts, ends)
+        return _Slice(
+            {partition: _checked(options, partition, starts[partition], log) for partition, log in logs.items()},
+            ends,
+            {partition: Route.of(log) for partition, log in logs.items()},
+        )
+
+
+class _Slice(NamedTuple):
+    """Of one topic."""
+
+    starts: Offsets
+    ends: Offsets
+    routes: Mapping[int, Route]
+
+
+def _check_order(options: SourceOptions, starts: Offsets, ends: Offsets) -> None:
+    """Raise ConfigError when the options end a partition before they begin it: they are swapped, or of another topic.
+
+    A beginning behind all that there is, as of a time to come, is none: there is nothing to read yet.
+    """
+    if not (options.given & _BEGINS and options.given & _ENDS):
+        return
+    for partition, start in starts.items():
+        if start > ends[partition]:
+            raise ConfigError(
+                f"{min(options.given & _BEGINS)}: partition {partition} of topic {options.topic!r} would begin at"
+                f" {start}, behind its end at {ends[partition]} by {min(options.given & _ENDS)}"
+            )
+
+
+def _checked(options: SourceOptions, partition: int, start: int, log: Log) -> int:
+    """The start, or where the log begins when that is behind it and ``failOnDataLoss`` is false."""
+    if start >= log.start:
+        return start
+    logger.warning("%s", checked_loss(options, partition, (start, log.start), f"the log begins at {log.start}"))
+    return log.start

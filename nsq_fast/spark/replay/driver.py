@@ -1,134 +1,149 @@
-"""What the driver of a stream asks the servers, with a limit on how often, and with retries of failures that pass."""
+"""What the driver of a stream asks the servers: of all its topics, those too that appear while it runs."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Mapping
+from typing import Any
 
-from nsq_fast.errors import ConfigError, HttpError, NsqError
-from nsq_fast.spark.discovery import retried
+from nsq_fast.errors import ConfigError, DataLost, NsqError
+from nsq_fast.spark.discovery import TopicFinder
 from nsq_fast.spark.options import SourceOptions
+from nsq_fast.spark.pace import Limits, Pace
+from nsq_fast.spark.reminder import Reminder
 
-from .log import Log, TopicLogs
-from .loss import checked_loss
 from .piece import Route
-from .planning import Planner
-from .position import Offsets
-from .start import Resolver
+from .planning import Stretch, behind, cut_bytes, share_out
+from .position import TopicOffsets, by_topic
+from .topic import TopicDriver
 
 logger = logging.getLogger(__name__)
 
-POLL_INTERVAL = 0.2
-"""Fewest seconds between two questions to the servers: Spark asks 50 times a second."""
-
-RELEASE_INTERVAL = 1.0
+_BACKLOG = "backlogBytes"
 
 
 class Driver:
-    """The driver's view of the topic."""
+    """The driver's view of the topics of a query."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._topic_logs = TopicLogs(options)
-        self._planner = Planner(self._topic_logs)
-        self._logs: dict[int, Log] = {}
-        self._asked_at = self._released_at = float("-inf")
-        self._warned: set[int] = set()
+        self._finder = TopicFinder(options)
+        self._pace = Pace(options)
+        self._reminder = Reminder(logger)
+        self._topics: dict[str, TopicDriver] = {}
 
-    def begin(self, timeout: float) -> Offsets:
-        """Where a new query begins. The channel is there then, and stands there. Raises ConfigError, NsqError."""
-        logs = self._all_logs(timeout)
-        self._check_channel(logs)
-        resolver = Resolver(self._options, self._topic_logs)
-        starts = retried(lambda left: resolver.starting(logs, None), timeout)
-        for partition, log in logs.items():
-            self._move_channel(partition, log, starts[partition])
-        return starts
+    def begin(self, timeout: float) -> TopicOffsets:
+        """Where a new query begins. Its channel is there then, and stands there. Raises ConfigError, NsqError."""
+        return {topic: driver.begin(timeout) for topic, driver in self._found(timeout).items()}
 
-    def ends(self, timeout: float) -> Offsets:
+    def ends(self, timeout: float) -> TopicOffsets:
         """Where all logs end now."""
-        return {partition: log.end for partition, log in self._all_logs(timeout).items()}
+        return {topic: driver.ends(timeout) for topic, driver in self._found(timeout).items()}
 
-    def end(self, start: Offsets, limit: int | None, target: Offsets | None) -> Offsets:
-        """Where the next batch ends, see ``Planner.end``. Raises DataLost when the servers have less than ``start``."""
-        logs = self._recent_logs()
-        for partition, log in logs.items():
-            if start.get(partition, log.start) < log.start:
-                self._lost(partition, start[partition], log)
-        return self._planner.end(start, logs, limit, target)
+    def end(
+        self, start: TopicOffsets, limits: Limits, target: TopicOffsets | None, *, must_answer: bool = False
+    ) -> TopicOffsets:
+        """Where the next batch ends: ``start`` while there is nothing, not enough yet, or nobody to ask.
 
-    def known_ends(self) -> Offsets:
-        """Where the logs ended when they were last asked about."""
-        return {partition: log.end for partition, log in self._logs.items()}
+        Args:
+            target: ends that are not passed.
+            must_answer: whether servers that cannot be asked are an error.
 
-    def routes(self) -> dict[int, Route]:
-        """How to read the partitions, as far as is known; whoever finds it wrong looks for himself."""
-        if not self._logs:
+        Raises DataLost when the servers have less than ``start``; ConfigError.
+        """
+        stretches: dict[str, Stretch] = {}
+        for topic, driver in self._found().items():
             try:
-                self._recent_logs()
+                bound = None if target is None else target.get(topic, {})
+                stretches[topic] = driver.stretch(start.get(topic, {}), bound)
+                self._reminder.over(_no_news(topic))
+            except (ConfigError, DataLost):  # noqa: PERF203  # each topic for itself
+                raise
             except NsqError as error:
-                logger.warning("topic %s: its leaders are not known: %s", self._options.topic, error)
-        return {partition: Route.of(log) for partition, log in self._logs.items()}
+                if must_answer:
+                    raise
+                self._reminder.warn(_no_news(topic), f"{_no_news(topic)}: {error}")
+        if limits.waits and target is None and not self._is_due(stretches):
+            return start
+        stretches = self._limited(stretches, limits)
+        ends = {topic: behind(start.get(topic, {}), stretch) for topic, stretch in stretches.items()}
+        return {**start, **{topic: offsets for topic, offsets in ends.items() if offsets}}
 
-    def release(self, offsets: Offsets) -> None:
-        """Move the channel to where everything before it may be forgotten. When that fails, the next call does it."""
-        now = time.monotonic()
-        if now - self._released_at < RELEASE_INTERVAL:
-            return
-        self._released_at = now
-        for partition, offset in offsets.items():
-            log = self._logs.get(partition)
-            if log is not None:
-                self._move_channel(partition, log, offset)
+    def routes(self) -> dict[str, dict[int, Route]]:
+        """How to read the partitions, as far as is known."""
+        return {topic: driver.routes() for topic, driver in self._found().items()}
+
+    def release(self, offsets: TopicOffsets) -> None:
+        """Let the channels follow: everything before may be forgotten."""
+        for topic, driver in self._topics.items():
+            driver.release(offsets.get(topic, {}))
+
+    def report(self, planned: TopicOffsets) -> dict[str, Any] | None:
+        """For the progress of the query: where the logs end, what of them is in no batch yet, and what is amiss."""
+        ends = {topic: {p: log.end for p, log in each.known_logs().items()} for topic, each in self._topics.items()}
+        if not any(ends.values()):
+            return None
+        backlog = {
+            topic: {each: max(0, end - planned.get(topic, {}).get(each, end)) for each, end in offsets.items()}
+            for topic, offsets in ends.items()
+        }
+        return {**by_topic(ends), _BACKLOG: by_topic(backlog), "metrics": self._metrics(backlog)}
 
     def close(self) -> None:
         """Close connections."""
-        self._topic_logs.close()
+        for driver in self._topics.values():
+            driver.close()
 
-    def _recent_logs(self) -> Mapping[int, Log]:
+    def _found(self, timeout: float | None = None) -> Mapping[str, TopicDriver]:
+        for topic in self._finder.topics() if timeout is None else self._finder.topics(timeout):
+            if topic not in self._topics:
+                self._topics[topic] = TopicDriver(self._options.for_topic(topic))
+        return self._topics
+
+    def _is_due(self, stretches: Mapping[str, Stretch]) -> bool:
+        if not self._pace.is_needed:
+            return True
+        return self._pace.is_due(
+            sum(sum(self._topics[each].planner.rows(stretch).values()) for each, stretch in stretches.items())
+        )
+
+    def _limited(self, stretches: dict[str, Stretch], limits: Limits) -> dict[str, Stretch]:
+        if limits.bytes is not None:
+            sizes = {(topic, each): size for topic, one in stretches.items() for each, size in one.sizes.items()}
+            shares = _by_topic(share_out(sizes, limits.bytes))
+            stretches = {topic: cut_bytes(stretch, shares.get(topic, {})) for topic, stretch in stretches.items()}
+        if limits.rows is not None:
+            rows = {topic: self._topics[topic].planner.rows(stretch) for topic, stretch in stretches.items()}
+            flat = {(topic, each): count for topic, counts in rows.items() for each, count in counts.items()}
+            shares = _by_topic(share_out(flat, limits.rows))
+            stretches = {
+                topic: self._topics[topic].planner.cut_rows(stretch, rows[topic], shares.get(topic, {}))
+                for topic, stretch in stretches.items()
+            }
+        return stretches
+
+    def _metrics(self, backlog: TopicOffsets) -> dict[str, Any]:
+        """As Spark's Kafka connector names them; offsets are bytes here."""
+        behind = [size for sizes in backlog.values() for size in sizes.values()]
         now = time.monotonic()
-        if now - self._asked_at >= POLL_INTERVAL:
-            self._asked_at = now
-            self._keep(self._topic_logs.logs())
-        return self._logs
+        ages = [now - each.answered_at for each in self._topics.values() if each.answered_at is not None]
+        unknown = sorted(topic for topic, each in self._topics.items() if each.answered_at is None)
+        return {
+            "minOffsetsBehindLatest": min(behind, default=0),
+            "maxOffsetsBehindLatest": max(behind, default=0),
+            "avgOffsetsBehindLatest": sum(behind) / len(behind) if behind else 0,
+            "lookupAgeSeconds": round(max(ages, default=0.0), 1),
+            **({"unknownTopics": unknown} if unknown else {}),
+        }
 
-    def _all_logs(self, timeout: float) -> Mapping[int, Log]:
-        self._keep(self._topic_logs.all_logs(timeout))
-        return self._logs
 
-    def _keep(self, logs: dict[int, Log]) -> None:
-        self._logs = logs
-        if self._options.min_partitions is not None and any(log.is_ordered for log in logs.values()):
-            raise ConfigError(
-                f"minPartitions={self._options.min_partitions}: topic {self._options.topic!r} is ordered, and parts of"
-                " a partition that are read side by side are not in order"
-            )
+def _no_news(topic: str) -> str:
+    return f"topic {topic}: no news from its servers"
 
-    def _lost(self, partition: int, offset: int, log: Log) -> None:
-        reason = f"the log begins at {log.start}: retention has overtaken the query"
-        loss = checked_loss(self._options, partition, (offset, log.start), reason)
-        if partition not in self._warned:
-            self._warned.add(partition)
-            logger.warning("%s", loss)
 
-    # The channel
-
-    def _check_channel(self, logs: Mapping[int, Log]) -> None:
-        name = self._options.channel
-        for partition, log in logs.items():
-            clients = log.channels[name].clients if name in log.channels else 0
-            if clients:
-                raise ConfigError(
-                    f"channel={name!r}: {clients} consumers are attached to it at {log.nsqd}, partition {partition};"
-                    " the channel must be this query's own, which moves it as Spark commits"
-                )
-
-    def _move_channel(self, partition: int, log: Log, offset: int) -> None:
-        if log.has_fixed_channels:
-            return  # it is read from, and moves with that
-        try:
-            self._topic_logs.create_channel(log, partition)
-            self._topic_logs.set_position(log.nsqd, partition, self._options.channel, offset)
-        except HttpError as error:
-            logger.info("channel %s of partition %d is moved later: %s", self._options.channel, partition, error)
+def _by_topic(shares: Mapping[tuple[str, int], int]) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for (topic, partition), share in shares.items():
+        found.setdefault(topic, {})[partition] = share
+    return found

@@ -11,7 +11,10 @@ from pyspark.sql.datasource import InputPartition
 from nsq_fast.spark.discovery import Nsqd
 
 from .log import Log
-from .position import Offsets
+from .position import TopicOffsets
+
+Place = tuple[str, int]
+"""A topic and a partition."""
 
 
 @dataclass(frozen=True)
@@ -30,36 +33,43 @@ class Route:
 
 
 class Piece(InputPartition):
-    """The records of ``partition`` that begin from offset ``start`` up to ``end``. ``route``: None when unknown."""
+    """The records of a partition that begin from offset ``start`` up to ``end``. ``route``: None when unknown."""
 
-    def __init__(self, partition: int, start: int, end: int, route: Route | None) -> None:
-        super().__init__(f"{partition}:{start}-{end}")
+    def __init__(self, topic: str, partition: int, start: int, end: int, route: Route | None) -> None:
+        super().__init__(f"{topic}-{partition}:{start}-{end}")
+        self.topic = topic
         self.partition = partition
         self.start = start
         self.end = end
         self.route = route
 
 
-def pieces(starts: Offsets, ends: Offsets, routes: Mapping[int, Route], minimum: int | None) -> list[Piece]:
+Routes = Mapping[str, Mapping[int, Route]]
+"""Topic -> partition -> route."""
+
+
+def pieces(starts: TopicOffsets, ends: TopicOffsets, routes: Routes, minimum: int | None) -> list[Piece]:
     """The pieces of a batch: one for each partition that has something, or more to make ``minimum`` of them.
 
     A cut may fall within a record: that belongs to the piece in which it begins.
     """
-    sizes = {partition: end - starts.get(partition, 0) for partition, end in sorted(ends.items())}
-    sizes = {partition: size for partition, size in sizes.items() if size > 0}
+    begins = {(topic, each): starts.get(topic, {}).get(each, 0) for topic in ends for each in ends[topic]}
+    sizes = {(topic, each): ends[topic][each] - begin for (topic, each), begin in sorted(begins.items())}
+    sizes = {place: size for place, size in sizes.items() if size > 0}
     counts = _shares(sizes, minimum or 0)
     return [
-        Piece(partition, starts.get(partition, 0) + begin, starts.get(partition, 0) + end, routes.get(partition))
-        for partition, size in sizes.items()
-        for begin, end in _cuts(size, counts[partition])
+        Piece(topic, partition, begins[topic, partition] + begin, begins[topic, partition] + end, route)
+        for (topic, partition), size in sizes.items()
+        for route in [routes.get(topic, {}).get(partition)]
+        for begin, end in _cuts(size, counts[topic, partition])
     ]
 
 
-def _shares(sizes: Mapping[int, int], minimum: int) -> dict[int, int]:
+def _shares(sizes: Mapping[Place, int], minimum: int) -> dict[Place, int]:
     if len(sizes) >= minimum:
         return dict.fromkeys(sizes, 1)
     total = sum(sizes.values())
-    return {partition: max(1, -(-minimum * size // total)) for partition, size in sizes.items()}
+    return {place: max(1, -(-minimum * size // total)) for place, size in sizes.items()}
 
 
 def _cuts(size: int, count: int) -> list[tuple[int, int]]:

@@ -38,6 +38,7 @@ from nsq_fast.errors import (
 from nsq_fast.names import MAX_NAME_LENGTH
 from nsq_fast.runtime import ColumnSubscription
 from nsq_fast.spark.options import SourceOptions
+from nsq_fast.spark.plain_errors import plainly
 
 from .assembly import Assembly, Run
 from .batches import Batches
@@ -66,12 +67,12 @@ class PieceReader:
     """Reads one piece, once. ``patience`` as PATIENCE."""
 
     def __init__(self, options: SourceOptions, piece: Piece, patience: float = PATIENCE) -> None:
-        self.options = options
+        self.options = options.for_topic(piece.topic)
         self.piece = piece
-        self._logs = TopicLogs(options)
+        self._logs = TopicLogs(self.options)
         self._route = piece.route
         self._assembly = Assembly(piece.start, piece.end)
-        self._batches = Batches(options, piece.partition)
+        self._batches = Batches(self.options, piece.partition)
         self._patience = patience
         self._came_on_at = time.monotonic()
         self._pause = _FIRST_PAUSE
@@ -254,9 +255,8 @@ class ReadsPieces:
     options: SourceOptions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one piece."""
-        assert isinstance(partition, Piece)
-        return self.make_piece_reader(partition).batches()
+        """The rows of one piece. A batch of none has, for Spark, one partition of its own making: it has no rows."""
+        return plainly(self.make_piece_reader(partition).batches()) if isinstance(partition, Piece) else iter(())
 
     def make_piece_reader(self, piece: Piece) -> PieceReader:
         """What reads a piece, in a task. To be overridden by tests of failures."""

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from nsq_fast.errors import ConfigError, LookupFailed
-from nsq_fast.spark.options import EARLIEST, EARLIEST_NUMBER, LATEST, LATEST_NUMBER, SourceOptions
+from nsq_fast.spark.options import ERROR, SourceOptions
+from nsq_fast.spark.positions import (
+    EARLIEST,
+    EARLIEST_NUMBER,
+    LATEST,
+    LATEST_NUMBER,
+    ByPartition,
+    ByTopic,
+    of_topic,
+)
 
 from .log import Log, Record, TopicLogs
 from .position import Offsets
@@ -24,7 +33,10 @@ class Resolver:
         """Where to begin; without an option for it at ``default``, or where the channel stands."""
         options = self._options
         if options.starting_timestamp is not None:
-            return self._at_time("startingTimestamp", logs, options.starting_timestamp)
+            return self._at_time("startingTimestamp", logs, dict.fromkeys(logs, options.starting_timestamp))
+        if options.starting_times is not None:
+            name = "startingOffsetsByTimestamp"
+            return self._at_time(name, logs, of_topic(name, options.starting_times, options.topic))
         wanted = options.starting_offsets or default
         if wanted is None:
             return {partition: self._where_channel_stands(partition, log) for partition, log in logs.items()}
@@ -34,24 +46,29 @@ class Resolver:
         """Where a batch ends: without an option at what is there now."""
         options = self._options
         if options.ending_timestamp is not None:
-            return self._at_time("endingTimestamp", logs, options.ending_timestamp)
+            return self._at_time("endingTimestamp", logs, dict.fromkeys(logs, options.ending_timestamp))
+        if options.ending_times is not None:
+            name = "endingOffsetsByTimestamp"
+            return self._at_time(name, logs, of_topic(name, options.ending_times, options.topic))
         return self._positions("endingOffsets", logs, options.ending_offsets or LATEST)
 
-    def _positions(self, option: str, logs: Mapping[int, Log], wanted: str | Mapping[int, int]) -> Offsets:
-        if wanted == EARLIEST:
-            return {partition: log.start for partition, log in logs.items()}
-        if wanted == LATEST or isinstance(wanted, str):
-            return {partition: log.end for partition, log in logs.items()}
-        if wanted.keys() != logs.keys():
-            raise ConfigError(
-                f"{option}: names partitions {sorted(wanted)}, and topic {self._options.topic!r} has {sorted(logs)};"
-                " all of them must be named"
-            )
+    def _positions(self, option: str, logs: Mapping[int, Log], given: str | ByPartition | ByTopic) -> Offsets:
+        if isinstance(given, str):
+            return {partition: log.start if given == EARLIEST else log.end for partition, log in logs.items()}
+        wanted = of_topic(option, given, self._options.topic)
+        self._check_named(option, logs, wanted)
         found = {partition: _named(wanted[partition], log) for partition, log in logs.items()}
         for partition, log in logs.items():
             if found[partition] > log.end:
                 raise ConfigError(f"{option}: partition {partition} ends at {log.end}, not at {found[partition]}")
         return found
+
+    def _check_named(self, option: str, logs: Mapping[int, Log], wanted: ByPartition) -> None:
+        if wanted.keys() != logs.keys():
+            raise ConfigError(
+                f"{option}: names partitions {sorted(wanted)}, and topic {self._options.topic!r} has {sorted(logs)};"
+                " all of them must be named"
+            )
 
     def _where_channel_stands(self, partition: int, log: Log) -> int:
         """A channel that is not there would begin at the end. In numbers: a channel may lag behind with offsets."""
@@ -66,15 +83,27 @@ class Resolver:
             raise LookupFailed(f"{log.nsqd}: cannot tell where record {number} of partition {partition} begins")
         return record.offset
 
-    def _at_time(self, option: str, logs: Mapping[int, Log], milliseconds: int) -> Offsets:
-        timestamp = milliseconds * _MILLISECOND
-        return {partition: self._offset_at(partition, log, timestamp) for partition, log in logs.items()}
+    def _at_time(self, option: str, logs: Mapping[int, Log], milliseconds: ByPartition) -> Offsets:
+        self._check_named(option, logs, milliseconds)
+        return {
+            partition: self._offset_at(option, partition, log, milliseconds[partition])
+            for partition, log in logs.items()
+        }
 
-    def _offset_at(self, partition: int, log: Log, timestamp: int) -> int:
+    def _offset_at(self, option: str, partition: int, log: Log, milliseconds: int) -> int:
+        """Where the first record of that time or later begins; the end of the log when there is none."""
         first = self._topic_logs.record_at(log, partition, log.start) if log.end > log.start else None
-        if first is None:
-            return log.end
-        found = first_at(lambda number: self._topic_logs.record_number(log, partition, number), first, log, timestamp)
+        found = None
+        if first is not None:
+            timestamp = milliseconds * _MILLISECOND
+            found = first_at(
+                lambda number: self._topic_logs.record_number(log, partition, number), first, log, timestamp
+            )
+        if found is None and option.startswith("starting") and self._options.starting_strategy == ERROR:
+            raise ConfigError(
+                f"{option}: nothing was published to partition {partition} of topic {self._options.topic!r} at or after"
+                f" {milliseconds}; startingOffsetsByTimestampStrategy=latest begins at its end"
+            )
         return log.end if found is None else found.offset
 
 

@@ -8,7 +8,6 @@ again, and show how far the query is behind.
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import Any
 
@@ -16,15 +15,15 @@ from gevent import sleep
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from nsq_fast.errors import ConfigError, DataLost, NsqError
 from nsq_fast.spark.options import SourceOptions
+from nsq_fast.spark.pace import NO_LIMITS, Limits
+from nsq_fast.spark.plain_errors import plain_errors
 
-from .driver import POLL_INTERVAL, Driver
+from .driver import Driver
 from .piece import pieces
-from .position import Offsets, Position, keyed_by_text, start_of
+from .position import Identity, Position, TopicOffsets, by_topic, start_of
 from .reading import ReadsPieces
-
-logger = logging.getLogger(__name__)
+from .topic import POLL_INTERVAL
 
 START_TIMEOUT = 60.0
 """How long a query that begins waits for the servers, in seconds."""
@@ -36,7 +35,6 @@ IDLE_AFTER = 1.0
 """A query without news for so many seconds is idle."""
 
 _TURN = 0.2
-_BACKLOG = "backlogBytes"
 
 
 class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -46,8 +44,8 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         self.options = options
         self._driver: Driver | None = None
         self._initial: Position | None = None
-        self._target: Offsets | None = None
-        self._planned: Offsets = {}
+        self._target: TopicOffsets | None = None
+        self._planned: TopicOffsets = {}
         self._news_at = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -55,10 +53,11 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
 
     # Offsets
 
+    @plain_errors
     def initialOffset(self) -> dict[str, Any]:
         """Where the options let a new query begin."""
         if self._initial is None:
-            self._initial = Position(self.driver.begin(START_TIMEOUT), is_initial=True)
+            self._initial = Position(self.driver.begin(START_TIMEOUT), is_initial=True, identity=self.identity)
         return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -66,26 +65,38 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         limit = self.options.max_offsets_per_trigger
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
+    @plain_errors
     def prepareForTriggerAvailableNow(self) -> None:
         """From now on there is nothing but what is there now."""
         self._target = self.driver.ends(START_TIMEOUT)
 
+    @plain_errors
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next batch ends; ``start`` itself while there is nothing, or nobody to ask."""
-        position = Position.from_json(start)
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        end = self._next_end(position.offsets, most)
+        position = self._position(start)
+        end = self._next_end(position.offsets, self._limits(limit))
         self._planned = end
-        return position.until(end).to_json()
+        return start if by_topic(end) == by_topic(position.offsets) else self._behind(position, end).to_json()
 
-    def _next_end(self, start: Offsets, most: int | None) -> Offsets:
+    def _behind(self, position: Position, end: TopicOffsets) -> Position:
+        return position._replace(identity=self.identity).until(end)
+
+    def _limits(self, limit: ReadLimit) -> Limits:
+        if isinstance(limit, ReadMaxRows):
+            return Limits(limit.max_rows, self.options.max_bytes_per_trigger)
+        # Spark passes over the limit that ``getDefaultReadLimit`` gives with the trigger "once", and only then.
+        is_once = self.options.max_offsets_per_trigger is not None
+        return NO_LIMITS if is_once else Limits(None, self.options.max_bytes_per_trigger)
+
+    def _next_end(self, start: TopicOffsets, limits: Limits) -> TopicOffsets:
         if self._target is None:
-            end = self._try_end(start, most, give_up=False)
+            end = self.driver.end(start, limits, None)
             self._rest(is_idle=end == start)
             return end
         deadline = time.monotonic() + TARGET_TIMEOUT
         while not _has_reached(start, self._target):
-            end = self._try_end(start, most, give_up=time.monotonic() > deadline)
+            must_answer = time.monotonic() > deadline
+            end = self.driver.end(start, limits, self._target, must_answer=must_answer)
             if end != start:
                 return end
             sleep(_TURN)
@@ -99,44 +110,32 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         elif now - self._news_at > IDLE_AFTER:
             sleep(POLL_INTERVAL)
 
-    def _try_end(self, start: Offsets, most: int | None, *, give_up: bool) -> Offsets:
-        """``start`` when servers cannot be asked, for a reason that may pass."""
-        try:
-            return self.driver.end(start, most, self._target)
-        except (ConfigError, DataLost):
-            raise
-        except NsqError as error:
-            if give_up:
-                raise
-            logger.warning("topic %s: no news: %s", self.options.topic, error)
-            return start
-
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Where the logs end, and how many bytes of each are not in a batch yet."""
-        ends = self.driver.known_ends()
-        if not ends:
-            return None
-        backlog = {partition: max(0, end - self._planned.get(partition, end)) for partition, end in ends.items()}
-        return {**keyed_by_text(ends), _BACKLOG: keyed_by_text(backlog)}
+        """Where the logs end, how many bytes of each are not in a batch yet, and Kafka's metrics of that."""
+        return self.driver.report(self._planned)
 
     # Batches
 
+    @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The pieces of a batch."""
-        first, last = Position.from_json(start), Position.from_json(end)
+        first, last = self._position(start), self._position(end)
         found: list[InputPartition] = []
         found += pieces(start_of(first, last), last.offsets, self.driver.routes(), self.options.min_partitions)
         return found
 
+    @plain_errors
     def commit(self, end: dict[str, Any]) -> None:
         """Spark is done with all before ``end``: the servers need not keep it for us."""
-        self.driver.release(Position.from_json(end).offsets)
+        self.driver.release(self._position(end).offsets)
 
     def stop(self) -> None:
         """Close connections."""
         if self._driver is not None:
             self._driver.close()
             self._driver = None
+
+    # Parts
 
     @property
     def driver(self) -> Driver:
@@ -145,6 +144,21 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
             self._driver = Driver(self.options)
         return self._driver
 
+    @property
+    def identity(self) -> Identity:
+        """What the options read from."""
+        return Identity(self.options.server_names, self.options.channel)
 
-def _has_reached(start: Offsets, target: Offsets) -> bool:
-    return all(start.get(partition, 0) >= offset for partition, offset in target.items())
+    def _position(self, found: dict[str, Any]) -> Position:
+        """A position of this query. Raises ConfigError when another one has made it."""
+        position = Position.from_json(found, self.options)
+        position.check(self.identity, self.options)
+        return position
+
+
+def _has_reached(start: TopicOffsets, target: TopicOffsets) -> bool:
+    return all(
+        start.get(topic, {}).get(partition, 0) >= offset
+        for topic, offsets in target.items()
+        for partition, offset in offsets.items()
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .report import TaskReport, WriteReport
+from .schema import table_schema
 from .writer import ArrowWriter, StreamArrowWriter
 
-__all__ = ["ArrowWriter", "StreamArrowWriter", "TaskReport", "WriteReport"]
+__all__ = ["ArrowWriter", "StreamArrowWriter", "TaskReport", "WriteReport", "table_schema"]

@@ -14,10 +14,13 @@ from pyspark.sql.types import (
     MapType,
     ShortType,
     StringType,
+    StructField,
     StructType,
 )
 
 from nsq_fast.errors import ConfigError
+from nsq_fast.spark.options import SinkOptions
+from nsq_fast.spark.tables import BODY
 
 _WHOLE_NUMBERS: tuple[type[DataType], ...] = (ByteType, ShortType, IntegerType, LongType)
 
@@ -34,6 +37,20 @@ COLUMNS: MappingProxyType[str, tuple[type[DataType], ...]] = MappingProxyType(
     }
 )
 """Column -> the types that it may have."""
+
+_IN_TABLES: MappingProxyType[str, DataType] = MappingProxyType(
+    {
+        "body": BODY,
+        "topic": StringType(),
+        "partition": IntegerType(),
+        "key": StringType(),
+        "trace_id": LongType(),
+        "headers": StringType(),
+        "tag": StringType(),
+        "defer_ms": LongType(),
+    }
+)
+"""Column -> its type in a table of SQL."""
 
 _KEYS_OF: MappingProxyType[str, tuple[type[DataType], ...]] = MappingProxyType(
     {"murmur3": (StringType, BinaryType), "hashcode": (StringType, *_WHOLE_NUMBERS)}
@@ -63,6 +80,20 @@ def column_names(schema: StructType, *, topic: str | None, key_strategy: str) ->
     if "key" in found:
         _check_key(schema[found["key"]].dataType, key_strategy)
     return found
+
+
+def table_schema(options: SinkOptions) -> StructType:
+    """The columns of a table that is made to be written: those of the option ``columns``, or the body and the topic.
+
+    Raises ConfigError for an unknown column.
+    """
+    names = options.columns or (("body",) if options.topic is not None else ("body", "topic"))
+    unknown = [name for name in names if name not in _IN_TABLES]
+    if unknown:
+        raise ConfigError(f"columns: {unknown[0]!r} is unknown; the columns are {', '.join(COLUMNS)}")
+    if "body" not in names or (options.topic is None and "topic" not in names):
+        raise ConfigError("columns: the body is required, and the topic unless there is the option topic")
+    return StructType([StructField(name, _IN_TABLES[name]) for name in names])
 
 
 def _check_type(name: str, kind: DataType, allowed: tuple[type[DataType], ...]) -> None:

@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from nsq_fast.errors import ConfigError
 from nsq_fast.spark.options import SinkOptions
+from nsq_fast.spark.plain_errors import plain_errors
 
 from .report import TaskReport, WriteReport
 from .schema import column_names
@@ -37,6 +38,7 @@ class _Writer:
         self.options = options
         self.names = column_names(schema, topic=options.topic, key_strategy=options.producer.key_strategy)
 
+    @plain_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
         """Publish the rows of a task. Returns when servers have confirmed all of them."""
         report = TaskWriter(self.options, self.names).write(iter(iterator))

@@ -1,0 +1,234 @@
+"""Streams of several topics, limits in bytes, batches that wait for rows; and what is said while nobody answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.journal import CHANNEL, Query, Server
+from support.spark_replay import Topic
+from support.waiting import until
+
+from nsq_fast.broker import ClusterProcess
+from nsq_fast.errors import ConfigError, HttpError, JournalError, LookupFailed
+from nsq_fast.spark import reminder
+from nsq_fast.spark.discovery import TopicFinder
+from nsq_fast.spark.journal import JournalStreamReader
+from nsq_fast.spark.options import SourceOptions
+from nsq_fast.spark.pace import Pace
+from nsq_fast.spark.reminder import Reminder
+from nsq_fast.spark.replay import ReplayStreamReader
+
+MakeTopic = Callable[[str], Topic]
+
+
+@pytest.fixture
+def make_topic(cluster: ClusterProcess) -> MakeTopic:
+    def make(name: str, partitions: int = 2) -> Topic:
+        cluster.create_topic(name, partitions=partitions, replicas=1, multi_part=True, channels=["spark"])
+        return Topic(name, str(cluster.lookupds[0].http))
+
+    return make
+
+
+class Stream:
+    """A query of the replayable reader without Spark, that goes on from its last offset."""
+
+    def __init__(self, cluster: ClusterProcess, start: dict[str, Any] | None = None, **options: str) -> None:
+        given = {"channel": "spark", "lookupd_http_addresses": str(cluster.lookupds[0].http)}
+        self.reader = ReplayStreamReader(SourceOptions.parse({**given, "startingOffsets": "earliest", **options}))
+        self.offset = start or self.reader.initialOffset()
+
+    def batch(self) -> list[bytes]:
+        """The bodies of the next batch."""
+        end = self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit())
+        found = [
+            body
+            for piece in self.reader.partitions(self.offset, end)
+            for rows in self.reader.read(piece)
+            for body in rows["body"].to_pylist()
+        ]
+        self.offset = end
+        return found
+
+    def until(self, bodies: list[bytes]) -> None:
+        """Batches until these have come, and nothing else."""
+        found: list[bytes] = []
+        until(lambda: (found.extend(self.batch()), len(found) >= len(bodies))[1], timeout=30, every=0.05)
+        assert sorted(found) == sorted(bodies)
+
+
+def test_a_stream_of_two_topics_with_a_limit(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
+    first, second = make_topic("two_a"), make_topic("two_b")
+    bodies = first.fill(30, label="a") + second.fill(10, label="b")
+    stream = Stream(cluster, topic="two_a,two_b", maxOffsetsPerTrigger="8")
+    taken = [stream.batch() for _ in range(5)]
+    assert [len(each) for each in taken] == [8] * 5
+    assert sorted(body for each in taken for body in each) == sorted(bodies)
+    assert all(sum(body.startswith(b"b") for body in each) == 2 for each in taken)  # in proportion
+    assert stream.offset["offsets"].keys() == {"two_a", "two_b"}
+
+
+def test_a_topic_and_a_partition_that_appear_are_read_from_their_beginning(
+    cluster: ClusterProcess, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq_fast.spark.discovery.TOPICS_AGE", 0.1)
+    first = make_topic("appear_a")
+    make_topic("other")
+    stream = Stream(cluster, topicPattern="appear_.*", startingOffsets="latest")
+    assert stream.offset["offsets"].keys() == {"appear_a"}
+    second = make_topic("appear_b")
+    stream.until(second.fill(10, label="b") + first.fill(10, label="a"))
+    going_on = Stream(cluster, stream.offset, topicPattern="appear_.*")
+    going_on.until(make_topic("appear_c").fill(10, label="c"))
+    assert stream.reader.options.topic_pattern == "appear_.*"
+
+
+def test_a_limit_in_bytes_makes_progress_record_by_record(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
+    topic = make_topic("bytes")
+    bodies = topic.fill(20, size=100)
+    stream = Stream(cluster, topic="bytes", maxBytesPerTrigger="300")
+    sizes = []
+    found: list[bytes] = []
+    while len(found) < 20:
+        batch = stream.batch()
+        sizes.append(len(batch))
+        found += batch
+    assert sorted(found) == sorted(bodies)
+    assert max(sizes) <= 4  # 300 bytes begin in so many records of more than 100, of two partitions
+    assert stream.batch() == []
+
+
+def test_another_topic_is_refused_with_the_checkpoint_of_the_first(
+    cluster: ClusterProcess, make_topic: MakeTopic
+) -> None:
+    make_topic("first").fill(10)
+    make_topic("second").fill(10)
+    stream = Stream(cluster, topic="first")
+    stream.batch()
+    with pytest.raises(ConfigError, match=r"made with the topic 'first', which the options do not name.*'second'"):
+        Stream(cluster, stream.offset, topic="second").batch()
+    with pytest.raises(ConfigError, match="made with channel='spark'"):
+        Stream(cluster, stream.offset, topic="first", channel="other").batch()
+    assert Stream(cluster, stream.offset, topic="first,second").batch() != []  # one more is no other query
+
+
+def test_an_old_checkpoint_is_read_on_and_completed(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
+    topic = make_topic("old")
+    topic.fill(10)
+    stream = Stream(cluster, topic="old")
+    stream.batch()
+    old = stream.offset["offsets"]["old"]
+    going_on = Stream(cluster, old, topic="old")
+    assert going_on.batch() == []
+    assert going_on.offset == old  # no batch for it alone
+    going_on.until(topic.fill(4, label="new"))
+    assert (going_on.offset["channel"], going_on.offset["offsets"].keys()) == ("spark", {"old"})
+
+
+def test_a_batch_waits_for_its_fewest_rows(
+    cluster: ClusterProcess, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("nsq_fast.spark.pace.time.monotonic", lambda: clock[0])
+    options = SourceOptions.parse(
+        {
+            "topic": "t",
+            "channel": "c",
+            "lookupd_http_addresses": "a",
+            "minOffsetsPerTrigger": "10",
+            "maxTriggerDelay": "60s",
+        }
+    )
+    pace = Pace(options)
+    assert not pace.is_due(9)
+    assert pace.is_due(10)
+    clock[0] += 59
+    assert not pace.is_due(9)
+    clock[0] += 2
+    assert pace.is_due(9)
+    assert not pace.is_due(9)
+
+
+def test_a_stream_waits_for_its_fewest_rows(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
+    topic = make_topic("fewest")
+    stream = Stream(cluster, topic="fewest", minOffsetsPerTrigger="12")
+    first = topic.fill(8, label="a")
+    for _ in range(3):
+        assert stream.batch() == []
+    stream.until(first + topic.fill(8, label="b"))
+
+
+# The journalled reader
+
+
+@pytest.mark.parametrize("server", ["ours", "real"], indirect=True)
+def test_a_journalled_stream_of_two_topics(server: Server, tmp_path: Path) -> None:
+    for name in ("pay", "refund"):
+        server.client.create_topic(name)
+        server.client.create_channel(name, CHANNEL)
+        server.client.multipublish(name, [f"{name}{number}".encode() for number in range(50)], binary=True)
+    query = Query(tmp_path / "journal", {**server.options, "topic": "pay,refund", "columns": "topic,body"})
+    until(lambda: query.plan() and sum(query.planned["slots"].values()) == 100)  # type: ignore[index]
+    assert set(query.planned["slots"]) == {f"pay/{server.tcp}", f"refund/{server.tcp}"}  # type: ignore[index]
+    first = query.run()
+    assert sorted(first) == sorted(f"{name}{number}".encode() for name in ("pay", "refund") for number in range(50))
+    assert sorted(query.run()) == sorted(first)  # again, from the journal
+    query.done(first)
+    options = {**server.options, "topic": "pay", "channel": CHANNEL, "journal": query.reader.journal}
+    other = JournalStreamReader(SourceOptions.parse(options))
+    assert query.offset is not None
+    with pytest.raises(JournalError, match="is of topic pay,refund"):
+        other.latestOffset(query.offset, other.getDefaultReadLimit())
+
+
+# What is said while nobody answers
+
+
+def test_an_unknown_topic_of_a_stream_is_told_once_and_in_the_progress(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = Query(tmp_path / "journal", {**server.options, "topic": "nowhere"})
+    for _ in range(3):
+        assert not query.plan()
+    told = [each for each in caplog.messages if "topic 'nowhere' is not known to nsqd" in each]
+    assert len(told) == 1
+    assert query.reader.reportLatestOffset()["metrics"]["unknownTopics"] == ["nowhere"]  # type: ignore[index]
+    server.client.create_topic("nowhere")
+    until(lambda: (query.plan(), "unknownTopics" not in query.reader.driver.backlog.metrics())[1], timeout=30)
+    assert any("over after" in each for each in caplog.messages)
+
+
+def test_a_state_that_lasts_is_told_every_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("nsq_fast.spark.reminder.time.monotonic", lambda: clock[0])
+    told = Reminder(logging.getLogger("test"))
+    for second in range(0, 130, 10):
+        clock[0] = float(second)
+        told.warn("it rains", "it rains")
+    assert caplog.messages == ["it rains", "it rains (for 60 s now)", "it rains (for 120 s now)"]
+    assert told.age("it rains") == 120.0
+    told.over("it rains")
+    told.over("it rains")
+    assert caplog.messages[3:] == ["it rains: over after 120 s"]
+    assert told.age("it rains") is None
+    assert reminder.INTERVAL == 60.0
+
+
+def test_a_pattern_that_nothing_matches_is_told(cluster: ClusterProcess, caplog: pytest.LogCaptureFixture) -> None:
+    given = {"channel": "c", "topicPattern": "no_such_.*", "lookupd_http_addresses": str(cluster.lookupds[0].http)}
+    finder = TopicFinder(SourceOptions.parse(given))
+    assert finder.topics(10.0) == finder.topics() == ()
+    assert len([each for each in caplog.messages if "matches it; they are looked for again" in each]) == 1
+
+
+def test_lookup_services_that_are_all_away_are_an_error_at_first() -> None:
+    given = {"channel": "c", "topicPattern": ".*", "lookupd_http_addresses": "127.0.0.1:1"}
+    finder = TopicFinder(SourceOptions.parse(given))
+    with pytest.raises((LookupFailed, HttpError), match=r"127\.0\.0\.1:1"):
+        finder.topics(0.2)
