@@ -25,6 +25,7 @@ ConfigT = TypeVar("ConfigT", bound="Config")
 MAX_PARTITION = 1023
 MAX_TAG_SIZE = 100
 ORDER_POLICIES = ("deliver", "drop", "stop")
+ONCE, EACH_START = START_POLICIES = ("once", "each_start")
 
 PARTITION_STRATEGIES = ("round_robin", "least_loaded")
 KEY_STRATEGIES = ("murmur3", "hashcode")
@@ -343,6 +344,11 @@ class ConsumerConfig(Config):
     )
     advanced: bool = option(False, "redesigned: messages carry their offset and raw_size also when not ordered")
     order_policy: str = option("deliver", "a message that breaks the order: deliver, drop (hold it back), or stop")
+    start_position_policy: str = option(
+        ONCE,
+        "once: start_position is set where nobody has begun; each_start: each start of each instance sets it, and what"
+        " others have not handled may be skipped, or come again",
+    )
     attempts_threshold: int = option(
         10, "attempts from which on an ordered message counts as blocked", minimum=1, maximum=4000
     )
@@ -356,6 +362,10 @@ class ConsumerConfig(Config):
         object.__setattr__(self, "partitions", _partitions(self.partitions))
         if self.order_policy not in ORDER_POLICIES:
             raise ConfigError(f"order_policy={self.order_policy!r}: must be one of {', '.join(ORDER_POLICIES)}")
+        if self.start_position_policy not in START_POLICIES:
+            raise ConfigError(
+                f"start_position_policy={self.start_position_policy!r}: must be one of {', '.join(START_POLICIES)}"
+            )
         for name, minimum in (("requeue_delay", 0), ("concurrency", 1), ("max_in_flight", 0)):
             value = getattr(self, name)
             if isinstance(value, str) and value.strip().isdigit():

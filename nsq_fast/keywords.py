@@ -66,6 +66,7 @@ class ConsumerKeywords(ConnectionKeywords, LookupKeywords, total=False):
     ordered: bool | None
     advanced: bool
     order_policy: str
+    start_position_policy: str
     attempts_threshold: int
     decompress: bool
     max_decompressed_size: int

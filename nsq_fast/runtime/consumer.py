@@ -89,9 +89,11 @@ class Consumer(ObservedConsumer, ConsumerOptions):
         blocked_policy: what becomes of an ordered message with more attempts than ``attempts_threshold``: ``pause``
             (its handler goes on trying, after pauses that grow), ``retry`` (without pauses), ``stop`` (the consumer),
             or a give-up policy, in place of the handler.
-        start_position: redesigned: where the channel begins, set once on each partition before it is subscribed to:
-            'end', a datetime, 'timestamp:<unix seconds>', 'offset:<bytes>', 'count:<messages>', or a mapping of
-            partition numbers to these. Needs lookup. For everybody on the channel.
+        start_position: redesigned: where the channel begins, for everybody on it: 'end', a datetime,
+            'timestamp:<unix seconds>', 'offset:<bytes>', 'count:<messages>', or a mapping of partition numbers to
+            these. It is set where the channel does not exist yet or has never confirmed a message; a restart, or a
+            second instance, goes on where the channel is. ``start_position_policy='each_start'`` sets it at each
+            start of each instance: then what the others have not handled is skipped, or comes again. Needs lookup.
         trace: the trace log; default: the one that all share. Nothing is recorded unless it is switched on.
         options: any other option of ConsumerConfig, ConnectionConfig or LookupConfig.
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import socket
 from time import monotonic
 
 import gevent
 import pytest
-from support.partitions import OK, PartitionNsqd, answers, push_record, subscription, topology
+from support.partitions import OK, VERSION, PartitionNsqd, answers, push_record, subscription, topology
 from support.scripted_nsqd import ScriptedNsqd, frame
 from support.waiting import until
 
@@ -19,6 +22,8 @@ from nsq_fast.errors import (
     LocalProtocolError,
     OrderedSubRequired,
 )
+from nsq_fast.names import Address
+from nsq_fast.protocol.topology import Nsqd
 
 
 @pytest.fixture
@@ -156,6 +161,61 @@ def test_lookup_is_asked_until_it_knows_the_new_leader(nsqds, consume, monkeypat
     asked = lookup.refreshed
     gevent.sleep(0.1)
     assert lookup.refreshed == asked, "nothing is missing any more"
+
+
+def test_a_leader_that_is_not_ready_is_asked_at_a_pace_of_its_own(nsqds, consume, monkeypatch):
+    """However often leaders change: the pauses of lost connections would be a minute long by the tenth attempt."""
+    monkeypatch.setattr("nsq_fast.runtime.consuming.subscriber.LONGEST_LEADER_DELAY", 0.02)
+    nsqd = nsqds()
+    not_leader = frame(1, b"E_FAILED_ON_NOT_LEADER ")
+    _, lookup = consume(max_reconnect_delay=600)
+    lookup.tell(topology({0: nsqd}))
+    for _ in range(50):
+        connection = nsqd.subscriber(0)
+        refused = len(nsqd.connections)
+        nsqd.replies[b"SUB"] = not_leader
+        connection.close()
+        until(lambda refused=refused: len(nsqd.connections) >= refused + 10, 20)
+        nsqd.replies[b"SUB"] = OK
+    nsqd.subscriber(0)
+
+
+def test_so_is_one_whose_nsqd_is_down(nsqds, consume, monkeypatch, caplog):
+    monkeypatch.setattr("nsq_fast.runtime.consuming.subscriber.LONGEST_LEADER_DELAY", 0.02)
+    nsqd = nsqds()
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # nobody listens: connections are refused
+        _, lookup = consume(max_reconnect_delay=600)
+        address = Address("127.0.0.1", held.getsockname()[1])
+        refusing = Nsqd(address, address, VERSION)
+        found = topology({0: nsqd})
+        with caplog.at_level(logging.INFO, "nsq_fast.consumer.t.c"):
+            lookup.tell(found._replace(producers=(refusing,), partitions={0: refusing}))
+            until(lambda: sum("refused" in each.getMessage() for each in caplog.records) >= 12, 20)
+    warnings = [each for each in caplog.records if "refused" in each.getMessage() and each.levelname == "WARNING"]
+    assert len(warnings) == 1, "the same again is no news"
+
+
+def test_other_refusals_keep_the_pauses_of_reconnecting(nsqds, consume, monkeypatch):
+    monkeypatch.setattr("nsq_fast.runtime.consuming.subscriber.LONGEST_LEADER_DELAY", 0.0)
+    nsqd = nsqds(replies={b"SUB": frame(1, b"E_INVALID no")})
+    _, lookup = consume()
+    began = monotonic()
+    lookup.tell(topology({0: nsqd}))
+    until(lambda: len(nsqd.connections) == 3)
+    assert monotonic() - began >= 0.05 + 0.1
+
+
+def test_a_leader_whose_heartbeat_is_late_is_left_when_lookup_knows_another(nsqds, consume, monkeypatch):
+    monkeypatch.setattr("nsq_fast.runtime.net.connection.SILENT_INTERVALS", 1000)  # the connection itself does not end
+    silent, after = nsqds(), nsqds()
+    _, lookup = consume(heartbeat_interval=1.0)
+    lookup.tell(topology({0: silent}))
+    silent.subscriber(0)
+    asked = lookup.refreshed
+    lookup.answer = topology({0: after})
+    after.subscriber(0)
+    assert lookup.refreshed > asked
 
 
 def test_a_leader_that_refuses_is_left_for_the_new_one(nsqds, consume):
@@ -333,12 +393,15 @@ def test_an_original_nsqd_cannot_be_ordered(nsqds, consume):
 
 
 class Leader:
-    """The HTTP face of an nsqd: records what is asked, answers ``status``."""
+    """The HTTP face of an nsqd: records what is asked, answers ``status``; /stats with those of ``channel``."""
+
+    channel = None
 
     def __init__(self, status="200 OK", body=b""):
         from gevent.pywsgi import WSGIServer
 
         self.status, self.body, self.asked = status, body, []
+        self.status_of = lambda path: self.status
         self._server = WSGIServer(("127.0.0.1", 0), self._answer, log=None)
         self._server.start()
         self.port = self._server.address[1]
@@ -346,8 +409,11 @@ class Leader:
 
     def _answer(self, environ, start_response):
         body = environ["wsgi.input"].read()
+        if environ["PATH_INFO"] == "/stats":
+            start_response("200 OK", [])
+            return [json.dumps({"topics": [{"channels": [self.channel] if self.channel else None}]}).encode()]
         self.asked.append((environ["PATH_INFO"], environ["QUERY_STRING"], body))
-        start_response(self.status, [("Content-Length", str(len(self.body)))])
+        start_response(self.status_of(environ["PATH_INFO"]), [("Content-Length", str(len(self.body)))])
         return [self.body]
 
 
@@ -385,6 +451,55 @@ def test_a_start_position_is_set_once_before_subscribing(nsqds, consume, leader)
     assert len(http.asked) == count, "not again"
 
 
+NEVER_CONFIRMED = {"channel_name": "c", "client_num": 0, "in_flight_count": 0, "depth": 7, "message_count": 7}
+
+
+@pytest.mark.parametrize(
+    ("channel", "asked"),
+    [
+        (None, ["/channel/create", "/channel/setoffset"]),
+        (NEVER_CONFIRMED, ["/channel/setoffset"]),
+        (NEVER_CONFIRMED | {"client_num": 1}, []),
+        (NEVER_CONFIRMED | {"in_flight_count": 1}, []),
+        (NEVER_CONFIRMED | {"depth": 6}, []),
+    ],
+)
+def test_a_start_position_is_set_where_nobody_has_begun(nsqds, consume, leader, channel, asked):
+    http, nsqd = leader(), nsqds()
+    http.channel = channel
+    _, lookup = consume(start_position="end")
+    lookup.tell(led(nsqd, http, 0))
+    nsqd.subscriber(0)
+    assert [path for path, _, _ in http.asked] == asked
+
+
+def test_it_is_set_at_each_start_where_that_is_asked_for(nsqds, consume, leader):
+    http, nsqd = leader(), nsqds()
+    http.channel = NEVER_CONFIRMED | {"depth": 1, "client_num": 3}
+    _, lookup = consume(start_position="end", start_position_policy="each_start")
+    lookup.tell(led(nsqd, http, 0))
+    nsqd.subscriber(0)
+    assert [path for path, _, _ in http.asked] == ["/channel/setoffset"]
+
+
+def test_a_channel_that_was_created_gets_its_position_although_the_first_try_failed(nsqds, consume, leader):
+    """It stands at the end then, and looks as if somebody had begun."""
+    http, nsqd = leader(), nsqds()
+    failures = ["500 Internal Server Error"]
+
+    def fail_once(path):
+        if path == "/channel/setoffset" and failures:
+            http.channel = NEVER_CONFIRMED | {"depth": 0}
+            return failures.pop()
+        return "200 OK"
+
+    http.status_of = fail_once
+    _, lookup = consume(start_position="offset:0")
+    lookup.tell(led(nsqd, http, 0))
+    nsqd.subscriber(0)
+    assert [path for path, _, _ in http.asked] == ["/channel/create", *["/channel/setoffset"] * 2]
+
+
 def test_a_start_position_that_is_refused_is_an_error(nsqds, consume, leader):
     http, nsqd = leader(status="400 Bad Request", body=b'{"message":"INVALID_OFFSET"}'), nsqds()
     consumer, lookup = consume(start_position="timestamp:1")
@@ -412,6 +527,7 @@ def test_a_start_position_is_tried_again_while_there_is_no_leader(nsqds, consume
         ({"partitions": [1024]}, "partitions"),
         ({"ordered": "perhaps"}, "ordered"),
         ({"order_policy": "ignore"}, "order_policy"),
+        ({"start_position_policy": "always"}, "start_position_policy"),
         ({"blocked_policy": "skip"}, "blocked_policy"),
         ({"trace": "yes"}, "trace"),
     ],

@@ -11,6 +11,7 @@ import pytest
 from gevent.event import Event
 from support.waiting import until
 
+from nsq_fast import Producer
 from nsq_fast._codec import encode_frame, mpub, pub_ext
 from nsq_fast.errors import OrderedSubRequired
 from nsq_fast.names import Address
@@ -165,6 +166,85 @@ def test_a_start_position_on_the_leader_of_each_partition(cluster, consume):
         "t",
         lambda _, message: seen[message.partition].append(message.offset),
         start_position={0: f"offset:{offsets[0][1]}", 1: f"offset:{offsets[1][0]}"},
+        start_position_policy="each_start",
     )
-    until(lambda: list(dict.fromkeys(seen[1])) == offsets[1])
+    until(lambda: list(dict.fromkeys(seen[1])) == offsets[1] and offsets[0][-1] in seen[0])
     assert list(dict.fromkeys(seen[0])) == offsets[0][1:]
+
+
+# Where a channel begins: on the embedded cluster and on a real nsqd
+
+
+@pytest.fixture(params=["embedded", "redesigned"])
+def place(request):
+    """A topic "t" of one partition without a channel "new": how to publish to it, and its lookups."""
+    if request.param == "embedded":
+        cluster = request.getfixturevalue("cluster")
+        cluster.create_topic("t", partitions=1, replicas=1, channels=["old"])
+        lookups = [str(each.http_address) for each in cluster.lookupds]
+    else:
+        standalone = request.getfixturevalue("standalone_nsqd")
+        standalone.create_topic("t", "old")
+        lookups = [str(standalone.lookupd_address)]
+    with Producer((), lookups) as producer:
+        yield producer, lookups
+
+
+@pytest.fixture
+def begin(place, start_consumer):
+    """Start a consumer of "t" that notes the bodies it has seen, and wait until it is ready; give both."""
+
+    def start(channel, position, **options):
+        seen = []
+        consumer = start_consumer(
+            "t", channel, (), place[1], message_handler=lambda _, message: seen.append(message.body),
+            start_position=position, **options,
+        )  # fmt: skip
+        until(lambda: consumer.total_ready_count > 0)
+        return consumer, seen
+
+    return start
+
+
+def finished(consumer, count):
+    until(lambda: consumer.stats().totals.finished == count)
+
+
+def test_a_channel_begins_where_start_position_says_once(place, begin):
+    producer, _ = place
+    producer.multipublish("t", [b"before", b"before"])
+    first, seen = begin("new", "end")
+    producer.publish("t", b"1")
+    finished(first, 1)
+    assert seen == [b"1"]
+    second, seen_by_second = begin("new", "end")  # another instance
+    producer.publish("t", b"2")
+    until(lambda: seen[1:] + seen_by_second == [b"2"])
+    until(lambda: first.stats().totals.finished + second.stats().totals.finished == 2)
+    first.close()
+    second.close()
+    producer.multipublish("t", [b"3", b"4"])
+    third, seen = begin("new", "end")  # a restart
+    finished(third, 2)
+    assert seen == [b"3", b"4"]
+
+
+def test_at_each_start_it_skips_what_waited(place, begin):
+    producer, _ = place
+    first, _ = begin("new", "end", start_position_policy="each_start")
+    first.close()
+    producer.multipublish("t", [b"%d" % number for number in range(20)])
+    second, seen = begin("new", "end", start_position_policy="each_start")
+    producer.publish("t", b"last")
+    until(lambda: b"last" in seen)
+    assert len(seen) < 20, "a real server sends what it had read already"
+    second.close()
+
+
+def test_a_channel_that_nobody_has_used_yet_begins_there_too(place, begin):
+    producer, _ = place
+    producer.multipublish("t", [b"%d" % number for number in range(20)])
+    _, seen = begin("old", "end")
+    producer.publish("t", b"last")
+    until(lambda: b"last" in seen)
+    assert len(seen) < 20, "a real server sends what it had read already"

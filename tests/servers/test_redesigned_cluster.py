@@ -11,8 +11,10 @@ from pathlib import Path
 
 from support.fleet import Fleet
 from support.proofs import expected, ext, identity, is_tagged, mixed, traced
-from support.scenarios import Scale, following, keyed
+from support.scenarios import Scale, consuming, following, keyed, new_topic
+from support.waiting import until
 
+from nsq_fast import Message, Producer
 from nsq_fast.runtime.trace import ConsumeRecord, PublishRecord
 
 
@@ -57,6 +59,29 @@ def test_a_consumer_follows_a_leader_within_two_seconds(fleet: Fleet, small: Sca
     seconds = following(fleet, small)
     report.append(f"{seconds:.2f} s after lookup knows the new leader")
     assert seconds < 2.0
+
+
+def test_more_instances_and_restarts_leave_a_channel_where_it_is(fleet: Fleet, report: list[str]) -> None:
+    """Each says where the channel begins: only the first of them is heard."""
+    topic = new_topic("start")
+    fleet.create_topic(topic, 1, 1, channels=("other",))
+    seen: Counter[bytes] = Counter()
+
+    def handle(_consumer: object, message: Message) -> None:
+        seen[message.body] += 1
+
+    def publish(first: int, count: int) -> None:
+        with Producer((), fleet.lookupds, publish_timeout=120.0) as producer:
+            producer.multipublish(topic, [b"%d" % number for number in range(first, first + count)])
+
+    publish(0, 20)
+    for turn, position in enumerate(("offset:0", "end", "end"), 1):
+        with consuming(fleet, topic, handle, start_position=position):
+            until(lambda turn=turn: len(seen) == 20 * turn, 120)
+            until(lambda: fleet.unanswered(topic, "ch") == 0, 60)
+        publish(20 * turn, 20)
+    report.append(f"{len(seen)} messages in three starts")
+    assert len(seen) == 60
 
 
 def test_an_ordered_topic_in_trouble_loses_nothing_and_keeps_its_order(

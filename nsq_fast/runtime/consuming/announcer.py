@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from nsq_fast._codec import Message
@@ -21,11 +22,17 @@ class Announcer:
         consumer: whose signals and log.
         target: what the connection is subscribed to.
         counters: over all connections to the target.
+        on_doubt: called when lookup may know something better than this connection.
+
+    Attributes:
+        overdue_since: when something was received last, at the time when a heartbeat was late; None before.
     """
 
-    def __init__(self, consumer: Context, target: Target, counters: Counters) -> None:
+    def __init__(self, consumer: Context, target: Target, counters: Counters, on_doubt: Callable[[], None]) -> None:
         self.target = target
         self.counters = counters
+        self.overdue_since: float | None = None
+        self._on_doubt = on_doubt
         self._consumer = consumer
 
     def on_finish(self, conn: Connection, message: Message) -> None:
@@ -45,6 +52,12 @@ class Announcer:
 
     def on_failed(self, conn: Connection, token: Any, error: NsqError) -> None:
         emit(self._consumer, "on_error", error=error)
+
+    def on_heartbeat_overdue(self, conn: Connection) -> None:
+        """The nsqd is silent. It may hang, and another lead its partition by now."""
+        self.overdue_since = conn.last_received_at
+        self._consumer.logger.warning("%s: its heartbeat is late; asking lookup who serves the topic", self.target)
+        self._on_doubt()
 
     def on_heartbeat(self, conn: Connection) -> None:
         emit(self._consumer, "on_response", response=b"_heartbeat_")

@@ -1,49 +1,117 @@
-"""Set where a channel begins, once for each partition, before it is subscribed to.
+"""Set where a channel begins, before a partition is subscribed to.
 
 Redesigned servers take a position in SUB_ADVANCED too, but then ignore the
-partition; over HTTP they do not.
+partition; over HTTP they do not. The position holds for the whole channel: what
+lies before it is lost for every consumer of it. So by default it is set only
+where nobody has begun: where the channel does not exist, or stands at the very
+first message and has no client.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from nsq_fast.errors import ConfigError, HttpError
+from nsq_fast.config import EACH_START
+from nsq_fast.errors import ConfigError, HttpError, NotLeader, RemoteProtocolError
 from nsq_fast.protocol.position import StartPositions
 from nsq_fast.protocol.targets import Target
 from nsq_fast.protocol.topology import Nsqd
 from nsq_fast.runtime.admin import NsqdHTTPClient
 
-STALE = "E_FAILED_ON_NOT_LEADER"
-
 
 class Starter:
-    """Sets positions by ``/channel/setoffset`` on the leader of a partition."""
+    """Sets positions by ``/channel/setoffset`` on the leader of a partition.
 
-    def __init__(self, topic: str, channel: str, positions: StartPositions, timeout: float) -> None:
+    Args:
+        policy: ``start_position_policy``.
+        timeout: s that one request may take.
+    """
+
+    def __init__(
+        self, topic: str, channel: str, positions: StartPositions, policy: str, timeout: float, log: logging.Logger
+    ) -> None:
         self._topic = topic
         self._channel = channel
         self._positions = positions
+        self._is_for_each_start = policy == EACH_START
         self._timeout = timeout
+        self._log = log
         self._done: set[int | None] = set()
+        self._created: set[int | None] = set()
 
     def place(self, target: Target, nsqd: Nsqd | None) -> None:
-        """Set the position for ``target`` unless that was done before; blocks.
+        """Set the position for ``target``, once at most and only where the policy allows it; blocks.
 
-        Raises HttpError when it may work later, ConfigError when the server does not take the position at all.
+        Raises NotLeader and HttpError when it may work later, ConfigError when the server does not take the position
+        at all.
         """
         position = self._positions.of(target.partition)
         if position is None or target.partition in self._done:
             return
         if nsqd is None or nsqd.http is None or not nsqd.is_redesigned:
             raise ConfigError(f"start_position={position!r}: {target} is no redesigned nsqd found by lookup")
-        query: dict[str, Any] = {"topic": self._topic, "channel": self._channel, "partition": target.partition}
         with NsqdHTTPClient(*nsqd.http, timeout=self._timeout) as client:
             try:
-                client.call("POST", "/channel/create", **query)
-                client.call("POST", "/channel/setoffset", position.encode(), **query)
+                self._place(client, target, position)
             except HttpError as error:
-                if error.status != 400 or error.text.startswith(STALE):
-                    raise
-                raise ConfigError(f"start_position={position!r}: refused by {target}: {error.text}") from error
+                raise _cause(error, target, position) from error
         self._done.add(target.partition)
+
+    def _place(self, client: NsqdHTTPClient, target: Target, position: str) -> None:
+        query: dict[str, Any] = {"topic": self._topic, "channel": self._channel, "partition": target.partition}
+        channel = self._find(client, query)
+        # A channel that we created stands at the end, where its creation put it, until the position is set.
+        is_ours = self._is_for_each_start or target.partition in self._created
+        if channel is not None and not is_ours and _has_begun(channel):
+            self._log.info(
+                "%s: channel %s has begun there already, start_position=%r changes nothing",
+                target, self._channel, position,
+            )  # fmt: skip
+            return
+        if channel is None:
+            # Refused where channels have to be registered, even if they are: youzan/nsq: nsqdserver/http.go,
+            # doCreateChannel. So it is not asked for without need.
+            client.call("POST", "/channel/create", **query)
+            self._created.add(target.partition)
+        client.call("POST", "/channel/setoffset", position.encode(), **query)
+        self._log.info("%s: channel %s begins at %s", target, self._channel, position)
+
+    def _find(self, client: NsqdHTTPClient, query: dict[str, Any]) -> dict[str, Any] | None:
+        """The stats of the channel; None when it does not exist."""
+        stats = client.call_json("GET", "/stats", format="json", **query)
+        try:
+            # All channels of a partition are given when it does not have this one: youzan/nsq: nsqdserver/http.go,
+            # doStats.
+            return next(
+                (
+                    channel
+                    for topic in stats["topics"] or ()
+                    for channel in topic["channels"] or ()
+                    if channel["channel_name"] == self._channel
+                ),
+                None,
+            )
+        except (KeyError, TypeError) as error:
+            raise RemoteProtocolError(f"{client.address}: not the stats of a redesigned nsqd: {error!r}") from error
+
+
+def _has_begun(channel: dict[str, Any]) -> bool:
+    """Whether anybody consumes, or has confirmed a message.
+
+    ``message_count`` is where the log ends, ``depth`` what is not confirmed of it: youzan/nsq: nsqd/stats.go,
+    NewChannelStats.
+    """
+    try:
+        return bool(channel["client_num"] or channel["in_flight_count"] or channel["depth"] < channel["message_count"])
+    except (KeyError, TypeError) as error:
+        raise RemoteProtocolError(f"not the stats of a channel of a redesigned nsqd: {error!r}") from error
+
+
+def _cause(error: HttpError, target: Target, position: str) -> Exception:
+    if error.text.startswith(NotLeader.code):
+        return NotLeader(f"{target}: start_position could not be set")
+    # Both will be refused again: the position, and a channel that has to be registered first.
+    if error.status in (400, 403):
+        return ConfigError(f"start_position={position!r}: refused by {target}: {error.text}")
+    return error

@@ -22,15 +22,20 @@ from enum import Enum, auto
 from time import monotonic
 from typing import Protocol
 
+from gevent import Timeout
+
 from nsq_fast.errors import (
     ChannelNotRegistered,
     ConfigError,
     ConnectionClosed,
+    ConnectionLost,
     ExtendSubForbidden,
     ExtendSubRequired,
+    HttpError,
     LocalProtocolError,
     NsqError,
     OrderedSubRequired,
+    ServerError,
 )
 from nsq_fast.protocol.backoff import ReconnectDelay
 from nsq_fast.protocol.targets import Mode, Target
@@ -53,8 +58,20 @@ REFUSALS = (
     LocalProtocolError,
     ConfigError,
 )
+LONGEST_LEADER_DELAY = 1.0
+"""Seconds between attempts while the leader of a partition is not ready. It may be at any moment, and nobody else
+delivers the messages."""
+
 # Longest wait for answers when one connection ends for the sake of another, in seconds.
 DRAIN_TIMEOUT = 10.0
+
+
+def is_leader_move(error: NsqError) -> bool:
+    """Whether a failed attempt looks like a leader that is gone or not ready yet, and not like a refusal of its own."""
+    cause = error.__cause__ or error
+    if isinstance(cause, ServerError):
+        return cause.stale_topology
+    return isinstance(cause, (ConnectionLost, ConnectionError, HttpError, Timeout))
 
 
 class State(Enum):
@@ -101,6 +118,10 @@ class Owner(Protocol):
 class Subscriber:
     """Keeps one target subscribed until it is stopped.
 
+    Args:
+        is_led: whether lookup named the target as the leader of a partition. Then attempts do not wait longer than
+            ``LONGEST_LEADER_DELAY`` for what a change of leader brings with it.
+
     Attributes:
         subscription: the present one, or the last.
         state: what it is doing.
@@ -111,7 +132,9 @@ class Subscriber:
         pool: the workers that handle its messages.
     """
 
-    def __init__(self, consumer: Context, owner: Owner, target: Target, pool: Workers | None) -> None:
+    def __init__(
+        self, consumer: Context, owner: Owner, target: Target, pool: Workers | None, is_led: bool = False
+    ) -> None:
         self.target = target
         self.address = target.address
         self.state = State.CONNECTING
@@ -123,7 +146,12 @@ class Subscriber:
         self._consumer = consumer
         self._owner = owner
         self._is_pool_shared = pool is not None
-        self._reconnect = ReconnectDelay(consumer.config.max_reconnect_delay, random=random.random)
+        longest = consumer.config.max_reconnect_delay
+        self._is_led = is_led
+        self._reconnect = ReconnectDelay(longest, random=random.random)
+        self._leader_delay = ReconnectDelay(min(longest, LONGEST_LEADER_DELAY), random=random.random)
+        self._delay = self._reconnect
+        self._last_failure = ""
         self._changes = Changes()
         self.subscription = self._new_subscription()
 
@@ -205,6 +233,9 @@ class Subscriber:
             connection.close()
             return State.PAUSED
         self._reconnect.connected(monotonic())
+        self._leader_delay.connected(monotonic())
+        self._delay = self._leader_delay if self._is_led else self._reconnect
+        self._last_failure = ""
         subscription.begin()
         consumer = self._consumer
         consumer.logger.info("%s: subscribed to %s/%s", self.target, consumer.topic, consumer.channel)
@@ -217,7 +248,13 @@ class Subscriber:
             return State.ENDED
         is_final = isinstance(error, REFUSALS)
         cause = error.__cause__ or error
-        self._consumer.logger.log(logging.ERROR if is_final else logging.WARNING, "%s: %s", self.target, error)
+        is_move = self._is_led and is_leader_move(error)
+        self._delay = self._leader_delay if is_move else self._reconnect
+        # A change of leader may take a minute of attempts: the same again is no news.
+        is_repeated = is_move and str(error) == self._last_failure
+        self._last_failure = str(error)
+        level = logging.ERROR if is_final else logging.INFO if is_repeated else logging.WARNING
+        self._consumer.logger.log(level, "%s: %s", self.target, error)
         emit(self._consumer, "on_error", error=error if is_final else cause)
         self.connection.close(error)
         if not is_final:
@@ -247,7 +284,7 @@ class Subscriber:
         return State.CONNECTING
 
     def _pause(self) -> State:
-        self._changes.wait(self._reconnect.next(monotonic()))
+        self._changes.wait(self._delay.next(monotonic()))
         return State.CONNECTING
 
     def _wait_for_another_mode(self) -> State:

@@ -34,7 +34,7 @@ class Subscription(Announcer):
         is_pool_shared: whether other connections' messages are handled there, too.
         counters: over all connections to the target.
         changes: told when something happened that others may wait for.
-        on_lost: called when the connection ends although nobody wanted it to.
+        on_doubt: called when the connection is silent, or ends although nobody wanted it to.
 
     Attributes:
         connection, inbound, share: of this subscription.
@@ -55,9 +55,9 @@ class Subscription(Announcer):
         is_pool_shared: bool,
         counters: Counters,
         changes: Changes,
-        on_lost: Callable[[], None],
+        on_doubt: Callable[[], None],
     ) -> None:
-        super().__init__(consumer, target, counters)
+        super().__init__(consumer, target, counters, on_doubt)
         config = consumer.connection_config
         if mode.extend_support != config.extend_support:
             config = config.replace(extend_support=mode.extend_support)
@@ -72,7 +72,6 @@ class Subscription(Announcer):
         self.is_awaiting_close = False
         self._pool = pool
         self._is_pool_shared = is_pool_shared
-        self._on_lost = on_lost
         self._selection = Selection(self.inbound, consumer.disposition, None, None)
         self._select: Callable[[list[Message]], list[Message]] | None = None
 
@@ -253,4 +252,4 @@ class Subscription(Announcer):
             return
         consumer.logger.warning("%s: %s; %d unstarted messages dropped", self.target, error, len(unstarted))
         emit(consumer, "on_error", error=error)
-        self._on_lost()
+        self._on_doubt()

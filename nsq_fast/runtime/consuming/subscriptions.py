@@ -48,7 +48,8 @@ class Subscriptions:
         self._starter: Starter | None = None
         if positions is not None:
             timeout = consumer.lookup_config.lookupd_timeout
-            self._starter = Starter(consumer.topic, consumer.channel, positions, timeout)
+            policy = config.start_position_policy
+            self._starter = Starter(consumer.topic, consumer.channel, positions, policy, timeout, consumer.logger)
         if consumer.lookupd_addresses:
             self.lookup = LookupPoller(
                 consumer.lookupd_addresses, consumer.lookup_config, "r", self.on_topology, consumer.supervisor
@@ -109,8 +110,9 @@ class Subscriptions:
         for target in wanted:
             subscriber = self._subscribers.get(target)
             if subscriber is None:
+                is_led = target.partition is not None and target in found
                 subscriber = self._subscribers[target] = Subscriber(
-                    self._consumer, self, target, self._consumer.workers.shared
+                    self._consumer, self, target, self._consumer.workers.shared, is_led
                 )
                 subscriber.start()
             subscriber.set_wish(Wish.KEEP)
@@ -160,6 +162,8 @@ class Subscriptions:
         """Whether lookup may know what a subscriber needs: another leader, or another mode."""
         if subscriber.refusal is not None:
             return self._rounds < subscriber.refused_in + ROUNDS_OF_GRACE
+        if subscriber.subscription.overdue_since == subscriber.connection.last_received_at:  # and silent since
+            return True
         return subscriber.target.partition is not None and not subscriber.is_connected
 
     # What subscribers tell

@@ -51,6 +51,8 @@ _supervisor = Supervisor(logger)  # the owner hears of faults by on_disconnect
 
 # A server is as patient with a silent client. nsqio/nsq: nsqd/protocol_v2.go, IOLoop
 SILENT_INTERVALS = 2
+# A heartbeat may be late by this much before anybody is told: servers send it by a timer of their own.
+OVERDUE_INTERVALS = 1.25
 CLOSE_TIMEOUT = 2.0
 
 
@@ -79,7 +81,15 @@ class Connection(Incoming):
         self._connecting: greenlet | None = None
         self._reader: Job | None = None
         limit = SILENT_INTERVALS * config.heartbeat_interval
-        self._watch = SilenceWatch(limit, lambda: self.last_received_at, self._silent)
+        overdue_after = OVERDUE_INTERVALS * config.heartbeat_interval
+        on_overdue = getattr(owner, "on_heartbeat_overdue", None)
+        self._watch = SilenceWatch(
+            limit,
+            lambda: self.last_received_at,
+            self._silent,
+            overdue_after,
+            None if on_overdue is None else lambda: on_overdue(self),
+        )
         self._is_graceful = False
         self._close_timeout = CLOSE_TIMEOUT
         self._ended = Event()

@@ -16,8 +16,9 @@ class ConnectionOwner(Protocol[ConnectionT]):
     An owner may also have ``on_finish(conn, message)``, ``on_requeue(conn, message, delay_ms, backoff)`` and
     ``on_touch(conn, message)``, called when a program queues the command;
     ``on_answers(conn, finished, requeued, is_sent)``, called when the FINs of the messages ``finished`` and so many
-    REQs were handed to the system, or were lost with the connection; and ``requeue_delay_ms(conn, message) -> int``,
-    asked when a message is requeued without a delay (0 when the owner does not have it).
+    REQs were handed to the system, or were lost with the connection; ``requeue_delay_ms(conn, message) -> int``,
+    asked when a message is requeued without a delay (0 when the owner does not have it); and
+    ``on_heartbeat_overdue(conn)``, called when a heartbeat is late, well before the connection ends of that.
     """
 
     def on_messages(self, conn: ConnectionT, messages: list[Message]) -> None: ...
