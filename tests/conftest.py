@@ -11,9 +11,10 @@ from typing import Any
 import gevent
 import pytest
 import trustme
-from support import kinds, spark_needs
+from support import compiled, kinds, spark_needs
 from support.browser import Browser
 from support.cluster import Standalone
+from support.scripted_nsqd import ScriptedNsqd
 from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
 
 import nsq_fast
@@ -38,6 +39,7 @@ def pytest_report_header() -> list[str]:
     found = [name for name in ("original", "redesigned") if find_server("nsqd", name)]
     return [
         f"nsq_fast {nsq_fast.__version__} from {Path(nsq_fast.__file__).parent}",
+        *compiled.header(),
         f"real servers: {', '.join(found) or 'none, their tests are skipped'} (below {SERVERS})",
         *spark_needs.header(),
     ]
@@ -111,6 +113,14 @@ def closed_port() -> Iterator[int]:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         yield sock.getsockname()[1]
+
+
+@pytest.fixture
+def nsqd(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A scripted nsqd, or one of the class that the test's module names ``NSQD``; stopped after the test."""
+    server = getattr(request.module, "NSQD", ScriptedNsqd)()
+    yield server
+    server.stop()
 
 
 @pytest.fixture

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import compiled
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
@@ -76,3 +78,37 @@ def test_a_commit_message_that_is_taken(checker: Any, message: str) -> None:
 )
 def test_a_commit_message_that_is_refused(checker: Any, message: str, fault: str) -> None:
     assert any(fault in each for each in checker.faults(message))
+
+
+def test_a_run_says_which_compiled_core_it_loads_and_when_that_is_too_old(tmp_path: Path) -> None:
+    assert compiled.header()[0].startswith("compiled core: _codec")
+    binary, source = tmp_path / "_codec.so", tmp_path / "_codec.pyx"
+    for number, each in enumerate((source, binary)):
+        each.touch()
+        os.utime(each, (1000 + number, 1000 + number))
+    assert compiled.newer_than([binary], [source]) == []
+    os.utime(source, (2000, 2000))
+    assert compiled.newer_than([binary], [source]) == ["_codec.pyx"]
+
+
+FIXTURE = re.compile(r"^@pytest\.fixture.*\n(?:@.*\n)*def (\w+)\(", re.M)
+
+
+@pytest.mark.parametrize("name", ["nsqd", "consume"])
+def test_a_fixture_that_many_tests_use_stands_once(name: str) -> None:
+    paths = sorted((ROOT / "tests").rglob("*.py"))
+    assert len([path for path in paths if name in FIXTURE.findall(path.read_text())]) == 1
+
+
+SLEEP = re.compile(r"\bsleep\((?!0\))")
+
+
+def test_a_sleep_says_why_it_is_the_subject() -> None:
+    """Whoever waits for something asks whether it is there: ``until``, ``holds``, an event (support/waiting.py)."""
+    lines = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if SLEEP.search(line) and "# sleep: " not in line and path != Path(__file__)
+    ]
+    assert lines == []

@@ -49,6 +49,8 @@ class CopyEnded(GreenletExit):
 class _ParentsOnly(_Greenlet):  # type: ignore[type-arg]  # not subscriptable when it runs
     """A greenlet whose copy ends in the child, unless it is the one that forked."""
 
+    is_copy = False
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         tell_forks(self)
@@ -57,6 +59,7 @@ class _ParentsOnly(_Greenlet):  # type: ignore[type-arg]  # not subscriptable wh
         """In the child of a fork: end."""
         # Greenlets of other threads are not running any more: the fork left their threads behind.
         if self and self is not getcurrent() and self.parent is get_hub():
+            self.is_copy = True
             self.kill(CopyEnded, block=False)
 
 
@@ -64,6 +67,16 @@ if TYPE_CHECKING:
     from gevent import Greenlet as Greenlet  # which is generic
 else:
     Greenlet = _ParentsOnly
+
+
+def end_copy() -> None:
+    """In the child: end the calling greenlet if it is the copy of one that belongs to the parent.
+
+    What it waited for may wake it before it is killed. Then its sockets are closed already, and the error that it
+    finds is nobody's.
+    """
+    if getattr(getcurrent(), "is_copy", False):
+        raise CopyEnded
 
 
 def drop_socket(sock: Any) -> None:

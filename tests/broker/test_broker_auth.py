@@ -217,7 +217,7 @@ def test_an_expired_answer_is_asked_for_anew(auth_server: Callable[..., AuthServ
     assert client.command(PUB % b"topic") == b"OK"
     assert len(server.asked) == 1
     server.answer = {**ANSWER, "authorizations": [{**GRANT, "topic": "none"}]}
-    sleep(1.01)
+    sleep(1.01)  # sleep: longer than the ttl of the answer, in whole seconds
     assert client.command(PUB % b"topic") == b'E_UNAUTHORIZED AUTH failed for PUB on "topic" ""'
     assert len(server.asked) == 2
     client.close()

@@ -9,12 +9,16 @@ from collections.abc import Iterator
 import gevent
 import pytest
 from gevent import Timeout, socket
+from support.embedded import EmbeddedNsqd
 from support.http import ask, exchange, parse
+from support.waiting import WAIT
 from support.wire import WireClient
 
 from nsq_fast.broker import Faults, LookupdServer, NsqdServer
 from nsq_fast.broker.net.faults import reset
 from nsq_fast.errors import ConfigError
+
+NSQD = EmbeddedNsqd
 
 
 @pytest.fixture
@@ -59,7 +63,7 @@ def test_a_mute_server_answers_when_it_finds_its_voice(lookupd: LookupdServer) -
         pending.join()
     assert not pending.ready()
     lookupd.faults.http.drop_replies = False
-    assert pending.get(timeout=5).body == b"OK"
+    assert pending.get(timeout=WAIT).body == b"OK"
 
 
 def test_replies_are_delayed(lookupd: LookupdServer) -> None:
@@ -134,12 +138,6 @@ def test_garbage_ends_its_own_connection_only_and_prints_nothing(
     assert capfd.readouterr().err == ""
 
 
-@pytest.fixture
-def nsqd() -> Iterator[NsqdServer]:
-    with NsqdServer() as server:
-        yield server
-
-
 def test_a_mute_nsqd_stores_what_it_does_not_confirm(nsqd: NsqdServer) -> None:
     client = WireClient(nsqd.tcp_address)
     client.publish("t", b"1")
@@ -183,7 +181,7 @@ def test_nsqd_lies_and_refuses(nsqd: NsqdServer) -> None:
     client.publish("t", b"0")
     nsqd.faults.tcp.set(lie=b"HTTP/1.1 400 Bad Request\r\n\r\n", refuse_connections=True)
     client.send(b"PUB t\n\0\0\0\0011")
-    with Timeout(5):
+    with Timeout(WAIT):
         assert client.reader.read(8) == b"HTTP/1.1"
     refused = socket.create_connection(nsqd.tcp_address)
     with pytest.raises(ConnectionResetError):

@@ -89,7 +89,7 @@ class Nsqd:
 
 
 @pytest.fixture
-def nsqd(lookupd: Any) -> Iterator[Nsqd]:
+def registered(lookupd: Any) -> Iterator[Nsqd]:
     client = Nsqd(lookupd)
     client.identify()
     yield client
@@ -193,10 +193,10 @@ def test_the_answer_to_identify_says_who_the_lookupd_is(lookupd: Any) -> None:
     assert set(answer) == {"tcp_port", "http_port", "version", "broadcast_address", "hostname"}
 
 
-def test_what_an_nsqd_registers_is_looked_up(lookupd: Any, nsqd: Nsqd) -> None:
-    assert nsqd.command(b"REGISTER t c\n") == b"OK"
-    assert nsqd.command(b"REGISTER lone\r\n") == b"OK"
-    peer = {**IDENTITY, "remote_address": nsqd.remote_address}
+def test_what_an_nsqd_registers_is_looked_up(lookupd: Any, registered: Nsqd) -> None:
+    assert registered.command(b"REGISTER t c\n") == b"OK"
+    assert registered.command(b"REGISTER lone\r\n") == b"OK"
+    peer = {**IDENTITY, "remote_address": registered.remote_address}
     assert get(lookupd, "/lookup?topic=t") == {"channels": ["c"], "producers": [peer]}
     assert get(lookupd, "/lookup?topic=lone") == {"channels": [], "producers": [peer]}
     (node,) = get(lookupd, "/nodes")["producers"]
@@ -205,30 +205,30 @@ def test_what_an_nsqd_registers_is_looked_up(lookupd: Any, nsqd: Nsqd) -> None:
     assert node == peer
 
 
-def test_unregister_takes_a_channel_or_a_topic_away(lookupd: Any, nsqd: Nsqd) -> None:
+def test_unregister_takes_a_channel_or_a_topic_away(lookupd: Any, registered: Nsqd) -> None:
     for command in (b"REGISTER t c\n", b"REGISTER t e#ephemeral\n", b"REGISTER u#ephemeral\n"):
-        nsqd.command(command)
-    assert nsqd.command(b"UNREGISTER t e#ephemeral\n") == b"OK"
+        registered.command(command)
+    assert registered.command(b"UNREGISTER t e#ephemeral\n") == b"OK"
     assert get(lookupd, "/channels?topic=t") == {"channels": ["c"]}
-    assert nsqd.command(b"UNREGISTER t c\n") == b"OK"
+    assert registered.command(b"UNREGISTER t c\n") == b"OK"
     assert get(lookupd, "/channels?topic=t") == {"channels": ["c"]}
-    assert nsqd.command(b"UNREGISTER t\n") == b"OK"
-    assert nsqd.command(b"UNREGISTER u#ephemeral\n") == b"OK"
-    assert nsqd.command(b"UNREGISTER never\n") == b"OK"
+    assert registered.command(b"UNREGISTER t\n") == b"OK"
+    assert registered.command(b"UNREGISTER u#ephemeral\n") == b"OK"
+    assert registered.command(b"UNREGISTER never\n") == b"OK"
     assert get(lookupd, "/lookup?topic=t") == {"channels": ["c"], "producers": []}
     assert get(lookupd, "/topics") == {"topics": ["t"]}
 
 
-def test_an_nsqd_that_leaves_is_forgotten_but_its_topics_stay_known(lookupd: Any, nsqd: Nsqd) -> None:
-    nsqd.command(b"REGISTER t c\n")
-    nsqd.close()
+def test_an_nsqd_that_leaves_is_forgotten_but_its_topics_stay_known(lookupd: Any, registered: Nsqd) -> None:
+    registered.command(b"REGISTER t c\n")
+    registered.close()
     until(lambda: not get(lookupd, "/nodes")["producers"])
     assert get(lookupd, "/lookup?topic=t") == {"channels": ["c"], "producers": []}
 
 
-def test_a_tombstone_hides_an_nsqd_for_one_topic(lookupd: Any, nsqd: Nsqd) -> None:
-    nsqd.command(b"REGISTER t\n")
-    nsqd.command(b"REGISTER u\n")
+def test_a_tombstone_hides_an_nsqd_for_one_topic(lookupd: Any, registered: Nsqd) -> None:
+    registered.command(b"REGISTER t\n")
+    registered.command(b"REGISTER u\n")
     ask(lookupd.http_address, "POST", "/topic/tombstone?topic=t&node=nsqd.example:4151")
     assert get(lookupd, "/lookup?topic=t")["producers"] == []
     assert len(get(lookupd, "/lookup?topic=u")["producers"]) == 1
@@ -238,9 +238,9 @@ def test_a_tombstone_hides_an_nsqd_for_one_topic(lookupd: Any, nsqd: Nsqd) -> No
 
 def test_a_tombstone_wears_off(make_lookupd: Any) -> None:
     lookupd = make_lookupd(tombstone_lifetime=0.2)
-    nsqd = Nsqd(lookupd)
-    nsqd.identify()
-    nsqd.command(b"REGISTER t\n")
+    registered = Nsqd(lookupd)
+    registered.identify()
+    registered.command(b"REGISTER t\n")
     ask(lookupd.http_address, "POST", "/topic/tombstone?topic=t&node=nsqd.example:4151")
     assert get(lookupd, "/lookup?topic=t")["producers"] == []
     until(lambda: get(lookupd, "/lookup?topic=t")["producers"])
@@ -248,17 +248,17 @@ def test_a_tombstone_wears_off(make_lookupd: Any) -> None:
 
 def test_a_silent_nsqd_is_left_out_until_it_pings(make_lookupd: Any) -> None:
     lookupd = make_lookupd(inactive_producer_timeout=0.2)
-    nsqd = Nsqd(lookupd)
-    nsqd.identify()
-    nsqd.command(b"REGISTER t\n")
+    registered = Nsqd(lookupd)
+    registered.identify()
+    registered.command(b"REGISTER t\n")
     until(lambda: not get(lookupd, "/lookup?topic=t")["producers"])
     assert get(lookupd, "/nodes") == {"producers": []}
-    assert nsqd.command(b"PING\n") == b"OK"
+    assert registered.command(b"PING\n") == b"OK"
     assert len(get(lookupd, "/lookup?topic=t")["producers"]) == 1
 
 
-def test_debug_lists_every_registration(lookupd: Any, nsqd: Nsqd) -> None:
-    nsqd.command(b"REGISTER t c\n")
+def test_debug_lists_every_registration(lookupd: Any, registered: Nsqd) -> None:
+    registered.command(b"REGISTER t c\n")
     debug = get(lookupd, "/debug")
     assert set(debug) == {"client::", "topic:t:", "channel:t:c"}
     (entry,) = debug["topic:t:"]
@@ -275,7 +275,7 @@ def test_debug_lists_every_registration(lookupd: Any, nsqd: Nsqd) -> None:
         "tombstoned": "bool",
         "tombstoned_at": "int",
     }
-    assert entry["id"] == nsqd.remote_address
+    assert entry["id"] == registered.remote_address
     assert entry["tombstoned_at"] == -6795364578871345152
 
 
@@ -292,9 +292,9 @@ def test_debug_lists_every_registration(lookupd: Any, nsqd: Nsqd) -> None:
         (b"IDENTIFY\n\x00\x00\x00\x02{}", b"E_INVALID cannot IDENTIFY again"),
     ],
 )
-def test_an_error_is_told_and_ends_the_connection(lookupd: Any, nsqd: Nsqd, command: bytes, reply: bytes) -> None:
-    assert nsqd.command(command) == reply
-    assert nsqd.is_closed()
+def test_an_error_is_told_and_ends_the_connection(lookupd: Any, registered: Nsqd, command: bytes, reply: bytes) -> None:
+    assert registered.command(command) == reply
+    assert registered.is_closed()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import gevent
 import pytest
 from gevent import Timeout
 from support.http import ask
-from support.waiting import until
+from support.waiting import WAIT, until
 from support.wire import WireClient
 
 from nsq_fast.broker import Broker, BrokerProcess
@@ -103,7 +103,7 @@ def test_several_nsqds_count_up_from_a_port_that_is_given() -> None:
 def test_wait_returns_when_the_broker_ends() -> None:
     with Broker() as broker:
         waiter = gevent.spawn(broker.wait)
-        with Timeout(5):
+        with Timeout(WAIT):
             broker.end()
             waiter.join()
 

@@ -11,7 +11,7 @@ import pytest
 from gevent import sleep, socket, spawn
 from support.http import ask
 from support.redesigned import Consumer, detail, publish, sized
-from support.waiting import until
+from support.waiting import holds, until
 from support.wire import WireClient
 
 from nsq_fast.broker import RedesignedCluster
@@ -37,7 +37,7 @@ def replies_until(client: WireClient, last: bytes) -> list[bytes]:
     replies = []
     while not replies or replies[-1] != last:
         replies.append(client.command(b"PUB ord 0\n" + sized(b"x")))
-        sleep(0.001)
+        sleep(0.001)  # sleep: publishes again and again
     return [reply for reply, _ in itertools.groupby(replies)]
 
 
@@ -106,7 +106,7 @@ def test_moves_that_cannot_be(cluster: RedesignedCluster) -> None:
 def test_a_death_during_a_move(cluster: RedesignedCluster, step: float, dies: str) -> None:
     old, new = cluster.leader_of("ord", 0), replica_of(cluster, "ord", 0)
     move = spawn(_move_or_fail, cluster)
-    sleep(step)
+    sleep(step)  # sleep: the death comes at each stage of the move
     cluster.kill_node(old if dies == "old" else new)
     move.get()
     port = (new if dies == "old" else old).tcp_address.port
@@ -178,8 +178,8 @@ def test_a_partition_without_a_live_replica_waits(cluster: RedesignedCluster) ->
     publish(cluster, "ext", b"kept")
     node = cluster.leader_of("ext", 0)
     cluster.kill_node(node)
-    sleep(0.1)
-    assert shown(cluster, "ext", "r") == {}
+    until(lambda: shown(cluster, "ext", "r") == {})
+    holds(lambda: shown(cluster, "ext", "r") == {}, 0.1)
     cluster.restart_node(node)
     assert shown(cluster, "ext")["0"] == node.tcp_address.port
     consumer = Consumer(node, "SUB ext ch 0", extend_support=True)
@@ -199,7 +199,7 @@ class Publisher:
     def run(self) -> None:
         for value in itertools.count():
             while not self.is_stopped and not self._publish(b"%d" % value):
-                sleep(0.002)
+                sleep(0.002)  # sleep: publishes again and again
             if self.is_stopped:
                 return
 
@@ -229,11 +229,11 @@ def test_nothing_that_was_confirmed_is_lost(cluster: RedesignedCluster) -> None:
     publishers = [Publisher(cluster, number) for number in range(3)]
     greenlets = [spawn(publisher.run) for publisher in publishers]
     for turn in range(3):
-        sleep(0.05)
+        sleep(0.05)  # sleep: trouble that is spread over the publishes
         cluster.move_leader("ord", turn)
         node = cluster.leader_of("ord", turn)
         cluster.kill_node(node)
-        sleep(0.1)
+        sleep(0.1)  # sleep: a node that is away for a time
         cluster.restart_node(node)
     for publisher in publishers:
         publisher.is_stopped = True

@@ -17,7 +17,7 @@ TAG = "##client_dispatch_tag"
 
 
 @pytest.fixture(params=["embedded", "real"])
-def nsqd(request: pytest.FixtureRequest) -> Iterator[Any]:
+def node(request: pytest.FixtureRequest) -> Iterator[Any]:
     """An nsqd with the topics ``t`` and ``ext``, each with one partition."""
     if request.param == "real":
         server = request.getfixturevalue("standalone_nsqd")
@@ -33,15 +33,15 @@ def nsqd(request: pytest.FixtureRequest) -> Iterator[Any]:
             yield cluster.nsqds[0]
 
 
-def publish(nsqd: Any, *messages: tuple[dict[str, Any], bytes]) -> None:
-    client = WireClient(nsqd.tcp_address)
+def publish(node: Any, *messages: tuple[dict[str, Any], bytes]) -> None:
+    client = WireClient(node.tcp_address)
     for header, body in messages:
         assert client.command(b"PUB_EXT ext 0\n" + sized(headed(header, body))) == b"OK"
     client.close()
 
 
-def consume(nsqd: Any, rdy: int = 10, **identity: Any) -> Consumer:
-    return Consumer(nsqd, "SUB ext ch 0", rdy=rdy, **EXT, **identity)
+def consume(node: Any, rdy: int = 10, **identity: Any) -> Consumer:
+    return Consumer(node, "SUB ext ch 0", rdy=rdy, **EXT, **identity)
 
 
 def take(consumer: Consumer) -> bytes:
@@ -50,21 +50,21 @@ def take(consumer: Consumer) -> bytes:
     return frame.data[-1:]
 
 
-def test_an_untagged_message_blocks_a_lone_tagged_client(nsqd: Any) -> None:
-    tagged = consume(nsqd, desired_tag="red")
-    publish(nsqd, ({TAG: "red"}, b"1"), ({"k": "v"}, b"2"), ({TAG: "red"}, b"3"))
+def test_an_untagged_message_blocks_a_lone_tagged_client(node: Any) -> None:
+    tagged = consume(node, desired_tag="red")
+    publish(node, ({TAG: "red"}, b"1"), ({"k": "v"}, b"2"), ({TAG: "red"}, b"3"))
     assert take(tagged) == b"1"
     assert tagged.is_quiet()
-    untagged = consume(nsqd)
+    untagged = consume(node)
     assert take(untagged) == b"2"
     assert take(tagged) == b"3"
     tagged.close()
     untagged.close()
 
 
-def test_a_tagged_message_blocks_the_others_while_its_client_is_not_ready(nsqd: Any) -> None:
-    tagged, untagged = consume(nsqd, rdy=0, desired_tag="red"), consume(nsqd)
-    publish(nsqd, ({TAG: "red"}, b"1"), ({"k": "v"}, b"2"))
+def test_a_tagged_message_blocks_the_others_while_its_client_is_not_ready(node: Any) -> None:
+    tagged, untagged = consume(node, rdy=0, desired_tag="red"), consume(node)
+    publish(node, ({TAG: "red"}, b"1"), ({"k": "v"}, b"2"))
     assert untagged.is_quiet()
     tagged.send(b"RDY 1\n")
     assert take(tagged) == b"1"
@@ -73,9 +73,9 @@ def test_a_tagged_message_blocks_the_others_while_its_client_is_not_ready(nsqd: 
     untagged.close()
 
 
-def test_untagged_clients_get_the_messages_of_a_tag_that_has_gone(nsqd: Any) -> None:
-    tagged, untagged = consume(nsqd, rdy=0, desired_tag="red"), consume(nsqd)
-    publish(nsqd, ({TAG: "red"}, b"1"), ({"k": "v"}, b"2"))
+def test_untagged_clients_get_the_messages_of_a_tag_that_has_gone(node: Any) -> None:
+    tagged, untagged = consume(node, rdy=0, desired_tag="red"), consume(node)
+    publish(node, ({TAG: "red"}, b"1"), ({"k": "v"}, b"2"))
     tagged.close()
     assert [take(untagged), take(untagged)] == [b"1", b"2"]
     untagged.close()
@@ -93,22 +93,22 @@ def test_untagged_clients_get_the_messages_of_a_tag_that_has_gone(nsqd: Any) -> 
         (3, "{b,a}?", b"25"),
     ],
 )
-def test_filters_are_read_as_go_does(nsqd: Any, kind: int, pattern: str, passed: bytes) -> None:
+def test_filters_are_read_as_go_does(node: Any, kind: int, pattern: str, passed: bytes) -> None:
     ext_filter = {"type": kind, "filter_ext_key": "k", "filter_data": pattern}
-    consumer = consume(nsqd, ext_filter=ext_filter)
+    consumer = consume(node, ext_filter=ext_filter)
     values = ["a", "a\n", "3", "٣", "ab"]
-    publish(nsqd, *(({"k": value}, b"%d" % number) for number, value in enumerate(values, 1)))
+    publish(node, *(({"k": value}, b"%d" % number) for number, value in enumerate(values, 1)))
     assert b"".join(take(consumer) for _ in passed) == passed
     assert consumer.is_quiet(0.05)
     consumer.close()
 
 
-def test_a_tag_means_nothing_where_there_are_no_headers(nsqd: Any) -> None:
-    client = WireClient(nsqd.tcp_address)
+def test_a_tag_means_nothing_where_there_are_no_headers(node: Any) -> None:
+    client = WireClient(node.tcp_address)
     assert client.command(identify(desired_tag="red", heartbeat_interval=5000)) == b"OK"
     assert client.command(b"SUB t c 0\n") == b"OK"
     client.send(b"RDY 1\n")
-    publisher = WireClient(nsqd.tcp_address)
+    publisher = WireClient(node.tcp_address)
     assert publisher.command(b"PUB t 0\n" + sized(b"x")) == b"OK"
     assert client.frame().body == b"x"
     client.close()
@@ -116,9 +116,9 @@ def test_a_tag_means_nothing_where_there_are_no_headers(nsqd: Any) -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), [("/pub", b"x"), ("/mpub", b"x\ny")])
-def test_text_is_not_wrapped_for_clients_of_old(nsqd: Any, path: str, body: bytes) -> None:
-    answer = ask(nsqd.http_address, "POST", f"{path}?topic=t&partition=0", body)
+def test_text_is_not_wrapped_for_clients_of_old(node: Any, path: str, body: bytes) -> None:
+    answer = ask(node.http_address, "POST", f"{path}?topic=t&partition=0", body)
     assert (answer.status, answer.body) == (200, b"OK")
     assert "x-nsq-content-type" not in answer.headers
-    refused = ask(nsqd.http_address, "POST", f"{path}?topic=none&partition=0", body)
+    refused = ask(node.http_address, "POST", f"{path}?topic=none&partition=0", body)
     assert (refused.status, refused.json["status_txt"], refused.json["data"]) == (500, "E_TOPIC_NOT_EXIST", None)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from gevent import Timeout
+from support.waiting import WAIT
 from support.wire import ERROR, WireClient
 
 SUB = b"SUB t c\n"
@@ -134,7 +135,7 @@ def test_fatal_error(address: Any, name: str) -> None:
     client = WireClient(address)
     client.send(commands)
     assert last_error(client) == expected
-    with Timeout(5, TimeoutError("not closed")):
+    with Timeout(WAIT, AssertionError("not closed")):
         assert client.reader.read(1) == b""
 
 
@@ -168,7 +169,7 @@ def test_answers_of_another_client_are_not_fatal(address: Any) -> None:
 def test_line_that_never_ends_is_dropped_without_a_word(address: Any) -> None:
     client = WireClient(address)
     client.send(b"PUB " + b"t" * 20000)
-    with Timeout(5, TimeoutError("not closed")), contextlib.suppress(ConnectionError):
+    with Timeout(WAIT, AssertionError("not closed")), contextlib.suppress(ConnectionError):
         assert client.reader.read(1) == b""
 
 

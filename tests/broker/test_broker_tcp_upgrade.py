@@ -15,8 +15,8 @@ import trustme
 from gevent import Timeout, socket
 from gevent.ssl import SSLContext
 from support.http import ask
+from support.waiting import WAIT
 
-TIMEOUT = 5.0
 COMPRESSIBLE = b"nsq " * 20000
 
 
@@ -24,7 +24,7 @@ class Layered:
     """A client whose stream has the layers that IDENTIFY asked for."""
 
     def __init__(self, address: Any, context: SSLContext | None = None, **fields: Any) -> None:
-        self.sock: Any = socket.create_connection(address, timeout=TIMEOUT)
+        self.sock: Any = socket.create_connection(address)
         self.compress: Any = lambda data: data
         self.decompress: Any = lambda data: data
         self.buffer = b""
@@ -173,7 +173,7 @@ def test_server_ends_a_layered_connection(
     client = Layered(server.tcp_address, context, **layers)
     assert client.ask(b"SUB t c\n") == b"OK"
     ask(server.http_address, "POST", "/channel/delete?topic=t&channel=c")
-    with Timeout(TIMEOUT, TimeoutError("not closed")), pytest.raises((EOFError, OSError)):
+    with Timeout(WAIT, AssertionError("not closed")), pytest.raises((EOFError, OSError)):
         client.frame()
 
 
@@ -181,14 +181,14 @@ def test_server_ends_a_layered_connection(
 def test_a_broken_stream_ends_the_connection(address: Any, layer: str) -> None:
     client = Layered(address, **{layer: True})
     client.sock.sendall(b"\xff\xfe this is neither " * 20)
-    with Timeout(TIMEOUT, TimeoutError("not closed")), pytest.raises((EOFError, OSError)):
+    with Timeout(WAIT, AssertionError("not closed")), pytest.raises((EOFError, OSError)):
         client.frame()
 
 
 def test_a_handshake_that_is_none_ends_the_connection(start_nsqd: Any, tls: Any) -> None:
     client = Layered(start_nsqd(**tls).tcp_address, tls_v1=True)
     client.sock.sendall(b"PUB t\n\0\0\0\1x")
-    with Timeout(TIMEOUT, TimeoutError("not closed")), pytest.raises((EOFError, OSError)):
+    with Timeout(WAIT, AssertionError("not closed")), pytest.raises((EOFError, OSError)):
         client.read(1000)
 
 

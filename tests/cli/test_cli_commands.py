@@ -18,10 +18,10 @@ from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner, Result
-from gevent import Timeout, sleep
 from gevent import subprocess as gevent_subprocess
 from support.cluster import Standalone
 from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
+from support.waiting import until
 from support.wire import WireClient
 
 from nsq_fast import LookupdHTTPClient, NsqdHTTPClient
@@ -67,9 +67,8 @@ def start_original(stack: ExitStack, tmp_path_factory: pytest.TempPathFactory) -
         seed = f"-lookupd-tcp-address={lookupd.tcp_address}"
         nsqds.append(RealNsqd(tmp_path_factory.mktemp("nsqd"), seed))
         stack.callback(nsqds[-1].kill)
-    with LookupdHTTPClient.from_url(lookupd.http_address) as client, Timeout(LIMIT):
-        while len(client.nodes()["producers"]) < len(nsqds):
-            sleep(0.01)
+    with LookupdHTTPClient.from_url(lookupd.http_address) as client:
+        until(lambda: len(client.nodes()["producers"]) == len(nsqds))
     addresses = [ServerAddresses(each.tcp_address, each.http_address) for each in (lookupd, *nsqds)]
     return Servers(addresses[1:], addresses[0])
 
@@ -260,9 +259,7 @@ def test_tail_takes_nothing_from_the_channels_there_are(broker: Servers, topic: 
     admin.create_topic(topic)
     admin.create_channel(topic, "workers")
     command = start("tail", topic, "-n", "1", "--nsqd", nsqd, "--nsqd-http", str(broker.nsqd.http))
-    with Timeout(LIMIT):
-        while len(admin.stats(topic=topic)["topics"][0]["channels"]) < 2:
-            sleep(0.01)
+    until(lambda: len(admin.stats(topic=topic)["topics"][0]["channels"]) == 2)
     pub(topic, b"for all\n", "--nsqd", nsqd)
     assert command.line() == "for all\n"
     assert command.wait() == (0, "")

@@ -6,7 +6,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.scripted_nsqd import ScriptedNsqd, frame
-from support.waiting import holds, until
+from support.waiting import WAIT, holds, until
 
 from nsq_fast import gnsq
 from nsq_fast.gnsq import states
@@ -304,7 +304,7 @@ def test_a_reader_publishes_over_a_connection_it_has(nsq_broker):
 def test_the_states_of_a_backoff(scripted, make_consumer):
     consumer = make_consumer(message_handler=lambda consumer, message: None, max_in_flight=50, max_backoff_duration=9)
     start(consumer)
-    assert consumer._redistributed_ready_event.wait(5)
+    assert consumer._redistributed_ready_event.wait(WAIT)
     (conn,) = consumer._connections
     assert consumer._connections[conn] == states.RUNNING
     timer = consumer._message_backoffs[conn]

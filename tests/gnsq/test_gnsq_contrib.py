@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import gevent
 import pytest
-from support.waiting import until
+from support.waiting import WAIT, holds, until
 
 from nsq_fast import gnsq
 from nsq_fast.gnsq.contrib.batch import BatchHandler
@@ -36,9 +36,8 @@ def test_a_queue_hands_messages_to_who_iterates_and_leaves_the_answer_to_them(sc
     consumer.start(block=False)
     conn = scripted.connection()
     conn.push(1, 2)
-    taken = [queue.get(timeout=5), queue.get(timeout=5)]
-    gevent.sleep(0.01)
-    assert conn.answered(b"FIN") == []
+    taken = [queue.get(timeout=WAIT), queue.get(timeout=WAIT)]
+    holds(lambda: conn.answered(b"FIN") == [])
     for each in taken:
         each.finish()
     conn.wait_for(lambda: conn.answered(b"FIN") == [1, 2])
@@ -93,8 +92,7 @@ def test_a_batch_does_not_wait_longer_than_its_timeout(batching):
         warnings.simplefilter("always")
         handler = BatchHandler(5, lambda batch: batches.append(len(batch)), timeout=0.05)
         conn = batching(handler, max_in_flight=100)
-        gevent.sleep(0.12)  # no message, no batch to wait for, no warning
-        assert not caught
+        holds(lambda: not caught, 0.12)  # no message, no batch to wait for, no warning
         conn.push(1, 2)
         conn.wait_for(lambda: len(conn.answered(b"FIN")) == 2)
     assert batches == [2]

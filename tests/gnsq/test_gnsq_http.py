@@ -17,7 +17,7 @@ class Https:
 
 
 @pytest.fixture
-def nsqd(nsq_broker):
+def nsqd_client(nsq_broker):
     return gnsq.NsqdHTTPClient(*nsq_broker.nsqd.http_address)
 
 
@@ -26,31 +26,31 @@ def lookupd(nsq_broker):
     return gnsq.LookupdClient.from_url(f"http://{nsq_broker.lookupd.http_address}/")
 
 
-def test_nsqd_is_published_to_and_administered(nsqd):
-    assert nsqd.ping() == b"OK"
-    assert "version" in nsqd.info()
-    assert nsqd.publish("topic", "text is sent as UTF-8: é") == b"OK"
-    assert nsqd.multipublish("topic", iter([b"a", "b"])) == b"OK"
-    assert nsqd.multipublish("topic", [b"a\nb", b"c"], binary=True) == b"OK"
+def test_nsqd_is_published_to_and_administered(nsqd_client):
+    assert nsqd_client.ping() == b"OK"
+    assert "version" in nsqd_client.info()
+    assert nsqd_client.publish("topic", "text is sent as UTF-8: é") == b"OK"
+    assert nsqd_client.multipublish("topic", iter([b"a", "b"])) == b"OK"
+    assert nsqd_client.multipublish("topic", [b"a\nb", b"c"], binary=True) == b"OK"
     with pytest.raises(gnsq.errors.NSQException, match="newline"):
-        nsqd.multipublish("topic", [b"a\nb"])
-    nsqd.create_channel("topic", "channel")
-    nsqd.pause_channel("topic", "channel")
-    (topic,) = nsqd.stats(topic="topic")["topics"]
+        nsqd_client.multipublish("topic", [b"a\nb"])
+    nsqd_client.create_channel("topic", "channel")
+    nsqd_client.pause_channel("topic", "channel")
+    (topic,) = nsqd_client.stats(topic="topic")["topics"]
     assert topic["message_count"] == 5
     assert topic["channels"][0]["paused"] is True
-    assert b"topic" in nsqd.stats(text=True)
-    for call in (nsqd.unpause_channel, nsqd.empty_channel, nsqd.delete_channel):
+    assert b"topic" in nsqd_client.stats(text=True)
+    for call in (nsqd_client.unpause_channel, nsqd_client.empty_channel, nsqd_client.delete_channel):
         call("topic", "channel")
-    for call in (nsqd.pause_topic, nsqd.unpause_topic, nsqd.empty_topic, nsqd.delete_topic):
+    for call in (nsqd_client.pause_topic, nsqd_client.unpause_topic, nsqd_client.empty_topic, nsqd_client.delete_topic):
         call("topic")
     with pytest.raises(gnsq.errors.NSQHttpError, match="404"):
-        nsqd.delete_topic("topic")
+        nsqd_client.delete_topic("topic")
     with pytest.raises(ValueError, match="topic"):
-        nsqd.publish("no topic", b"x")
+        nsqd_client.publish("no topic", b"x")
 
 
-def test_nsqlookupd_is_asked_and_administered(lookupd, nsqd, nsq_broker):
+def test_nsqlookupd_is_asked_and_administered(lookupd, nsqd_client, nsq_broker):
     assert lookupd.ping() == b"OK"
     with pytest.raises(gnsq.errors.NSQHttpError):
         lookupd.lookup("topic")
@@ -89,21 +89,21 @@ def test_lookupd_can_be_made(nsq_broker):
 def test_nsqd_speaks_http_until_it_is_connected(nsq_broker):
     tcp, http = nsq_broker.nsqd.tcp_address, nsq_broker.nsqd.http_address
     with pytest.deprecated_call():
-        nsqd = gnsq.Nsqd(tcp.host, tcp.port, http.port)
+        nsqd_client = gnsq.Nsqd(tcp.host, tcp.port, http.port)
         same = gnsq.Nsqd(tcp.host, tcp.port, http.port)
-    assert nsqd == same
-    assert str(nsqd) == str(tcp)
-    assert nsqd.base_url == f"http://{http}/"
-    assert nsqd.publish("topic", b"over http") == b"OK"
-    assert nsqd.multipublish("topic", [b"over", b"http"]) == b"OK"
+    assert nsqd_client == same
+    assert str(nsqd_client) == str(tcp)
+    assert nsqd_client.base_url == f"http://{http}/"
+    assert nsqd_client.publish("topic", b"over http") == b"OK"
+    assert nsqd_client.multipublish("topic", [b"over", b"http"]) == b"OK"
     with pytest.deprecated_call():
-        assert nsqd.publish_http("topic", b"x") == b"OK"
-    nsqd.connect()
-    nsqd.publish("topic", b"over tcp")
-    nsqd.check_ok()
-    nsqd.multipublish("topic", [b"over", b"tcp"])
-    nsqd.check_ok()
-    assert nsqd.stats()["topics"][0]["message_count"] == 7
-    nsqd.close_stream()
+        assert nsqd_client.publish_http("topic", b"x") == b"OK"
+    nsqd_client.connect()
+    nsqd_client.publish("topic", b"over tcp")
+    nsqd_client.check_ok()
+    nsqd_client.multipublish("topic", [b"over", b"tcp"])
+    nsqd_client.check_ok()
+    assert nsqd_client.stats()["topics"][0]["message_count"] == 7
+    nsqd_client.close_stream()
     with pytest.raises(AttributeError):
-        _ = nsqd.no_such_attribute
+        _ = nsqd_client.no_such_attribute

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pickle
-import time
 
 import gevent
 import pytest
 from gevent.event import Event
 from support.scripted_nsqd import frame
-from support.waiting import until
+from support.waiting import WAIT, promptly, until
 
 import nsq_fast
 from nsq_fast import gnsq
@@ -62,7 +61,7 @@ def test_a_refused_publish_raises_the_servers_error_and_ours(scripted):
     assert str(again) == str(caught.value)
     result = producer.publish("topic", b"x\n", raise_error=False)
     with pytest.raises(NSQBadTopic):
-        result.get(timeout=5)
+        result.get(timeout=WAIT)
     assert isinstance(result.exception, NSQBadTopic)
     producer.close()
 
@@ -81,7 +80,7 @@ def test_a_rejected_publish_does_not_poison_the_connection(producer, topic, data
     producer.publish("topic", b"x")
     with pytest.raises(error):
         producer.publish(topic, data)
-    with gevent.Timeout(5):
+    with gevent.Timeout(WAIT):
         assert producer.publish("topic", b"x") == b"OK"
 
 
@@ -101,12 +100,10 @@ def test_no_connection_raises_and_never_hangs(closed_port):
         producer.publish("topic", b"x", block=False)
     with pytest.raises(NSQNoConnections):
         producer.publish("topic", b"x", timeout=0)
-    began = time.monotonic()
-    with pytest.raises(NSQNoConnections):
+    with promptly(), pytest.raises(NSQNoConnections):
         producer.publish("topic", b"x", timeout=0.05)
-    with pytest.raises(NSQNoConnections):
+    with promptly(), pytest.raises(NSQNoConnections):
         producer.publish("topic", b"x", timeout=0.05, raise_error=False).get()
-    assert time.monotonic() - began < 2
     producer.close(timeout=0.1)
 
 

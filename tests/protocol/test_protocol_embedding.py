@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.waiting import WAIT
 
 NO_GEVENT = """
 import sys
@@ -119,7 +120,7 @@ class TinyNsqd(threading.Thread):
 
     def close(self) -> None:
         self._listener.close()
-        self.join(5)
+        self.join(WAIT)
 
     def _execute(self, words: list[bytes], lines: Any, sock: socket.socket) -> None:
         if words[0] == b"IDENTIFY":
@@ -170,6 +171,6 @@ def test_session_without_gevent(server: TinyNsqd, program: str) -> None:
     )
     assert run.stderr == ""
     assert run.stdout.split() == ["one,two,three", "0", "False"]
-    server.join(5)
+    server.join(WAIT)
     assert server.finished == [b"%016x" % number for number in range(3)]
     assert server.identify["hostname"] == "embedder"

@@ -7,21 +7,14 @@ from typing import Any
 
 import gevent
 import pytest
-from support.partitions import ScriptedLookup
+from support.partitions import HasAddress, ScriptedLookup
 from support.publishing import REDESIGNED, Leaders, LookupProducers, Nsqds, Producers, PublishNsqd
 from support.scripted_nsqd import ScriptedNsqd
+from support.waiting import WAIT
 
 from nsq_fast import Consumer, Producer
 from nsq_fast.broker import RedesignedCluster
 from nsq_fast.protocol.topology import Topology
-
-
-@pytest.fixture
-def nsqd(request: pytest.FixtureRequest) -> Iterator[ScriptedNsqd]:
-    """A scripted nsqd, of the class that the test's module names ``NSQD``."""
-    server: ScriptedNsqd = getattr(request.module, "NSQD", ScriptedNsqd)()
-    yield server
-    server.stop()
 
 
 @pytest.fixture
@@ -68,11 +61,27 @@ def start_consumer() -> Iterator[Callable[..., Consumer]]:
 
 
 @pytest.fixture
-def consume(nsqd: ScriptedNsqd, start_consumer: Callable[..., Consumer]) -> Callable[..., Consumer]:
-    """Consume from the scripted nsqd: ``consume(handler, **options)``."""
+def consume(request: pytest.FixtureRequest, start_consumer: Callable[..., Consumer]) -> Callable[..., Consumer]:
+    """A factory: ``consume(handler, *nsqds, found=topology, **options)``, by default from the fixture ``nsqd``.
 
-    def start(handler: Any = None, **options: Any) -> Consumer:
-        return start_consumer("topic", "channel", str(nsqd.address), message_handler=handler, **options)
+    ``found`` is what a scripted lookup says. Options of all consumers of a module stand in its ``CONSUME``, the names
+    of ``topic`` and ``channel`` among them.
+    """
+    common = {"topic": "topic", "channel": "channel", **getattr(request.module, "CONSUME", {})}
+
+    def start(handler: Any = None, *nsqds: HasAddress, found: Topology | None = None, **options: Any) -> Consumer:
+        options = {**common, **options}
+        if found is not None:
+            request.getfixturevalue("scripted_lookup")
+            options["lookupd_http_addresses"] = "lookup:4161"
+        elif "lookupd_http_addresses" not in options:
+            nsqds = nsqds or (request.getfixturevalue("nsqd"),)
+            options["nsqd_tcp_addresses"] = [str(each.address) for each in nsqds]
+        consumer = start_consumer(options.pop("topic"), options.pop("channel"), message_handler=handler, **options)
+        if found is not None and consumer.is_running:
+            lookup: Any = consumer._subscriptions.lookup
+            lookup.tell(found)
+        return consumer
 
     return start
 
@@ -97,7 +106,7 @@ def new_producer() -> Iterator[Producers]:
     producers: list[Producer] = []
 
     def make(*servers: PublishNsqd, **options: Any) -> Producer:
-        options = {"coalesce": False, "publish_timeout": 5.0, "retry_base_delay": 0.001, **options}
+        options = {"coalesce": False, "publish_timeout": WAIT, "retry_base_delay": 0.001, **options}
         producers.append(Producer([server.address for server in servers], **options))
         producers[-1].start()
         return producers[-1]

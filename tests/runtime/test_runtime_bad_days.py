@@ -18,10 +18,11 @@ import pytest
 import trustme
 from gevent.event import Event
 from gevent.server import StreamServer
+from support.embedded import EmbeddedNsqd
 from support.http import ask
-from support.publishing import free_address
+from support.ports import free_address
 from support.servers import RealNsqd, find_server
-from support.waiting import until
+from support.waiting import WAIT, until
 
 from nsq_fast import Consumer, Message, Producer, RequeueMessage
 from nsq_fast.broker import Broker, BrokerProcess, NsqdOptions, NsqdServer
@@ -29,6 +30,8 @@ from nsq_fast.errors import ConnectionLost, NoNsqd, RemoteProtocolError
 from nsq_fast.names import Address
 from nsq_fast.runtime.consuming.failures import PublishTo
 from nsq_fast.testing import FaultyLink
+
+NSQD = EmbeddedNsqd
 
 Link = Callable[..., FaultyLink]
 
@@ -77,12 +80,6 @@ def child(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Child]:
     server.end()
 
 
-@pytest.fixture
-def nsqd() -> Iterator[NsqdServer]:
-    with NsqdServer() as server:
-        yield server
-
-
 class Load:
     """Producers and a consumer at work; what was answered OK, and what was handled.
 
@@ -100,7 +97,7 @@ class Load:
             body = b"%d-%d" % (number, index)
             self._producer.publish("t", body)
             self.stored.add(body)
-            gevent.sleep(0.001)
+            gevent.sleep(0.001)  # sleep: a program that does not publish without end
 
     def handle(self, consumer: Consumer, message: Message) -> None:
         number = int(message.body.split(b"-")[1])
@@ -353,9 +350,9 @@ def test_a_lying_lookupd_beside_an_honest_one_harms_nobody(lie: str, liar: Any, 
         Producer(**options) as producer,
         Consumer("t", "c", message_handler=lambda c, m: seen.append(m.body), **options),
     ):
-        until(lambda: seen == [b"first"], timeout=5)
+        until(lambda: seen == [b"first"], timeout=WAIT)
         assert producer.publish("t", b"second", timeout=5) == b"OK"
-        until(lambda: seen == [b"first", b"second"], timeout=5)
+        until(lambda: seen == [b"first", b"second"], timeout=WAIT)
 
 
 def test_a_topic_whose_nsqds_are_all_out_of_reach_goes_to_another(liar: Any, nsq_broker: Broker) -> None:
@@ -416,7 +413,7 @@ def test_a_name_that_dns_never_resolves_holds_up_no_other_nsqd(monkeypatch: pyte
             Consumer("t", "c", servers, max_in_flight=50, message_handler=handle),
             Producer(servers, max_publish_attempts=10, connect_timeout=0.2) as producer,
         ):
-            assert resolver.asked.wait(5)
+            assert resolver.asked.wait(WAIT)
             for number in range(100):
                 producer.publish("t", b"%d" % number)
             assert done.wait(10)

@@ -12,20 +12,13 @@ import pytest
 from gevent.event import Event
 from support.publishing import Nsqds, Producers
 from support.scripted_nsqd import ScriptedNsqd
-from support.waiting import until
+from support.waiting import WAIT, until
 
 from nsq_fast import Consumer, Producer
 from nsq_fast.errors import NotRunning
 from nsq_fast.runtime.waiting import is_interrupting
 
 Call = Callable[[Callable[[], Any]], Any]
-
-
-@pytest.fixture
-def nsqd() -> Iterator[ScriptedNsqd]:
-    server = ScriptedNsqd()
-    yield server
-    server.stop()
 
 
 def at_the_signal(close: Callable[[], Any]) -> None:
@@ -57,8 +50,9 @@ def in_a_callback_of_the_loop(close: Callable[[], Any]) -> None:
 
 def in_a_timer(close: Callable[[], Any]) -> None:
     timer = gevent.get_hub().loop.timer(0.0)
-    timer.start(close)
-    gevent.sleep(0.01)
+    fired = Event()
+    timer.start(lambda: (close(), fired.set()))
+    assert fired.wait(WAIT)
     timer.close()
 
 
@@ -172,6 +166,6 @@ def test_join_before_start_says_what_to_do(nsqd: ScriptedNsqd) -> None:
     with pytest.raises(NotRunning, match=r"call start\(\) first"):
         producer.join()
     consumer.close()
-    assert consumer.join(1)
+    assert consumer.join(WAIT)
     producer.close()
-    assert producer.join(1)
+    assert producer.join(WAIT)

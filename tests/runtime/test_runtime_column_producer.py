@@ -14,6 +14,7 @@ import gevent
 import pytest
 from support.peers import Peer
 from support.publishing import REDESIGNED, Command, Nsqds, refuse, stay_mute
+from support.waiting import WAIT
 
 from nsq_fast import ColumnProducer, Receipt, TraceLog, errors
 from nsq_fast._codec import Records, group_rows
@@ -69,7 +70,7 @@ def test_rows_become_commands(publish_nsqd: Nsqds, producer: Producers) -> None:
     results = [sender.publish_rows("t", records), sender.publish_rows("t", records, rows)]
     results.append(sender.publish_rows("t", records, None, 2, 4))
     results.append(sender.publish_rows("t", records, rows, 1))
-    assert [result.get(timeout=5).messages for result in results] == [10, 3, 2, 2]
+    assert [result.get(timeout=WAIT).messages for result in results] == [10, 3, 2, 2]
     assert [command.name for command in nsqd.commands] == ["MPUB"] * 4
     assert [command.bodies for command in nsqd.commands] == [
         numbered(10),
@@ -118,8 +119,8 @@ def test_a_refusal_names_what_the_server_said(publish_nsqd: Nsqds, producer: Pro
     sender = producer(nsqd.address)
     bad, good = sender.publish_rows("bad", records_of([b"1"])), sender.publish_rows("t", records_of([b"2"]))
     with pytest.raises(errors.BadTopic, match="not for you"):
-        bad.get(timeout=5)
-    assert good.get(timeout=5).messages == 1
+        bad.get(timeout=WAIT)
+    assert good.get(timeout=WAIT).messages == 1
 
 
 def test_a_broken_connection_is_tried_again_with_the_same_rows(publish_nsqd: Nsqds, producer: Producers) -> None:
@@ -131,12 +132,12 @@ def test_a_broken_connection_is_tried_again_with_the_same_rows(publish_nsqd: Nsq
 
     nsqd = publish_nsqd(answer)
     result = producer(nsqd.address).publish_rows("t", records_of(numbered(5)))
-    assert result.get(timeout=5).messages == 5
+    assert result.get(timeout=WAIT).messages == 5
     assert [command.bodies for command in nsqd.commands] == [numbered(5)] * 2
     nsqd.commands.clear()
     result = producer(nsqd.address, retry_unknown_outcome=False).publish_rows("t", records_of(numbered(5)))
     with pytest.raises(errors.PublishFailed, match="may have been stored") as failure:
-        result.get(timeout=5)
+        result.get(timeout=WAIT)
     assert failure.value.possibly_stored
 
 
@@ -150,9 +151,9 @@ def test_what_original_servers_cannot_take(publish_nsqd: Nsqds, producer: Produc
         ({"records": records_of([b"1"]), "partition": 0}, "no partitions"),
     ]:
         with pytest.raises(errors.ConfigError, match=match):
-            sender.publish_rows("t", **arguments).get(timeout=5)
+            sender.publish_rows("t", **arguments).get(timeout=WAIT)
     assert not nsqd.commands
-    assert sender.publish_rows("t", traced, is_trace_optional=True).get(timeout=5).receipts == []
+    assert sender.publish_rows("t", traced, is_trace_optional=True).get(timeout=WAIT).receipts == []
     assert [command.name for command in nsqd.commands] == ["MPUB"]
 
 
@@ -178,7 +179,7 @@ def test_layout_of_a_cluster(cluster: RedesignedCluster, producer: Producers) ->
     cluster.create_topic("t", PARTITIONS, 1, channels=["ch"])
     assert sender.layout("t") == (True, PARTITIONS, False)
     cluster.create_topic("ext", 1, 1, ext=True, channels=["ch"])
-    assert later.get(timeout=5) == (True, 1, True)
+    assert later.get(timeout=WAIT) == (True, 1, True)
 
 
 def test_rows_of_a_partition_keep_their_order_while_leaders_move(
@@ -193,7 +194,7 @@ def test_rows_of_a_partition_keep_their_order_while_leaders_move(
     def trouble() -> None:
         for number in range(PARTITIONS):
             cluster.move_leader("t", number)
-            gevent.sleep(0.03)
+            gevent.sleep(0.03)  # sleep: trouble that is spread over the publishes
         cluster.kill_node(cluster.leader_of("t", 1))
 
     mover = gevent.spawn(trouble)
@@ -203,7 +204,7 @@ def test_rows_of_a_partition_keep_their_order_while_leaders_move(
             if start * 4 < len(rows):
                 stop = min(start + 20, len(rows) // 4)
                 results.append(sender.publish_rows("t", records, rows, start, stop, partition=number))
-        gevent.sleep(0.005)
+        gevent.sleep(0.005)  # sleep: publishes that are spread over the trouble
     gevent.joinall([mover, *results], timeout=20, raise_error=True)
     assert sum(result.get(block=False).messages for result in results) == count
     for number, rows in enumerate(groups):
@@ -219,7 +220,7 @@ def test_receipts_of_traced_rows_and_their_records(
     trace.enable("t")
     sender = producer(lookupd_http_addresses=lookupds(cluster), trace=trace)
     with caplog.at_level(logging.INFO, "nsq_fast.trace"):
-        stored = sender.publish_rows("t", records_of([b"a", b"bb", b"ccc"], [5, 0, 2**64 - 1])).get(timeout=5)
+        stored = sender.publish_rows("t", records_of([b"a", b"bb", b"ccc"], [5, 0, 2**64 - 1])).get(timeout=WAIT)
     log = cluster.partition("t", 0).log.read(0, 10)
     leader = cluster.leader_of("t", 0).tcp_address
     wanted = [Receipt(log[n].internal_id, log[n].trace_id, log[n].offset, log[n].size, 0, leader) for n in (0, 2)]
@@ -234,5 +235,5 @@ def test_headers_on_an_extended_topic(cluster: RedesignedCluster, producer: Prod
     cluster.create_topic("t", 1, 1, ext=True, channels=["ch"])
     sender = producer(lookupd_http_addresses=lookupds(cluster))
     result = sender.publish_rows("t", records_of([b"a", b"b"], None, [b'{"n":1}', b"{}"]))
-    assert result.get(timeout=5) == (2, 0, [])
+    assert result.get(timeout=WAIT) == (2, 0, [])
     assert [record.ext[3:] for record in cluster.partition("t", 0).log.read(0, 10)] == [b'{"n":1}', b"{}"]

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cluster import Standalone
 from support.peers import Peer, PeerServer
-from support.waiting import until
+from support.waiting import WAIT, promptly, until
 
 import nsq_fast
 from nsq_fast import NsqdHTTPClient
@@ -189,8 +189,9 @@ def test_fetch_returns_what_there_is_when_time_is_up(server: Server, subscribe: 
     subscription.set_rdy(100)
     assert subscription.fetch(0.5, at_least=100).count == 10
     start = time.monotonic()
-    assert subscription.fetch(0.1).count == 0
-    assert 0.09 < time.monotonic() - start < 1.0
+    with promptly():
+        assert subscription.fetch(0.1).count == 0
+    assert time.monotonic() - start > 0.09
 
 
 def test_requeue_with_a_delay(server: Server, subscribe: Subscribe) -> None:
@@ -249,7 +250,7 @@ def test_close_gives_back_at_once_what_was_not_answered(server: Server, subscrib
     subscription.finish(columns.ids[: 60 * 16])
     subscription.close()
     assert subscription.unfinished == []
-    until(lambda: server.counts() == (2940, 0), 2.0)
+    until(lambda: server.counts() == (2940, 0), WAIT)
     assert server.channel()["timeout_count"] == 0
 
 
@@ -264,7 +265,7 @@ def test_an_error_gives_back_what_was_fetched(server: Server, subscribe: Subscri
 
     with pytest.raises(RuntimeError, match="the reader"):
         fail()
-    until(lambda: server.counts() == (200, 0), 2.0)
+    until(lambda: server.counts() == (200, 0), WAIT)
 
 
 def test_closing_twice_and_using_it_afterwards(server: Server, subscribe: Subscribe) -> None:
@@ -307,7 +308,7 @@ def test_every_layer(
     assert subscription.unfinished == [b"0123456789abcdef"]
     assert len(set(bodies)) == len(bodies)
     assert set(bodies) <= set(BODIES)
-    until(lambda: server.counts() == (len(BODIES) - len(bodies), 0), 2.0)
+    until(lambda: server.counts() == (len(BODIES) - len(bodies), 0), WAIT)
 
 
 def test_auth(subscribe: Subscribe) -> None:
@@ -406,9 +407,8 @@ def test_the_whole_of_open_is_limited(stage: str) -> None:
             peer.handshake()
         peer.read_all()
 
-    start = time.monotonic()
-    cause_of_open(stalls, connect_timeout=0.2)
-    assert time.monotonic() - start < 2.0
+    with promptly():
+        cause_of_open(stalls, connect_timeout=0.2)
 
 
 def test_nobody_listens() -> None:

@@ -13,6 +13,7 @@ import pytest
 from gevent.event import Event
 from support.peers import Peer, PeerServer, RecordingOwner, frame
 from support.peers import message as message_frame
+from support.waiting import WAIT, holds
 
 from nsq_fast import _codec
 from nsq_fast._codec import Message
@@ -381,10 +382,10 @@ def test_close_takes_the_replies_that_are_on_their_way(open_to: Open, owner: Rec
 def test_close_does_not_wait_for_ever(open_to: Open, owner: RecordingOwner) -> None:
     def script(peer: Peer) -> None:
         peer.handshake()
-        Event().wait(5)
+        Event().wait(WAIT)
 
     conn = open_to(script)
-    with gevent.Timeout(2):
+    with gevent.Timeout(WAIT):
         conn.close(timeout=0.05)
     owner.wait_end()
 
@@ -429,7 +430,7 @@ def test_garbage_ends_the_connection_after_what_came_before_it(open_to: Open, ow
     def script(peer: Peer) -> None:
         peer.accept_sub()
         peer.send(b"".join([b"\0\0\0\x1e\0\0\0\2", bytes(10), b"0123456789abcdef", b"\xff\xff\xff\xff HTTP/1.1"]))
-        Event().wait(5)
+        Event().wait(WAIT)
 
     subscribe(open_to(script))
     assert isinstance(owner.wait_end(), RemoteProtocolError)
@@ -512,10 +513,9 @@ def test_process_that_was_busy_does_not_take_its_server_for_dead(owner: Recordin
         server.start()
         conn = Connection(Address(*listener.getsockname()), ConnectionConfig(heartbeat_interval=1.0), owner)
         conn.connect()
-        time.sleep(2.1)  # the whole process, hub and reader included, hears nothing for more than two intervals
+        time.sleep(2.1)  # sleep: the whole process, hub and reader included, hears nothing for more than two intervals
         owner.wait(lambda: owner.heartbeats > 15)
-        gevent.sleep(0.15)
-        assert conn.is_open
+        holds(lambda: conn.is_open, 0.15)
         conn.close(ConnectionLost("done"))
         over.set()
-        server.join(5)
+        server.join(WAIT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from gevent import socket
 from gevent.event import Event
 from support.peers import Peer, PeerServer, RecordingOwner
+from support.waiting import WAIT, promptly
 
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
@@ -97,10 +97,8 @@ def test_server_that_falls_silent_during_the_handshake(connect_to: Connect, stag
         stage(peer)
         peer.read_all()
 
-    started = time.monotonic()
-    with pytest.raises(ConnectFailed, match=r"not connected within 0\.1 s"):
+    with promptly(), pytest.raises(ConnectFailed, match=r"not connected within 0\.1 s"):
         connect_to(script, deflate=stage is before_the_upgrade, auth_secret="x", connect_timeout=0.1)
-    assert time.monotonic() - started < 2
 
 
 @pytest.mark.parametrize(
@@ -225,7 +223,7 @@ def test_close_ends_an_attempt_to_connect() -> None:
     attempt = gevent.spawn(cause, conn.connect)
     arrived.wait()
     conn.close()
-    assert isinstance(attempt.get(timeout=2), ConnectionClosed)
+    assert isinstance(attempt.get(timeout=WAIT), ConnectionClosed)
     server.stop()
 
 
@@ -243,5 +241,5 @@ def test_killed_connect_closes_its_socket() -> None:
     attempt = gevent.spawn(Connection(server.address, ConnectionConfig(), RecordingOwner()).connect)
     arrived.wait()
     attempt.kill()
-    assert ended.wait(2)
+    assert ended.wait(WAIT)
     server.stop()

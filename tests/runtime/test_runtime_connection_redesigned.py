@@ -10,6 +10,7 @@ import pytest
 from gevent import Timeout
 from gevent.event import AsyncResult
 from support.peers import Peer, PeerServer, RecordingOwner
+from support.waiting import WAIT
 
 from nsq_fast import _codec
 from nsq_fast._codec import encode_frame, encode_message
@@ -152,7 +153,7 @@ def test_an_error_to_mpub_ext_closes_the_connection(open_to: Open, owner: Record
     assert isinstance(refused, ExtNotSupported)
     assert isinstance(lost, ConnectionLost)
     assert lost.outcome_unknown
-    with Timeout(5):
+    with Timeout(WAIT):
         assert ended.get() == b""
 
 

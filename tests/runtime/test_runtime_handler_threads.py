@@ -14,25 +14,18 @@ from typing import Any
 
 import gevent
 import pytest
-from support.outside_nsqd import Server, consume, server
+from support.outside_nsqd import Server, handle_many, server
 from support.partitions import PartitionNsqd, ScriptedLookup, answers, push_record, topology
 from support.scripted_nsqd import ScriptedNsqd
-from support.waiting import until
+from support.waiting import holds, until
 
 from nsq_fast import Consumer, RequeueMessage
 from nsq_fast._codec import Message
 from nsq_fast.errors import AlreadyResponded, ConfigError, ConnectionLost, HandlerDeferred, WrongThread
 
-__all__ = ["consume", "server"]  # fixtures
+__all__ = ["handle_many", "server"]  # fixtures
 
 HUB_THREAD = threading.get_ident()
-
-
-@pytest.fixture
-def nsqd() -> Iterator[ScriptedNsqd]:
-    server = ScriptedNsqd()
-    yield server
-    server.stop()
 
 
 @pytest.fixture
@@ -72,7 +65,7 @@ class Gate:
 
 @pytest.mark.parametrize("options", [{}, {"concurrency": 3}, {"batch": True}], ids=str)
 def test_each_message_is_handled_once_and_finished(
-    server: Server, consume: Callable[..., Consumer], options: dict[str, Any]
+    server: Server, handle_many: Callable[..., Consumer], options: dict[str, Any]
 ) -> None:
     seen: Counter[bytes] = Counter()
     threads: set[int] = set()
@@ -84,7 +77,7 @@ def test_each_message_is_handled_once_and_finished(
     handlers: dict[str, Any] = {"message_handler": lambda c, m: handle(m)}
     if options.pop("batch", False):
         handlers = {"batch_handler": lambda c, messages: [handle(message) for message in messages]}
-    consumer = consume(3000, handler_threads=4, **handlers, **options)
+    consumer = handle_many(3000, handler_threads=4, **handlers, **options)
     until(lambda: consumer.stats().totals.finished == 3000, 30)
     assert len(seen) == 3000
     assert set(seen.values()) == {1}
@@ -92,11 +85,13 @@ def test_each_message_is_handled_once_and_finished(
     server.wait_finished(3000)
 
 
-def test_handlers_that_block_run_at_once_and_the_hub_goes_on(server: Server, consume: Callable[..., Consumer]) -> None:
+def test_handlers_that_block_run_at_once_and_the_hub_goes_on(
+    server: Server, handle_many: Callable[..., Consumer]
+) -> None:
     gate = Gate()
-    consumer = consume(20, message_handler=gate, handler_threads=5, heartbeat_interval=1.0)
+    consumer = handle_many(20, message_handler=gate, handler_threads=5, heartbeat_interval=1.0)
     until(lambda: len(gate.running) == 5)
-    gevent.sleep(3)  # longer than a server bears without an answer to its heartbeats
+    gevent.sleep(3)  # sleep: longer than a server bears without an answer to its heartbeats
     gate.open()
     until(lambda: consumer.stats().totals.finished == 20)
     assert gate.most == 5
@@ -112,8 +107,7 @@ def test_never_more_at_once_than_max_in_flight(
     connection = nsqd.connection()
     connection.push(*range(6))  # more than RDY allows, as after time-outs
     until(lambda: len(gate.running) == most)
-    gevent.sleep(0.05)
-    assert gate.most == most
+    holds(lambda: gate.most == most, 0.05)
     gate.open()
     connection.wait_for(lambda: len(connection.answered(b"FIN")) == 6)
 
@@ -326,7 +320,7 @@ def test_an_ordered_partition_has_one_handler_at_a_time_in_order(monkeypatch: py
     def handler(consumer: Consumer, message: Message) -> None:
         running[message.partition] += 1
         most[message.partition] = max(most[message.partition], running[message.partition])
-        time.sleep(0.001)
+        time.sleep(0.001)  # sleep: long enough for another thread to begin
         seen[message.partition].append(message.internal_id & ((1 << 50) - 1))
         running[message.partition] -= 1
 
@@ -363,7 +357,7 @@ block, ident = get_original("time", "sleep"), get_original("_thread", "get_ident
 address, seen, main = sys.argv[1], [], ident()
 
 def handler(consumer, message):
-    time.sleep(0.001)
+    time.sleep(0.001)  # sleep: the handler waits, by gevent where it is patched
     block(0.001)
     assert ident() != main
     seen.append(message.body)
@@ -373,14 +367,14 @@ def consume(channel):
     consumer = Consumer("t", channel, address, message_handler=handler, handler_threads=3, max_in_flight=50)
     consumer.start(block=False)
     while len(seen) < 100:
-        gevent.sleep(0.01)
+        gevent.sleep(0.01)  # sleep: looks again and again
     return consumer
 
 with Producer(address) as producer:
     for channel in ("a", "b"):  # made before the messages
         with Consumer("t", channel, address, message_handler=handler) as first:
             while not first.stats().connections[0].is_connected:
-                gevent.sleep(0.01)
+                gevent.sleep(0.01)  # sleep: looks again and again
     producer.multipublish("t", [b"%d" % number for number in range(100)])
 consumer = consume("a")
 child = os.fork()
@@ -388,7 +382,7 @@ if not child:
     consume("b").close()
     os._exit(0)
 while os.waitpid(child, os.WNOHANG) == (0, 0):
-    gevent.sleep(0.01)
+    gevent.sleep(0.01)  # sleep: looks again and again
 consumer.close()
 assert consumer.stats().totals.finished == 100, consumer.stats()
 print("done")

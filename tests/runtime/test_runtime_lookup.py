@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import socket as standard_socket
 import subprocess
 import sys
 import time
@@ -19,8 +18,9 @@ from gevent import sleep
 from gevent.event import Event
 from gevent.server import StreamServer
 from gevent.socket import socket as Socket
+from support.ports import free_address
 from support.servers import RealLookupd, RealNsqd
-from support.waiting import until
+from support.waiting import WAIT, holds, promptly, until
 
 from nsq_fast import Producer
 from nsq_fast.config import LookupConfig
@@ -32,8 +32,8 @@ from nsq_fast.runtime.lookup_round import PolledTopic
 from nsq_fast.runtime.lookupd import Lookupd
 from nsq_fast.runtime.supervised import Supervisor
 
-FAST = LookupConfig(lookupd_poll_interval=0.05, lookupd_poll_jitter=0.0, lookupd_timeout=0.3)
-CALM = LookupConfig(lookupd_poll_interval=60.0, lookupd_timeout=0.5, lookupd_refresh_interval=0.2)
+FAST = LookupConfig(lookupd_poll_interval=0.05, lookupd_poll_jitter=0.0, lookupd_timeout=1.0)
+CALM = LookupConfig(lookupd_poll_interval=60.0, lookupd_timeout=20.0, lookupd_refresh_interval=0.2)
 
 Responder = Callable[[Socket, str], None]
 
@@ -130,18 +130,12 @@ def hang(sock: Socket, _target: str) -> None:
     sock.recv(1)
 
 
-def free_address() -> Address:
-    with closing(standard_socket.socket()) as sock:
-        sock.bind(("127.0.0.1", 0))
-        return Address(*sock.getsockname())
-
-
 # What a poll finds
 
 
 def test_the_answers_of_all_lookupds_are_united() -> None:
     with fake_lookupds(producers(1, 2), producers(2, 3), TOPIC_NOT_FOUND) as lookupds, polling(lookupds) as poller:
-        assert ports(poller.wait_topology("t", 5)) == {1, 2, 3}
+        assert ports(poller.wait_topology("t", WAIT)) == {1, 2, 3}
         assert poller.topology("t") is poller.wait_topology("t")
         assert poller.topology("other") is None
 
@@ -150,7 +144,7 @@ def test_the_answers_of_all_lookupds_are_united() -> None:
 def test_the_role_metadata_and_accept_header_are_always_sent(access: Any) -> None:
     config = CALM.replace(lookupd_authorization="Bearer s3cret")
     with fake_lookupds(producers(1)) as [lookupd], polling([lookupd], config, access=access) as poller:
-        poller.wait_topology("t", 5)
+        poller.wait_topology("t", WAIT)
         assert lookupd.requests[0] == f"/lookup?topic=t&access={access}&metainfo=true"
         assert "Accept: application/vnd.nsq; version=1.0\r\n" in lookupd.heads[0]
         assert "Authorization: Bearer s3cret\r\n" in lookupd.heads[0]
@@ -182,7 +176,7 @@ def test_a_topic_that_nobody_knows_yet_is_asked_for_again_and_again(caplog: pyte
 
 def test_an_unknown_topic_is_a_valid_and_empty_answer(caplog: pytest.LogCaptureFixture) -> None:
     with fake_lookupds(TOPIC_NOT_FOUND) as [lookupd], polling([lookupd]) as poller:
-        assert poller.wait_topology("t", 5).is_empty
+        assert poller.wait_topology("t", WAIT).is_empty
     assert not caplog.records
 
 
@@ -194,7 +188,7 @@ def test_partitions_and_wrapped_replies_are_understood() -> None:
     }
     body = json.dumps({"status_code": 200, "status_txt": "OK", "data": data}).encode()
     with fake_lookupds(http_reply(body)) as [lookupd], polling([lookupd]) as poller:
-        topology = poller.wait_topology("t", 5)
+        topology = poller.wait_topology("t", WAIT)
         assert topology.partitions[0].tcp == Address("10.0.0.1", 1)
         assert topology.is_complete
 
@@ -254,7 +248,7 @@ def drip(sock: Socket, _target: str) -> None:
     sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
     while True:
         sock.sendall(b" ")
-        sleep(0.02)
+        sleep(0.02)  # sleep: each byte in time, the reply never
 
 
 LIES: dict[str, bytes | Responder] = {
@@ -286,7 +280,7 @@ LIES: dict[str, bytes | Responder] = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lying_lookupd_is_ignored_and_logged_once(lie: str, caplog: pytest.LogCaptureFixture) -> None:
     with fake_lookupds(producers(1), LIES[lie]) as [good, bad], polling([good, bad], FAST) as poller:
-        assert ports(poller.wait_topology("t", 5)) == {1}
+        assert ports(poller.wait_topology("t", WAIT)) == {1}
         until(lambda: bad.count() >= 2 and good.count() >= 4)
         assert ports(poller.topology("t")) == {1}
     failures = [record for record in caplog.records if str(bad.address) in record.getMessage()]
@@ -300,7 +294,7 @@ def test_when_every_lookupd_fails_what_was_known_stays(lie: str) -> None:
         fake_lookupds(producers(1)) as [lookupd],
         polling([lookupd], FAST, listener=lambda _, new: heard.append(new)) as poller,
     ):
-        known = poller.wait_topology("t", 5)
+        known = poller.wait_topology("t", WAIT)
         lookupd.answer(LIES[lie])
         sleep(0)
         count = lookupd.count()
@@ -350,15 +344,12 @@ def test_a_failing_listener_does_not_end_the_polling_and_its_owner_hears_of_it(
 
 
 def test_a_hung_lookupd_delays_neither_the_others_nor_a_refresh() -> None:
-    config = CALM.replace(lookupd_timeout=30.0)
+    config = CALM.replace(lookupd_timeout=60.0)
     with fake_lookupds(hang, producers(1)) as [bad, good], polling([bad, good], config) as poller:
-        started = time.monotonic()
-        assert ports(poller.wait_topology("t", 5)) == {1}
+        assert ports(poller.wait_topology("t", WAIT)) == {1}
         good.answer(producers(2))
-        sleep(0.1)
         poller.refresh("t")
         until(lambda: ports(poller.topology("t")) == {2})
-        assert time.monotonic() - started < 2.0
         assert bad.count() == 1
 
 
@@ -371,7 +362,7 @@ def test_a_slow_answer_is_merged_when_it_comes() -> None:
 
     config = CALM.replace(lookupd_timeout=5.0)
     with fake_lookupds(producers(1), slow) as lookupds, polling(lookupds, config) as poller:
-        assert ports(poller.wait_topology("t", 5)) == {1}
+        assert ports(poller.wait_topology("t", WAIT)) == {1}
         answered.set()
         until(lambda: ports(poller.topology("t")) == {1, 2})
 
@@ -394,9 +385,9 @@ ticks = []
 def tick():
     while True:
         ticks.append(time.monotonic())
-        gevent.sleep(0.01)
+        gevent.sleep(0.01)  # sleep: a timer that shows whether the hub runs
 ticker = gevent.spawn(tick)
-poller = LookupPoller([listener.getsockname()], LookupConfig(lookupd_timeout=0.3))
+poller = LookupPoller([listener.getsockname()], LookupConfig(lookupd_timeout=5.0))
 poller.start()
 try:
     poller.wait_topology("t", 1.0)
@@ -410,7 +401,7 @@ print(max(after - before for before, after in zip(ticks, ticks[1:])), len(ticks)
     program = program.replace("IS_PATCHED", str(is_patched))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
     longest, count = done.stdout.split()
-    assert float(longest) < 0.5
+    assert float(longest) < 2
     assert int(count) > 20
 
 
@@ -447,7 +438,7 @@ def test_a_lookupd_that_starts_late_is_found_without_waiting_for_the_interval() 
         server = StreamServer(tuple(address), lambda sock, _: (sock.recv(4096), sock.sendall(producers(1))))
         server.start()
         try:
-            assert ports(poller.wait_topology("t", 5)) == {1}
+            assert ports(poller.wait_topology("t", WAIT)) == {1}
         finally:
             server.stop(timeout=0)
     finally:
@@ -455,41 +446,42 @@ def test_a_lookupd_that_starts_late_is_found_without_waiting_for_the_interval() 
 
 
 def test_a_thousand_refreshes_are_one_poll() -> None:
+    topic = PolledTopic("t", CALM)
+    topic.asked(100.0)
+    assert not any(topic.refresh(100.0 + number * 1e-5) for number in range(1000))
+    assert topic.due >= 160.0
+
+
+def test_refreshes_without_end_are_a_poll_each_interval() -> None:
     with fake_lookupds(producers(1)) as [lookupd], polling([lookupd]) as poller:
-        poller.wait_topology("t", 5)
-        sleep(CALM.lookupd_refresh_interval)
-        before = lookupd.count()
-        for number in range(1000):
-            poller.refresh("t" if number % 2 else None)
-            if number % 50 == 0:
-                sleep(0.002)
-        sleep(CALM.lookupd_refresh_interval * 1.5)
-        assert lookupd.count() == before + 1
+        poller.wait_topology("t", WAIT)
+        before, began = lookupd.count(), time.monotonic()
+        while lookupd.count() < before + 4:
+            poller.refresh("t")
+            sleep(0.001)  # sleep: refreshes again and again
+        assert time.monotonic() - began > 2 * CALM.lookupd_refresh_interval
 
 
 def test_a_refresh_that_comes_too_early_is_served_late() -> None:
-    with fake_lookupds(producers(1)) as [lookupd], polling([lookupd]) as poller:
-        poller.wait_topology("t", 5)
-        asked_at = time.monotonic()
-        sleep(0.12)
-        lookupd.answer(producers(2))
-        poller.refresh("t")
-        until(lambda: ports(poller.topology("t")) == {2})
-        assert time.monotonic() - asked_at >= CALM.lookupd_refresh_interval - 0.05
+    topic = PolledTopic("t", CALM)
+    topic.asked(100.0)
+    assert topic.refresh(100.0 + CALM.lookupd_refresh_interval * 0.6)
+    assert topic.due == 100.0 + CALM.lookupd_refresh_interval
 
 
 def test_a_refresh_asks_for_its_topic_only() -> None:
     with fake_lookupds(producers(1)) as [lookupd], polling([lookupd]) as poller:
-        poller.wait_topology("a", 5)
-        poller.wait_topology("b", 5)
-        sleep(CALM.lookupd_refresh_interval)
+        poller.wait_topology("a", WAIT)
+        poller.wait_topology("b", WAIT)
         lookupd.requests.clear()
-        poller.refresh("b")
-        until(lambda: lookupd.count() == 1)
-        sleep(0.05)
-        assert [request for request in lookupd.requests if request.startswith("/lookup?")] == [
-            "/lookup?topic=b&access=r&metainfo=true"
-        ]
+        until(lambda: poller.refresh("b") or lookupd.count())
+        holds(
+            lambda: (
+                {request for request in lookupd.requests if request.startswith("/lookup?")}
+                == {"/lookup?topic=b&access=r&metainfo=true"}
+            ),
+            0.05,
+        )
 
 
 def test_polls_are_spread_by_jitter() -> None:
@@ -539,9 +531,8 @@ def test_without_listlookup_the_configured_addresses_serve(answer: bytes | Respo
     with fake_lookupds(producers(1)) as [seed]:
         seed.routes["/listlookup"] = answer
         with polling([seed]) as poller:
-            assert ports(poller.wait_topology("t", 5)) == {1}
-            sleep(0.05)
-            assert poller.lookupds == (f"http://{seed.address}",)
+            assert ports(poller.wait_topology("t", WAIT)) == {1}
+            holds(lambda: poller.lookupds == (f"http://{seed.address}",))
 
 
 def test_an_original_lookupd_is_not_asked_for_others_at_every_poll() -> None:
@@ -578,9 +569,7 @@ def test_nodes_of_lookupds_that_fail_are_an_error() -> None:
         lookupds[0].answer(producers())
         assert poller.nodes(5) == ()
         lookupds[0].answer(hang)
-        sleep(CALM.lookupd_refresh_interval)
-        with pytest.raises(LookupFailed):
-            poller.nodes(0.05)
+        until(lambda: isinstance(failure_of(poller.nodes, 0.05), LookupFailed))  # when what is known is too old
 
 
 # Arguments, start and stop
@@ -594,7 +583,7 @@ def test_a_lookupd_may_be_given_as_text(text: str) -> None:
         poller = LookupPoller(text.format(port=lookupd.address.port), CALM)
         poller.start()
         try:
-            assert ports(poller.wait_topology("t", 5)) == {1}
+            assert ports(poller.wait_topology("t", WAIT)) == {1}
         finally:
             poller.stop()
 
@@ -608,7 +597,7 @@ def test_an_ipv6_lookupd() -> None:
     poller = LookupPoller([f"[::1]:{server.server_port}"], CALM)
     poller.start()
     try:
-        assert ports(poller.wait_topology("t", 5)) == {1}
+        assert ports(poller.wait_topology("t", WAIT)) == {1}
     finally:
         poller.stop()
         server.stop(timeout=0)
@@ -641,15 +630,14 @@ def test_stop_ends_waiters_and_requests_under_way_and_start_begins_again() -> No
         poller.start()
         waiter = gevent.spawn(failure_of, poller.wait_topology, "t")
         until(lambda: lookupd.count() == 1)
-        started = time.monotonic()
-        poller.stop()
-        poller.stop()
-        waiter.join(2)
+        with promptly():
+            poller.stop()
+            poller.stop()
+        waiter.join(WAIT)
         assert isinstance(waiter.value, LookupFailed)
-        assert time.monotonic() - started < 1.0
         lookupd.answer(producers(1))
         poller.start()
-        assert ports(poller.wait_topology("t", 5)) == {1}
+        assert ports(poller.wait_topology("t", WAIT)) == {1}
         poller.stop()
 
 
@@ -664,10 +652,9 @@ def test_the_listener_may_stop_the_poller() -> None:
         poller = LookupPoller([lookupd.address], FAST, listener=listener)
         poller.add_topic("t")
         poller.start()
-        assert stopped.wait(5)
+        assert stopped.wait(WAIT)
         count = lookupd.count()
-        sleep(0.15)
-        assert lookupd.count() == count
+        holds(lambda: lookupd.count() == count, 3 * FAST.lookupd_poll_interval)
 
 
 # Real servers
@@ -734,7 +721,7 @@ def test_an_answer_with_too_many_producers_is_a_bad_one(caplog: pytest.LogCaptur
         fake_lookupds(producers(*range(1, 500)), producers(7)) as lookupds,
         polling(lookupds, FAST.replace(lookupd_max_producers=100)) as poller,
     ):
-        assert ports(poller.wait_topology("t", 5)) == {7}
+        assert ports(poller.wait_topology("t", WAIT)) == {7}
         until(lambda: lookupds[0].count() >= 3)
     failures = [text for text in (record.getMessage() for record in caplog.records) if "fails" in text]
     assert len(failures) == 1
@@ -745,14 +732,14 @@ def test_an_answer_larger_than_its_producers_can_be_is_not_read(caplog: pytest.L
     huge = http_reply(b'{"channels":[' + b'"c",' * 500_000 + b'"c"],"producers":[]}')
     config = FAST.replace(lookupd_max_producers=10)
     with fake_lookupds(huge, producers(7)) as lookupds, polling(lookupds, config) as poller:
-        assert ports(poller.wait_topology("t", 5)) == {7}
+        assert ports(poller.wait_topology("t", WAIT)) == {7}
         until(lambda: "a reply of more than" in caplog.text)
 
 
 def test_a_bad_list_of_lookupds_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with fake_lookupds(producers(1)) as [lookupd], polling([lookupd], FAST) as poller:
         lookupd.routes["/listlookup"] = http_reply(b"<html>")
-        poller.wait_topology("t", 5)
+        poller.wait_topology("t", WAIT)
         until(lambda: lookupd.count("/listlookup") >= 3)
     assert caplog.text.count("does not list the lookupds of its cluster") == 1
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import gevent
 from gevent import socket
+from gevent.event import Event
 from gevent.server import StreamServer
 
 from nsq_fast.config import ConnectionConfig
@@ -17,15 +18,14 @@ from nsq_fast.runtime.net.transport import Transport
 
 
 def block(seconds: float) -> None:
-    time.sleep(seconds)
+    time.sleep(seconds)  # sleep: the loop is kept from its turns
 
 
 def test_a_loop_is_overdue_after_a_time_slice_without_a_turn() -> None:
     turns = loop_turns()
-    gevent.sleep(0.001)
-    now = time.monotonic()
-    assert not turns.is_overdue(now)
-    assert turns.is_overdue(now + 2 * SLICE)
+    turns.wait()
+    assert not turns.is_overdue(turns.began_at)
+    assert turns.is_overdue(turns.began_at + 2 * SLICE)
     block(2 * SLICE)
     gevent.sleep(0)  # which does not reach the loop
     assert turns.is_overdue(time.monotonic())
@@ -35,7 +35,7 @@ def test_a_loop_is_overdue_after_a_time_slice_without_a_turn() -> None:
 
 def test_a_turn_that_was_long_ago_does_not_count() -> None:
     turns = loop_turns()
-    gevent.sleep(0.001)
+    turns.wait()
     block(2 * SLICE)
     assert turns.is_overdue(time.monotonic())
 
@@ -53,7 +53,7 @@ def test_those_who_wait_are_resumed_in_order_and_timers_in_between() -> None:
 
     def tick() -> None:
         while True:
-            gevent.sleep(0.0001)
+            gevent.sleep(0.0001)  # sleep: a timer that is always due
             fired.append(len(order))
 
     ticking = gevent.spawn(tick)
@@ -93,7 +93,7 @@ class Flood:
 
 
 def test_a_reader_that_always_finds_more_lets_timers_have_their_turn() -> None:
-    with_peer = StreamServer(("127.0.0.1", 0), lambda sock, address: gevent.sleep(60))
+    with_peer = StreamServer(("127.0.0.1", 0), lambda sock, address: Event().wait())
     with_peer.start()
     address = Address("127.0.0.1", with_peer.server_port)
     transport = Transport(socket.create_connection(address), address, ConnectionConfig())
@@ -103,7 +103,7 @@ def test_a_reader_that_always_finds_more_lets_timers_have_their_turn() -> None:
 
     def tick() -> None:
         while True:
-            gevent.sleep(0.0001)
+            gevent.sleep(0.0001)  # sleep: a timer that is always due
             at_turns.append(flood.reads)
 
     ticking = gevent.spawn(tick)

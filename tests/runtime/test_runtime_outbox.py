@@ -12,6 +12,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.peers import Peer, PeerServer, RecordingOwner, message
+from support.waiting import WAIT
 
 from nsq_fast import _codec
 from nsq_fast._codec import Message
@@ -78,7 +79,7 @@ def test_greenlets_that_write_at_once_never_mix(open_to: Open) -> None:
 def test_peer_that_takes_nothing_is_given_up(open_to: Open) -> None:
     def script(peer: Peer) -> None:
         peer.handshake()
-        Event().wait(5)
+        Event().wait(WAIT)
 
     conn, owner = open_to(script, write_timeout=0.1)
     conn.request(_codec.pub("t", bytes(16 * MIB)), "PUB", "big")
@@ -94,7 +95,7 @@ def test_peer_that_takes_a_little_now_and_then_is_not_given_up(open_to: Open) ->
     def script(peer: Peer) -> None:
         peer.handshake()
         while peer.recv():
-            gevent.sleep(0.002)
+            gevent.sleep(0.002)  # sleep: a peer that takes a little now and then
 
     conn, owner = open_to(script, write_timeout=0.2)
     conn.write(bytes(12 * MIB))
@@ -134,7 +135,7 @@ def test_close_flushes_what_a_slow_peer_has_not_taken_yet(open_to: Open) -> None
 
     def script(peer: Peer) -> None:
         peer.handshake()
-        gevent.sleep(0.05)
+        gevent.sleep(0.05)  # sleep: a peer that begins late
         taken.append(len(peer.read_all()))
 
     conn, _ = open_to(script)
@@ -189,7 +190,7 @@ def test_flood_does_not_keep_others_from_running() -> None:
     ticker.join()
     assert ticks > 50  # 13 MB at 128 KiB between yields
     conn.close(ConnectionLost("done"))
-    server.join(5)
+    server.join(WAIT)
 
 
 def test_answers_are_told_of_when_they_are_sent_and_when_they_are_lost(open_to: Open) -> None:

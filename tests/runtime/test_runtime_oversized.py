@@ -9,6 +9,7 @@ import pytest
 from gevent.event import Event
 from geventhttpclient import HTTPClient
 from support.scripted_nsqd import ScriptedNsqd, message_frame
+from support.waiting import until
 
 from nsq_fast import ColumnSubscription, Consumer
 from nsq_fast.broker import NsqdServer
@@ -23,7 +24,7 @@ LARGE = b"x" * 3_000_000
 
 
 @pytest.fixture(params=["embedded", "original"])
-def nsqd(request, tmp_path):
+def served(request, tmp_path):
     """An nsqd whose messages may be larger than the client's limit: (TCP address, HTTP client)."""
     if request.param == "original":
         server = request.getfixturevalue("real_nsqd")("-max-msg-size=10000000", "-max-body-size=20000000")
@@ -42,21 +43,15 @@ def publish(server, *bodies):
     client.close()
 
 
-def wait_until(condition, timeout=20.0):
-    with gevent.Timeout(timeout, AssertionError(f"not so within {timeout} s: {condition}")):
-        while not condition():
-            gevent.sleep(0.01)
-
-
-def test_the_rest_goes_on_and_the_policy_gets_it_in_the_end(nsqd, caplog):
-    publish(nsqd, b"one", LARGE, b"two")
+def test_the_rest_goes_on_and_the_policy_gets_it_in_the_end(served, caplog):
+    publish(served, b"one", LARGE, b"two")
     handled, given_up, errors = [], [], []
 
     def give_up(consumer, message):
         given_up.append(message)
 
     consumer = Consumer(
-        "t", "c", str(nsqd.tcp_address), message_handler=lambda c, m: handled.append(m.body), give_up=give_up,
+        "t", "c", str(served.tcp_address), message_handler=lambda c, m: handled.append(m.body), give_up=give_up,
         max_frame_size=LIMIT, max_tries=2, requeue_delay=0, max_in_flight=5,
     )  # fmt: skip
 
@@ -65,9 +60,9 @@ def test_the_rest_goes_on_and_the_policy_gets_it_in_the_end(nsqd, caplog):
 
     consumer.on_exception.connect(receiver)
     with consumer:
-        wait_until(lambda: given_up)
-        publish(nsqd, b"three")
-        wait_until(lambda: len(handled) == 3)
+        until(lambda: given_up)
+        publish(served, b"three")
+        until(lambda: len(handled) == 3)
         stats = consumer.stats()
     assert set(handled) == {b"one", b"two", b"three"}
     (message,) = given_up
@@ -80,8 +75,8 @@ def test_the_rest_goes_on_and_the_policy_gets_it_in_the_end(nsqd, caplog):
 
 
 @pytest.mark.parametrize("kind", [WriteToFolder, PublishTo])
-def test_policies_that_keep_the_body_leave_it_with_nsqd(nsqd, kind, tmp_path):
-    publish(nsqd, LARGE)
+def test_policies_that_keep_the_body_leave_it_with_nsqd(served, kind, tmp_path):
+    publish(served, LARGE)
     policy = WriteToFolder(tmp_path / "given-up") if kind is WriteToFolder else PublishTo("dead-letters")
     errors = []
     # A message that nsqd sends while the consumer closes comes back after its timeout only.
@@ -89,7 +84,7 @@ def test_policies_that_keep_the_body_leave_it_with_nsqd(nsqd, kind, tmp_path):
     consumer = Consumer(
         "t",
         "c",
-        str(nsqd.tcp_address),
+        str(served.tcp_address),
         message_handler=lambda c, m: None,
         give_up=policy,
         max_frame_size=LIMIT,
@@ -101,50 +96,52 @@ def test_policies_that_keep_the_body_leave_it_with_nsqd(nsqd, kind, tmp_path):
 
     consumer.on_exception.connect(receiver)
     with consumer:
-        wait_until(lambda: 3 in errors)
+        until(lambda: 3 in errors)
     received = []
-    with Consumer("t", "c", str(nsqd.tcp_address), message_handler=lambda c, m: received.append(m.body), max_tries=0):
-        wait_until(lambda: received)
+    with Consumer("t", "c", str(served.tcp_address), message_handler=lambda c, m: received.append(m.body), max_tries=0):
+        until(lambda: received)
     assert received == [LARGE]
 
 
 @pytest.mark.parametrize("policy", [Discard(), LogMessage()])
-def test_policies_that_drop_say_that_there_was_a_body(nsqd, policy, caplog):
-    publish(nsqd, LARGE)
+def test_policies_that_drop_say_that_there_was_a_body(served, policy, caplog):
+    publish(served, LARGE)
     with Consumer(
-        "t", "c", str(nsqd.tcp_address), message_handler=lambda c, m: None, give_up=policy,
+        "t", "c", str(served.tcp_address), message_handler=lambda c, m: None, give_up=policy,
         max_frame_size=LIMIT, max_tries=1, requeue_delay=0,
     ) as consumer:  # fmt: skip
-        wait_until(lambda: consumer.given_up)
+        until(lambda: consumer.given_up)
     assert f"without its body of {len(LARGE)} bytes, above max_frame_size={LIMIT}" in caplog.text
 
 
-def test_batches_and_iteration_never_see_it(nsqd):
-    publish(nsqd, LARGE, *(b"%d" % number for number in range(20)))
+def test_batches_and_iteration_never_see_it(served):
+    publish(served, LARGE, *(b"%d" % number for number in range(20)))
     seen, given_up = [], []
     options = {"max_frame_size": LIMIT, "max_tries": 1, "requeue_delay": 0, "max_in_flight": 50}
     with Consumer(
-        "t", "c", str(nsqd.tcp_address), batch_handler=lambda c, messages: seen.extend(messages),
+        "t", "c", str(served.tcp_address), batch_handler=lambda c, messages: seen.extend(messages),
         give_up=lambda c, message: given_up.append(message), **options,
     ):  # fmt: skip
-        wait_until(lambda: given_up and len(seen) == 20)
+        until(lambda: given_up and len(seen) == 20)
     assert not any(message.is_truncated for message in seen)
-    publish(nsqd, LARGE, b"last")
-    consumer = Consumer("t", "c", str(nsqd.tcp_address), give_up=lambda c, message: given_up.append(message), **options)
+    publish(served, LARGE, b"last")
+    consumer = Consumer(
+        "t", "c", str(served.tcp_address), give_up=lambda c, message: given_up.append(message), **options
+    )
     bodies = []
     for message in consumer:
         bodies.append(message.body)
         if len(given_up) == 2:
             break
-        publish(nsqd, b"more")
+        publish(served, b"more")
     consumer.close()
     assert set(bodies) <= {b"last", b"more"}
 
 
-def test_a_message_that_closing_finds_is_given_back(nsqd):
-    publish(nsqd, LARGE)
+def test_a_message_that_closing_finds_is_given_back(served):
+    publish(served, LARGE)
     tried = Event()
-    consumer = Consumer("t", "c", str(nsqd.tcp_address), message_handler=lambda c, m: None, max_frame_size=LIMIT)
+    consumer = Consumer("t", "c", str(served.tcp_address), message_handler=lambda c, m: None, max_frame_size=LIMIT)
 
     def receiver(sender, message, error):
         tried.set()
@@ -154,15 +151,15 @@ def test_a_message_that_closing_finds_is_given_back(nsqd):
     assert tried.wait(10)
     consumer.close()
     received = []
-    with Consumer("t", "c", str(nsqd.tcp_address), message_handler=lambda c, m: received.append(m.attempts)):
-        wait_until(lambda: received)
+    with Consumer("t", "c", str(served.tcp_address), message_handler=lambda c, m: received.append(m.attempts)):
+        until(lambda: received)
     assert received == [2]
 
 
-def test_a_column_subscription_gives_it_back_and_goes_on(nsqd, caplog, monkeypatch):
+def test_a_column_subscription_gives_it_back_and_goes_on(served, caplog, monkeypatch):
     monkeypatch.setattr("nsq_fast.runtime.columns.intake.SKIPPED_DELAY_MS", 0)
-    publish(nsqd, b"one", LARGE, b"two")
-    address = parse_address(str(nsqd.tcp_address), 4150)
+    publish(served, b"one", LARGE, b"two")
+    address = parse_address(str(served.tcp_address), 4150)
     # What nsqd sends once more while the subscription closes comes back after its timeout only.
     config = ConnectionConfig(max_frame_size=LIMIT, msg_timeout=1.0)
     with ColumnSubscription(address, "t", "c", config) as subscription:
@@ -170,11 +167,11 @@ def test_a_column_subscription_gives_it_back_and_goes_on(nsqd, caplog, monkeypat
         columns = subscription.fetch(10.0, at_least=2)
         assert columns.body in (b"onetwo", b"twoone")
         subscription.finish(columns.ids)
-        wait_until(lambda: subscription.fetch(0.01) is not None and caplog.text.count(f"max_frame_size={LIMIT}") >= 2)
+        until(lambda: subscription.fetch(0.01) is not None and caplog.text.count(f"max_frame_size={LIMIT}") >= 2)
     assert subscription.unfinished == []
     received = []
-    with Consumer("t", "c", str(nsqd.tcp_address), message_handler=lambda c, m: received.append(m.body), max_tries=0):
-        wait_until(lambda: received)
+    with Consumer("t", "c", str(served.tcp_address), message_handler=lambda c, m: received.append(m.body), max_tries=0):
+        until(lambda: received)
     assert received == [LARGE]
 
 
@@ -213,7 +210,7 @@ def test_a_server_that_ignores_rdy_is_left_before_it_takes_the_memory():
                 conn.send(flood)
 
     sender = gevent.spawn(send)
-    wait_until(lambda: errors)
+    until(lambda: errors)
     assert isinstance(errors[0], RemoteProtocolError)
     assert "the server ignores RDY" in str(errors[0])
     held = max(connection.in_flight + connection.unstarted for connection in consumer.stats().connections)
@@ -224,16 +221,16 @@ def test_a_server_that_ignores_rdy_is_left_before_it_takes_the_memory():
     server.stop()
 
 
-def test_a_server_whose_messages_time_out_is_not_blamed(nsqd):
+def test_a_server_whose_messages_time_out_is_not_blamed(served):
     """Nothing is answered for several timeouts, by a client that reads only now and then."""
-    publish(nsqd, *(b"%d" % number for number in range(50)))
+    publish(served, *(b"%d" % number for number in range(50)))
     errors = []
     subscription = ColumnSubscription(
-        parse_address(str(nsqd.tcp_address), 4150), "t", "c", ConnectionConfig(msg_timeout=1.0)
+        parse_address(str(served.tcp_address), 4150), "t", "c", ConnectionConfig(msg_timeout=1.0)
     )
     with subscription:
         subscription.set_rdy(50)
         for _ in range(5):
-            gevent.sleep(1.1)
+            gevent.sleep(1.1)  # sleep: longer than the timeout of the messages
             errors.append(subscription.fetch(0.05).count)
         assert sum(errors) > 50

@@ -6,19 +6,21 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import gevent
 import pytest
 from gevent import subprocess
+from support.embedded import EmbeddedNsqd
 from support.waiting import until
 
 from nsq_fast import ColumnProducer, ColumnSubscription, Consumer, Message, NsqdHTTPClient, Producer
-from nsq_fast.broker import NsqdOptions, NsqdServer
+from nsq_fast.broker import NsqdServer
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import WrongThread
 from nsq_fast.runtime.lookup import LookupPoller
+
+NSQD = EmbeddedNsqd
 
 # They change nothing, and a monitoring thread may call them.
 READING = {"failure", "stats", "topology"}
@@ -48,14 +50,6 @@ def methods_of(kind: type) -> list[str]:
     special = {"__enter__", "__exit__", "__iter__"}
     found = [name for name, value in inspect.getmembers(kind, inspect.isfunction)]
     return [name for name in found if name in special or not (name.startswith("_") or name in READING | INTERNAL)]
-
-
-@pytest.fixture
-def nsqd(tmp_path: Path) -> Iterator[NsqdServer]:
-    server = NsqdServer(NsqdOptions(data_path=str(tmp_path)))
-    server.start()
-    yield server
-    server.kill()
 
 
 class Running:

@@ -9,8 +9,9 @@ import gevent
 import pytest
 from gevent import Timeout
 from support.peers import Peer
-from support.publishing import Command, EndOfPeer, Nsqds, Producers, PublishNsqd, agree, free_address, refuse, stay_mute
-from support.waiting import until
+from support.ports import free_address
+from support.publishing import Command, EndOfPeer, Nsqds, Producers, PublishNsqd, agree, refuse, stay_mute
+from support.waiting import WAIT, promptly, until
 
 from nsq_fast import Producer, errors
 
@@ -28,7 +29,7 @@ def test_a_fatal_error_fails_one_publish_and_the_others_are_stored_exactly_once(
     bodies = [b"%d" % number for number in range(50)]
     bodies[20] = b"bad"
     results = [sender.publish_nowait("t", body) for body in bodies]
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     failed = [body for body, result in zip(bodies, results, strict=True) if not result.successful()]
     assert failed == [b"bad"]
     error = results[20].exception
@@ -56,7 +57,7 @@ def test_an_error_that_leaves_the_connection_open_fails_alone(publish_nsqd: Nsqd
     server = publish_nsqd(answer, version="0.3.7-HA.1.13.0")
     sender = new_producer(server)
     results = [sender.publish_nowait("t", body) for body in (b"1", b"bad", b"3")]
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert [result.successful() for result in results] == [True, False, True]
     assert len(server.peers) == 1
 
@@ -134,30 +135,32 @@ def test_a_server_that_never_replies_costs_one_deadline(publish_nsqd: Nsqds, new
     server = publish_nsqd(stay_mute)
     sender = new_producer(server)
     begun = monotonic()
-    with pytest.raises(errors.PublishTimeout) as caught:
+    with promptly(), pytest.raises(errors.PublishTimeout) as caught:
         sender.publish("t", b"x", timeout=0.1)
-    assert 0.1 <= monotonic() - begun < 1.0
+    assert monotonic() - begun >= 0.1
     assert caught.value.possibly_stored
     assert isinstance(caught.value, TimeoutError)
 
 
 def test_late_replies_are_taken_in_order_and_disturb_nobody(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    server = publish_nsqd(stay_mute)
+    server = publish_nsqd()
     sender = new_producer(server)
-    late = sender.publish_nowait("t", b"late", timeout=0.05)
+    assert sender.publish("t", b"first") == b"OK"  # so that it is connected
+    server.answer = stay_mute
+    late = sender.publish_nowait("t", b"late", timeout=0.5)
     refused = sender.publish_nowait("t", b"refused")
     good = sender.publish_nowait("t", b"good")
     with pytest.raises(errors.PublishTimeout):
-        late.get(timeout=5)
-    server.wait_commands(3)
+        late.get(timeout=WAIT)
+    server.wait_commands(4)
     server.answer = agree
     peer = server.peers[0]
     peer.ok()
     peer.frame(1, b"E_INVALID_JSON_HEADER x")
     peer.ok()
     with pytest.raises(errors.PublishFailed, match="E_INVALID_JSON_HEADER"):
-        refused.get(timeout=5)
-    assert good.get(timeout=5) == b"OK"
+        refused.get(timeout=WAIT)
+    assert good.get(timeout=WAIT) == b"OK"
     assert sender.publish("t", b"next") == b"OK"
     assert sender.stats()["held"] == 0
 
@@ -200,7 +203,7 @@ def test_without_an_nsqd_it_waits_until_the_deadline_and_says_why() -> None:
             sender.multipublish("t", [b"x"], timeout=0.05)
         result = sender.publish_nowait("t", b"x", timeout=0.05)
         with pytest.raises(errors.NoNsqd):
-            result.get(timeout=5)
+            result.get(timeout=WAIT)
 
 
 def test_publishes_wait_for_the_connection(publish_nsqd: Nsqds, new_producer: Producers) -> None:
@@ -208,7 +211,7 @@ def test_publishes_wait_for_the_connection(publish_nsqd: Nsqds, new_producer: Pr
     sender = new_producer(server)  # connects only when this greenlet lets it
     results = [sender.publish_nowait("t", b"%d" % number) for number in range(5)]
     assert not sender.is_connected
-    assert [result.get(timeout=5) for result in results] == [b"OK"] * 5
+    assert [result.get(timeout=WAIT) for result in results] == [b"OK"] * 5
     assert server.bodies == [b"0", b"1", b"2", b"3", b"4"]
     assert sender.publish("t", b"5", block=False) == b"OK"
 
@@ -249,7 +252,7 @@ def test_max_pending_bounds_what_is_held(publish_nsqd: Nsqds, new_producer: Prod
     server.answer = agree
     for _ in range(3):
         server.peers[0].ok()
-    gevent.joinall([*results, *waiting], timeout=5, raise_error=True)
+    gevent.joinall([*results, *waiting], timeout=WAIT, raise_error=True)
     assert server.bodies == [b"0", b"1", b"2", b"w0", b"w1"]
     assert sender.stats()["held"] == 0
 
@@ -281,7 +284,7 @@ def test_publishes_that_wait_in_vain_do_not_pile_up() -> None:
     with Producer([free_address()], max_pending=10) as sender:
         for _ in range(5):
             results = [sender.publish_nowait("t", b"x", timeout=0.02) for _ in range(10)]
-            gevent.joinall(results, timeout=5)
+            gevent.joinall(results, timeout=WAIT)
         assert sender.stats()["pending"] == sender.stats()["held"] == 0
         assert sender.stats()["waiting"] == 0
 
@@ -315,7 +318,7 @@ def test_publishes_pending_at_an_nsqd_that_dies_go_to_another(publish_nsqd: Nsqd
     results = [sender.publish_nowait("t", b"%d" % number) for number in range(10)]
     dying.wait_commands(5)
     dying.stop()
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert all(result.successful() for result in results)
     assert sorted(server.bodies) == sorted(b"%d" % number for number in range(10))
 
@@ -325,7 +328,7 @@ def test_an_nsqd_that_owes_replies_is_avoided(publish_nsqd: Nsqds, new_producer:
     sender = new_producer(stuck, server)
     until(lambda: len(sender.stats()["connected"]) == 2)
     results = [sender.publish_nowait("t", b"x", timeout=0.03) for _ in range(2)]
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     for _ in range(6):
         assert sender.publish("t", b"y", timeout=1) == b"OK"
     assert b"y" not in stuck.bodies

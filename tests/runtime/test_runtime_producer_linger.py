@@ -6,8 +6,10 @@ from typing import Any
 
 import gevent
 import pytest
+from gevent.event import Event
 from support.peers import Peer
 from support.publishing import Command, Nsqds, Producers, agree, refuse, stay_mute
+from support.waiting import WAIT
 
 from nsq_fast import errors
 
@@ -21,7 +23,7 @@ def test_publishes_of_a_topic_leave_together(publish_nsqd: Nsqds, new_producer: 
     sender = new_producer(server, linger=0.01)
     results = [sender.publish_nowait(f"t{number % 2}", b"%d" % number) for number in range(10)]
     results.append(sender.publish_nowait("alone", b"x"))
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert all(result.get(block=False) == b"OK" for result in results)
     assert sorted(names(server.commands)) == ["MPUB", "MPUB", "PUB"]
     assert server.commands[0].bodies == [b"0", b"2", b"4", b"6", b"8"]
@@ -45,11 +47,11 @@ def test_a_full_batch_leaves_at_once(publish_nsqd: Nsqds, new_producer: Producer
     server = publish_nsqd()
     sender = new_producer(server, linger=60, linger_max_messages=4)
     results = [sender.publish_nowait("t", b"%d" % number) for number in range(8)]
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert [len(command.bodies) for command in server.commands] == [4, 4]
     sender = new_producer(server, linger=60, linger_max_bytes=100)
     results = [sender.publish_nowait("t", b"x" * 30) for number in range(3)]
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert len(server.commands[2].bodies) == 3
 
 
@@ -58,7 +60,7 @@ def test_no_batch_is_above_max_body_size(publish_nsqd: Nsqds, new_producer: Prod
     sender = new_producer(server, linger=0.01, max_body_size=100, max_msg_size=90, linger_max_bytes=10_000)
     bodies = [b"x" * 60, b"y" * 60, b"z" * 10]
     results = [sender.publish_nowait("t", body) for body in bodies]
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert server.bodies == bodies
     assert names(server.commands) == ["PUB", "MPUB"]
 
@@ -84,7 +86,7 @@ def test_one_bad_message_fails_alone(publish_nsqd: Nsqds, new_producer: Producer
     bodies = [b"%d" % number for number in range(20)]
     bodies[7] = b"bad"
     results = [sender.publish_nowait("t", body) for body in bodies]
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert [body for body, result in zip(bodies, results, strict=True) if not result.successful()] == [b"bad"]
     error = results[7].exception
     assert isinstance(error, errors.PublishFailed)
@@ -98,7 +100,7 @@ def test_a_batch_that_is_not_allowed_fails_as_a_whole(publish_nsqd: Nsqds, new_p
     server = publish_nsqd(lambda peer, command: refuse(peer, b"E_UNAUTHORIZED no"))
     sender = new_producer(server, linger=0.01)
     results = [sender.publish_nowait("t", b"x") for _ in range(5)]
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert all(isinstance(result.exception, errors.PublishFailed) for result in results)
     assert len({id(result.exception) for result in results}) == 5
     assert len(server.commands) == 1
@@ -106,26 +108,29 @@ def test_a_batch_that_is_not_allowed_fails_as_a_whole(publish_nsqd: Nsqds, new_p
 
 def test_a_batch_is_tried_again_without_those_whose_time_is_over(publish_nsqd: Nsqds, new_producer: Producers) -> None:
     def answer(peer: Peer, command: Command) -> None:
-        if len(server.commands) == 1:
-            gevent.sleep(0.1)
+        if len(server.commands) == 2:
+            assert is_over.wait(WAIT)
             refuse(peer, b"E_MPUB_FAILED busy")
         peer.ok()
 
+    is_over = Event()
     server = publish_nsqd(answer)
     sender = new_producer(server, linger=0.01)
-    short = sender.publish_nowait("t", b"short", timeout=0.05)
+    assert sender.publish("t", b"first") == b"OK"  # so that it is connected
+    short = sender.publish_nowait("t", b"short", timeout=1.0)
     long = [sender.publish_nowait("t", body) for body in (b"a", b"b")]
     with pytest.raises(errors.PublishTimeout) as caught:
-        short.get(timeout=5)
+        short.get(timeout=WAIT)
     assert caught.value.possibly_stored
-    assert [result.get(timeout=5) for result in long] == [b"OK", b"OK"]
-    assert server.commands[1].bodies == [b"a", b"b"]
+    is_over.set()
+    assert [result.get(timeout=WAIT) for result in long] == [b"OK", b"OK"]
+    assert [command.bodies for command in server.commands[1:]] == [[b"short", b"a", b"b"], [b"a", b"b"]]
     assert sender.stats()["held"] == 0
 
 
 def test_a_deadline_that_comes_while_it_lingers(publish_nsqd: Nsqds, new_producer: Producers) -> None:
     server = publish_nsqd()
-    sender = new_producer(server, linger=0.1)
+    sender = new_producer(server, linger=1.0)
     assert sender.publish("t", b"first", defer=1) == b"OK"  # so that it is connected
     with pytest.raises(errors.PublishTimeout) as caught:
         sender.publish("t", b"x", timeout=0.02)
@@ -139,7 +144,7 @@ def test_a_mute_server_holds_the_room_of_a_batch_until_it_answers(publish_nsqd: 
     server = publish_nsqd(stay_mute)
     sender = new_producer(server, linger=0.005, max_pending=2)
     results = [sender.publish_nowait("t", b"x", timeout=0.05) for _ in range(2)]
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert all(isinstance(result.exception, errors.PublishTimeout) for result in results)
     assert sender.stats()["held"] == 2
     server.answer = agree
@@ -161,7 +166,7 @@ def test_what_is_published_in_one_turn_leaves_together(publish_nsqd: Nsqds, new_
     sender = new_producer(server, coalesce=True)
     sender.publish("t", b"x")
     results = [sender.publish_nowait("t", b"%d" % number) for number in range(10)]
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert [len(command.bodies) for command in server.commands] == [1, 1, 9]
     for _ in range(3):
         sender.publish("t", b"alone")
@@ -182,7 +187,7 @@ def test_nothing_overtakes_what_gathers(publish_nsqd: Nsqds, new_producer: Produ
             sender.publish_nowait("t", b"6"),
             sender.publish_nowait("t", b"7", defer=10),
         ]
-        gevent.joinall(results, timeout=5)
+        gevent.joinall(results, timeout=WAIT)
         assert server.bodies == [b"%d" % number for number in range(1, 8)]
 
 

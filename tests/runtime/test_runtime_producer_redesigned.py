@@ -12,7 +12,7 @@ import pytest
 from support.partitions import topology
 from support.peers import Peer
 from support.publishing import REDESIGNED, Command, Leaders, LookupProducers, Nsqds, Producers, receipt, stay_mute
-from support.waiting import until
+from support.waiting import WAIT, until
 
 from nsq_fast import Receipt, TraceLog, errors
 from nsq_fast.protocol.partitioner import hashcode_partition, murmur3_partition
@@ -52,7 +52,7 @@ def test_the_least_loaded_leader_is_chosen(lookup_producer: LookupProducers, lea
     for number in range(10):
         assert sender.publish("t", b"%d" % number) == b"OK"
     assert set(leaders[2].bodies) >= {b"%d" % number for number in range(10)}
-    gevent.joinall(slow, timeout=5)
+    gevent.joinall(slow, timeout=WAIT)
 
 
 @pytest.mark.parametrize(("strategy", "hashed"), [("murmur3", murmur3_partition), ("hashcode", hashcode_partition)])
@@ -63,7 +63,7 @@ def test_a_key_names_the_partition(
     sender, _ = lookup_producer(topology(leaders), key_strategy=strategy, **options)
     keys = [f"order-{number}" for number in range(40)]
     results = [sender.publish_nowait("t", key.encode(), key=key) for key in keys[:20]]
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     for key in keys[20:]:
         assert sender.publish("t", key.encode(), key=key) == b"OK"
     assert placed(leaders) == {key.encode(): hashed(key, 3) for key in keys}
@@ -118,7 +118,7 @@ def test_linger_gathers_for_each_partition(lookup_producer: LookupProducers, lea
         nsqd.commands.clear()
     results = [sender.publish_nowait("t", b"%d" % number, partition=number % 3) for number in range(30)]
     results += [sender.publish_nowait("t", b"any-%d" % number) for number in range(10)]
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert sorted(command.name for nsqd in leaders.values() for command in nsqd.commands) == ["MPUB"] * 4
     assert [body for body in leaders[1].bodies if not body.startswith(b"any")] == [b"%d" % n for n in range(1, 30, 3)]
 
@@ -263,8 +263,8 @@ def test_a_traced_publish_returns_a_receipt(lookup_producer: LookupProducers, tr
     sender, _ = lookup_producer(topology(tracing))
     expected = Receipt(1000, 77, 5000, 34, 1, tracing[1].address)
     assert sender.publish("t", b"body", trace_id=77, partition=1) == expected
-    assert sender.publish("t", b"body", trace_id=77, partition=1, raise_error=False).get(timeout=5) == expected
-    assert sender.publish_nowait("t", b"body", trace_id=(1 << 64) - 1).get(timeout=5).trace_id == (1 << 64) - 1
+    assert sender.publish("t", b"body", trace_id=77, partition=1, raise_error=False).get(timeout=WAIT) == expected
+    assert sender.publish_nowait("t", b"body", trace_id=(1 << 64) - 1).get(timeout=WAIT).trace_id == (1 << 64) - 1
     assert sender.publish("t", b"body") == b"OK"
     assert [command.name for command in tracing[1].commands[:2]] == ["PUB_TRACE", "PUB_TRACE"]
 
@@ -294,7 +294,7 @@ def test_traced_publishes_gather_and_have_receipts_of_their_own(
 ) -> None:
     sender, _ = lookup_producer(topology(tracing), **options)
     results = [sender.publish_nowait("t", b"%d" % number, trace_id=number + 1, **place) for number in range(8)]
-    receipts = [result.get(timeout=5) for result in results]
+    receipts = [result.get(timeout=WAIT) for result in results]
     assert [each.trace_id for each in receipts] == list(range(1, 9))
     assert any(command.name == "MPUB_TRACE" for nsqd in tracing.values() for command in nsqd.commands)
 
@@ -352,7 +352,7 @@ def test_servers_that_cannot_trace_take_it_untraced(
         assert sender.publish("t", b"x") == b"OK"
         assert sender.multipublish("t", [b"x", b"y"]) == b"OK"
         results = [sender.publish_nowait("t", b"z") for _ in range(3)]
-        assert [result.get(timeout=5) for result in results] == [b"OK"] * 3
+        assert [result.get(timeout=WAIT) for result in results] == [b"OK"] * 3
     assert not records
     assert {command.name for command in nsqd.commands} == {"PUB", "MPUB"}
 
@@ -397,7 +397,7 @@ def test_kinds_that_differ_do_not_share_a_command_and_keep_their_order(
     sender, _ = lookup_producer(topology(tracing, extend_support=True), linger=0.02)
     saying: list[dict[str, Any]] = [{}, {}, {"headers": {}}, {"headers": {"a": 1}}, {"tag": "t", "trace_id": 5}, {}]
     results = [sender.publish_nowait("t", b"%d" % number, partition=1, **each) for number, each in enumerate(saying)]
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert [command.name for command in tracing[1].commands] == ["MPUB", "MPUB_EXT", "PUB_EXT", "PUB"]
     assert tracing[1].bodies == [b"0", b"1", b"2", b"3", b"4", b"5"]
     assert results[4].get().trace_id == 5

@@ -9,7 +9,7 @@ from typing import Any
 import gevent
 import pytest
 from gevent.event import Event
-from support.waiting import until
+from support.waiting import WAIT, until
 
 from nsq_fast import Producer, Receipt, errors
 from nsq_fast.broker.redesigned.cluster import RedesignedCluster
@@ -39,12 +39,12 @@ def trouble(cluster: RedesignedCluster, topic: str) -> None:
     for _ in range(2):
         for number in range(PARTITIONS):
             cluster.move_leader(topic, number)
-            gevent.sleep(chance.uniform(0.005, 0.05))
+            gevent.sleep(chance.uniform(0.005, 0.05))  # sleep: trouble at any moment
     node = cluster.leader_of(topic, 1)
     cluster.kill_node(node)
-    gevent.sleep(0.1)
+    gevent.sleep(0.1)  # sleep: a node that is away for a time
     cluster.restart_node(node)
-    gevent.sleep(0.05)
+    gevent.sleep(0.05)  # sleep: trouble at any moment
     cluster.move_leader(topic, 2)
 
 
@@ -73,7 +73,7 @@ def test_keys_keep_their_order_while_leaders_move_and_die(
 
     with new_producer(cluster, **options) as producer:
         workers = [gevent.spawn(work, key) for key in KEYS]
-        gevent.sleep(0.05)
+        until(lambda: acknowledged)
         trouble(cluster, "t")
         is_over.set()
         gevent.joinall(workers, timeout=30, raise_error=True)
@@ -96,7 +96,7 @@ def test_publishes_without_key_lose_nothing(cluster: RedesignedCluster) -> None:
         for body in sorted(bodies):
             results.append(producer.publish_nowait("t", body))
             if len(results) % 20 == 0:
-                gevent.sleep(0.01)
+                gevent.sleep(0.01)  # sleep: publishes that are spread over the trouble
         gevent.joinall([mover, *results], timeout=20, raise_error=True)
     assert all(result.get(block=False) == b"OK" for result in results)
     assert {record.body for records in stored(cluster, "t").values() for record in records} == bodies
@@ -108,7 +108,7 @@ def test_receipts_name_the_record(cluster: RedesignedCluster) -> None:
         one = producer.publish("t", b"one", key="a", trace_id=77)
         many = producer.multipublish("t", [b"a", b"bb", b"ccc"], key="a", trace_id=[5, 6, 7])
         gathered = [producer.publish_nowait("t", b"x" * n, key="a", trace_id=n) for n in range(1, 8)]
-        receipts = [one, *many, *(result.get(timeout=5) for result in gathered)]
+        receipts = [one, *many, *(result.get(timeout=WAIT) for result in gathered)]
     partition = murmur3_partition("a", PARTITIONS)
     leader = cluster.leader_of("t", partition).tcp_address
     assert receipts == [
@@ -155,5 +155,5 @@ def test_a_dead_leader_without_replicas_is_waited_for(cluster: RedesignedCluster
             producer.publish("t", b"x", partition=1, timeout=0.2)
         assert producer.publish("t", b"2", partition=0) == b"OK"
         cluster.restart_node(node)
-        assert waiting.get(timeout=8) == b"OK"
+        assert waiting.get(timeout=WAIT) == b"OK"
     assert b"1" in [record.body for record in stored(cluster, "t")[1]]

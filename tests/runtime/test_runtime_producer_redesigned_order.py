@@ -9,6 +9,7 @@ import gevent
 import pytest
 from support.partitions import topology
 from support.peers import Peer
+from support.ports import free_address
 from support.publishing import (
     REDESIGNED,
     Command,
@@ -18,11 +19,10 @@ from support.publishing import (
     Nsqds,
     PublishNsqd,
     agree,
-    free_address,
     refuse,
     stay_mute,
 )
-from support.waiting import until
+from support.waiting import WAIT, until
 
 from nsq_fast import errors
 from nsq_fast.config import ProducerConfig
@@ -91,7 +91,7 @@ def test_what_is_tried_again_is_not_overtaken(
     log = Log(*script, stored=True)
     sender, _ = lookup_producer(one(publish_nsqd(log.answer, version=REDESIGNED)), max_publish_attempts=9, **options)
     results = [sender.publish_nowait("t", body, key="k") for body in numbers(30)]
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert all(result.successful() for result in results)
     assert first_copies(log.stored) == numbers(30)
 
@@ -112,7 +112,7 @@ def test_callers_of_all_kinds_share_the_order(
         sender.publish_nowait("t", b"4", partition=0),
         sender.publish_nowait("t", memoryview(b"5"), key="other"),
     ]
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert log.stored == numbers(6)
 
 
@@ -128,7 +128,7 @@ def test_one_command_is_on_its_way_at_a_time(lookup_producer: LookupProducers, p
     nsqd.answer = agree
     for _ in range(2):
         nsqd.peers[0].ok()
-    gevent.joinall([*results, *more, *free], timeout=5)
+    gevent.joinall([*results, *more, *free], timeout=WAIT)
     assert nsqd.commands[2].bodies == numbers(9)[5:]
 
 
@@ -147,7 +147,7 @@ def test_one_that_fails_for_good_leaves_a_gap_and_the_rest_in_order(
         stored.clear()
         sender, _ = lookup_producer(one(publish_nsqd(answer, version=REDESIGNED)), **options)
         results = [sender.publish_nowait("t", body, key="k") for body in numbers(8)]
-        gevent.joinall(results, timeout=5)
+        gevent.joinall(results, timeout=WAIT)
         assert [result.successful() for result in results] == [number != 3 for number in range(8)]
         assert stored == [body for body in numbers(8) if body != b"3"]
         assert not results[3].exception.possibly_stored
@@ -182,7 +182,7 @@ def test_a_leader_that_dies(lookup_producer: LookupProducers, publish_nsqd: Nsqd
     old.stop()
     until(lambda: lookup.refreshed)
     lookup.tell(one(new))
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert all(result.successful() for result in results)
     assert log.stored == numbers(9)
 
@@ -196,7 +196,7 @@ def test_a_former_leader_that_says_nothing_is_given_up(
     results = [sender.publish_nowait("t", body, key="k") for body in numbers(3)]
     old.wait_commands(1)
     lookup.tell(one(new))
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert new.bodies == numbers(3)
 
 
@@ -213,7 +213,7 @@ def test_a_missing_partition_is_never_replaced_by_another(lookup_producer: Looku
     until(lambda: lookup.refreshed >= 2)
     assert sender.stats()["leaders"]["t"][2] is None
     lookup.tell(topology(leaders))
-    gevent.joinall(waiting, timeout=5)
+    gevent.joinall(waiting, timeout=WAIT)
     assert leaders[2].bodies == numbers(4)
     assert leaders[0].bodies_of(2) == leaders[1].bodies_of(2) == []
     assert sender.stats()["held"] == 0
@@ -240,7 +240,7 @@ def test_keys_wait_in_order_for_the_first_word_of_lookup(lookup_producer: Lookup
     with pytest.raises(errors.NoLeader, match="did not say which partitions"):
         sender.publish("t", b"x", key="k", timeout=0.05)
     lookup.tell(one(nsqd))
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert nsqd.bodies == numbers(5)
 
 
@@ -258,7 +258,7 @@ def test_a_topic_that_loses_its_nsqds_and_gets_partitions_keeps_what_waits(
     waiting = [sender.publish_nowait("t", body, key="k") for body in numbers(3)]
     lookup.tell(one(new))
     old.stop()
-    gevent.joinall([*waiting, under_way], timeout=5, raise_error=True)
+    gevent.joinall([*waiting, under_way], timeout=WAIT, raise_error=True)
     assert [body for body in new.bodies if body != b"under way"] == numbers(3)
     assert b"under way" in new.bodies_of(0)
     assert sender.stats()["held"] == 0
@@ -268,7 +268,7 @@ def test_publishes_that_wait_in_vain_do_not_pile_up(lookup_producer: LookupProdu
     sender, _ = lookup_producer(topology({0: leaders[0]}, partition_num=2))
     for _ in range(3):
         results = [sender.publish_nowait("t", b"x", partition=1, timeout=0.02) for _ in range(10)]
-        gevent.joinall(results, timeout=5)
+        gevent.joinall(results, timeout=WAIT)
     assert sender.stats()["pending"] == sender.stats()["held"] == sender.stats()["waiting"] == 0
 
 
@@ -281,7 +281,7 @@ def test_a_thousand_failing_publishes_are_few_questions(lookup_producer: LookupP
     results += [sender.publish_nowait("t", b"x") for _ in range(500)]
     nsqd.wait_commands(10)
     nsqd.answer = agree
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert all(result.successful() for result in results)
     assert lookup.refreshed < 520  # the poller makes one question of those that come together
 
@@ -430,12 +430,12 @@ def test_a_deadline_in_the_middle_keeps_the_order_of_the_others(
     nsqd.wait_commands(2)
     never = sender.publish_nowait("t", b"never", key="k", timeout=0.05)
     results = [sender.publish_nowait("t", body, key="k") for body in numbers(4)]
-    gevent.joinall([late, never], timeout=5)
+    gevent.joinall([late, never], timeout=WAIT)
     assert late.exception.possibly_stored
     assert not never.exception.possibly_stored
     nsqd.answer = agree
     nsqd.peers[0].ok()
-    gevent.joinall(results, timeout=5)
+    gevent.joinall(results, timeout=WAIT)
     assert nsqd.bodies == [b"first", b"late", *numbers(4)]
     assert sender.stats()["held"] == 0
 
@@ -485,7 +485,7 @@ def test_an_interrupted_caller_takes_back_what_was_not_sent(
     victim.kill()
     nsqd.answer = agree
     nsqd.peers[0].ok()
-    gevent.joinall([sent, last], timeout=5)
+    gevent.joinall([sent, last], timeout=WAIT)
     assert nsqd.bodies == [b"0", b"1"]
     assert sender.stats()["held"] == 0
 

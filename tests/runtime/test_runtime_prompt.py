@@ -9,7 +9,7 @@ import pytest
 from support.partitions import topology
 from support.peers import Peer
 from support.publishing import REDESIGNED, Command, Leaders, LookupProducers, Nsqds
-from support.waiting import until
+from support.waiting import WAIT, until
 
 from nsq_fast import errors
 
@@ -37,7 +37,7 @@ def test_two_callers_that_do_not_share_commands_reach_every_partition(
         for _ in range(20):
             sender.publish("t", b"x")
 
-    gevent.joinall([gevent.spawn(call) for _ in range(2)], timeout=5, raise_error=True)
+    gevent.joinall([gevent.spawn(call) for _ in range(2)], timeout=WAIT, raise_error=True)
     assert min(len(nsqd.bodies_of(number)) for number in range(2)) >= 15
 
 
@@ -60,7 +60,7 @@ def test_publishes_with_a_key_are_stored_in_order_whatever_fails(
     for number in range(1, 20):
         if number % 4 == 0:
             later = sender.publish_nowait("t", b"%da" % number, key="k")
-            assert sender.publish("t", b"%db" % number, key="k") == later.get(timeout=5) == b"OK"
+            assert sender.publish("t", b"%db" % number, key="k") == later.get(timeout=WAIT) == b"OK"
         else:
             assert sender.publish("t", b"%d" % number, key=b"k") == b"OK"
     expected = [

@@ -7,8 +7,8 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import gevent
@@ -16,15 +16,18 @@ import pytest
 from gevent import getcurrent
 from gevent.event import Event
 from support.partitions import PartitionNsqd, answers, push_record
-from support.waiting import until
+from support.waiting import WAIT, until
 
 from nsq_fast import Consumer
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.names import Address
+from nsq_fast.runtime.loop_turns import loop_turns
 from nsq_fast.runtime.net import busy_poll
 from nsq_fast.runtime.net.busy_poll import BusyPoll
 from nsq_fast.runtime.net.spin_reader import HITS, TRIES, SpinReader
 from nsq_fast.runtime.net.transport import Transport
+
+CONSUME = {"topic": "t", "channel": "c"}
 
 COUNT = 10_000
 HEARTBEAT = struct.pack(">II", 15, 0) + b"_heartbeat_"
@@ -36,12 +39,9 @@ NSQD = PartitionNsqd
 
 
 @pytest.fixture(params=[True, False], ids=["ordered", "plain"])
-def consume(request: pytest.FixtureRequest, nsqd: PartitionNsqd, start_consumer: Consume) -> Consume:
-    def start(handler: Callable[..., object], **options: Any) -> Consumer:
-        options = {"ordered": request.param, "max_in_flight": 5, "requeue_delay": 0} | options
-        return start_consumer("t", "c", str(nsqd.address), message_handler=handler, **options)
-
-    return start
+def consume_both(request: pytest.FixtureRequest, nsqd: PartitionNsqd, consume: Consume) -> Consume:
+    """Consume in order, and without."""
+    return partial(consume, ordered=request.param, max_in_flight=5, requeue_delay=0)
 
 
 def sequence_of(message: Any) -> int:
@@ -51,8 +51,8 @@ def sequence_of(message: Any) -> int:
 # A worker that reads
 
 
-def test_a_message_needs_no_switch_to_its_handler(nsqd: PartitionNsqd, consume: Consume) -> None:
-    consumer = consume(lambda consumer, message: handled_in.append(getcurrent()))
+def test_a_message_needs_no_switch_to_its_handler(nsqd: PartitionNsqd, consume_both: Consume) -> None:
+    consumer = consume_both(lambda consumer, message: handled_in.append(getcurrent()))
     handled_in: list[Any] = []
     heard_in = []
     consumer.on_response.connect(lambda sender, response: heard_in.append(getcurrent()), weak=False)
@@ -65,9 +65,11 @@ def test_a_message_needs_no_switch_to_its_handler(nsqd: PartitionNsqd, consume: 
 
 
 @pytest.mark.parametrize("is_endless", [False, True])
-def test_heartbeats_are_answered_while_a_handler_waits(nsqd: PartitionNsqd, consume: Consume, is_endless: bool) -> None:
+def test_heartbeats_are_answered_while_a_handler_waits(
+    nsqd: PartitionNsqd, consume_both: Consume, is_endless: bool
+) -> None:
     release = Event()
-    consume(lambda consumer, message: release.wait())
+    consume_both(lambda consumer, message: release.wait())
     connection = nsqd.subscriber(None)
     push_record(connection, 1)
     for count in range(1, 4):
@@ -81,14 +83,14 @@ def test_heartbeats_are_answered_while_a_handler_waits(nsqd: PartitionNsqd, cons
         connection.wait_for(lambda: answers(connection, b"FIN") == [1, 2])
 
 
-def test_what_arrives_while_a_handler_waits_is_handled_after_it(nsqd: PartitionNsqd, consume: Consume) -> None:
+def test_what_arrives_while_a_handler_waits_is_handled_after_it(nsqd: PartitionNsqd, consume_both: Consume) -> None:
     release, seen = Event(), []
 
     def handle(consumer: Any, message: Any) -> None:
         seen.append(sequence_of(message))
         release.wait()
 
-    consume(handle)
+    consume_both(handle)
     connection = nsqd.subscriber(None)
     push_record(connection, 1)
     until(lambda: seen == [1])
@@ -102,13 +104,13 @@ def test_what_arrives_while_a_handler_waits_is_handled_after_it(nsqd: PartitionN
 
 @pytest.mark.parametrize("error", [ValueError("no"), gevent.Timeout(1), gevent.GreenletExit()])
 def test_a_handler_that_fails_leaves_the_worker_reading(
-    nsqd: PartitionNsqd, consume: Consume, error: BaseException
+    nsqd: PartitionNsqd, consume_both: Consume, error: BaseException
 ) -> None:
     def handle(consumer: Any, message: Any) -> None:
         if sequence_of(message) == 1:
             raise error
 
-    consume(handle, max_backoff_duration=0)
+    consume_both(handle, max_backoff_duration=0)
     connection = nsqd.subscriber(None)
     push_record(connection, 1)
     connection.wait_for(lambda: answers(connection, b"REQ") == [1])
@@ -116,13 +118,13 @@ def test_a_handler_that_fails_leaves_the_worker_reading(
     connection.wait_for(lambda: answers(connection, b"FIN") == [2])
 
 
-def test_a_timeout_of_the_handler_ends_nothing_but_the_handler(nsqd: PartitionNsqd, consume: Consume) -> None:
+def test_a_timeout_of_the_handler_ends_nothing_but_the_handler(nsqd: PartitionNsqd, consume_both: Consume) -> None:
     def handle(consumer: Any, message: Any) -> None:
         if sequence_of(message) == 1:
             with gevent.Timeout(0.01):
-                gevent.sleep(5)
+                Event().wait()
 
-    consume(handle, max_backoff_duration=0)
+    consume_both(handle, max_backoff_duration=0)
     connection = nsqd.subscriber(None)
     push_record(connection, 1)
     connection.wait_for(lambda: answers(connection, b"REQ") == [1])
@@ -130,44 +132,44 @@ def test_a_timeout_of_the_handler_ends_nothing_but_the_handler(nsqd: PartitionNs
     connection.wait_for(lambda: answers(connection, b"FIN") == [2])
 
 
-def test_closing_lets_the_handler_finish(nsqd: PartitionNsqd, consume: Consume) -> None:
+def test_closing_lets_the_handler_finish(nsqd: PartitionNsqd, consume_both: Consume) -> None:
     release, running = Event(), Event()
 
     def handle(consumer: Any, message: Any) -> None:
         running.set()
         release.wait()
 
-    consumer = consume(handle)
+    consumer = consume_both(handle)
     connection = nsqd.subscriber(None)
     push_record(connection, 1)
-    assert running.wait(5)
+    assert running.wait(WAIT)
     closer = gevent.spawn(consumer.close)
     connection.wait_for(lambda: b"CLS" in connection.words())
     assert not answers(connection, b"FIN")
     release.set()
-    closer.join(5)
+    closer.join(WAIT)
     assert closer.successful()
     assert answers(connection, b"FIN") == [1]
 
 
-def test_closing_while_the_worker_waits_for_bytes(nsqd: PartitionNsqd, consume: Consume) -> None:
-    consumer = consume(lambda consumer, message: None)
+def test_closing_while_the_worker_waits_for_bytes(nsqd: PartitionNsqd, consume_both: Consume) -> None:
+    consumer = consume_both(lambda consumer, message: None)
     push_record(nsqd.subscriber(None), 1)
     nsqd.subscriber(None).wait_for(lambda: answers(nsqd.subscriber(None), b"FIN") == [1])
     workers = [worker.greenlet for pool in consumer.workload.pools for worker in pool.workers]
-    with gevent.Timeout(5):
+    with gevent.Timeout(WAIT):
         consumer.close()
     until(lambda: all(worker.dead for worker in workers))
 
 
-def test_closing_from_the_handler(nsqd: PartitionNsqd, consume: Consume) -> None:
-    consumer = consume(lambda consumer, message: consumer.close())
+def test_closing_from_the_handler(nsqd: PartitionNsqd, consume_both: Consume) -> None:
+    consumer = consume_both(lambda consumer, message: consumer.close())
     push_record(nsqd.subscriber(None), 1)
-    assert consumer.join(5)
+    assert consumer.join(WAIT)
 
 
-def test_a_pause_takes_effect_while_the_worker_reads(nsqd: PartitionNsqd, consume: Consume) -> None:
-    consumer = consume(lambda consumer, message: None)
+def test_a_pause_takes_effect_while_the_worker_reads(nsqd: PartitionNsqd, consume_both: Consume) -> None:
+    consumer = consume_both(lambda consumer, message: None)
     connection = nsqd.subscriber(None)
     ready = connection.rdy
     consumer.pause()
@@ -178,8 +180,8 @@ def test_a_pause_takes_effect_while_the_worker_reads(nsqd: PartitionNsqd, consum
     connection.wait_rdy(ready)
 
 
-def test_a_lost_connection_is_followed_by_another(nsqd: PartitionNsqd, consume: Consume) -> None:
-    consume(lambda consumer, message: None)
+def test_a_lost_connection_is_followed_by_another(nsqd: PartitionNsqd, consume_both: Consume) -> None:
+    consume_both(lambda consumer, message: None)
     for sequence in (1, 2, 3):
         connection = nsqd.subscriber(None)
         push_record(connection, sequence)
@@ -188,9 +190,9 @@ def test_a_lost_connection_is_followed_by_another(nsqd: PartitionNsqd, consume: 
         until(lambda: not nsqd.live(None))
 
 
-def test_a_connection_lost_while_the_handler_waits(nsqd: PartitionNsqd, consume: Consume) -> None:
+def test_a_connection_lost_while_the_handler_waits(nsqd: PartitionNsqd, consume_both: Consume) -> None:
     release = Event()
-    consumer = consume(lambda consumer, message: release.wait())
+    consumer = consume_both(lambda consumer, message: release.wait())
     connection = nsqd.subscriber(None)
     push_record(connection, 1)
     until(lambda: consumer.stats().in_flight == 1)
@@ -203,9 +205,9 @@ def test_a_connection_lost_while_the_handler_waits(nsqd: PartitionNsqd, consume:
     assert consumer.stats().totals.answers_lost == 1
 
 
-def test_an_error_that_the_worker_reads_ends_the_connection(nsqd: PartitionNsqd, consume: Consume) -> None:
+def test_an_error_that_the_worker_reads_ends_the_connection(nsqd: PartitionNsqd, consume_both: Consume) -> None:
     errors = []
-    consumer = consume(lambda consumer, message: None)
+    consumer = consume_both(lambda consumer, message: None)
     consumer.on_error.connect(lambda sender, error: errors.append(str(error)), weak=False)
     connection = nsqd.subscriber(None)
     connection.send(b"garbage, not frames")
@@ -252,10 +254,10 @@ def test_bytes_go_to_who_reads_instead(ends: Ends, reader: gevent.Greenlet) -> N
     other = gevent.spawn(transport.recv_for_reader)
     gevent.sleep(0)
     peer.sendall(b"first")
-    assert other.get(timeout=5) == b"first"
+    assert other.get(timeout=WAIT) == b"first"
     assert not reader.ready()
     peer.sendall(b"second")
-    assert reader.get(timeout=5) == b"second"
+    assert reader.get(timeout=WAIT) == b"second"
 
 
 def test_an_interrupted_one_gets_nothing(ends: Ends, reader: gevent.Greenlet) -> None:
@@ -264,9 +266,9 @@ def test_an_interrupted_one_gets_nothing(ends: Ends, reader: gevent.Greenlet) ->
     other = gevent.spawn(transport.recv_for_reader)
     gevent.sleep(0)
     transport.interrupt()
-    assert other.get(timeout=5) is None
+    assert other.get(timeout=WAIT) is None
     peer.sendall(b"bytes")
-    assert reader.get(timeout=5) == b"bytes"
+    assert reader.get(timeout=WAIT) == b"bytes"
 
 
 def test_one_that_is_woken_by_something_else_gets_nothing(ends: Ends, reader: gevent.Greenlet) -> None:
@@ -275,11 +277,11 @@ def test_one_that_is_woken_by_something_else_gets_nothing(ends: Ends, reader: ge
         other = gevent.spawn(transport.recv_for_reader)
         gevent.sleep(0)
         gevent.get_hub().loop.run_callback(other.switch)
-        assert other.get(timeout=5) is None
+        assert other.get(timeout=WAIT) is None
         other = gevent.spawn(transport.recv_for_reader)
         gevent.sleep(0)
         peer.sendall(b"bytes")
-        assert other.get(timeout=5) == b"bytes"
+        assert other.get(timeout=WAIT) == b"bytes"
     assert not reader.ready()
 
 
@@ -289,7 +291,7 @@ def test_a_killed_one_leaves_the_reader_reading(ends: Ends, reader: gevent.Green
     gevent.sleep(0)
     other.kill()
     peer.sendall(b"bytes")
-    assert reader.get(timeout=5) == b"bytes"
+    assert reader.get(timeout=WAIT) == b"bytes"
 
 
 def test_an_error_is_for_the_reader(ends: Ends, reader: gevent.Greenlet) -> None:
@@ -297,8 +299,8 @@ def test_an_error_is_for_the_reader(ends: Ends, reader: gevent.Greenlet) -> None
     other = gevent.spawn(transport.recv_for_reader)
     gevent.sleep(0)
     transport.cancel_recv(RuntimeError("enough"))
-    assert isinstance(reader.get(timeout=5), RuntimeError)
-    assert other.get(timeout=5) is None
+    assert isinstance(reader.get(timeout=WAIT), RuntimeError)
+    assert other.get(timeout=WAIT) is None
     assert transport.receiver is None
 
 
@@ -307,8 +309,8 @@ def test_closing_ends_both(ends: Ends, reader: gevent.Greenlet) -> None:
     other = gevent.spawn(transport.recv_for_reader)
     gevent.sleep(0)
     transport.close()
-    assert isinstance(reader.get(timeout=5), OSError)
-    assert other.get(timeout=5) is None
+    assert isinstance(reader.get(timeout=WAIT), OSError)
+    assert other.get(timeout=WAIT) is None
 
 
 def test_bytes_that_nobody_reads_keep_nobody_busy(ends: Ends) -> None:
@@ -316,12 +318,10 @@ def test_bytes_that_nobody_reads_keep_nobody_busy(ends: Ends) -> None:
     peer.sendall(b"first")
     assert transport.recv() == b"first"
     peer.sendall(b"second")
-    turns = 0
-    end = monotonic() + 0.05
-    while monotonic() < end:
-        gevent.sleep(0.005)
-        turns += 1
-    assert turns < 15
+    turns = loop_turns()
+    began = turns.iteration
+    gevent.sleep(0.05)  # sleep: turns of the loop in that time are counted
+    assert turns.iteration - began < 10
     assert not transport._is_watching
     assert transport.recv() == b"second"
 
@@ -332,7 +332,7 @@ def test_only_one_reads_instead(ends: Ends, reader: gevent.Greenlet) -> None:
     gevent.sleep(0)
     assert transport.recv_for_reader() is None
     peer.sendall(b"bytes")
-    assert other.get(timeout=5) == b"bytes"
+    assert other.get(timeout=WAIT) == b"bytes"
 
 
 # Trying at once
@@ -377,10 +377,10 @@ def watched(ends: Ends) -> Ends:
     """So that the hub's loop watches the socket."""
     transport, peer = ends
     waiting = gevent.spawn(transport.recv)
-    gevent.sleep(0.001)
+    gevent.sleep(0)
     peer.sendall(b"first")
-    assert waiting.get(timeout=5) == b"first"
-    gevent.sleep(0.001)
+    assert waiting.get(timeout=WAIT) == b"first"
+    loop_turns().wait()
     return ends
 
 

@@ -10,7 +10,7 @@ from gevent import Timeout
 from gevent.event import Event
 from support.peers import Peer, frame
 from support.publishing import Command, Nsqds, Producers, refuse, stay_mute
-from support.waiting import until
+from support.waiting import WAIT, until
 
 from nsq_fast import Producer, errors
 from nsq_fast.broker import BrokerProcess
@@ -43,7 +43,7 @@ def test_a_reply_is_understood_however_it_comes(ready_for: Callable[..., Produce
     def answer(peer: Peer, command: Command) -> None:
         for piece in pieces:
             peer.sock.sendall(piece)
-            gevent.sleep(0.005)
+            gevent.sleep(0.005)  # sleep: so that pieces are read one by one
 
     producer = ready_for(answer)
     assert [producer.publish("t", b"x") for _ in range(3)] == [b"OK"] * 3
@@ -109,22 +109,22 @@ def test_others_may_publish_while_one_waits(ready_for: Callable[..., Producer]) 
 
     producer = ready_for(answer)
     callers = [gevent.spawn(producer.publish, "t", b"%d" % number) for number in range(5)]
-    gevent.sleep(0.01)
+    until(lambda: producer.stats()["held"] == 5)
     go.set()
-    gevent.joinall(callers, timeout=5)
+    gevent.joinall(callers, timeout=WAIT)
     assert [caller.value for caller in callers] == [b"OK"] * 5
 
 
 def test_closing_ends_the_wait(ready_for: Callable[..., Producer]) -> None:
     producer = ready_for(stay_mute)
     gevent.spawn_later(0.01, producer.close, timeout=0.02)
-    with Timeout(5), pytest.raises(errors.PublishFailed, match="closed"):
+    with Timeout(WAIT), pytest.raises(errors.PublishFailed, match="closed"):
         producer.publish("t", b"x")
 
 
 def test_a_silent_server_ends_the_wait(ready_for: Callable[..., Producer]) -> None:
     producer = ready_for(stay_mute, heartbeat_interval=1.0, max_publish_attempts=1)
-    with Timeout(4), pytest.raises(errors.PublishFailed) as caught:
+    with Timeout(WAIT), pytest.raises(errors.PublishFailed) as caught:
         producer.publish("t", b"x")
     assert isinstance(caught.value.__cause__, errors.ConnectionLost)
 

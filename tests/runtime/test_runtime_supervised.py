@@ -16,7 +16,8 @@ from typing import Any
 import gevent
 import pytest
 from gevent import Timeout
-from support.waiting import until
+from gevent.event import Event
+from support.waiting import WAIT, until
 
 import nsq_fast
 from nsq_fast import Consumer, Message, Producer
@@ -123,7 +124,7 @@ class Scenario:
     def handle(self, consumer: Consumer, message: Message) -> None:
         self.calls[message.body] += 1
         if message.body == b"long":
-            gevent.sleep(3.0)
+            gevent.sleep(3.0)  # sleep: a handler that takes its time
 
     def check(self) -> None:
         """Everything works: publishing, discovery of a new nsqd, consuming from both."""
@@ -173,7 +174,7 @@ def running(body: str, scenario: Scenario) -> list[Loop]:
 def test_a_fault_in_a_loop_ends_nothing(
     body: str, scenario: Scenario, no_unseen_errors: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = until(lambda: running(body, scenario), 5.0)
+    found = until(lambda: running(body, scenario), WAIT)
     with caplog.at_level(logging.ERROR):
         for loop in found:
             loop.kill(Injected(body), block=False)  # raised where the loop waits
@@ -198,7 +199,7 @@ def test_closing_ends_the_loops_that_pause_after_a_fault(scenario: Scenario, no_
     until(lambda: len(no_unseen_errors) >= len(found))
     no_unseen_errors.clear()
     scenario.close()
-    until(lambda: not any(found), 5.0)
+    until(lambda: not any(found), WAIT)
 
 
 def test_a_fault_of_a_timer_loses_no_other_deadline(
@@ -317,7 +318,7 @@ def test_a_job_that_fails_is_reported_and_has_no_value(no_unseen_errors: list[An
 
 
 def test_a_loop_that_is_killed_ends() -> None:
-    loop = Supervisor(logging.getLogger("test")).loop("the loop", lambda: gevent.sleep(60))
+    loop = Supervisor(logging.getLogger("test")).loop("the loop", Event().wait)
     loop.start()
     gevent.sleep(0)
     loop.kill()

@@ -7,6 +7,7 @@ from gevent import Greenlet, Timeout
 from gevent.event import Event
 from support.peers import Peer
 from support.publishing import Command, Nsqds, Producers
+from support.waiting import WAIT
 
 
 def test_callers_are_resumed_in_order_whatever_they_do_next(publish_nsqd: Nsqds, new_producer: Producers) -> None:
@@ -27,7 +28,7 @@ def test_callers_are_resumed_in_order_whatever_they_do_next(publish_nsqd: Nsqds,
                 gevent.sleep(0)
 
     callers += [gevent.spawn(call, number) for number in range(8)]
-    with Timeout(5):
+    with Timeout(WAIT):
         gevent.joinall(callers, raise_error=True)
     assert [number for step, number in order if step == 0] == list(range(8))
     assert sorted(number for step, number in order if step == 2) == [0, 2, 3, 4, 6, 7]
@@ -46,9 +47,9 @@ def test_one_that_was_interrupted_keeps_nobody_waiting(publish_nsqd: Nsqds, new_
     producer.publish("t", b"first")
     server.answer = answer
     callers = [gevent.spawn(producer.publish, "t", b"x") for _ in range(5)]
-    gevent.sleep(0.02)
+    server.wait_commands(2)
     callers[0].kill()
     callers[3].kill(block=False)
     go.set()
-    gevent.joinall(callers, timeout=5)
+    gevent.joinall(callers, timeout=WAIT)
     assert [caller.value for caller in (callers[1], callers[2], callers[4])] == [b"OK"] * 3

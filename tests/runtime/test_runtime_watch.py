@@ -8,7 +8,9 @@ from time import monotonic
 
 import gevent
 from gevent.event import Event
+from support.waiting import WAIT
 
+from nsq_fast.runtime.loop_turns import loop_turns
 from nsq_fast.runtime.net.watch import GRACE, SilenceWatch
 
 
@@ -28,7 +30,7 @@ def test_silence_is_reported_once_after_a_second_look() -> None:
     watch = SilenceWatch(0.02, peer.last_heard, peer.silent.set)
     started = monotonic()
     watch.start()
-    assert peer.silent.wait(2)
+    assert peer.silent.wait(WAIT)
     assert monotonic() - started >= 0.02 + GRACE / 2
     assert peer.looks == 2
     watch.stop()
@@ -36,13 +38,11 @@ def test_silence_is_reported_once_after_a_second_look() -> None:
 
 
 def test_it_does_not_look_early_after_a_time_without_the_hub() -> None:
-    gevent.sleep(0.001)
-    busy_until = monotonic() + 0.05
-    while monotonic() < busy_until:
-        pass
+    loop_turns().wait()
+    time.sleep(0.05)  # sleep: blocks the hub
     peer = Peer(monotonic())
     SilenceWatch(0.02, peer.last_heard, peer.silent.set).start()
-    assert peer.silent.wait(2)
+    assert peer.silent.wait(WAIT)
     assert peer.looks == 2
 
 
@@ -52,7 +52,7 @@ def test_what_is_heard_in_the_meantime_puts_it_off() -> None:
     watch.start()
     peer.heard_at += 0.05
     started = monotonic()
-    assert peer.silent.wait(2)
+    assert peer.silent.wait(WAIT)
     assert monotonic() - started >= 0.05
     assert peer.looks == 3
 
@@ -80,9 +80,8 @@ def test_what_came_while_the_hub_did_not_run_is_heard_first() -> None:
     watch.start()
     for _ in range(10):
         theirs.send(b"x")
-        time.sleep(0.05 + 2 * GRACE)  # the loop finds a timer that is due, and a socket that can be read
-        gevent.sleep(0)
-        gevent.sleep(0.001)
+        time.sleep(0.05 + 2 * GRACE)  # sleep: blocks the hub; both a timer and a socket are due
+        loop_turns().wait()
     assert not peer.silent.is_set()
     watch.stop()
     readable.close()

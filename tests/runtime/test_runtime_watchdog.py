@@ -6,24 +6,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import gevent
 import pytest
+from gevent.event import Event
 from support.scripted_nsqd import ScriptedNsqd
-from support.waiting import until
+from support.waiting import block_until, until
 
 from nsq_fast import Consumer
 from nsq_fast.runtime.consuming import watchdog as module
 from nsq_fast.runtime.consuming.watchdog import WARN_AFTER, watchdog
-
-
-@pytest.fixture
-def nsqd() -> Iterator[ScriptedNsqd]:
-    server = ScriptedNsqd()
-    yield server
-    server.stop()
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -32,10 +25,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def block_until_warned(caplog: pytest.LogCaptureFixture, count: int = 1) -> None:
     """Block the process, as an ordinary library does."""
-    deadline = time.monotonic() + 20
-    while len(warnings(caplog)) < count:
-        assert time.monotonic() < deadline, "no warning came"
-        time.sleep(0.01)
+    block_until(lambda: len(warnings(caplog)) >= count, "a warning")
 
 
 def test_a_handler_that_blocks_is_named_while_it_does(nsqd: ScriptedNsqd, caplog: pytest.LogCaptureFixture) -> None:
@@ -71,7 +61,11 @@ def test_a_handler_that_waits_with_gevent_is_not(
     nsqd: ScriptedNsqd, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "WARN_AFTER", 0.1)
-    with Consumer("t", "c", str(nsqd.address), message_handler=lambda c, m: gevent.sleep(1)):
+
+    def handler(consumer: Consumer, message: object) -> None:
+        gevent.sleep(1)  # sleep: ten times as long as the limit
+
+    with Consumer("t", "c", str(nsqd.address), message_handler=handler):
         connection = nsqd.connection()
         connection.push(1)
         connection.wait_for(lambda: connection.answered(b"FIN") == [1], 30)
@@ -86,7 +80,7 @@ def test_one_warning_a_minute(
 
     def handler(consumer: Consumer, message: object) -> None:
         if handled:
-            time.sleep(0.5)
+            time.sleep(0.5)  # sleep: blocks five times as long as the limit
         else:
             block_until_warned(caplog)
         handled.append(message)
@@ -102,11 +96,11 @@ def test_one_warning_tells_of_a_thread_with_several_consumers(
 ) -> None:
     def handler(consumer: Consumer, message: object) -> None:
         block_until_warned(caplog)
-        time.sleep(2 * module.PAUSE)  # the others have been looked at by then
+        time.sleep(2 * module.PAUSE)  # sleep: blocks; the others have been looked at by then
 
     address = str(nsqd.address)
     with (
-        Consumer("u", "c", address, message_handler=lambda consumer, message: gevent.sleep(60)) as idle,
+        Consumer("u", "c", address, message_handler=lambda consumer, message: Event().wait()) as idle,
         Consumer("t", "c", address, message_handler=handler) as blocking,
     ):
         until(lambda: len(nsqd.connections) == 2 and all(each.rdy for each in nsqd.connections))
@@ -149,7 +143,7 @@ with Broker() as broker:
     with Producer(address) as producer:
         producer.publish("t", b"x")
     while not consumer.stats().totals.finished:
-        gevent.sleep(0.01)
+        gevent.sleep(0.01)  # sleep: looks again and again
     consumer.close()
 print("done")
 """

@@ -35,7 +35,7 @@ def slowly(first: int, count: int, seconds: float) -> Iterator[pa.RecordBatch]:
     """Batches of rows with keys, spread over some seconds. Runs in a thread."""
     for start in range(first, first + count, STEP):
         yield batch(body=numbered(STEP, start), key=[f"key-{number % KEYS}" for number in range(start, start + STEP)])
-        time.sleep(seconds * STEP / count)
+        time.sleep(seconds * STEP / count)  # sleep: rows that come for some seconds
 
 
 def write_during(fleet: Fleet, first: int, count: int, patience: float, trouble: Callable[[], object]) -> int:
@@ -44,7 +44,7 @@ def write_during(fleet: Fleet, first: int, count: int, patience: float, trouble:
     options = {"topic": TOPIC, "lookupd_http_addresses": ",".join(fleet.lookupds), "nsq.linger_max_messages": "20"}
     writer = TaskWriter(SinkOptions.parse(options), {"body": "body", "key": "key"})
     writing = gevent.spawn(writer.write, slowly(first, count, seconds))
-    gevent.sleep(seconds / 10)
+    gevent.sleep(seconds / 10)  # sleep: the trouble comes in the midst of it
     trouble()
     return int(writing.get(timeout=patience).rows)
 

@@ -56,7 +56,7 @@ def move(fleet: Fleet, topic: str, partition: int) -> None:
     """Move a leader, as soon as the cluster is willing to."""
     fleet.wait_stable()
     while not fleet.move_leader(topic, partition):
-        time.sleep(0.5)
+        time.sleep(0.5)  # sleep: looks again and again
 
 
 def test_a_query_loses_and_doubles_nothing_whatever_dies(fleet: Fleet, tmp_path: Path, report: list[str]) -> None:

@@ -91,7 +91,7 @@ def test_a_lookup_service_that_is_away_is_asked_again(broker: Broker) -> None:
     with nsq_fast.NsqdHTTPClient(*broker.nsqds[0].http_address) as client:
         client.create_topic("t")
     options = options_of(lookupds=[broker.lookupd])
-    gevent.sleep(0.05)
+    gevent.sleep(0.05)  # sleep: the lookupd learns of the topic
     broker.lookupd.stop()
     back = gevent.spawn_later(0.6, broker.lookupd.start)
     start = time.monotonic()

@@ -99,7 +99,7 @@ while time.monotonic() < deadline:
     left = channel["depth"] + channel["in_flight_count"] + channel["deferred_count"]
     if not left:
         break
-    time.sleep(0.2)
+    time.sleep(0.2)  # sleep: looks again and again
 say("left", count=left)
 """
 

@@ -166,7 +166,7 @@ class SlowDisk(Collector):
     """Every claim takes longer than gathering."""
 
     def claim(self, index: int, head: Any, columns: Any) -> Any:
-        time.sleep(0.05)
+        time.sleep(0.05)  # sleep: a slow disk
         return super().claim(index, head, columns)
 
 
@@ -334,7 +334,7 @@ class Slow(Collector):
     def finish(self, connection: Any, ids: bytes) -> None:
         if not Slow.slept:
             Slow.slept = 1
-            time.sleep(1.3)
+            time.sleep(1.3)  # sleep: longer than the server's timeout
         super().finish(connection, ids)
 
 
@@ -360,7 +360,7 @@ class Stalled(Collector):
     def claim(self, index: int, head: Any, columns: Any) -> Any:
         stored = super().claim(index, head, columns)
         if index == 0:
-            time.sleep(1.2)
+            time.sleep(1.2)  # sleep: longer than the server's timeout
         return stored
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from gevent import joinall, sleep, spawn
 from support.spark_replay import Topic
+from support.waiting import WAIT, holds, until
 
 from nsq_fast.broker import ClusterProcess
 from nsq_fast.errors import ConfigError, ConnectionLost, DataLost, HttpError, LookupFailed, NotLeader, Unauthorized
@@ -137,10 +138,7 @@ def test_nothing_is_left_of_the_channels_of_readers(make_topic: Callable[..., To
     topic = make_topic()
     topic.fill(100)
     read(topic)
-    deadline = time.monotonic() + 5
-    while set(topic.channels(0)) != {"spark"}:
-        assert time.monotonic() < deadline
-        sleep(0.01)
+    until(lambda: set(topic.channels(0)) == {"spark"})
 
 
 def test_the_channel_of_a_query_is_its_own(make_topic: Callable[..., Topic]) -> None:
@@ -210,9 +208,9 @@ def test_the_channel_keeps_what_is_not_committed(make_topic: Callable[..., Topic
 def test_a_batch_by_offsets_and_by_time(make_topic: Callable[..., Topic]) -> None:
     topic = make_topic()
     before = topic.fill(300, label="before")
-    sleep(0.005)
+    sleep(0.005)  # sleep: times are in milliseconds
     between = time.time_ns() // 1_000_000
-    sleep(0.005)
+    sleep(0.005)  # sleep: times are in milliseconds
     middle = [topic.stats(partition)["backend_depth"] for partition in (0, 1)]
     after = topic.fill(200, label="after")
 
@@ -309,10 +307,9 @@ def test_a_partition_without_a_leader_is_waited_for(cluster: ClusterProcess, mak
     node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(0)["tcp_port"])
     cluster.kill_node(node)
     job = spawn(lambda: rows(PieceReader(found, piece).batches()))
-    sleep(0.5)
-    assert not job.ready()
+    holds(lambda: not job.ready(), 0.5)
     cluster.restart_node(node)
-    assert job.get(timeout=15) == bodies
+    assert job.get(timeout=WAIT) == bodies
 
 
 def test_a_connection_that_ends_is_made_again(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
@@ -359,10 +356,9 @@ def test_a_query_begins_when_all_partitions_can_be_asked(
     node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(1)["tcp_port"])
     cluster.kill_node(node)
     job = spawn(ReplayStreamReader(options(topic)).initialOffset)
-    sleep(0.3)
-    assert not job.ready()
+    holds(lambda: not job.ready(), 0.3)
     cluster.restart_node(node)
-    assert job.get(timeout=15)["offsets"] == {topic.name: {"0": 0, "1": 0}}
+    assert job.get(timeout=WAIT)["offsets"] == {topic.name: {"0": 0, "1": 0}}
 
 
 def test_no_news_while_the_servers_cannot_be_asked(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
@@ -376,10 +372,7 @@ def test_no_news_while_the_servers_cannot_be_asked(cluster: ClusterProcess, make
     cluster.kill_node(node)
     assert reader.latestOffset(start, ReadAllAvailable()) == start
     cluster.restart_node(node)
-    deadline = time.monotonic() + 10
-    while reader.latestOffset(start, ReadAllAvailable()) == start:
-        assert time.monotonic() < deadline
-        sleep(0.05)
+    until(lambda: reader.latestOffset(start, ReadAllAvailable()) != start)
 
 
 # --- two attempts at one piece
@@ -500,10 +493,9 @@ def test_an_end_that_is_not_stored_yet_is_waited_for(make_topic: Callable[..., T
     found, piece = piece_of(topic)
     longer = Piece(topic.name, 0, 0, piece.end + 1, piece.route)
     job = spawn(lambda: rows(PieceReader(found, longer).batches()))
-    sleep(0.2)
-    assert not job.ready()
+    holds(lambda: not job.ready(), 0.2)
     topic.publish(0, [b"late"])
-    assert job.get(timeout=10) == [*bodies, b"late"]
+    assert job.get(timeout=WAIT) == [*bodies, b"late"]
 
 
 # --- the wire
@@ -532,7 +524,9 @@ def test_nsqds_without_lookup(cluster: ClusterProcess, make_topic: Callable[...,
     assert sorted(body for piece in pieces for body in rows(reader.read(piece))) == bodies
 
 
-def test_servers_are_asked_for_news_now_and_then(make_topic: Callable[..., Topic]) -> None:
+def test_servers_are_asked_for_news_now_and_then(
+    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
     topic = make_topic(1)
@@ -542,11 +536,10 @@ def test_servers_are_asked_for_news_now_and_then(make_topic: Callable[..., Topic
     asked = []
     original = logs.logs
     logs.logs = lambda: (asked.append(1), original())[1]  # type: ignore[method-assign,func-returns-value]
-    end = time.monotonic() + 0.5
-    calls = 0
-    while time.monotonic() < end:
-        assert reader.latestOffset(start, ReadAllAvailable()) == start
-        calls += 1
-        sleep(0.01)
-    assert calls > 20
-    assert len(asked) <= 3
+    for interval, most in ((3600.0, 1), (0.0, 20)):
+        monkeypatch.setattr("nsq_fast.spark.replay.driver.POLL_INTERVAL", interval)
+        asked.clear()
+        for _ in range(20):
+            assert reader.latestOffset(start, ReadAllAvailable()) == start
+        assert len(asked) <= most
+    assert len(asked) == 20

@@ -108,9 +108,9 @@ def test_a_stream_goes_on_and_tells_how_far_it_is(query: Query, topic: Topic) ->
 def test_a_batch_is_a_slice(spark: Any, topic: Topic) -> None:
     topic.fill(300, label="before")
     at = {str(partition): topic.stats(partition)["backend_depth"] for partition in (0, 1)}
-    time.sleep(0.002)
+    time.sleep(0.002)  # sleep: times are in milliseconds
     between = time.time_ns() // 1_000_000
-    time.sleep(0.002)
+    time.sleep(0.002)  # sleep: times are in milliseconds
     topic.fill(200, label="after")
 
     def rows(**options: str) -> Any:

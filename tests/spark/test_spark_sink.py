@@ -43,7 +43,7 @@ def cluster() -> Iterator[ClusterProcess]:
 
 
 @pytest.fixture(params=["embedded", "real"])
-def nsqd(request: pytest.FixtureRequest, broker: BrokerProcess, tmp_path: Path) -> Iterator[Address]:
+def one_nsqd(request: pytest.FixtureRequest, broker: BrokerProcess, tmp_path: Path) -> Iterator[Address]:
     if request.param == "embedded":
         yield broker.nsqd.tcp
         return
@@ -90,9 +90,9 @@ def all_taken(cluster: ClusterProcess, topic: str, count: int) -> dict[int, list
     }
 
 
-def test_rows_of_all_tasks_once(spark: SparkSession, nsqd: Address, topic: str, tmp_path: Path) -> None:
-    append(numbers(spark, 30_000), topic=topic, nsqd_tcp_addresses=nsqd, reportPath=tmp_path / "reports")
-    account(numbered(30_000), taken(nsqd, topic, 30_000)).check()
+def test_rows_of_all_tasks_once(spark: SparkSession, one_nsqd: Address, topic: str, tmp_path: Path) -> None:
+    append(numbers(spark, 30_000), topic=topic, nsqd_tcp_addresses=one_nsqd, reportPath=tmp_path / "reports")
+    account(numbered(30_000), taken(one_nsqd, topic, 30_000)).check()
     [report] = (tmp_path / "reports").glob("write-*.json")
     assert json.loads(report.read_text()) == {
         "committed": True,
@@ -163,7 +163,7 @@ def test_keys_keep_their_order_while_leaders_move(spark: SparkSession, cluster: 
 
         for batch in batches:
             for start in range(0, batch.num_rows, 200):
-                time.sleep(0.03)
+                time.sleep(0.03)  # sleep: rows that come for some seconds
                 yield batch.slice(start, 200)
 
     frame = spark.range(0, 12_000, 1, 2).selectExpr(
@@ -175,7 +175,7 @@ def test_keys_keep_their_order_while_leaders_move(spark: SparkSession, cluster: 
         options = {"topic": topic, "lookupd_http_addresses": lookupds(cluster), "nsq.linger_max_messages": "50"}
         writing = gevent.get_hub().threadpool.spawn(append_in_thread, spark, frame, options)
         for number in (0, 1, 2, 0):
-            gevent.sleep(0.4)
+            gevent.sleep(0.4)  # sleep: trouble that is spread over the rows
             cluster.move_leader(topic, number)
         writing.get(timeout=60)
     finally:
@@ -284,7 +284,7 @@ def failing(how):
             yield batch
             written += batch.num_rows
             if context.partitionId() == 1 and context.attemptNumber() == 0 and written >= 3000:
-                time.sleep(0.7)  # let it be written
+                time.sleep(0.7)  # sleep: let it be written
                 if how == "exit":
                     os._exit(3)
                 raise ValueError("once")

@@ -201,15 +201,15 @@ def test_leaders_move_while_rows_are_written(
     def batches() -> Iterator[pa.RecordBatch]:  # runs in a thread
         for at in range(0, 6000, 200):
             yield batch(body=numbered(200, at), key=keys[at : at + 200])
-            time.sleep(0.01)
+            time.sleep(0.01)  # sleep: rows that are spread over the trouble
 
     def trouble() -> None:
         for number in range(PARTITIONS):
             cluster.move_leader(topic, number)
-            gevent.sleep(0.04)
+            gevent.sleep(0.04)  # sleep: trouble that is spread over the rows
         node = cluster.leader_of(topic, 0)
         cluster.kill_node(node)
-        gevent.sleep(0.1)
+        gevent.sleep(0.1)  # sleep: a node that is away for a time
         cluster.restart_node(node)
         moved.set()
 
@@ -474,7 +474,7 @@ def test_heartbeats_are_answered_while_spark_is_slow(scripted: Callable[..., Pub
 
         def batches() -> Iterator[pa.RecordBatch]:
             yield batch(body=numbered(10))
-            time.sleep(2.6)  # more than two intervals
+            time.sleep(2.6)  # sleep: more than two intervals
             yield batch(body=numbered(10, 10))
 
         servers = {"nsqd_tcp_addresses": str(broker.nsqd.tcp_address), "nsq.heartbeat_interval": "1"}

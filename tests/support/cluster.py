@@ -2,7 +2,7 @@
 
 It needs the redesigned binaries (see ``servers``) and an etcd that still has
 the v2 API, on PATH. The daemons cannot choose their own ports, so free ones
-are picked just before.
+are held for them (see ``ports``).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 from nsq_fast.names import Address
 
+from .ports import free_address
 from .servers import find_server
 from .wire import WireClient
 
@@ -261,11 +262,7 @@ def _etcd_command(data: Path, port: int, peer_port: int) -> list[str]:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
+    return [free_address().port for _ in range(count)]
 
 
 def _accepts(address: Address) -> bool:
@@ -298,4 +295,4 @@ def _wait_for(condition: Callable[[], Any], what: str) -> None:
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {READY_TIMEOUT:.0f} s for {what}")
-        time.sleep(POLL)
+        time.sleep(POLL)  # sleep: looks again and again

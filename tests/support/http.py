@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gevent import Timeout, socket
 
-TIMEOUT = 10.0
+from support.waiting import WAIT
 
 
 class Answer(NamedTuple):
@@ -33,7 +33,7 @@ def ask(address: Any, method: str, path: str, body: bytes = b"", ssl_context: An
 
 def exchange(address: Any, data: bytes, ssl_context: Any = None) -> bytes:
     """Send bytes, and return all that comes back until the end of the connection."""
-    with Timeout(TIMEOUT, TimeoutError(f"no answer from {address}")), socket.create_connection(address) as sock:
+    with Timeout(WAIT, TimeoutError(f"no answer from {address}")), socket.create_connection(address) as sock:
         if ssl_context is not None:
             sock = ssl_context.wrap_socket(sock, server_hostname="localhost")
         sock.sendall(data)

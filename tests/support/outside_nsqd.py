@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import pytest
 
 from nsq_fast import Consumer, Producer
 from nsq_fast.broker import BrokerProcess
+from support.waiting import block_until
 
 
 class Server:
@@ -35,10 +35,7 @@ class Server:
 
     def wait_finished(self, count: int) -> None:
         """Block the process until so many FINs came."""
-        deadline = time.monotonic() + 10
-        while self.finished() < count:
-            assert time.monotonic() < deadline, f"{self.finished()} of {count} FINs came"
-            time.sleep(0.002)
+        block_until(lambda: self.finished() >= count, f"{count} FINs")
 
 
 @pytest.fixture(params=["embedded", "original"])
@@ -66,7 +63,7 @@ def _running(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 @pytest.fixture
-def consume(server: Server) -> Iterator[Callable[..., Consumer]]:
+def handle_many(server: Server) -> Iterator[Callable[..., Consumer]]:
     """A factory: publish so many messages, and handle them."""
     consumers: list[Consumer] = []
 

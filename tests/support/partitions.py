@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Meta, Nsqd, Topology
-from support.scripted_nsqd import WAIT, ScriptedConnection, ScriptedNsqd, frame, wait_for
+from support.scripted_nsqd import ScriptedConnection, ScriptedNsqd, frame, wait_for
+from support.waiting import WAIT
 
 VERSION = "0.3.7-HA.1.13.0"
 OK = frame(0, b"OK")

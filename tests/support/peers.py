@@ -20,8 +20,7 @@ from gevent.server import StreamServer
 from nsq_fast._codec import Message
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
-
-WAIT = 5.0
+from support.waiting import WAIT
 
 
 class Peer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from gevent import Timeout
@@ -21,7 +21,8 @@ from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import PUBLISHES
 from nsq_fast.protocol.topology import Nsqd
 from support.partitions import ScriptedLookup
-from support.peers import WAIT, Peer, PeerServer
+from support.peers import Peer, PeerServer
+from support.waiting import WAIT
 
 
 class Command(NamedTuple):
@@ -164,12 +165,3 @@ def split_mpub(body: bytes) -> list[bytes]:
         at += 4 + size
     assert at == len(body)
     return messages
-
-
-def free_address() -> Address:
-    """An address where nothing listens."""
-    from gevent import socket
-
-    with closing(socket.socket()) as sock:
-        sock.bind(("127.0.0.1", 0))
-        return Address(*sock.getsockname())

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from gevent import socket
 
+from support.waiting import WAIT
+
 DATA = Path(__file__).parents[1] / "data"
-TIMEOUT = 5.0
 MESSAGE = b"\0\0\0\2"
 HEARTBEAT = b"\0\0\0\x0f\0\0\0\0_heartbeat_"
 _VERSION = re.compile(rb'"version":"[^"]*"')
@@ -27,7 +28,7 @@ class Replay:
     """One conversation: timestamps are those of today, and ids, unless they are to be as recorded."""
 
     def __init__(self, address: Any, *, same_ids: bool = False) -> None:
-        self.sock = socket.create_connection(address, timeout=TIMEOUT)
+        self.sock = socket.create_connection(address, timeout=WAIT)
         self.ids: dict[bytes, bytes] = {}
         self._same_ids = same_ids
 
@@ -59,7 +60,7 @@ class Replay:
         self.sock.settimeout(seconds)
         with pytest.raises(TimeoutError):
             self.sock.recv(1)
-        self.sock.settimeout(TIMEOUT)
+        self.sock.settimeout(WAIT)
 
     def frame(self) -> bytes:
         size = self._read(4)

@@ -59,9 +59,9 @@ class Pace:
 
     def wait(self, judge: Judge) -> None:
         """Return when the next message may be published."""
-        sleep(self.pause)
+        sleep(self.pause)  # sleep: keys are published for a time
         while judge.stored + judge.failed >= self.limit:
-            sleep(0.01)
+            sleep(0.01)  # sleep: looks again and again
 
 
 @dataclass
@@ -201,7 +201,7 @@ def settle(judge: Judge, scale: Scale) -> None:
     """Wait until every stored message came; give up when nothing comes any more."""
     seen, since = -1, time.monotonic()
     while judge.missing and time.monotonic() - since < scale.patience:
-        sleep(0.02)
+        sleep(0.02)  # sleep: looks again and again
         if judge.handled != seen:
             seen, since = judge.handled, time.monotonic()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Any, BinaryIO
 
@@ -17,9 +18,7 @@ from gevent.event import Event
 from gevent.server import StreamServer
 
 from nsq_fast.names import Address
-
-WAIT = 20.0
-"""Seconds until a test gives up. As long as a busy machine may need: a test that passes does not wait for it."""
+from support.waiting import WAIT
 
 RESPONSES = (b"FIN", b"REQ", b"TOUCH")
 ID_LENGTH = 16
@@ -80,7 +79,8 @@ class ScriptedConnection:
         self.send(b"".join(message_frame(each, body, attempts) for each in ids))
 
     def close(self) -> None:
-        self.sock.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # what the client has reset cannot be shut down
+            self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
     def wait_for(self, condition: Callable[[], Any], timeout: float = WAIT) -> Any:

@@ -124,7 +124,7 @@ class Day:
             return self._batches() > before
 
         poll(more, PROGRESS_TIMEOUT, f"progress; {self}\n{self._driver.log()}")
-        time.sleep(self._random.random())  # part of the story, not a wait for something
+        time.sleep(self._random.random())  # sleep: part of the story, not a wait for something
 
     def _keep_running(self) -> None:
         if self._driver.is_running or (self._driver.marks.count("end") and self._driver.status == 0):

@@ -25,7 +25,7 @@ def poll(probe: Callable[[], T], timeout: float = LIMIT, what: str = "") -> T:
     while not (result := probe()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"not so within {timeout} s: {what or probe}")
-        time.sleep(POLL)
+        time.sleep(POLL)  # sleep: looks again and again
     return result
 
 

@@ -87,7 +87,7 @@ def main() -> None:
             except NsqError:
                 os.write(unknown.fileno(), lines)
             due = max(due + 1 / ROUNDS, time.monotonic())
-            sleep(due - time.monotonic())
+            sleep(due - time.monotonic())  # sleep: so many rounds a second
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from gevent import Timeout, socket
 
-TIMEOUT = 10.0
+from support.waiting import WAIT
+
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
 
 
@@ -30,11 +31,16 @@ class Frame(NamedTuple):
 
 
 class WireClient:
-    """One connection to an nsqd; every wait fails after TIMEOUT seconds."""
+    """One connection to an nsqd; every wait fails after WAIT seconds.
+
+    Attributes:
+        early: messages that came before the response to a command; ``frame`` returns them first.
+    """
 
     def __init__(self, address: Any, **identify: Any) -> None:
         self.sock = socket.create_connection(address)
         self.reader = self.sock.makefile("rb")
+        self.early: list[Frame] = []
         self.sock.sendall(b"  V2")
         if identify:
             body = json.dumps(identify).encode()
@@ -46,7 +52,9 @@ class WireClient:
     def command(self, data: bytes) -> bytes:
         """Send a command and return the response to it."""
         self.send(data)
-        return self.frame().data
+        while (frame := self._read()).type == MESSAGE:
+            self.early.append(frame)
+        return frame.data
 
     def subscribe(self, topic: str, channel: str, rdy: int = 1) -> None:
         assert self.command(f"SUB {topic} {channel}\n".encode()) == b"OK"
@@ -57,7 +65,10 @@ class WireClient:
 
     def frame(self) -> Frame:
         """The next frame that is no heartbeat."""
-        with Timeout(TIMEOUT, TimeoutError("no frame")):
+        return self.early.pop(0) if self.early else self._read()
+
+    def _read(self) -> Frame:
+        with Timeout(WAIT, TimeoutError("no frame")):
             while True:
                 size, kind = struct.unpack(">ii", self.reader.read(8))
                 frame = Frame(kind, self.reader.read(size - 4))

@@ -23,6 +23,7 @@ _VERSIONS = {
     "tls1.3": TLSVersion.TLSv1_3,
 }
 _MAX_INFLATED = 1024 * 1024
+_SNAPPY_BEGINS = b"\xff\x06\x00\x00sNaPpY"
 
 
 def server_context(options: NsqdOptions) -> SSLContext | None:
@@ -72,6 +73,7 @@ class SnappyCodec:
     """The framed snappy format, with its checksums."""
 
     def __init__(self) -> None:
+        self._due = _SNAPPY_BEGINS
         self._compressor = snappy.StreamCompressor()
         self._decompressor = snappy.StreamDecompressor()
 
@@ -81,10 +83,18 @@ class SnappyCodec:
 
     def decompress(self, data: bytes) -> bytes:
         """What can be read so far; raises OSError for a stream that is broken."""
+        self._check_begin(data)
         try:
             return bytes(self._decompressor.decompress(data))
         except Exception as error:  # the library has an exception of its own for each way to be broken
             raise OSError(f"snappy stream is broken: {error}") from error
+
+    def _check_begin(self, data: bytes) -> None:
+        # The library takes the first chunk for as long as it says, and waits for up to 16 MB of it; Go's refuses it.
+        part = data[: len(self._due)]
+        if not self._due.startswith(part):
+            raise OSError("snappy stream is broken: it does not begin with the identifier of a stream")
+        self._due = self._due[len(part) :]
 
     def more(self) -> bytes:
         """What there is to read without more input."""

@@ -27,7 +27,7 @@ from nsq_fast._version import __version__
 from nsq_fast.errors import ConfigError, HttpError
 from nsq_fast.names import Address, check_resolvable, parse_address
 from nsq_fast.protocol.topology import error_text
-from nsq_fast.runtime.fork import drop_socket, tell_forks
+from nsq_fast.runtime.fork import drop_socket, end_copy, tell_forks
 
 from .tls import client_context, server_hostname, wrap_socket
 
@@ -142,6 +142,7 @@ class HttpClient:
         except HTTPParseError as error:
             raise self._no_reply(target, f"the answer is no HTTP ({error.args[0]}); {_PORTS}") from error
         except (OSError, UnicodeError) as error:
+            end_copy()
             raise self._no_reply(target, f"{type(error).__name__}: {error}") from error
         status = response.get_code()
         content = bytes(response.body)

@@ -1,0 +1,27 @@
+"""Which compiled modules a run loads, and whether they are what the sources say: a line of the head of each run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from nsq_fast import _codec, _frame
+
+SOURCES = ("*.pyx", "*.pxd", "*.pxi")
+
+
+def header() -> list[str]:
+    """What pytest prints: the compiled core, and a warning when its sources have changed since."""
+    binaries = [Path(module.__file__) for module in (_codec, _frame)]
+    folder = binaries[0].parent
+    line = f"compiled core: {', '.join(each.name for each in binaries)}"
+    changed = newer_than(binaries, (each for pattern in SOURCES for each in folder.glob(pattern)))
+    if not changed:
+        return [line]
+    return [line, f"WARNING: older than {', '.join(changed)}: `make build` compiles them"]
+
+
+def newer_than(binaries: Iterable[Path], sources: Iterable[Path]) -> list[str]:
+    """Names of the sources that have changed since the oldest of the binaries was made."""
+    oldest = min(each.stat().st_mtime for each in binaries)
+    return sorted(each.name for each in sources if each.stat().st_mtime > oldest)
