@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from .errors import ConfigError
+from .header_patterns import PatternInvalid, check_glob, check_regexp
 
 ConfigT = TypeVar("ConfigT", bound="Config")
 
@@ -190,14 +191,24 @@ def _check_ext_filter(value: Any) -> None:
     elif value.get("type") not in (1, 2, 3):
         raise ConfigError(f"ext_filter={value!r}: type must be 1 (equal), 2 (regexp), 3 (glob) or 4 (list)")
     if not all(isinstance(rule, Mapping) and _is_rule(rule) for rule in rules):
-        raise ConfigError(f"ext_filter={value!r}: each rule needs filter_ext_key and filter_data, both strings")
+        raise ConfigError(
+            f"ext_filter={value!r}: each rule needs filter_ext_key and filter_data, both strings, not empty"
+        )
+    check = {2: check_regexp, 3: check_glob}.get(value["type"])
+    if check is not None:
+        try:
+            check(value["filter_data"])
+        except PatternInvalid as error:
+            raise ConfigError(
+                f"ext_filter={value!r}: {error}; servers ignore a filter that does not compile, and deliver everything"
+            ) from error
     if not isinstance(value.get("inverse", False), bool):
         raise ConfigError(f"ext_filter={value!r}: inverse must be true or false")
 
 
 def _is_rule(rule: Mapping[str, Any]) -> bool:
     key, data = rule.get("filter_ext_key"), rule.get("filter_data")
-    return isinstance(key, str) and key != "" and isinstance(data, str)
+    return isinstance(key, str) and key != "" and isinstance(data, str) and data != ""
 
 
 @dataclasses.dataclass(frozen=True)

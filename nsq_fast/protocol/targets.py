@@ -75,5 +75,10 @@ def impossible(topology: Topology, chosen: Collection[int] | None) -> str | None
     return f"partitions={list(chosen)}: the topic has partitions 0 to {topology.meta.partition_num - 1}"
 
 
+def missing(topology: Topology, chosen: Collection[int] | None) -> list[int]:
+    """The ``chosen`` partitions that the topic does not have. They may be added to it later."""
+    return [] if topology.meta is None else [number for number in chosen or () if not _exists(topology.meta, number)]
+
+
 def _exists(meta: Meta | None, number: int) -> bool:
     return meta is None or number < meta.partition_num

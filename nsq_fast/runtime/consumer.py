@@ -26,7 +26,7 @@ from .consuming.closing import CLOSE_TIMEOUT, Closing, check_timeout
 from .consuming.deadlines import Deadlines
 from .consuming.disposition import BatchHandler, Disposition, Handler
 from .consuming.expiry import Expiry
-from .consuming.failures import Discard, GiveUpPolicy
+from .consuming.failures import GiveUpPolicy
 from .consuming.flow import Flow
 from .consuming.handlers import check_handler
 from .consuming.iteration import messages
@@ -176,7 +176,7 @@ class Consumer(ObservedConsumer, ConsumerOptions):
         self.supervisor = Supervisor(self.logger, lambda error: emit(self, "on_error", error=error))
         self.given_up = 0
         self._thread = OwnerThread()
-        self._give_up = give_up if give_up is not None else Discard()
+        self._give_up = give_up
         self._blocked_policy = check_blocked_policy(blocked_policy)
         if not isinstance(trace, TraceLog | None):
             raise ConfigError(f"trace={trace!r}: must be a TraceLog, or None")

@@ -104,6 +104,44 @@ def test_old_nsqds_beside_partitions(nsqds, consume):
     assert subscription(leader.subscriber(0))[0] == b"SUB_ORDERED"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("desired_tag", "x"), ("ext_filter", {"type": 1, "filter_ext_key": "k", "filter_data": "v"})],
+)
+def test_a_filter_that_the_topic_cannot_have_is_an_error(nsqds, consume, name, value):
+    nsqd = nsqds()
+    consumer, lookup = consume(**{name: value})
+    lookup.tell(topology({0: nsqd}))
+    with pytest.raises(ConfigError, match=f"{name}=.*no extended headers"):
+        consumer.join(20)
+    assert not any(map(subscription, nsqd.connections))
+    extended, lookup = consume(**{name: value})
+    lookup.tell(topology({0: nsqd}, extend_support=True))
+    nsqd.subscriber(0)
+    assert extended.is_running
+
+
+def test_a_filter_is_an_error_on_an_original_nsqd(nsqds, consume):
+    consumer, _ = consume(nsqd_tcp_addresses=str(nsqds(ScriptedNsqd).address), desired_tag="x")
+    with pytest.raises(ConfigError, match="desired_tag='x'"):
+        consumer.join(20)
+
+
+def test_partitions_that_there_are_not_are_named_at_once(nsqds, consume, caplog):
+    nsqd = nsqds()
+    consumer, lookup = consume(partitions=[0, 7])
+    errors = []
+    consumer.on_error.connect(lambda _, error: errors.append(str(error)), weak=False)
+    found = topology({0: nsqd, 1: nsqd, 2: nsqd})
+    for _ in range(3):
+        lookup.tell(found)
+    assert errors == ["partitions: topic t has partitions 0 to 2; nothing comes of 7 until it has more"]
+    assert sum("nothing comes of 7" in each.getMessage() for each in caplog.records) == 1
+    nsqd.subscriber(0)
+    lookup.tell(topology(dict.fromkeys(range(8), nsqd)))
+    nsqd.subscriber(7)
+
+
 def test_a_configured_nsqd_is_subscribed_to_without_lookup(nsqds, consume):
     nsqd = nsqds()
     consume(ignore, nsqd_tcp_addresses=str(nsqd.address), partitions=[0, 1], ordered=True, lookupd_http_addresses=())

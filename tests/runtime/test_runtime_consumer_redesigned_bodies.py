@@ -5,10 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import logging
-import sys
-import types
 
 import gevent
+import lz4.block
 import pytest
 import snappy
 from support.partitions import PartitionNsqd, answers, push_record, topology
@@ -24,6 +23,7 @@ CONSUME = {"topic": "t", "channel": "c"}
 
 BODY = b"hello, hello, hello"
 GZIPPED = gzip.compress(BODY, mtime=0)  # no time in it: parameters must be the same in every process that runs tests
+LZ4 = lz4.block.compress(BODY, store_size=False)  # as go-nsq sends it: the size is in a header
 LIMIT = 1000
 SIZE = len(BODY)
 
@@ -36,7 +36,7 @@ def message(body, ext):
     return Message(1, 2, b"i" * 16, body, ext=ext, offset=40, raw_size=50, received_at=3.0)
 
 
-@pytest.mark.parametrize(("codec", "body"), [("1", GZIPPED), (1, GZIPPED), ("2", snappy.compress(BODY))])
+@pytest.mark.parametrize(("codec", "body"), [("1", GZIPPED), (1, GZIPPED), ("2", snappy.compress(BODY)), ("3", LZ4)])
 def test_a_body_is_decompressed_and_all_else_stays(codec, body):
     before = message(body, header(codec))
     assert is_compressed(before)
@@ -44,17 +44,6 @@ def test_a_body_is_decompressed_and_all_else_stays(codec, body):
     assert after.body == BODY
     for name in ("timestamp", "attempts", "id", "ext", "headers", "offset", "raw_size", "received_at", "responder"):
         assert getattr(after, name) == getattr(before, name), name
-
-
-def test_lz4_needs_its_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "lz4.block", None)
-    with pytest.raises(BodyInvalid, match="pip install lz4"):
-        decompressed(message(b"x", header("3")), LIMIT)
-    block = types.ModuleType("lz4.block")
-    block.decompress = lambda body, uncompressed_size: body * uncompressed_size
-    monkeypatch.setitem(sys.modules, "lz4", types.ModuleType("lz4"))
-    monkeypatch.setitem(sys.modules, "lz4.block", block)
-    assert decompressed(message(b"x", header("3", 4)), LIMIT).body == b"xxxx"
 
 
 @pytest.mark.parametrize("ext", [None, b'{"k":"v"}', b'{"k":"nsq.client.compress"}'])
@@ -78,6 +67,9 @@ def test_a_body_that_is_not_compressed_stays(ext):
         (snappy.compress(b"0" * 1000), header("2"), "snappy body has 1000 bytes"),
         (b"\xff\xff\xff\xff\xff\x01", header("2"), "begin with its length"),
         (b"\x13", header("2"), "does not decompress"),
+        (b"\xff", header("3"), "does not decompress"),
+        (lz4.block.compress(b"0" * 1000, store_size=False), header("3"), "does not decompress"),
+        (lz4.block.compress(b"short", store_size=False), header("3"), "has 5 bytes"),
     ],
 )
 def test_a_body_that_is_a_lie_is_refused(body, ext, complaint):
@@ -131,6 +123,21 @@ def test_no_handler_sees_a_body_that_cannot_be_read(nsqd, consume, ordered):
     connection.wait_for(lambda: answers(connection, b"FIN") == [1])
     assert seen == []
     assert given_up == [b"bad"], "as it came"
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_without_a_policy_it_is_never_finished(nsqd, consume, ordered):
+    """Another version of the program, with another limit or codec, may read it."""
+    consumer = consume(
+        topology({0: nsqd}, extend_support=True, ordered=ordered), lambda _, message: None,
+        requeue_delay=10, attempts_threshold=5, max_tries=5,
+    )  # fmt: skip
+    connection = nsqd.subscriber(0)
+    for attempts in (5, 6, 7):
+        push_record(connection, 1, body=b"bad", ext=header("3"), attempts=attempts)
+        connection.wait_for(lambda attempts=attempts: len(answers(connection, b"REQ")) == attempts - 4)
+    assert answers(connection, b"FIN") == []
+    assert consumer.given_up == 0
 
 
 # The trace log

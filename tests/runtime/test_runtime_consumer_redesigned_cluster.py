@@ -188,6 +188,19 @@ def test_a_start_position_on_the_leader_of_each_partition(cluster, consume):
     assert list(dict.fromkeys(seen[0])) == offsets[0][1:]
 
 
+# On the embedded cluster and on a real nsqd
+
+
+@pytest.mark.parametrize("server", ["embedded", "redesigned"])
+def test_a_topic_that_no_lookup_knows_is_named_at_once(server, request, start_consumer, caplog):
+    if server == "embedded":
+        lookup = request.getfixturevalue("cluster").lookupds[0].http_address
+    else:
+        lookup = request.getfixturevalue("standalone_nsqd").lookupd_address
+    start_consumer("unknown", "ch", (), [str(lookup)], message_handler=lambda _, message: None)
+    until(lambda: any("knows topic unknown yet" in each.getMessage() for each in caplog.records))
+
+
 # Where a channel begins: on the embedded cluster and on a real nsqd
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 
+import lz4.block  # type: ignore[import-untyped]
 import snappy  # type: ignore[import-untyped]
 
 from nsq_fast._codec import Message
@@ -31,7 +32,7 @@ def decompressed(message: Message, limit: int) -> Message:
     """Return the message with its body decompressed; the message itself when its headers name no codec.
 
     Raises BodyInvalid if the body is not what its headers say, is larger than ``limit`` bytes, or needs a codec that
-    is not known or not installed; RemoteProtocolError if the headers are not JSON.
+    is not known; RemoteProtocolError if the headers are not JSON.
     """
     headers = message.headers
     if CODEC_HEADER not in headers:
@@ -85,11 +86,7 @@ def _varint(data: bytes) -> int:
 
 
 def _unlz4(body: bytes, size: int) -> bytes:
-    try:
-        from lz4.block import decompress  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    except ImportError as error:
-        raise BodyInvalid("a body compressed with lz4 came: install the package lz4 (pip install lz4)") from error
-    return bytes(decompress(body, uncompressed_size=size))
+    return bytes(lz4.block.decompress(body, uncompressed_size=size))
 
 
 _CODECS: dict[str, Callable[[bytes, int], bytes]] = {GZIP: _gunzip, SNAPPY: _unsnappy, LZ4: _unlz4}

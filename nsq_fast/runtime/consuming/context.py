@@ -94,7 +94,13 @@ class Pools(Protocol):
 
 
 class Requeuer(Protocol):
-    """What becomes of messages that were not handled, or not with success; a ``Disposition``."""
+    """What becomes of messages that were not handled, or not with success; a ``Disposition``.
+
+    Attributes:
+        has_policy: whether the program has chosen what becomes of messages with too many attempts.
+    """
+
+    has_policy: bool
 
     @property
     def requeue_delay(self) -> Callable[[int], int]:

@@ -20,7 +20,7 @@ from nsq_fast.runtime.fork import CopyEnded
 from nsq_fast.runtime.signals import emit, is_heard, receivers
 
 from .context import HandlingContext, Inbound, OrderedRules
-from .failures import GiveUpPolicy, message_name
+from .failures import Discard, GiveUpPolicy, message_name
 from .handlers import refuse_deferred
 
 MAX_DELAY = 30 * 24 * 3600.0  # seconds; beyond what any server accepts
@@ -36,6 +36,7 @@ class Disposition:
     Attributes:
         batch_handler: what workers call with lists; None when messages are handled one by one.
         max_tries: attempts from which on a message is given up.
+        has_policy: whether the program has chosen what becomes of messages with too many attempts.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Disposition:
         consumer: HandlingContext,
         handler: Handler | None,
         batch_handler: BatchHandler | None,
-        give_up: GiveUpPolicy,
+        give_up: GiveUpPolicy | None,
         requeue_delay: RequeueDelay,
     ) -> None:
         self.consumer = consumer
@@ -54,7 +55,8 @@ class Disposition:
         self.batch_size = consumer.config.batch_size
         self.max_tries = consumer.config.max_tries or NO_LIMIT
         self.requeue_delay = requeue_delay
-        self._give_up = give_up
+        self.has_policy = give_up is not None
+        self._give_up: GiveUpPolicy = give_up if give_up is not None else Discard()
         self._log = consumer.logger
         self._has_deferred = False
 

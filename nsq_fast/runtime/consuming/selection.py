@@ -51,7 +51,8 @@ class Selection:
         try:
             return self._in_place_of(message, decompressed(message, self._size_limit))
         except NsqError as error:
-            if self._disposition.is_beyond(self._inbound, message):
+            # Who has chosen no policy has not agreed to lose what another version of this program may read.
+            if self._disposition.has_policy and self._disposition.is_beyond(self._inbound, message):
                 return message  # for the give-up policy, as it came
             self._disposition.unreadable(message, error)
             return None

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from nsq_fast._codec import Message, TruncatedMessage
-from nsq_fast.errors import MessageTooLarge, NsqError
+from nsq_fast.config import ConnectionConfig
+from nsq_fast.errors import ConfigError, MessageTooLarge, NsqError
 from nsq_fast.protocol.rdy import Share
 from nsq_fast.protocol.targets import Mode, Target
 from nsq_fast.runtime.net.connection import Connection
@@ -89,9 +90,11 @@ class Subscription(Announcer):
 
     def subscribe(self) -> None:
         """SUB as the server's dialect has it; blocks. An old nsqd beside partitions is subscribed to plainly, unless
-        options ask for what it cannot do. Raises as ``Connection.subscribe``."""
+        options ask for what it cannot do. Raises as ``Connection.subscribe``, and ConfigError for an ignored filter."""
         consumer, config = self._consumer, self._consumer.config
         is_redesigned = self.connection.session.dialect.has_partitions
+        if not (is_redesigned and self.mode.extend_support):
+            _refuse_filters(consumer.connection_config, consumer.topic, self.target)
         self.is_ordered = self.mode.ordered and (is_redesigned or bool(config.ordered))
         self.connection.subscribe(
             consumer.topic,
@@ -253,3 +256,14 @@ class Subscription(Announcer):
         consumer.logger.warning("%s: %s; %d unstarted messages dropped", self.target, error, len(unstarted))
         emit(consumer, "on_error", error=error)
         self._on_doubt()
+
+
+def _refuse_filters(config: ConnectionConfig, topic: str, target: Target) -> None:
+    """Raise ConfigError where a filter is set: only of messages with extended headers do servers filter any."""
+    for name in ("desired_tag", "ext_filter"):
+        value = getattr(config, name)
+        if value:
+            raise ConfigError(
+                f"{name}={value!r}: topic {topic} has no extended headers on {target}, and every message would come;"
+                f" create it with extend, or leave {name} out"
+            )

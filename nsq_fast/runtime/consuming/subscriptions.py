@@ -19,6 +19,7 @@ from nsq_fast.protocol.topology import Nsqd, Topology
 from nsq_fast.runtime.lookup import LookupPoller
 from nsq_fast.runtime.signals import emit, is_heard
 
+from .absent import AbsentPartitions
 from .context import Context
 from .positions import Starter
 from .seeker import Seeker
@@ -44,6 +45,7 @@ class Subscriptions:
         self._topology = Topology()
         self._wanted: dict[Target, Nsqd | None] = {}
         self._rounds = 0
+        self._absent = AbsentPartitions(consumer)
         self._is_stopped = False
         self._starter: Starter | None = None
         if positions is not None:
@@ -94,6 +96,8 @@ class Subscriptions:
         complaint = impossible(topology, chosen)
         if complaint is not None and not self._subscribers:
             self._consumer.fail(ConfigError(complaint))
+        else:
+            self._absent.report(topology)
         self._fail_if_hopeless()
 
     def _learn(self, topology: Topology) -> None:
