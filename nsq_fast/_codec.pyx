@@ -179,18 +179,18 @@ cdef class Message:
         return bool(self._flags & ASYNC)
 
     def finish(self):
-        """Send FIN. Raises AlreadyResponded the second time."""
+        """Send FIN; return what the responder returns. Raises AlreadyResponded the second time."""
         self._claim()
         if self.responder is None:
-            return
+            return None
         try:
-            self.responder.finish(self)
+            return self.responder.finish(self)
         except BaseException:
             self._flags &= ~RESPONDED
             raise
 
     def requeue(self, time_ms=None, backoff=True):
-        """Send REQ. Raises AlreadyResponded the second time.
+        """Send REQ; return what the responder returns. Raises AlreadyResponded the second time.
 
         Args:
             time_ms: milliseconds until redelivery; None leaves it to the consumer.
@@ -198,19 +198,18 @@ cdef class Message:
         """
         self._claim()
         if self.responder is None:
-            return
+            return None
         try:
-            self.responder.requeue(self, time_ms, backoff)
+            return self.responder.requeue(self, time_ms, backoff)
         except BaseException:
             self._flags &= ~RESPONDED
             raise
 
     def touch(self):
-        """Send TOUCH: ask for more time. Raises AlreadyResponded after an answer."""
+        """Send TOUCH: ask for more time; return what the responder returns. Raises AlreadyResponded after an answer."""
         if self._flags & RESPONDED:
             raise AlreadyResponded(f"message {_printable(self.id)} has been answered already")
-        if self.responder is not None:
-            self.responder.touch(self)
+        return None if self.responder is None else self.responder.touch(self)
 
     cdef int _claim(self) except -1:
         if not self.mark_responded():

@@ -42,10 +42,12 @@ ALLOWED = {
     "runtime": DATA | CORE | {"_time_slice", "protocol"},
     "broker": DATA | CORE | {"protocol", "runtime"},
     "gnsq": DATA | CORE | {"protocol", "runtime", "__init__"},
+    "threads": DATA | CORE | {"protocol", "runtime"},
+    "aio": DATA | CORE | {"protocol", "runtime"},
     "page": set(),
     "spark": DATA | CORE | {"protocol", "runtime", "broker", "page", "__init__"},
     "testing": DATA | CORE | {"protocol", "runtime", "broker", "__init__"},
-    "bench": DATA | CORE | {"protocol", "runtime", "broker", "page", "__init__"},
+    "bench": DATA | CORE | {"aio", "threads", "protocol", "runtime", "broker", "page", "__init__"},
     "soak": DATA | CORE | {"protocol", "runtime", "broker", "__init__"},
     "cli": DATA | CORE | {"protocol", "runtime", "broker", "bench", "soak", "__init__"},
 }
@@ -57,7 +59,7 @@ IMPURE = {
     "rich", "select", "selectors", "signal", "socket", "socketserver", "ssl", "subprocess", "threading", "time",
     "urllib",
 }  # fmt: skip
-ABOVE_RUNTIME = {"broker", "gnsq", "spark", "testing", "bench", "soak", "cli"}
+ABOVE_RUNTIME = {"aio", "broker", "gnsq", "threads", "spark", "testing", "bench", "soak", "cli"}
 PURE_LAYERS = {"protocol", "page", *DATA}
 
 
@@ -238,7 +240,7 @@ def test_the_upper_layers_use_public_names_of_the_others() -> None:
     wrong = [
         shown(path, item)
         for path in SOURCES
-        if layer_of(path) in {"broker", "cli", "gnsq", "soak", "spark", "testing"}
+        if layer_of(path) in {"aio", "broker", "cli", "gnsq", "soak", "spark", "testing", "threads"}
         for item in imports_of(path)
         if layers_imported(item) - {layer_of(path)}
         and any(name.startswith("_") and not name.startswith("__") and name not in CORE for name in item.names)
@@ -301,7 +303,7 @@ def test_classes_of_servers_and_consumers_have_at_most_20_methods() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("package", ["runtime", "broker", "spark"])
+@pytest.mark.parametrize("package", ["aio", "runtime", "broker", "spark", "threads"])
 def test_lazy_names_are_the_same_for_type_checkers_as_at_run_time(package: str) -> None:
     path = PACKAGE / package / "__init__.py"
     typed = {

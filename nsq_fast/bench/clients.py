@@ -23,6 +23,8 @@ from .settings import Settings
 
 PROGRAMS = Path(__file__).parent / "programs"
 DROP_IN = "nsq_fast as gnsq"
+ASYNCIO = "nsq_fast aio"
+THREADS = "nsq_fast threads"
 EMBEDDED = "pynsq on nsq_fast"
 TORNADO = "tornado example"
 _MODULES = {"gnsq": "gnsq", "pynsq": "nsq", "ansq": "ansq", "asyncnsq": "asyncnsq"}
@@ -72,7 +74,7 @@ def available(peer_python: str | None = None) -> list[Client]:
 
 def names() -> tuple[str, ...]:
     """The names that clients can have."""
-    ours = ("nsq_fast", "nsq_fast batches", "nsq_fast linger", DROP_IN, "go-nsq", "go-nsq async")
+    ours = ("nsq_fast", "nsq_fast batches", "nsq_fast linger", ASYNCIO, THREADS, DROP_IN, "go-nsq", "go-nsq async")
     return (*ours, *_MODULES, EMBEDDED, TORNADO, "floor: core", "floor: Python")
 
 
@@ -101,6 +103,20 @@ def _ours() -> Iterator[Client]:
         kinds=frozenset({"publish"}),
         modes=frozenset({"concurrent"}),
         can_negotiate=True,
+    )
+    asyncio_kinds = _EVERYTHING - {"ordered"}
+    program = _program("use_aio")
+    yield Client(
+        name=ASYNCIO, command=program, version=__version__, kinds=asyncio_kinds, can_spread=True, can_sleep=True
+    )
+    yield Client(
+        name=THREADS,
+        command=_program("use_threads"),
+        version=__version__,
+        kinds=frozenset({"consume", "publish", "idle"}),
+        can_open_loop=False,
+        can_spread=True,
+        can_sleep=True,
     )
     if _has_drop_in():
         command = (sys.executable, "-m", "nsq_fast", "run-as-gnsq", str(PROGRAMS / "use_gnsq.py"))

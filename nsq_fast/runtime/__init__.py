@@ -28,7 +28,21 @@ if TYPE_CHECKING:
     from .consuming.disposition import Disposition as Disposition
     from .consuming.disposition import Handler as Handler
     from .consuming.flow import Flow as Flow
+    from .consuming.outside_handlers import Batch as Batch
+    from .consuming.outside_handlers import OutsideHandlers as OutsideHandlers
     from .consuming.subscriber import Subscriber as Subscriber
+    from .crossing.consuming import CrossingConsumer as CrossingConsumer
+    from .crossing.hub_thread import HubThread as HubThread
+    from .crossing.outside_consumer import OutsideConsumer as OutsideConsumer
+    from .crossing.outside_consumer import check_handlers as check_handlers
+    from .crossing.outside_consumer import check_handlers_callable as check_handlers_callable
+    from .crossing.outside_watch import OutsideWatch as OutsideWatch
+    from .crossing.place import Place as Place
+    from .crossing.publishing import CrossingProducer as CrossingProducer
+    from .crossing.publishing import PublishRequest as PublishRequest
+    from .crossing.reply import Reply as Reply
+    from .crossing.taken_batches import Cursor as Cursor
+    from .crossing.taken_batches import TakenBatches as TakenBatches
     from .fork import Greenlet as Greenlet
     from .lookup import LookupPoller as LookupPoller
     from .message_signals import MessageSignals as MessageSignals
@@ -43,7 +57,9 @@ if TYPE_CHECKING:
     from .net.tls import client_context as client_context
     from .net.tls import server_hostname as server_hostname
     from .net.tls import wrap_socket as wrap_socket
+    from .owner_thread import Queued as Queued
     from .producer import Producer as Producer
+    from .publishing.compose import extras_of as extras_of
     from .publishing.publish import Receipt as Receipt
     from .signals import LazySignal as LazySignal
     from .signals import receivers as receivers
@@ -54,6 +70,7 @@ if TYPE_CHECKING:
     from .trace import TraceRecord as TraceRecord
     from .trace import log_to_file as log_to_file
     from .trace import new_trace_id as new_trace_id
+    from .trace import trace_log as trace_log
 
 _HOME = {
     # Clients
@@ -97,6 +114,24 @@ _HOME = {
     "LOGGER_NAME": "trace",
     "log_to_file": "trace",
     "new_trace_id": "trace",
+    "trace_log": "trace",
+    # Clients in a hub thread, for other threads
+    "HubThread": "crossing.hub_thread",
+    "Place": "crossing.place",
+    "Queued": "owner_thread",
+    "Reply": "crossing.reply",
+    "CrossingProducer": "crossing.publishing",
+    "PublishRequest": "crossing.publishing",
+    "extras_of": "publishing.compose",
+    "CrossingConsumer": "crossing.consuming",
+    "OutsideConsumer": "crossing.outside_consumer",
+    "OutsideWatch": "crossing.outside_watch",
+    "check_handlers": "crossing.outside_consumer",
+    "check_handlers_callable": "crossing.outside_consumer",
+    "OutsideHandlers": "consuming.outside_handlers",
+    "Batch": "consuming.outside_handlers",
+    "TakenBatches": "crossing.taken_batches",
+    "Cursor": "crossing.taken_batches",
     # Greenlets that survive a fork
     "Greenlet": "fork",
 }

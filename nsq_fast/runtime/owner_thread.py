@@ -23,6 +23,31 @@ get_ident = get_original("_thread", "get_ident")
 # Threads that run handlers for another one: by their number, that thread and what has it call a function.
 _serving: dict[int, tuple[int, Callable[..., object]]] = {}
 
+# Threads that take calls from every thread: by their number, what has them call a function.
+_taking_calls: dict[int, Callable[..., object]] = {}
+
+
+def take_calls(call: Callable[..., object]) -> None:
+    """The calling thread takes calls from every thread: ``call(function, *arguments)`` has it make one soon."""
+    _taking_calls[get_ident()] = call
+
+
+def refuse_calls() -> None:
+    """End ``take_calls``."""
+    _taking_calls.pop(get_ident(), None)
+
+
+class Queued:
+    """What a call returns that was handed over to another thread, and will be made. It may be awaited: no wait."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Iterator[Any]:
+        return iter(())
+
+
+QUEUED = Queued()
+
 
 class OwnerThread:
     """Which thread an object belongs to, from the moment it begins to run there.
@@ -54,9 +79,10 @@ class OwnerThread:
         if self.ident and get_ident() != self.ident:
             raise WrongThread(
                 f"{call} was called in thread {current_thread().name!r}, but what it is called on runs in {self._name}"
-                " and can only be used there; nothing was done. Use one for each thread, or hand the call over:"
-                " hub.loop.run_callback_threadsafe(gevent.spawn, function, *arguments), where hub is what"
-                " gevent.get_hub() returns in the thread in which it runs"
+                " and can only be used there; nothing was done. Use nsq_fast.threads, whose Producer and Consumer every"
+                " thread may call, or nsq_fast.aio in asyncio. In a program on gevent use one for each thread, or hand"
+                " the call over: hub.loop.run_callback_threadsafe(gevent.spawn, function, *arguments), where hub is"
+                " what gevent.get_hub() returns in the thread in which it runs"
             )
 
     @contextmanager
@@ -74,6 +100,12 @@ class OwnerThread:
         """Whether the calling thread runs a handler for the owner."""
         return _serving.get(get_ident(), (0, None))[0] == self.ident != 0
 
+    @property
+    def takes_calls(self) -> bool:
+        """Whether the calling thread, which is another one, may ``hand_over`` calls."""
+        return self.is_served_here or self.ident in _taking_calls
+
     def hand_over(self, function: Callable[..., object], *arguments: Any) -> None:
-        """In a thread that runs a handler for the owner: have the owner call ``function`` soon."""
-        _serving[get_ident()][1](function, *arguments)
+        """Have the owner call ``function`` soon, in order with what else the calling thread hands over."""
+        call = _serving[get_ident()][1] if self.is_served_here else _taking_calls[self.ident]
+        call(function, *arguments)

@@ -70,6 +70,12 @@ class ServerProcess:
             self.kill()
             raise TimeoutError(f"{self.kind} did not start:\n" + "\n".join(self.log[-20:]))
 
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """End the process with SIGKILL."""
         self._end("kill")

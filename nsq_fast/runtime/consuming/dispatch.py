@@ -34,10 +34,10 @@ from nsq_fast.runtime.loop_turns import SLICE, loop_turns
 from nsq_fast.runtime.net.connection import Connection
 
 from .disposition import Disposition
-from .handler_threads import HandlerThreads, ThreadedHandlers
 from .handlers import refuse_deferred
 from .load import Load
 from .ordered import Turn
+from .outside_handlers import OutsideHandlers, OutsideWorker
 
 FLUSH_SECONDS = 5e-6
 """What a send for one FIN takes, about."""
@@ -78,7 +78,7 @@ class InboundQueue:
         ledger: the messages of the connection that are in flight.
         turn: of an ordered partition, which one worker at a time may handle; None when any number may.
         slice: takes the messages whose handlers have returned.
-        handed: what threads have got of it, and may not have begun with.
+        handed: what handlers elsewhere have got of it, and may not have begun with.
     """
 
     __slots__ = ("connection", "expire", "handed", "is_queued", "ledger", "slice", "turn", "waiting")
@@ -158,7 +158,7 @@ class Pool:
         source: the one connection that these workers serve, which a worker reads itself in place of waiting for a
             message; None when there are several, or none.
         turns: of the loop of the hub that the workers run in.
-        threads: where handlers run; None when they run in the worker greenlets.
+        outside: where handlers run; None when they run in the worker greenlets.
         prompt: how many FINs are still sent one by one, because a handler of the consumer was slow lately.
         load: how busy the workers are.
     """
@@ -170,10 +170,10 @@ class Pool:
         name: str,
         limit: HandlerLimit,
         prompt: PromptFins,
-        threads: HandlerThreads | None = None,
+        outside: OutsideHandlers | None = None,
     ) -> None:
         self.disposition = disposition
-        self.threads = threads
+        self.outside = outside
         self.is_stopped = False
         self.source: Connection | None = None
         self.turns = loop_turns()
@@ -287,12 +287,12 @@ class Worker:
         current: the message, or list of messages, whose handler runs now; None when none does.
     """
 
-    __slots__ = ("_disposition", "_pool", "_threaded", "current", "greenlet")
+    __slots__ = ("_disposition", "_outside", "_pool", "current", "greenlet")
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._disposition = pool.disposition
-        self._threaded = None if pool.threads is None else ThreadedHandlers(pool.threads)
+        self._outside = None if pool.outside is None else OutsideWorker(pool.outside)
         self.current: Message | list[Message] | None = None
         self.greenlet: greenlet | None = None
 
@@ -320,8 +320,8 @@ class Worker:
                 self._handle_ordered(inbound, inbound.turn)
             elif self._disposition.batch_handler is not None:
                 self._handle_batch(inbound)
-            elif self._threaded is not None:
-                self._handle_in_thread(inbound, self._threaded)
+            elif self._outside is not None:
+                self._handle_outside(inbound, self._outside)
             else:
                 self._handle_some(inbound)
         except Exception:
@@ -346,8 +346,8 @@ class Worker:
             message = self.current = waiting.popleft()
             if message.attempts <= threshold or disposition.ordered.begins(inbound, message):
                 handler = disposition.single_handler()
-                if self._threaded is not None:
-                    handler = partial(self._threaded.call, handler)
+                if self._outside is not None:
+                    handler = partial(self._outside.call, handler)
                 try:
                     result = handler(consumer, message)
                     if result is not None:
@@ -417,8 +417,8 @@ class Worker:
             return
         self.current = messages
         handler = disposition.batch_handler
-        if self._threaded is not None:
-            handler = partial(self._threaded.call, handler)
+        if self._outside is not None:
+            handler = partial(self._outside.call, handler)
         try:
             result = handler(disposition.consumer, messages)
             if result is not None:
@@ -430,10 +430,10 @@ class Worker:
         for message in messages:
             returned(message)
 
-    def _handle_in_thread(self, inbound: InboundQueue, threaded: ThreadedHandlers) -> None:
-        """Hand some messages to a thread; do what follows the handlers. The thread says what is ``current``."""
+    def _handle_outside(self, inbound: InboundQueue, outside: OutsideWorker) -> None:
+        """Have some messages handled elsewhere; do what follows the handlers. It is said there what is ``current``."""
         disposition, waiting, handed = self._disposition, inbound.waiting, deque[Message]()
-        while waiting and len(handed) < threaded.size:
+        while waiting and len(handed) < outside.size:
             message = waiting.popleft()
             if not disposition.is_given_up(inbound, message):
                 handed.append(message)
@@ -457,7 +457,7 @@ class Worker:
         inbound.handed.append(handed)
         handler = partial(disposition.present_handler(), disposition.consumer)
         try:
-            threaded.handle(handler, self._begins, handed, finish, take_back)
+            outside.handle(handler, self._begins, handed, finish, take_back)
         finally:
             inbound.handed.remove(handed)
             take_back(handed)

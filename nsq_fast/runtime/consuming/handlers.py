@@ -13,10 +13,11 @@ from types import CoroutineType, GeneratorType
 from typing import Any
 
 from nsq_fast.errors import ConfigError, HandlerDeferred
+from nsq_fast.runtime.owner_thread import Queued
 
 REMEDY = "nsq_fast handlers are plain functions that run on gevent: use 'def', without 'yield'"
 # What handlers return by the way, and is not worth a closer look.
-_PLAIN = frozenset({type(None), bool, int, float, str, bytes, list, tuple, dict, set})
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, list, tuple, dict, set, Queued})
 
 
 def check_handler(name: str, handler: Any) -> None:

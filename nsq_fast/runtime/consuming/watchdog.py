@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from time import monotonic
 from types import CodeType, FrameType
+from typing import Protocol
 
 from gevent.hub import Hub
 from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
@@ -109,17 +110,24 @@ class HubWatch:
         )  # fmt: skip
 
 
+class Watch(Protocol):
+    """What the watchdog looks after."""
+
+    def look(self, now: float, told: dict[int, int]) -> None:
+        """Warn if there is reason to; ``told`` as for ``HubWatch.look``."""
+
+
 class Watchdog:
     """The native thread, and the watches that it looks after. All methods but ``_run`` belong to any thread."""
 
     def __init__(self) -> None:
-        self._watches: list[HubWatch] = []
+        self._watches: list[Watch] = []
         self._told: dict[int, int] = {}
         self._is_running = False
         self._lock = get_original("_thread", "allocate_lock")()
         tell_forks(self)
 
-    def add(self, watch: HubWatch) -> None:
+    def add(self, watch: Watch) -> None:
         """Look after one more."""
         with self._lock:
             self._watches.append(watch)
@@ -127,7 +135,7 @@ class Watchdog:
                 self._is_running = True
                 get_original("_thread", "start_new_thread")(self._run, ())
 
-    def remove(self, watch: HubWatch) -> None:
+    def remove(self, watch: Watch) -> None:
         """Look after one no more. Idempotent."""
         with self._lock:
             if watch in self._watches:
@@ -156,7 +164,7 @@ class Watchdog:
             for watch in watches:
                 self._look(watch)
 
-    def _look(self, watch: HubWatch) -> None:
+    def _look(self, watch: Watch) -> None:
         try:
             watch.look(monotonic(), self._told)
         except Exception:  # its hub was destroyed, or logging failed: the others are still looked after

@@ -15,6 +15,7 @@ from .dispatch import CALLS_HANDLERS, HandlerLimit, Pool, PromptFins
 from .disposition import Disposition
 from .handler_threads import HandlerThreads
 from .load import Workload
+from .outside_handlers import OutsideHandlers
 from .watchdog import HubWatch, watchdog
 
 
@@ -29,6 +30,8 @@ class WorkerPools:
 
     Attributes:
         shared: the pool that all connections share; None when each has its own.
+        outside: where handlers run; None when they run in the worker greenlets.
+        new_outside: makes that when the consumer starts; None: native threads where the options ask for them.
     """
 
     def __init__(
@@ -42,7 +45,8 @@ class WorkerPools:
         self._prompt = PromptFins()
         self._name = name
         self._thread = thread
-        self._threads: HandlerThreads | None = None
+        self.outside: OutsideHandlers | None = None
+        self.new_outside: Callable[[], OutsideHandlers | None] | None = None
         self._watch: HubWatch | None = None
 
     def start(self, config: ConsumerConfig, is_iterated: bool, log: logging.Logger) -> None:
@@ -53,15 +57,16 @@ class WorkerPools:
         self._watch = HubWatch(log, CALLS_HANDLERS, lambda: self._workload.is_handling, is_iterated=is_iterated)
         watchdog.add(self._watch)
         concurrency, threads = config.concurrency, config.handler_threads
-        if threads:
-            self._threads = HandlerThreads(min(threads, concurrency or threads), self._thread)
+        self.outside = None if self.new_outside is None else self.new_outside()
+        if threads and self.outside is None:
+            self.outside = HandlerThreads(min(threads, concurrency or threads), self._thread)
         if is_iterated or concurrency or threads:
             self.shared = self.new(0 if is_iterated else concurrency or threads, "worker")
             self._workload.shared = self.shared
 
     def new(self, size: int, name: str) -> Pool:
         """Make ``size`` worker greenlets."""
-        pool = Pool(self._disposition, size, f"{self._name} {name}", self._limit, self._prompt, self._threads)
+        pool = Pool(self._disposition, size, f"{self._name} {name}", self._limit, self._prompt, self.outside)
         self._pools.append(pool)
         return pool
 
@@ -82,7 +87,7 @@ class WorkerPools:
         """Let each worker end after what it is handling now."""
         for pool in self._pools:
             pool.stop()
-        if self._threads is not None:
-            self._threads.stop()
+        if self.outside is not None:
+            self.outside.stop()
         if self._watch is not None:
             watchdog.remove(self._watch)

@@ -19,7 +19,7 @@ from nsq_fast.errors import ConnectionClosed, ConnectionLost, NsqError
 from nsq_fast.names import Address
 from nsq_fast.protocol.session import Session
 from nsq_fast.runtime.message_signals import MessageSignals, SignalBook
-from nsq_fast.runtime.owner_thread import OwnerThread, get_ident
+from nsq_fast.runtime.owner_thread import QUEUED, OwnerThread, Queued, get_ident
 
 from .outbox import Outbox
 
@@ -53,10 +53,10 @@ class Responder:
         self._on_touch: Callable[..., Any] | None = getattr(owner, "on_touch", None)
         self._delay_of: Callable[..., int] | None = getattr(owner, "requeue_delay_ms", None)
 
-    def finish(self, message: Message) -> None:
+    def finish(self, message: Message) -> Queued | None:
         """FIN, together with the others of this turn of the hub."""
         if get_ident() != self._thread.ident and self._is_handed_over(self.finish, message):
-            return
+            return QUEUED
         if self.closed_error is not None:
             self._refuse(message)
         self._outbox.finish(message)
@@ -64,38 +64,41 @@ class Responder:
             self._on_finish(self, message)
         if self._signals.entries:
             self._signals.finished((message,))
+        return None
 
     def finish_returned(self, message: Message) -> None:
         """FIN a message that is marked as answered because its handler has returned. Raises nothing."""
         self._outbox.finish(message)
 
-    def requeue(self, message: Message, time_ms: int | None = None, backoff: bool = True) -> None:
+    def requeue(self, message: Message, time_ms: int | None = None, backoff: bool = True) -> Queued | None:
         """REQ. Without ``time_ms`` the owner's ``requeue_delay_ms`` decides. A delay may be left to ``hold``."""
         if get_ident() != self._thread.ident and self._is_handed_over(self.requeue, message, time_ms, backoff):
-            return
+            return QUEUED
         if self.closed_error is not None:
             self._refuse(message)
         if time_ms is None:
             time_ms = 0 if self._delay_of is None else self._delay_of(self, message)
         if time_ms and self.hold is not None:
             self.hold(self, message, time_ms)
-            return
+            return None
         self._outbox.requeue(self.session.req(message, time_ms))
         if self._on_requeue is not None:
             self._on_requeue(self, message, time_ms, backoff)
         if self._signals.entries:
             self._signals.requeued(message, time_ms, backoff)
+        return None
 
-    def touch(self, message: Message) -> None:
+    def touch(self, message: Message) -> Queued | None:
         """TOUCH: more time for a message."""
         if get_ident() != self._thread.ident and self._is_handed_over(self.touch, message):
-            return
+            return QUEUED
         self._check_open()
         self._outbox.write(self.session.touch(message, monotonic()))
         if self._on_touch is not None:
             self._on_touch(self, message)
         if self._signals.entries:
             self._signals.touched(message)
+        return None
 
     def schedule_flush(self) -> None:
         """Have what is queued sent before the hub waits for anything."""
@@ -124,16 +127,16 @@ class Responder:
         message.mark_expired()  # the program is done with it, and nsqd has taken it back
         self._check_open()
 
-    def _is_handed_over(self, answer: Callable[..., None], message: Message, *arguments: Any) -> bool:
-        """In a thread that runs handlers: have the hub's thread send an answer. Raises WrongThread in any other."""
-        if not self._thread.is_served_here:
+    def _is_handed_over(self, answer: Callable[..., object], message: Message, *arguments: Any) -> bool:
+        """In another thread, where that is allowed: have the hub's thread send an answer. Else raises WrongThread."""
+        if not self._thread.takes_calls:
             self._thread.check(f"Message.{answer.__name__}()")
             return False
         self._check_open()
         self._thread.hand_over(self._answer_for_thread, answer, message, *arguments)
         return True
 
-    def _answer_for_thread(self, answer: Callable[..., None], message: Message, *arguments: Any) -> None:
+    def _answer_for_thread(self, answer: Callable[..., object], message: Message, *arguments: Any) -> None:
         try:
             answer(message, *arguments)
         except NsqError as error:  # whoever asked for it has gone on meanwhile

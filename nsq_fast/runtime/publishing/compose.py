@@ -161,12 +161,7 @@ class Composer:
 
     def check_body(self, route: TopicRoute, body: Any) -> None:
         """Raise TypeError or BodyInvalid unless ``body`` can be a message."""
-        if not isinstance(body, (bytes, bytearray, memoryview)):
-            hint = "; encode it first" if isinstance(body, str) else ""
-            raise TypeError(f"body must be bytes, bytearray or memoryview, not {type(body).__name__}{hint}")
-        size = body.nbytes if isinstance(body, memoryview) else len(body)
-        if not size:
-            raise BodyInvalid("body is empty: nsqd takes no empty message")
+        size = size_of(body)
         if size > route.max_msg_size:
             raise BodyInvalid(f"body of {size} bytes is above {self._limit_text(route)}")
 
@@ -239,6 +234,22 @@ class Composer:
 
 
 _TRACE_ID_BYTES = WireForm("PUB_TRACE").overhead
+
+
+def size_of(body: Any) -> int:
+    """The bytes of a body. Raises TypeError or BodyInvalid where no server takes it."""
+    if not isinstance(body, (bytes, bytearray, memoryview)):
+        hint = "; encode it first" if isinstance(body, str) else ""
+        raise TypeError(f"body must be bytes, bytearray or memoryview, not {type(body).__name__}{hint}")
+    size = body.nbytes if isinstance(body, memoryview) else len(body)
+    if not size:
+        raise BodyInvalid("body is empty: nsqd takes no empty message")
+    return size
+
+
+def owned(bodies: Any) -> list[Any]:
+    """The messages of a batch, as they are now: what the caller may change later is copied."""
+    return [bytes(body) if isinstance(body, (bytearray, memoryview)) else body for body in _as_list(bodies)]
 
 
 def _as_list(bodies: Any) -> list[Any]:

@@ -125,7 +125,7 @@ class Delivery:
             return
         sent(publishes, command)
         # A caller that waits is about to read the reply itself: what the server waits for leaves at once.
-        is_direct = first.async_result is None and len(publishes) == 1 and not self.wakeups.is_waking
+        is_direct = first.promised is None and len(publishes) == 1 and not self.wakeups.is_waking
         if is_direct and conn.send_if_idle(data):
             conn.session.expect(command.name, command)
             return

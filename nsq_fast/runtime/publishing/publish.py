@@ -120,6 +120,16 @@ class Destination(Protocol):
         """Forget what ended while it waited."""
 
 
+class Promise(Protocol):
+    """What gets the result of a publish, once, in the hub's thread: an AsyncResult, or what has its setters."""
+
+    def set(self, value: Any) -> object:
+        """It went well."""
+
+    def set_exception(self, error: BaseException) -> object:
+        """It did not."""
+
+
 class Publish(PublishState):
     """One publish: what a caller waits for, or holds the AsyncResult of.
 
@@ -132,7 +142,7 @@ class Publish(PublishState):
         group: what it is a part of.
     """
 
-    __slots__ = ("async_result", "deadline", "destination", "waiter")
+    __slots__ = ("deadline", "destination", "promised", "waiter")
 
     key: Key | None = None
     pin: int | None = None
@@ -154,7 +164,7 @@ class Publish(PublishState):
         self.destination = destination
         self.deadline = deadline
         self.waiter: Any = None
-        self.async_result: AsyncResult[Any] | None = None
+        self.promised: Promise | None = None
 
     @property
     def topic(self) -> str:
@@ -163,8 +173,9 @@ class Publish(PublishState):
 
     def promise(self) -> AsyncResult[Any]:
         """An AsyncResult of it. Ask before it is sent."""
-        self.async_result = AsyncResult()
-        return self.async_result
+        result: AsyncResult[Any] = AsyncResult()
+        self.promised = result
+        return result
 
     def wait(self, wakeups: Wakeups) -> Any:
         """Block the calling greenlet until it is done; return its value or raise its error."""
@@ -196,8 +207,8 @@ class Publish(PublishState):
         """It has ended: tell whoever waits for it."""
         if self.waiter is not None:
             wakeups.add(self)
-        elif self.async_result is not None:
-            _keep_promise(self.async_result, self)
+        elif self.promised is not None:
+            _keep_promise(self.promised, self)
         elif self.group is not None:
             self.group.part_done(self.error, wakeups)
 
@@ -212,7 +223,7 @@ class Group:
         self.done = False
         self.waiter: Any = None
         self.error: BaseException | None = None
-        self._async_result: AsyncResult[Any] | None = None
+        self.promised: Promise | None = None
         self._parts = list(parts)
         self._left = len(self._parts)
         self._is_any_stored = False
@@ -221,8 +232,9 @@ class Group:
 
     def promise(self) -> AsyncResult[Any]:
         """An AsyncResult of it. Ask before any part is sent."""
-        self._async_result = AsyncResult()
-        return self._async_result
+        result: AsyncResult[Any] = AsyncResult()
+        self.promised = result
+        return result
 
     def wait(self, wakeups: Wakeups) -> Any:
         """Block the calling greenlet until it is done; return its value or raise its error."""
@@ -253,12 +265,12 @@ class Group:
         self.done = True
         if self.waiter is not None:
             wakeups.add(self)
-        elif self._async_result is not None:
-            _keep_promise(self._async_result, self)
+        elif self.promised is not None:
+            _keep_promise(self.promised, self)
 
 
-def _keep_promise(result: AsyncResult[Any], ended: Publish | Group) -> None:
-    """Give an AsyncResult what a call has ended with."""
+def _keep_promise(result: Promise, ended: Publish | Group) -> None:
+    """Give it what a call has ended with."""
     if ended.error is None:
         result.set(ended.value())
     else:

@@ -1,0 +1,228 @@
+"""The Producer of asyncio: the loop goes on while the hub thread does the work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from nsq_fast.errors import NotRunning
+from nsq_fast.protocol.wire_form import Receipt
+from nsq_fast.runtime import CrossingProducer, HubThread, Place, PublishRequest, TraceLog, extras_of, trace_log
+
+from .gate import LoopGate, LoopPromise
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from nsq_fast.keywords import ProducerKeywords
+
+Addresses: TypeAlias = str | Iterable[str | tuple[str, int]]
+Body: TypeAlias = bytes | bytearray | memoryview
+Headers: TypeAlias = Mapping[str, Any]
+Stored: TypeAlias = bytes | Receipt
+AllStored: TypeAlias = bytes | list[Receipt]
+
+WITHDRAWAL_TIMEOUT = 1.0
+"""Seconds that a cancelled publish waits for the hub thread to say whether it may be stored."""
+
+
+class Producer:
+    """Publishes messages, from any number of tasks of the loop in which it was started.
+
+    Arguments, options, guarantees and errors are those of ``nsq_fast.Producer``.
+
+    A publish that is cancelled, by ``asyncio.timeout`` too, is withdrawn if nothing of it was sent. The CancelledError
+    has the attribute ``possibly_stored``, which says whether a server may have the message all the same; where
+    ``asyncio.timeout`` makes a TimeoutError of it, it is the ``__cause__`` of that.
+
+    A producer that nobody closes is closed at the end of the interpreter, which waits two seconds for what is pending
+    and says in one line how many publishes were not confirmed.
+    """
+
+    def __init__(
+        self,
+        nsqd_tcp_addresses: Addresses = (),
+        lookupd_http_addresses: Addresses = (),
+        *,
+        trace: TraceLog = trace_log,
+        **options: Unpack[ProducerKeywords],
+    ) -> None:
+        def make(thread: HubThread) -> CrossingProducer:
+            return CrossingProducer(nsqd_tcp_addresses, lookupd_http_addresses, trace=trace, **options).live_in(thread)
+
+        self._place = Place(make, self._renewed)
+        self._gate: LoopGate | None = None
+
+    def __repr__(self) -> str:
+        return repr(self._place.get())
+
+    # Publishing
+
+    async def publish(
+        self,
+        topic: str,
+        body: Body,
+        defer: int | None = None,
+        block: bool = True,
+        timeout: float | None = None,
+        *,
+        key: str | bytes | int | None = None,
+        partition: int | None = None,
+        trace_id: int | None = None,
+        headers: Headers | None = None,
+        tag: str | None = None,
+    ) -> Stored:
+        """Publish one message and wait until a server has it; returns ``b"OK"``, or a Receipt when it was traced.
+
+        The arguments are those of ``nsq_fast.Producer.publish``.
+        """
+        producer, gate = self._started("publish()")
+        body = producer.body_of(topic, body, timeout)
+        extras = extras_of(key, partition, trace_id, headers, tag)
+        promise = LoopPromise(gate)
+        request = PublishRequest(topic, body, defer, timeout, extras, promise, waits=block, needs_nsqd=not block)
+        producer.hand_over(request)
+        stored: Stored
+        try:
+            stored = await promise.future
+        except asyncio.CancelledError as error:
+            await self._withdraw(producer, request, error)
+            raise
+        return stored
+
+    def publish_nowait(
+        self,
+        topic: str,
+        body: Body,
+        defer: int | None = None,
+        timeout: float | None = None,
+        *,
+        key: str | bytes | int | None = None,
+        partition: int | None = None,
+        trace_id: int | None = None,
+        headers: Headers | None = None,
+        tag: str | None = None,
+    ) -> asyncio.Future[Stored]:
+        """Publish one message without waiting; the future gets what ``publish`` returns, or the error.
+
+        Raises PublishFailed when ``max_pending`` is reached. Cancelling the future does not withdraw the publish.
+        """
+        producer, gate = self._started("publish_nowait()")
+        body = producer.body_of(topic, body, timeout)
+        extras = extras_of(key, partition, trace_id, headers, tag)
+        promise = LoopPromise(gate)
+        producer.hand_over(PublishRequest(topic, body, defer, timeout, extras, promise, waits=False))
+        return promise.future
+
+    async def multipublish(
+        self,
+        topic: str,
+        bodies: Iterable[Body],
+        block: bool = True,
+        timeout: float | None = None,
+        *,
+        key: str | bytes | int | None = None,
+        partition: int | None = None,
+        trace_id: int | Sequence[int] | None = None,
+        headers: Headers | Sequence[Headers] | None = None,
+        tag: str | None = None,
+    ) -> AllStored:
+        """Publish several messages with one command, as ``nsq_fast.Producer.multipublish``."""
+        producer, gate = self._started("multipublish()")
+        content = producer.bodies_of(topic, bodies, timeout)
+        extras = extras_of(key, partition, trace_id, headers, tag)
+        promise = LoopPromise(gate)
+        request = PublishRequest(topic, content, None, timeout, extras, promise, waits=block, needs_nsqd=not block)
+        producer.hand_over(request)
+        stored: AllStored
+        try:
+            stored = await promise.future
+        except asyncio.CancelledError as error:
+            await self._withdraw(producer, request, error)
+            raise
+        return stored
+
+    async def _withdraw(
+        self, producer: CrossingProducer, request: PublishRequest, error: asyncio.CancelledError
+    ) -> None:
+        """Take back what was not sent; tell ``error`` whether any of it may be stored."""
+        error.possibly_stored = True  # type: ignore[attr-defined]  # until it is known better
+        withdrawn = LoopPromise(self._gate_of())
+        self._place.thread.submit(lambda: withdrawn.set(producer.abandon(request)))
+        await asyncio.wait((withdrawn.future,), timeout=WITHDRAWAL_TIMEOUT)
+        if withdrawn.future.done():
+            error.possibly_stored = withdrawn.future.result()  # type: ignore[attr-defined]
+
+    # Life
+
+    async def start(self) -> None:
+        """Begin to connect, without waiting for it. A closed producer cannot be started again."""
+        producer = self._place.get()
+        if self._gate is None:
+            self._gate = LoopGate(self._place.thread, repr(self), producer.close_in_background)
+        await self._gate.call(producer.start)
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Publish no more; wait for the publishes that are pending, then close the connections.
+
+        Args:
+            timeout: seconds that all of it may take; publishes that are still pending then fail.
+        """
+        producer = self._place.get()
+        if self._gate is None:
+            producer.close_from_outside(timeout)  # never started: there is nothing to wait for
+            return
+        await self._gate.call(producer.close, timeout)
+        self._gate.close()
+
+    async def join(self, timeout: float | None = None) -> bool:
+        """Wait until the producer has closed; whether it has."""
+        return await self._gate_of().call(self._place.get().join, timeout)
+
+    def _started(self, call: str) -> tuple[CrossingProducer, LoopGate]:
+        """What a call needs. Raises NotRunning before ``start``, and in another loop."""
+        producer = self._place.get()
+        gate = self._gate_of()
+        gate.check_loop(f"Producer.{call}")
+        return producer, gate
+
+    def _gate_of(self) -> LoopGate:
+        if self._gate is None:
+            raise NotRunning("the producer is not running: await start(), or use it with `async with`")
+        return self._gate
+
+    def _renewed(self, producer: CrossingProducer) -> None:
+        self._gate = None  # in a child of a fork, whose loop is another one
+
+    async def __aenter__(self) -> Producer:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # What only reads
+
+    @property
+    def nsqd_tcp_addresses(self) -> set[str]:
+        """The configured nsqds as 'host:port'."""
+        return self._place.get().nsqd_tcp_addresses
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it takes publishes."""
+        return self._place.get().is_running
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether any nsqd is connected now."""
+        return self._place.get().is_connected
+
+    def stats(self) -> dict[str, Any]:
+        """As ``nsq_fast.Producer.stats``."""
+        producer = self._place.get()
+        return self._place.thread.call(producer.stats)

@@ -1,0 +1,208 @@
+"""The hub thread: a native thread of ours that runs a gevent hub, in which ordinary consumers and producers live.
+
+Other threads hand calls over. Those of one moment are made in one turn of the
+hub, with one wake-up for them all. The hub never waits for who called it.
+
+There is one for a process. It begins with the first client that needs it, and
+ends with the interpreter; a child of a fork makes its own when it needs one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures.thread  # noqa: F401  # gevent's resolver does, and could not when the interpreter ends
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
+
+from gevent import get_hub, joinall
+from gevent.event import Event
+from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
+
+from nsq_fast.errors import NotRunning
+from nsq_fast.runtime.fork import tell_forks
+from nsq_fast.runtime.owner_thread import get_ident, refuse_calls, take_calls
+from nsq_fast.runtime.publishing.publish import Promise
+from nsq_fast.runtime.supervised import Job, Supervisor
+
+from .reply import Reply
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+EXIT_TIMEOUT = 2.0
+"""Seconds that the end of the interpreter may wait for clients that nobody closed, all together."""
+
+END_TIMEOUT = 5.0
+"""Seconds that it waits then for the thread. It is left behind after that."""
+
+_new_lock = get_original("_thread", "allocate_lock")
+_start_thread = get_original("_thread", "start_new_thread")
+
+
+class AtExit(Protocol):
+    """A client that is closed at the end of the interpreter."""
+
+    def close_at_exit(self, timeout: float) -> int:
+        """In the hub thread: close within ``timeout`` seconds; return how many publishes were not confirmed."""
+
+
+class HubThread:
+    """The thread. Its methods belong to every thread, but for what says otherwise.
+
+    Attributes:
+        ident: its number.
+        is_over: whether it takes no calls any more: it ended, or is the parent's.
+        is_stopped: whether it ended, with the interpreter.
+    """
+
+    def __init__(self) -> None:
+        self.ident = 0
+        self.is_over = False
+        self.is_stopped = False
+        self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._is_waking = False
+        self._clients: WeakSet[Any] = WeakSet()
+        self._supervisor = Supervisor(logger)
+        self._ended = _new_lock()
+        self._ended.acquire()
+        started = Reply()
+        _start_thread(self._run, (started,))
+        started.get()
+        tell_forks(self)
+
+    def submit(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Have the hub call ``function`` soon; it must not block. Raises NotRunning when the thread is over."""
+        if self.is_over:
+            raise NotRunning("the thread of nsq_fast has ended: the interpreter ends, or this is a child of a fork")
+        self._calls.append((function, arguments))
+        if not self._is_waking:
+            self._is_waking = True
+            self._watcher.send()
+
+    def at_end_of_turn(self, function: Callable[[], object]) -> None:
+        """In the hub thread: have the hub call ``function`` when it has done what it is doing now."""
+        self._run_callback(function)
+
+    def start_job(self, function: Callable[..., object], *arguments: Any) -> Job:
+        """In the hub thread: run ``function``, which may block, in a greenlet of its own."""
+        job = self._supervisor.job(f"nsq_fast hub {getattr(function, '__qualname__', function)}", function, *arguments)
+        job.runs_handlers = True  # it may wait, as whoever called for it does
+        job.start()
+        return job
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run ``function``, which may block, in a greenlet there; return what it returns, raise what it raises."""
+        if get_ident() == self.ident:
+            return function(*arguments)
+        reply = Reply()
+        self.call_later(reply, function, *arguments)
+        result: T = reply.get()
+        return result
+
+    def call_later(self, promise: Promise, function: Callable[..., object], *arguments: Any) -> None:
+        """As ``call``, without waiting: ``promise`` gets the result, in the hub thread."""
+        self.submit(self.start_job, _answer, promise, function, *arguments)
+
+    def close_at_exit(self, client: AtExit) -> None:
+        """Close ``client`` when the interpreter ends, if it lives then."""
+        self._clients.add(client)
+
+    def stop(self) -> None:
+        """Close what nobody has closed, tell in one line what was not delivered, and end the thread."""
+        if self.is_over:
+            return
+        reply = Reply()
+        self.call_later(reply, self._close_clients)
+        if reply.wait(2 * END_TIMEOUT) and reply.error is None and (lost := reply.get_now()):
+            logger.warning(
+                "the interpreter ended before %d publishes were confirmed: whether they are stored is unknown."
+                " Call close() of the producer, which waits for them", lost,
+            )  # fmt: skip
+        self.submit(self._stopping.set)
+        self.is_over = self.is_stopped = True
+        self._ended.acquire(timeout=END_TIMEOUT)
+
+    def forked(self) -> None:
+        """In the child of a fork: there is no such thread."""
+        self.is_over = True
+
+    # In the thread
+
+    def _run(self, started: Reply) -> None:
+        with suppress(Exception):  # a name for logs, and nothing more
+            threading.current_thread().name = "nsq_fast hub"
+        hub = get_hub()
+        self.ident = get_ident()
+        self._run_callback = hub.loop.run_callback
+        self._stopping = Event()
+        self._watcher = hub.loop.async_()
+        self._watcher.start(self._make_calls)
+        take_calls(self.submit)
+        started.set()
+        self._stopping.wait()
+        refuse_calls()
+        self._watcher.stop()
+        self._watcher.close()
+        hub.destroy(destroy_loop=True)
+        self._ended.release()
+
+    def _make_calls(self) -> None:
+        self._is_waking = False  # before the calls are looked at: none can come in between and not be seen
+        calls = self._calls
+        while calls:
+            function, arguments = calls.popleft()
+            try:
+                function(*arguments)
+            except Exception:  # one call must not harm the others
+                logger.exception("nsq_fast itself failed in %r", function)
+
+    def _close_clients(self) -> int:
+        jobs = [self.start_job(client.close_at_exit, EXIT_TIMEOUT) for client in list(self._clients)]
+        joinall(jobs, timeout=END_TIMEOUT)
+        return sum(job.value or 0 for job in jobs if job.successful())
+
+
+def _answer(promise: Promise, function: Callable[..., object], *arguments: Any) -> None:
+    """Give ``promise`` what a function returns or raises."""
+    try:
+        value = function(*arguments)
+    except BaseException as error:
+        promise.set_exception(error)
+    else:
+        promise.set(value)
+
+
+_lock: Any = _new_lock()
+_the_thread: HubThread | None = None
+
+
+def hub_thread() -> HubThread:
+    """The one of this process."""
+    global _the_thread
+    with _lock:
+        if _the_thread is None or _the_thread.is_over:
+            _the_thread = HubThread()
+        return _the_thread
+
+
+class _Fork:
+    """Frees the lock in a child: who held it is the parent's."""
+
+    def forked(self) -> None:
+        global _lock
+        _lock = _new_lock()
+
+
+_fork = _Fork()
+tell_forks(_fork)
+
+
+@atexit.register
+def _at_exit() -> None:
+    if _the_thread is not None:
+        _the_thread.stop()

@@ -1,0 +1,88 @@
+"""What one thread waits for while another works: it blocks the calling thread, or the calling greenlet on a hub."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gevent import getcurrent
+from gevent._hub_local import get_hub_if_exists
+from gevent.hub import Waiter
+from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
+
+_new_lock = get_original("_thread", "allocate_lock")
+
+
+class Reply:
+    """The result of something, or its error; set once, in any thread, and waited for in the one that made it.
+
+    Attributes:
+        error: what it ended with when it did not go well.
+        is_set: whether it has ended.
+    """
+
+    __slots__ = ("_lock", "_value", "_wake", "error", "is_set")
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self._value: Any = None
+        self.is_set = False
+        hub: Any = get_hub_if_exists()
+        self._lock: Any = None
+        self._wake: Any = None
+        if hub is None or getcurrent() is hub:
+            self._lock = _new_lock()
+            self._lock.acquire()
+        else:
+            self._wake = hub.loop.async_()
+
+    def set(self, value: Any = None) -> None:
+        """It went well."""
+        self._value = value
+        self._set()
+
+    def set_exception(self, error: BaseException) -> None:
+        """It did not."""
+        self.error = error
+        self._set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for it; whether it came within ``timeout`` seconds."""
+        if self._lock is not None:
+            return bool(self._lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)))
+        return self._wait_on_hub(timeout)
+
+    def get(self) -> Any:
+        """Wait for it; return the value or raise the error."""
+        self.wait()
+        if self.error is not None:
+            raise self.error
+        return self._value
+
+    def get_now(self) -> Any:
+        """The value of one that is set."""
+        return self._value
+
+    def _set(self) -> None:
+        self.is_set = True
+        if self._lock is not None:
+            self._lock.release()
+        else:
+            self._wake.send()
+
+    def _wait_on_hub(self, timeout: float | None) -> bool:
+        hub: Any = get_hub_if_exists()
+        waiter: Waiter[Any] = Waiter()
+        timer = None
+        self._wake.start(waiter.switch, None)
+        try:
+            if timeout is not None:
+                timer = hub.loop.timer(max(0.0, timeout))
+                timer.start(waiter.switch, None)
+            if not self.is_set:  # one that is set from now on wakes the loop
+                waiter.get()
+        finally:
+            self._wake.stop()  # not closed: who sets it may be about to use it
+            if timer is not None:
+                timer.stop()
+                timer.close()
+        return self.is_set

@@ -1,0 +1,162 @@
+"""The Consumer of threads: handlers run on native threads, and any thread may iterate, respond and close."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from queue import SimpleQueue
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from nsq_fast._codec import Message
+from nsq_fast.errors import NotRunning
+from nsq_fast.runtime import Batch, CrossingConsumer, Cursor, OutsideConsumer, TakenBatches, TraceLog, check_handlers
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from nsq_fast.keywords import ConsumerKeywords
+
+CLOSE_TIMEOUT = 30.0
+
+Addresses: TypeAlias = str | Iterable[str | tuple[str, int]]
+Handler: TypeAlias = Callable[["Consumer", Message], object]
+BatchHandler: TypeAlias = Callable[["Consumer", list[Message]], object]
+
+
+class Consumer(OutsideConsumer):
+    """Consume a topic through a channel; handlers run on ``handler_threads`` native threads, 1 by default.
+
+    Arguments, options, guarantees and errors are those of ``nsq_fast.Consumer``. Handlers may block, and any thread
+    may call the consumer and respond to its messages: a FIN, REQ or TOUCH leaves soon after the call.
+
+    Instead of a handler, iterate: ``for message in consumer``. Asking for the next message finishes the one before.
+
+    ``give_up``, ``blocked_policy`` and receivers of signals run in the hub thread: they must not block.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        nsqd_tcp_addresses: Addresses = (),
+        lookupd_http_addresses: Addresses = (),
+        name: str | None = None,
+        message_handler: Handler | None = None,
+        max_tries: int = 5,
+        max_in_flight: int | None = None,
+        requeue_delay: int | None = None,
+        lookupd_poll_interval: float = 60,
+        lookupd_poll_jitter: float = 0.3,
+        low_ready_idle_timeout: float = 10,
+        max_backoff_duration: float = 128,
+        backoff_on_requeue: bool = True,
+        *,
+        batch_handler: BatchHandler | None = None,
+        give_up: Callable[[Any, Message], object] | None = None,
+        blocked_policy: Any = "pause",
+        start_position: Any = None,
+        trace: TraceLog | None = None,
+        **options: Unpack[ConsumerKeywords],
+    ) -> None:
+        check_handlers(message_handler, batch_handler)
+        arguments: dict[str, Any] = {
+            "topic": topic,
+            "channel": channel,
+            "nsqd_tcp_addresses": nsqd_tcp_addresses,
+            "lookupd_http_addresses": lookupd_http_addresses,
+            "name": name,
+            "max_tries": max_tries,
+            "max_in_flight": max_in_flight,
+            "requeue_delay": requeue_delay,
+            "lookupd_poll_interval": lookupd_poll_interval,
+            "lookupd_poll_jitter": lookupd_poll_jitter,
+            "low_ready_idle_timeout": low_ready_idle_timeout,
+            "max_backoff_duration": max_backoff_duration,
+            "backoff_on_requeue": backoff_on_requeue,
+            "give_up": give_up,
+            "blocked_policy": blocked_policy,
+            "start_position": start_position,
+            "trace": trace,
+            **options,
+        }
+        arguments["handler_threads"] = options.get("handler_threads") or options.get("concurrency") or 1
+        self._batches: SimpleQueue[Batch | None] = SimpleQueue()
+        self._taken: TakenBatches | None = None
+        super().__init__(arguments, message_handler, batch_handler)
+
+    # Running
+
+    def start(self, block: bool = True) -> None:
+        """Begin to consume. With ``block``, return only when the consumer is closed, as ``join``.
+
+        Raises RuntimeError when there is no handler, NotRunning after close.
+        """
+        if self._is_iterated:
+            raise RuntimeError("no message_handler or batch_handler: iterate over the consumer, or give it one")
+        self._start()
+        if block:
+            self.join()
+
+    def _start(self) -> None:
+        self._call(lambda consumer: consumer.start(block=False))
+        self._is_started = True
+
+    def join(self, timeout: float | None = None, raise_error: bool = False) -> bool:
+        """Wait until the consumer is closed; False if ``timeout`` seconds passed first."""
+        return self._call(lambda consumer: consumer.join(timeout, raise_error))
+
+    def close(self, drain: bool = True, timeout: float | None = CLOSE_TIMEOUT) -> None:
+        """Stop consuming, gracefully, as ``nsq_fast.Consumer.close``.
+
+        In any thread. In a handler, and in a handler of ``signal.signal``, it only begins to close; ``join`` waits for
+        the end.
+        """
+        self._place.get().close_from_outside(drain, timeout)
+
+    def __enter__(self) -> Consumer:
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Iterating
+
+    def __iter__(self) -> Iterator[Message]:
+        """Take messages one by one, until the consumer is closed; starts it if need be.
+
+        Asking for the next message finishes the one before, unless it was responded to or made asynchronous. A message
+        at which the loop is left early is requeued, unless it was responded to. Several threads may iterate.
+        """
+        if not self._is_iterated:
+            raise RuntimeError("a consumer with a handler cannot be iterated")
+        if not self._is_started:
+            self._start()
+        return self._messages()
+
+    def _messages(self) -> Iterator[Message]:
+        taken = self._taken
+        if taken is None:
+            raise NotRunning("the consumer is closed")
+        cursor = Cursor(taken)
+        try:
+            while (batch := self._batches.get()) is not None:
+                cursor.begin(batch)
+                while (message := cursor.next()) is not None:
+                    yield message
+        finally:
+            cursor.leave()
+        self._batches.put(None)  # for the others that iterate
+        if (failure := self._place.get().failure) is not None:
+            raise failure
+
+    def _new_handlers(self, consumer: CrossingConsumer) -> TakenBatches | None:
+        if not self._is_iterated:
+            return None
+        self._taken = TakenBatches(self._batches.put)
+        return self._taken
+
+    def _closed(self, sender: object) -> None:
+        self._batches.put(None)

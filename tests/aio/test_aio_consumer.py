@@ -1,0 +1,383 @@
+"""The Consumer of asyncio: handlers are coroutines, and a loop may be blocked, cancelled and closed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.loops import LOOPS, NewLoop, run
+from support.scripted_nsqd import ScriptedNsqd
+from support.waiting import until
+
+from nsq_fast import Message
+from nsq_fast.aio import Consumer
+from nsq_fast.errors import ConfigError, NotRunning, RequeueMessage
+from nsq_fast.threads import Producer
+
+ROOT = Path(__file__).parent.parent.parent
+WAIT = 30.0
+
+
+@pytest.fixture
+def filled(nsqd_process: Any) -> str:
+    """An nsqd with the messages 0 to 99 in the topic t."""
+    with Producer(nsqd_process.address) as producer:
+        producer.multipublish("t", [b"%d" % number for number in range(100)])
+    return str(nsqd_process.address)
+
+
+async def until_async(probe: Any) -> None:
+    """As ``until``, in a loop."""
+    end = time.monotonic() + WAIT
+    while not probe():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_handlers_run_one_at_a_time_and_in_order(filled: str, new_loop: NewLoop) -> None:
+    found: list[bytes] = []
+    running: list[int] = []
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        running.append(1)
+        assert len(running) == 1
+        if len(found) % 10 == 0:
+            await asyncio.sleep(0.001)
+        found.append(message.body)
+        running.pop()
+
+    async def main() -> None:
+        async with Consumer("t", "c", filled, message_handler=handle, max_in_flight=50) as consumer:
+            await until_async(lambda: consumer.stats().totals.finished == 100)
+
+    run(main(), new_loop)
+    assert sorted(found, key=int) == [b"%d" % number for number in range(100)]
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_as_many_handlers_as_concurrency_says(filled: str, new_loop: NewLoop) -> None:
+    running = most = 0
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        while most < 20:  # twenty at once, or it never ends
+            await asyncio.sleep(0.001)
+        running -= 1
+
+    async def main() -> None:
+        options: dict[str, Any] = {"concurrency": 20, "max_in_flight": 60}
+        async with Consumer("t", "c", filled, message_handler=handle, **options) as consumer:
+            await until_async(lambda: consumer.stats().totals.finished == 100)
+
+    run(main(), new_loop)
+    assert most == 20
+
+
+def test_iterating(filled: str) -> None:
+    async def main() -> None:
+        found: dict[bytes, int] = {}
+        async with Consumer("t", "c", filled, max_in_flight=10) as consumer:
+            async for message in consumer:
+                left = message.body
+                break
+            await until_async(lambda: consumer.stats().totals.requeued >= 1)
+            async for message in consumer:
+                found[message.body] = message.attempts
+                if len(found) == 100:
+                    await message.finish()  # type: ignore[func-returns-value]
+                    break
+            await until_async(lambda: consumer.total_in_flight == 0)
+        assert found[left] == 2
+
+    asyncio.run(main())
+
+
+def test_several_tasks_iterate_until_it_is_closed(filled: str) -> None:
+    found: set[bytes] = set()
+
+    async def take(consumer: Consumer) -> None:
+        async for message in consumer:
+            found.add(message.body)
+
+    async def main() -> None:
+        async with Consumer("t", "c", filled, max_in_flight=30, concurrency=3) as consumer:
+            tasks = [asyncio.create_task(take(consumer)) for _ in range(3)]
+            await until_async(lambda: len(found) == 100 and consumer.stats().totals.finished == 100)
+            await consumer.close()
+            await asyncio.wait_for(asyncio.gather(*tasks), WAIT)
+
+    asyncio.run(main())
+
+
+def test_batches_failures_and_asynchronous_messages(filled: str) -> None:
+    held: deque[Message] = deque()
+
+    async def handle(consumer: Consumer, messages: list[Message]) -> None:
+        await asyncio.sleep(0)
+        if messages[0].attempts == 1:
+            raise RequeueMessage(0, backoff=False)
+        for message in messages:
+            message.enable_async()
+        held.extend(messages)
+
+    async def main() -> None:
+        async with Consumer("t", "c", filled, batch_handler=handle, max_in_flight=100, batch_size=10) as consumer:
+            await until_async(lambda: len(held) == 100)
+            for message in held:
+                await message.touch()  # type: ignore[func-returns-value]
+                message.finish()
+            await until_async(lambda: consumer.stats().totals.finished == 100)
+
+    asyncio.run(main())
+
+
+def test_each_message_has_a_context_of_its_own(filled: str) -> None:
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
+    seen: list[int] = []
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        before = variable.get()
+        token = variable.set(1)
+        if len(seen) % 3 == 0:
+            await asyncio.sleep(0)
+        variable.reset(token)
+        variable.set(2)
+        seen.append(before)
+
+    async def main() -> None:
+        async with Consumer("t", "c", filled, message_handler=handle, max_in_flight=100) as consumer:
+            await until_async(lambda: consumer.stats().totals.finished == 100)
+
+    asyncio.run(main())
+    assert seen == 100 * [0]
+
+
+def test_what_a_handler_waited_for_is_cancelled_and_only_that_message_fails(filled: str) -> None:
+    count = 0
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        nonlocal count
+        count += 1
+        if count == 1:
+            inner = asyncio.ensure_future(asyncio.sleep(WAIT))
+            inner.cancel()
+            await inner
+
+    async def main() -> None:
+        options: dict[str, Any] = {"max_in_flight": 10, "requeue_delay": 0, "max_backoff_duration": 0}
+        async with Consumer("t", "c", filled, message_handler=handle, **options) as consumer:
+            await until_async(lambda: consumer.stats().totals.finished == 100)
+            assert consumer.is_running
+
+    asyncio.run(main())
+
+
+def test_close_in_a_handler_only_begins_to_close(filled: str) -> None:
+    async def handle(consumer: Consumer, message: Message) -> None:
+        await consumer.close()
+
+    async def main() -> None:
+        async with Consumer("t", "c", filled, message_handler=handle) as consumer:
+            assert await consumer.join(WAIT)
+
+    asyncio.run(main())
+
+
+def test_the_end_of_the_loop_gives_back_what_handlers_hold(
+    filled: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    began = 0
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        nonlocal began
+        began += 1
+        await asyncio.sleep(WAIT)
+
+    consumer = Consumer("t", "c", filled, message_handler=handle, max_in_flight=10, concurrency=5)
+
+    async def main() -> None:
+        await consumer.start()
+        await until_async(lambda: began == 5)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())  # nobody closes it: asyncio cancels what runs, and closes the loop
+        until(lambda: not consumer.is_running and consumer.total_in_flight == 0)
+        gc.collect()
+    assert began == 5
+    assert not [record for record in caplog.records if "never retrieved" in record.message]
+    assert "destroyed" not in capfd.readouterr().err
+    totals = consumer.stats().totals
+    assert (totals.finished, totals.requeued) == (0, totals.received)
+
+
+def test_a_loop_that_is_closed_in_the_middle_loses_nothing(filled: str, caplog: pytest.LogCaptureFixture) -> None:
+    began = threading.Event()
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        began.set()
+        await asyncio.sleep(WAIT)
+
+    loop = asyncio.new_event_loop()
+    consumer = Consumer("t", "c", filled, message_handler=handle, max_in_flight=10)
+    loop.run_until_complete(consumer.start())
+    loop.run_until_complete(until_async(began.is_set))
+    with caplog.at_level(logging.ERROR):
+        loop.close()
+        del handle
+        gc.collect()
+    consumer_of_rest: set[bytes] = set()
+
+    async def rest(other: Consumer, message: Message) -> None:
+        consumer_of_rest.add(message.body)
+
+    async def main() -> None:
+        async with Consumer("t", "c", filled, message_handler=rest, max_in_flight=100):
+            await until_async(lambda: len(consumer_of_rest) == 100)
+
+    asyncio.run(main())
+    assert not [record for record in caplog.records if "destroyed" in record.message]
+
+
+def test_a_blocked_loop_keeps_no_heartbeat(filled: str, caplog: pytest.LogCaptureFixture) -> None:
+    handled = 0
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        nonlocal handled
+        handled += 1
+        if handled == 1:
+            time.sleep(4.0)
+
+    async def main() -> None:
+        options: dict[str, Any] = {"max_in_flight": 3, "heartbeat_interval": 1.0, "concurrency": 2}
+        async with Consumer("t", "c", filled, message_handler=handle, **options) as consumer:
+            await until_async(lambda: consumer.stats().totals.finished == 100)
+            assert len(consumer.stats().connections) == 1
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    assert [record for record in caplog.records if "time.sleep(4.0)" in record.message]
+    assert not [record for record in caplog.records if "closed by the server" in record.message]
+
+
+def test_a_server_that_restarts_loses_no_message(nsqd_process: Any, filled: str) -> None:
+    found: set[bytes] = set()
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        await asyncio.sleep(0.001)
+        found.add(message.body)
+
+    async def main() -> None:
+        options: dict[str, Any] = {"max_in_flight": 10, "max_reconnect_delay": 0.1}
+        async with Consumer("t", "c", filled, message_handler=handle, **options):
+            await until_async(lambda: len(found) > 50)
+            nsqd_process.stop()
+            nsqd_process.start()
+            await until_async(lambda: len(found) == 100)
+
+    asyncio.run(main())
+
+
+def test_before_start_and_after_close() -> None:
+    async def main() -> None:
+        consumer = Consumer("t", "c", "127.0.0.1:1")
+        with pytest.raises(NotRunning, match="start"):
+            async for _ in consumer:
+                pass
+        await consumer.close()
+        with pytest.raises(NotRunning, match="closed"):
+            await consumer.start()
+
+    asyncio.run(main())
+    with pytest.raises(ConfigError, match="callable"):
+        Consumer("t", "c", "127.0.0.1:1", message_handler=1)  # type: ignore[arg-type]
+
+
+def test_the_interpreter_ends_without_a_word(filled: str) -> None:
+    program = f"""
+import asyncio
+from nsq_fast.aio import Consumer
+async def handle(consumer, message):
+    await asyncio.sleep(100)
+async def main():
+    consumer = Consumer("t", "c", {filled!r}, message_handler=handle, max_in_flight=5)
+    await consumer.start()
+    while not consumer.total_in_flight:
+        await asyncio.sleep(0.01)
+asyncio.run(main())
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@settings(max_examples=25)
+@given(
+    limit=st.integers(1, 8),
+    concurrency=st.integers(1, 6),
+    steps=st.lists(st.sampled_from(["finish", "requeue", "wait", "raise"]), min_size=1, max_size=40),
+)
+def test_no_more_than_max_in_flight_cross_over(limit: int, concurrency: int, steps: list[str]) -> None:
+    """An nsqd that pushes as RDY allows never has more in flight than ``max_in_flight``, whatever handlers do."""
+    server = ScriptedNsqd()
+    seen: list[int] = []
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        seen.append(consumer.total_in_flight)
+        step = message.body.decode()
+        if step == "finish":
+            await message.finish()  # type: ignore[func-returns-value]
+        elif step == "requeue":
+            message.requeue(0)
+        elif step == "wait":
+            await asyncio.sleep(0.001)
+        else:
+            raise RequeueMessage(0, backoff=False)
+
+    ready, over = threading.Event(), threading.Event()
+
+    async def main() -> None:
+        options: dict[str, Any] = {"max_in_flight": limit, "concurrency": concurrency, "max_backoff_duration": 0}
+        async with Consumer("t", "c", str(server.address), message_handler=handle, **options):
+            ready.set()
+            await asyncio.to_thread(over.wait, WAIT)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    try:
+        until(ready.is_set)
+        connection = server.connection()
+        connection.wait_rdy(limit)
+        pending, sent = deque(steps), 0
+
+        def answered() -> list[int]:
+            return connection.answered(b"FIN") + connection.answered(b"REQ")
+
+        def push() -> bool:
+            nonlocal sent
+            while pending and sent - len(answered()) < (connection.rdy or 0):
+                sent += 1
+                connection.push(sent, body=pending.popleft().encode())
+            return len(answered()) == len(steps)
+
+        until(push)
+        assert sorted(answered()) == list(range(1, len(steps) + 1))
+        assert max(seen) <= limit
+    finally:
+        over.set()
+        until(lambda: not thread.is_alive())
+        server.stop()

@@ -1,0 +1,250 @@
+"""The Producer of asyncio: it waits with the loop, may be cancelled, and survives what happens to loops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import sys
+import time
+from typing import Any
+
+import pytest
+from support.loops import LOOPS, NewLoop, run
+from support.waiting import until
+
+from nsq_fast.aio import Consumer, Producer
+from nsq_fast.errors import ConfigError, NameInvalid, NoNsqd, NotRunning, PublishFailed
+from nsq_fast.threads import Consumer as ThreadsConsumer
+
+WAIT = 30.0
+
+
+def bodies_of(address: str, topic: str, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    with ThreadsConsumer(topic, "c", address, max_in_flight=200) as consumer:
+        for message in consumer:
+            found.append(message.body)
+            if len(found) == count:
+                message.finish()
+                break
+    return found
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_every_way_to_publish(nsqd_process: Any, new_loop: NewLoop) -> None:
+    async def main() -> None:
+        async with Producer(nsqd_process.address) as producer:
+            results = await asyncio.gather(*(producer.publish("t", b"%d" % number) for number in range(100)))
+            assert results == 100 * [b"OK"]
+            assert await producer.publish_nowait("t", b"nowait") == b"OK"
+            assert await producer.multipublish("t", [b"a", bytearray(b"b")]) == b"OK"
+            assert producer.is_running
+            assert producer.is_connected
+        assert not producer.is_running
+        assert await producer.join(WAIT)
+
+    run(main(), new_loop)
+    assert len(bodies_of(nsqd_process.address, "t", 103)) == 103
+
+
+def test_wrong_arguments_are_refused_at_once_and_harm_nobody(nsqd_process: Any) -> None:
+    async def main() -> None:
+        async with Producer(nsqd_process.address) as producer:
+            with pytest.raises(NameInvalid):
+                await producer.publish("bad topic", b"x")
+            with pytest.raises(TypeError):
+                producer.publish_nowait("t", "text")  # type: ignore[arg-type]
+            with pytest.raises(ConfigError):
+                await producer.publish("t", b"x", defer=-1)
+            assert await producer.publish("t", b"good") == b"OK"
+
+    asyncio.run(main())
+
+
+def test_it_publishes_between_start_and_close_only() -> None:
+    async def main() -> None:
+        producer = Producer("127.0.0.1:1")
+        with pytest.raises(NotRunning, match="start"):
+            await producer.publish("t", b"x")
+        await producer.start()
+        await producer.close()
+        with pytest.raises(NotRunning, match="closed"):
+            await producer.publish("t", b"x")
+
+    asyncio.run(main())
+
+
+def test_another_loop_may_not_use_it_and_has_its_own(nsqd_process: Any) -> None:
+    async def use(producer: Producer) -> None:
+        await producer.publish("t", b"other loop")
+
+    async def main() -> None:
+        async with Producer(nsqd_process.address) as producer:
+            await producer.publish("t", b"here")
+            with pytest.raises(NotRunning, match="another event loop"):
+                await asyncio.to_thread(lambda: asyncio.run(use(producer)))
+            await asyncio.to_thread(lambda: asyncio.run(_publish(nsqd_process.address, b"own")))
+
+    asyncio.run(main())
+    assert sorted(bodies_of(nsqd_process.address, "t", 2)) == [b"here", b"own"]
+
+
+async def _publish(address: str, body: bytes) -> None:
+    async with Producer(address) as producer:
+        await producer.publish("t", body)
+
+
+def test_a_cancelled_publish_that_was_not_sent_is_withdrawn(nsqd_process: Any) -> None:
+    async def main() -> None:
+        async with Producer("127.0.0.1:1") as producer:
+            task = asyncio.create_task(producer.publish("t", b"x"))
+            while not producer.stats()["pending"]:
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError) as caught:
+                await task
+            assert _first(caught.value).possibly_stored is False
+            assert producer.stats()["pending"] == 0
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_publish_that_was_sent_may_be_stored(nsqd_process: Any) -> None:
+    async def main() -> None:
+        async with Producer(nsqd_process.address) as producer:
+            await producer.publish("t", b"first")
+            nsqd_process.freeze()
+            errors: list[asyncio.CancelledError] = []
+
+            async def publish() -> None:
+                try:
+                    await producer.publish("t", b"x")
+                except asyncio.CancelledError as error:
+                    errors.append(error)
+                    raise
+
+            task = asyncio.create_task(publish())
+            while not producer.stats()["pending"]:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.05)
+            task.cancel()
+            await asyncio.wait((task,))
+            assert errors[0].possibly_stored is True  # type: ignore[attr-defined]
+            nsqd_process.thaw()
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.timeout is of Python 3.11")
+def test_a_timeout_of_asyncio_says_whether_it_may_be_stored() -> None:
+    async def main() -> None:
+        async with Producer("127.0.0.1:1") as producer:
+            with pytest.raises(TimeoutError) as caught:
+                async with asyncio.timeout(0.05):
+                    await producer.publish("t", b"x")
+            assert caught.value.__cause__.possibly_stored is False  # type: ignore[union-attr]
+            with pytest.raises(NoNsqd):
+                await producer.publish("t", b"x", timeout=0.05)
+
+    asyncio.run(main())
+
+
+def _first(error: BaseException) -> Any:
+    """The error of the publish, which a task may have raised again."""
+    while not hasattr(error, "possibly_stored") and error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+def test_the_context_of_a_call_is_that_of_its_result(nsqd_process: Any) -> None:
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable")
+
+    async def main() -> None:
+        async with Producer(nsqd_process.address) as producer:
+
+            async def publish(number: int) -> int:
+                variable.set(number)
+                await producer.publish("t", b"x")
+                return variable.get()
+
+            assert await asyncio.gather(*(publish(number) for number in range(20))) == list(range(20))
+            seen: list[int] = []
+            variable.set(7)
+            future = producer.publish_nowait("t", b"x")
+            future.add_done_callback(lambda _: seen.append(variable.get()))
+            await future
+            await asyncio.sleep(0)
+            assert seen == [7]
+
+    asyncio.run(main())
+
+
+def test_max_pending_holds(nsqd_process: Any) -> None:
+    async def main() -> None:
+        async with Producer(nsqd_process.address, max_pending=5) as producer:
+            await producer.publish("t", b"first")
+            nsqd_process.freeze()
+            tasks = [asyncio.create_task(producer.publish("t", b"%d" % number)) for number in range(50)]
+            while producer.stats()["held"] < 5:
+                await asyncio.sleep(0.001)
+            with pytest.raises(PublishFailed, match="max_pending=5"):
+                producer.publish_nowait("t", b"x")
+            assert producer.stats()["held"] == 5
+            tasks.pop().cancel()
+            nsqd_process.thaw()
+            assert await asyncio.gather(*tasks) == 49 * [b"OK"]
+
+    asyncio.run(main())
+
+
+def test_a_blocked_loop_is_named_and_keeps_no_heartbeat(nsqd_process: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with Producer(nsqd_process.address, heartbeat_interval=1.0) as producer:
+            await producer.publish("t", b"first")
+            result = producer.publish_nowait("t", b"x")
+            time.sleep(4.0)  # longer than two intervals: nsqd would close
+            await result
+            assert producer.is_connected
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    (warning,) = [record for record in caplog.records if "has not run for" in record.message]
+    assert "event loop" in warning.message
+    assert "time.sleep(4.0)" in warning.message
+    assert not any("closed by the server" in record.message for record in caplog.records)
+
+
+def test_a_loop_that_is_closed_ends_it(nsqd_process: Any) -> None:
+    loop = asyncio.new_event_loop()
+    producer = Producer(nsqd_process.address)
+    loop.run_until_complete(producer.start())
+    loop.run_until_complete(producer.publish("t", b"x"))
+    loop.run_until_complete(_forget(producer))
+    loop.close()
+    until(lambda: not producer.is_running)
+
+
+async def _forget(producer: Producer) -> None:
+    producer.publish_nowait("t", b"forgotten")
+
+
+def test_a_server_that_restarts_loses_no_publish(nsqd_process: Any) -> None:
+    async def main() -> None:
+        async with Producer(nsqd_process.address, retry_max_delay=0.1, max_backoff_duration=0.1) as producer:
+            await producer.publish("t", b"begin")
+            nsqd_process.stop()
+            tasks = [asyncio.create_task(producer.publish("t", b"%d" % number)) for number in range(50)]
+            await asyncio.sleep(0)
+            nsqd_process.start()
+            assert await asyncio.gather(*tasks) == 50 * [b"OK"]
+
+    asyncio.run(main())
+    assert len(set(bodies_of(nsqd_process.address, "t", 51))) == 51
+
+
+def test_the_names_are_imported_when_they_are_used() -> None:
+    import nsq_fast.aio
+
+    assert dir(nsq_fast.aio) == ["Consumer", "Producer"]
+    assert nsq_fast.aio.Consumer is Consumer

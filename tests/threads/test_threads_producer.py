@@ -1,0 +1,285 @@
+"""The Producer of threads: any number of threads publish, and each call blocks its own thread alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.waiting import until
+
+import nsq_fast
+from nsq_fast.errors import ConfigError, NameInvalid, NoNsqd, NotRunning, PublishFailed, PublishTimeout, WrongThread
+from nsq_fast.threads import Consumer, Producer
+
+ROOT = Path(__file__).parent.parent.parent
+WAIT = 30.0
+
+
+def in_threads(count: int, function: Callable[[int], object]) -> list[BaseException]:
+    """Call ``function(number)`` in so many native threads; return what they raised."""
+    raised: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            function(number)
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+        assert not thread.is_alive()
+    return raised
+
+
+def bodies_of(address: str, topic: str, count: int) -> list[bytes]:
+    """The bodies of so many messages, each finished."""
+    found: list[bytes] = []
+    with Consumer(topic, "c", address, max_in_flight=200) as consumer:
+        for message in consumer:
+            found.append(message.body)
+            if len(found) == count:
+                message.finish()
+                break
+    return found
+
+
+def test_many_threads_publish_at_once(nsqd_process: Any) -> None:
+    with Producer(nsqd_process.address) as producer:
+
+        def publish(number: int) -> None:
+            for each in range(50):
+                assert producer.publish("t", b"%d-%d" % (number, each)) == b"OK"
+
+        assert in_threads(8, publish) == []
+    found = bodies_of(nsqd_process.address, "t", 400)
+    assert sorted(found) == sorted(b"%d-%d" % (number, each) for number in range(8) for each in range(50))
+
+
+def test_every_way_to_publish(nsqd_process: Any) -> None:
+    with Producer(nsqd_process.address) as producer:
+        future = producer.publish_nowait("t", b"nowait")
+        assert isinstance(future, Future)
+        assert future.result(WAIT) == b"OK"
+        assert producer.publish("t", bytearray(b"one"), raise_error=False).result(WAIT) == b"OK"
+        assert producer.multipublish("t", [b"a", memoryview(b"b")]) == b"OK"
+        assert producer.multipublish("t", [b"c"], raise_error=False).result(WAIT) == b"OK"
+        assert not future.cancel()
+    assert sorted(bodies_of(nsqd_process.address, "t", 5)) == [b"a", b"b", b"c", b"nowait", b"one"]
+
+
+def test_a_body_is_what_it_was_at_the_call(nsqd_process: Any) -> None:
+    with Producer(nsqd_process.address) as producer:
+        body = bytearray(b"before")
+        future = producer.publish_nowait("t", body)
+        body[:] = b"behind"
+        future.result(WAIT)
+    assert bodies_of(nsqd_process.address, "t", 1) == [b"before"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("bad topic", b"x"), NameInvalid),
+        (("t", "text"), TypeError),
+        (("t", b""), ValueError),
+        (("t", b"x", -1), ConfigError),
+    ],
+    ids=["topic", "type", "empty", "defer"],
+)
+def test_a_wrong_argument_is_refused_and_harms_nobody(
+    nsqd_process: Any, arguments: tuple[Any, ...], error: type[Exception]
+) -> None:
+    with Producer(nsqd_process.address) as producer:
+        with pytest.raises(error):
+            producer.publish(*arguments)
+        assert producer.publish("t", b"good") == b"OK"
+    assert bodies_of(nsqd_process.address, "t", 1) == [b"good"]
+
+
+def test_wrong_options_are_refused_where_the_producer_is_made() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'max_pending'"):
+        Producer("127.0.0.1:1", max_pendin=3)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="nowhere to publish to"):
+        Producer()
+
+
+def test_it_publishes_between_start_and_close_only() -> None:
+    producer = Producer("127.0.0.1:1")
+    with pytest.raises(NotRunning, match="start"):
+        producer.publish("t", b"x")
+    producer.start()
+    producer.close()
+    with pytest.raises(NotRunning, match="closed"):
+        producer.publish_nowait("t", b"x")
+    assert producer.join(WAIT)
+
+
+def test_without_an_nsqd_the_caller_waits_as_long_as_it_says() -> None:
+    with Producer("127.0.0.1:1") as producer:
+        with pytest.raises(NoNsqd):
+            producer.publish("t", b"x", timeout=0.05)
+        with pytest.raises(NoNsqd):
+            producer.publish("t", b"x", block=False)
+
+
+def test_max_pending_blocks_those_who_wait_and_refuses_the_others(nsqd_process: Any) -> None:
+    with Producer(nsqd_process.address, max_pending=10) as producer:
+        producer.publish("t", b"first")
+        nsqd_process.freeze()
+        futures: list[Future[Any]] = []
+        with pytest.raises(PublishFailed, match="max_pending=10"):
+            futures.extend(producer.publish_nowait("t", b"%d" % number) for number in range(1000))
+        assert len(futures) <= 10 + 1
+        with pytest.raises(PublishTimeout, match="max_pending=10"):
+            producer.publish("t", b"waits", timeout=0.05)
+        done: list[bytes] = []
+        waiting = threading.Thread(target=lambda: done.append(producer.publish("t", b"last")))  # type: ignore[arg-type]
+        waiting.start()
+        nsqd_process.thaw()
+        waiting.join(WAIT)
+        assert done == [b"OK"]
+        stored = [future for future in futures if future.exception(WAIT) is None]
+    assert len(bodies_of(nsqd_process.address, "t", len(stored) + 2)) == len(stored) + 2
+
+
+def test_a_server_that_restarts_loses_no_publish(nsqd_process: Any) -> None:
+    with Producer(nsqd_process.address, retry_max_delay=0.1, max_backoff_duration=0.1) as producer:
+        producer.publish("t", b"begin")
+        is_down, raised = threading.Event(), list[BaseException]()
+
+        def publish(number: int) -> None:
+            for each in range(40):
+                producer.publish("t", b"%d-%d" % (number, each))
+                if each == 20:
+                    assert is_down.wait(WAIT)
+
+        publishing = threading.Thread(target=lambda: raised.extend(in_threads(4, publish)))
+        publishing.start()
+        until(lambda: producer.stats()["pending"] == 0)
+        nsqd_process.stop()
+        is_down.set()
+        nsqd_process.start()
+        publishing.join(2 * WAIT)
+        assert not publishing.is_alive()
+        assert raised == []
+    wanted = {b"%d-%d" % (number, each) for number in range(4) for each in range(40)} | {b"begin"}
+    found: set[bytes] = set()
+    with Consumer("t", "c", nsqd_process.address, max_in_flight=100) as consumer:
+        for message in consumer:
+            found.add(message.body)
+            if found == wanted:
+                message.finish()
+                break
+
+
+def test_a_greenlet_of_a_thread_with_a_hub_lets_the_others_run(nsqd_process: Any) -> None:
+    import gevent
+
+    with Producer(nsqd_process.address) as producer:
+        producer.publish("t", b"first")
+        nsqd_process.freeze()
+        ran: list[int] = []
+        publishing = gevent.spawn(producer.publish, "t", b"x")
+        gevent.spawn(ran.append, 1)
+        until(lambda: ran)
+        nsqd_process.thaw()
+        assert publishing.get(timeout=WAIT) == b"OK"
+
+
+def test_the_gevent_producer_names_it_and_stores_nothing(nsqd_process: Any) -> None:
+    with nsq_fast.Producer(nsqd_process.address) as producer:
+        errors = in_threads(5, lambda number: producer.publish("t", b"no"))
+        assert [type(error) for error in errors] == 5 * [WrongThread]
+        assert all("nsq_fast.threads" in str(error) for error in errors)
+        producer.publish("t", b"yes")
+    assert bodies_of(nsqd_process.address, "t", 1) == [b"yes"]
+    with nsq_fast.NsqdHTTPClient(*nsqd_process.http) as client:
+        (topic,) = client.stats()["topics"]
+    assert topic["message_count"] == 1
+
+
+def test_the_end_of_the_interpreter_tells_in_one_line_what_was_not_delivered(nsqd_process: Any) -> None:
+    nsqd_process.freeze()
+    done = _run(
+        f"""
+from nsq_fast.threads import Producer
+producer = Producer({nsqd_process.address!r})
+producer.start()
+futures = [producer.publish_nowait("t", b"x") for _ in range(3)]
+"""
+    )
+    nsqd_process.thaw()
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "before 3 publishes were confirmed" in line
+
+
+def test_the_end_of_the_interpreter_delivers_what_is_pending(nsqd_process: Any) -> None:
+    done = _run(
+        f"""
+from nsq_fast.threads import Producer
+producer = Producer({nsqd_process.address!r})
+producer.start()
+for number in range(100):
+    producer.publish_nowait("t", b"%d" % number)
+"""
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(bodies_of(nsqd_process.address, "t", 100)) == 100
+
+
+@pytest.mark.fork
+def test_a_child_of_a_fork_publishes_with_a_thread_of_its_own(nsqd_process: Any) -> None:
+    done = _run(
+        f"""
+import os
+from nsq_fast.threads import Producer
+producer = Producer({nsqd_process.address!r})
+producer.start()
+producer.publish("t", b"parent")
+child = os.fork()
+if not child:
+    producer.publish("t", b"child")
+    producer.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+producer.publish("t", b"parent again")
+producer.close()
+"""
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(bodies_of(nsqd_process.address, "t", 3)) == [b"child", b"parent", b"parent again"]
+
+
+def test_it_works_in_native_threads_and_greenlets_of_a_patched_program(nsqd_process: Any) -> None:
+    done = _run(
+        f"""
+from gevent import monkey; monkey.patch_all()
+import gevent
+from gevent.threadpool import ThreadPool
+from nsq_fast.threads import Producer
+with Producer({nsqd_process.address!r}) as producer:
+    greenlets = [gevent.spawn(producer.publish, "t", b"g%d" % n) for n in range(20)]
+    pool = ThreadPool(4)
+    natives = [pool.spawn(producer.publish, "t", b"n%d" % n) for n in range(20)]
+    futures = [producer.publish_nowait("t", b"f%d" % n) for n in range(20)]
+    assert [each.get(timeout=20) for each in (*greenlets, *natives)] == 40 * [b"OK"]
+    assert [each.result(20) for each in futures] == 20 * [b"OK"]
+"""
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(bodies_of(nsqd_process.address, "t", 60)) == 60
+
+
+def _run(program: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, cwd=ROOT)
