@@ -30,6 +30,7 @@ ONCE, EACH_START = START_POLICIES = ("once", "each_start")
 
 PARTITION_STRATEGIES = ("round_robin", "least_loaded")
 KEY_STRATEGIES = ("murmur3", "hashcode")
+BODY_CODECS = ("gzip", "snappy", "lz4")
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
@@ -412,8 +413,20 @@ class ProducerConfig(Config):
     partition_strategy: str = option(
         "round_robin", "partitions for publishes without key and partition: round_robin or least_loaded"
     )
-    key_strategy: str = option(
-        "murmur3", "key to partition: murmur3, as youzan's Go client, or hashcode, as its Java client"
+    key_strategy: Any = option(
+        "murmur3",
+        "key to partition: murmur3, as youzan's Go client, hashcode, as its Java client, or a function of yours:"
+        " (key, number of partitions) -> partition",
+        kind=object,
+    )
+    body_compression: str | None = option(
+        None,
+        "redesigned: compress bodies with gzip, snappy or lz4 on topics with extended headers, as youzan's Go client"
+        " does and reads; None: not",
+        kind=str,
+    )
+    body_compression_min_size: int = option(
+        1024, "smallest body that body_compression compresses", unit="bytes", minimum=1
     )
     retry_unknown_outcome: bool = option(
         True, "try again when the first attempt may have been stored: at least once, with duplicates"
@@ -441,9 +454,13 @@ class ProducerConfig(Config):
         if self.max_leader_attempts is not None:
             advice = "max_leader_attempts has no effect: a leader that moves is waited for until publish_timeout"
             warnings.warn(advice, DeprecationWarning, stacklevel=2)
-        for name, allowed in (("partition_strategy", PARTITION_STRATEGIES), ("key_strategy", KEY_STRATEGIES)):
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: must be {' or '.join(allowed)}")
+        allowed = {"partition_strategy": PARTITION_STRATEGIES, "body_compression": (*BODY_CODECS, None)}
+        if not callable(self.key_strategy):
+            allowed["key_strategy"] = KEY_STRATEGIES
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                named = ", ".join(map(str, values))
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {named}")
 
     @property
     def attempt_limit(self) -> float:

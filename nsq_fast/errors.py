@@ -233,7 +233,12 @@ class JournalClosed(JournalError):
 
 
 class NoNsqd(NsqError):
-    """No nsqd to publish to is known or reachable."""
+    """No nsqd to publish to is known or reachable, or the topic does not exist. Nothing was sent.
+
+    ``results``: of a batch, see ``PublishFailed``.
+    """
+
+    results: list[Any] | None = None
 
 
 class NoLeader(NoNsqd):
@@ -245,7 +250,12 @@ class PublishFailed(NsqError):
 
     ``possibly_stored`` says that the outcome of at least one attempt is unknown:
     the server may have stored the message although no OK arrived.
+
+    ``results``: of a batch, what became of each message, in order: ``b"OK"``, a Receipt, or the exception; None of a
+    publish of one message.
     """
+
+    results: list[Any] | None = None
 
     def __init__(self, message: str, *, attempts: int = 1, possibly_stored: bool = False) -> None:
         super().__init__(message)
@@ -628,7 +638,7 @@ class PublishRefused(PublishFailed, ServerError):
     __str__ = NsqError.__str__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self.cause_class, self.args, vars(self))
+        return _rebuilt, (self.cause_class, self.args), vars(self)  # the state apart: it may hold the error itself
 
     cause_class: ClassVar[type[ServerError]] = ServerError
 
@@ -648,10 +658,8 @@ def _refused_class(kind: type[ServerError]) -> type[PublishRefused]:
     return _refused_classes[kind]
 
 
-def _rebuilt(kind: type[ServerError], args: tuple[Any, ...], state: dict[str, Any]) -> PublishRefused:
-    error = _refused_class(kind)(*args)
-    vars(error).update(state)
-    return error
+def _rebuilt(kind: type[ServerError], args: tuple[Any, ...]) -> PublishRefused:
+    return _refused_class(kind)(*args)
 
 
 # What gnsq calls these classes.

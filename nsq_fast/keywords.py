@@ -82,7 +82,9 @@ class ProducerKeywords(ConnectionKeywords, LookupKeywords, total=False):
     max_publish_attempts: int
     max_leader_attempts: int | None
     partition_strategy: str
-    key_strategy: str
+    key_strategy: Any
+    body_compression: str | None
+    body_compression_min_size: int
     retry_unknown_outcome: bool
     retry_base_delay: float
     retry_max_delay: float

@@ -10,6 +10,8 @@ with both:
   the bytes of the key (UTF-8 for str), unsigned, modulo the partitions.
 - ``hashcode``, as youzan's Java client: ``Math.abs(key.hashCode() % n)``,
   where str is a Java String and int a Java Long.
+
+Whoever has another mapping gives a function of their own, as in the Java client.
 """
 
 from __future__ import annotations
@@ -89,9 +91,30 @@ KEY_PARTITIONERS: Mapping[str, KeyPartitioner] = MappingProxyType(
 )
 
 
-def key_partitioner(strategy: str) -> KeyPartitioner:
-    """The function for ``strategy``; raise ConfigError for one that does not exist."""
+def key_partitioner(strategy: str | KeyPartitioner) -> KeyPartitioner:
+    """The function for ``strategy``, a name or a function; raise ConfigError for a name that does not exist.
+
+    What a function of the user's raises, or returns that is no number of a partition, becomes a ConfigError.
+    """
+    if callable(strategy):
+        return _checking(strategy)
     try:
         return KEY_PARTITIONERS[strategy]
     except KeyError:
         raise ConfigError(f"key strategy {strategy!r}: must be one of {', '.join(KEY_PARTITIONERS)}") from None
+
+
+def _checking(function: KeyPartitioner) -> KeyPartitioner:
+    name = getattr(function, "__name__", repr(function))
+
+    def partition(key: Key, partition_num: int) -> int:
+        call = f"key_strategy: {name}({key!r:.100}, {partition_num})"
+        try:
+            number = function(key, partition_num)
+        except Exception as error:
+            raise ConfigError(f"{call} failed: {error!r}") from error
+        if type(number) is not int or not 0 <= number < partition_num:
+            raise ConfigError(f"{call} is {number!r:.100}: must be a whole number, 0 to {partition_num - 1}")
+        return number
+
+    return partition

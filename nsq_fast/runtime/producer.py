@@ -132,7 +132,7 @@ class Producer(ProducerLife):
         destination: Destination | None = None
         if (
             (route is not None and self._is_running and get_ident() == self._thread.ident)
-            and (body.__class__ is bytes and 0 < len(body) <= route.max_msg_size)
+            and (body.__class__ is bytes and 0 < len(body) <= route.plain_size)
             and (limit.used < limit.limit and not limit.queue and block and raise_error)
             and (defer is timeout is trace_id is None and headers is None and tag is None)
             and not self._trace.is_active
@@ -230,7 +230,7 @@ class Producer(ProducerLife):
 
         Returns ``b"OK"``, or a list of a Receipt for each message when they were traced; servers give none for
         batches with headers. A batch above ``max_body_size`` is cut into several commands, and is no longer atomic
-        then: if some fail, the error says ``possibly_stored``.
+        then: if some fail, the error says ``possibly_stored``. Its ``results`` say what became of each message.
 
         Args:
             bodies: any iterable of messages; an empty one raises BodyInvalid.
@@ -263,8 +263,11 @@ class Producer(ProducerLife):
         deadline = self._deadline(timeout)
         if defer is not None:
             _check_defer(defer)
-        form = self._composer.form(route, body, defer, extras)
-        return self._bound(route, bytes(body), form, deadline, extras)
+        data = bytes(body)
+        if len(data) > route.plain_size:
+            data, extras = self._composer.packed(route, data, extras)
+        form = self._composer.form(route, data, defer, extras)
+        return self._bound(route, data, form, deadline, extras)
 
     def _parts(self, topic: str, bodies: Iterable[Any], timeout: float | None, extras: Extras) -> list[Publish]:
         """Check the arguments of a multipublish."""

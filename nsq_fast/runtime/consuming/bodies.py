@@ -15,12 +15,9 @@ import snappy  # type: ignore[import-untyped]
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import BodyInvalid, NsqError
+from nsq_fast.protocol.compression import CODEC_HEADER, GZIP, LZ4, SIZE_HEADER, SNAPPY
 
-CODEC_HEADER = "nsq.client.compress"
-SIZE_HEADER = "nsq.msg.size"
 _MARK = CODEC_HEADER.encode()
-
-GZIP, SNAPPY, LZ4 = "1", "2", "3"
 
 
 def is_compressed(message: Message) -> bool:

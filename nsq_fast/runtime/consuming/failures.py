@@ -28,9 +28,9 @@ from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast.config import Config, ConnectionConfig, LookupConfig
 from nsq_fast.errors import ConfigError, MessageTooLarge
 from nsq_fast.names import Address, check_topic
+from nsq_fast.protocol.compression import CODEC_HEADER, SIZE_HEADER
 from nsq_fast.protocol.dialect import RESERVED_PREFIX, TAG_KEY
 
-from .bodies import CODEC_HEADER, SIZE_HEADER
 from .handlers import check_handler, refuse_deferred
 
 logger = logging.getLogger(__name__)

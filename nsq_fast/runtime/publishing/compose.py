@@ -15,6 +15,7 @@ import msgspec
 from nsq_fast import _codec
 from nsq_fast.config import MAX_PARTITION, MAX_TAG_SIZE, ProducerConfig
 from nsq_fast.errors import BodyInvalid, ConfigError
+from nsq_fast.protocol.compression import CODEC_HEADER, compressed
 from nsq_fast.protocol.dialect import TAG_KEY, TRACE_ID_KEY
 from nsq_fast.protocol.partitioner import Key, key_partitioner
 from nsq_fast.protocol.wire_form import COUNT_BYTES, LENGTH_BYTES, PLAIN, PLAIN_BATCH, BatchForm, Form, WireForm
@@ -72,6 +73,8 @@ class Composer:
         self._max_msg_size = config.max_msg_size
         self._max_body_size = config.max_body_size
         self._partition_of_key = key_partitioner(config.key_strategy)
+        self._has_own_keys = callable(config.key_strategy)
+        self._codec_name = config.body_compression
         self._trace = trace
         self._refresh = refresh
 
@@ -94,6 +97,16 @@ class Composer:
                 return PLAIN
             raise BodyInvalid(f"body {self._excess(route, body, form)}")
         return form
+
+    def packed(self, route: TopicRoute, body: bytes, extras: Extras) -> tuple[bytes, Extras]:
+        """A body above ``route.plain_size``, compressed if that saves something, and the extras that say so."""
+        headers = {} if extras.headers is None else extras.headers
+        if self._codec_name is None or not isinstance(headers, Mapping) or CODEC_HEADER in headers:
+            return body, extras  # such headers are refused later; or the body is one that was compressed before
+        found = compressed(self._codec_name, body)
+        if found is None:
+            return body, extras
+        return found[0], extras._replace(headers={**headers, **found[1]})
 
     def _fits(self, route: TopicRoute, body: Body, form: WireForm) -> bool:
         # A trace id that goes before the body is no part of the record behind its head.
@@ -150,6 +163,8 @@ class Composer:
         if key is not None:
             if partition is not None:
                 raise ConfigError(f"key={key!r} with partition={partition}: the key names the partition")
+            if self._has_own_keys:
+                return  # what it takes is for the function to say, when it is asked for a partition
             try:
                 self._partition_of_key(key, 1)
             except ValueError as error:
@@ -171,6 +186,9 @@ class Composer:
         """The commands of a batch."""
         messages = _as_list(bodies)
         messages, total = self._check_bodies(route, messages)
+        if self._codec_name is not None and max(map(len, messages)) > route.plain_size:
+            messages, extras = self._packed_batch(route, messages, extras)
+            total = self._max_body_size + 1  # unknown now; the parts are measured below
         forms = None if self._is_bare(route, extras) else self._forms(route, messages, extras)
         if forms is None:
             groups = [messages] if total <= self._max_body_size else self._cut(messages, None)
@@ -184,6 +202,23 @@ class Composer:
             parts.append(Part(group, BatchForm(forms[start : start + len(group)])))
             start += len(group)
         return parts
+
+    def _packed_batch(self, route: TopicRoute, messages: list[bytes], extras: Extras) -> tuple[list[bytes], Extras]:
+        """The messages, the large ones compressed; not where they are traced: with headers a batch has no receipts."""
+        if extras.trace_id is not None or (extras.headers is None and self._trace.is_on(route.topic)):
+            return messages, extras
+        count = len(messages)
+        headers = _each("headers", extras.headers, count)
+        pairs = [
+            self.packed(route, message, NO_EXTRAS._replace(headers=header))
+            if len(message) > route.plain_size
+            else (message, NO_EXTRAS._replace(headers=header))
+            for message, header in zip(messages, headers, strict=True)
+        ]
+        packed = [each.headers or {} for _, each in pairs]  # all have a header, or none
+        if extras.headers is None and extras.tag is None and not any(packed):
+            return messages, extras
+        return [message for message, _ in pairs], extras._replace(headers=packed)
 
     def _forms(self, route: TopicRoute, messages: list[bytes], extras: Extras) -> list[WireForm] | None:
         """What goes with each message; None: nothing."""

@@ -228,6 +228,8 @@ class Delivery:
         if publish.attempt is None:
             self.pending_limit.give(publish.weight)
         publish.end(error)
+        if error is not None and publish.group is None and isinstance(publish.body, list):
+            publish.end_batch()
         self.pending.remove([publish])
         publish.wake(self.wakeups)
 

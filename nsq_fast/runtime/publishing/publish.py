@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gevent import get_hub, getcurrent
 from gevent.event import AsyncResult
 
-from nsq_fast.errors import PublishFailed
+from nsq_fast.errors import NoNsqd, PublishFailed
 from nsq_fast.protocol.partitioner import Key
 from nsq_fast.protocol.publish import PublishState
 from nsq_fast.protocol.wire_form import OK, PLAIN, Form
@@ -203,6 +203,17 @@ class Publish(PublishState):
         """What it ended with when it went well."""
         return self.form.result(self.receipts, self.partition)
 
+    def results(self) -> list[Any]:
+        """What became of each of its messages, now that it has ended: OK, a Receipt, or the exception."""
+        if self.error is None:
+            return self.receipts or [OK] * self.weight
+        return [self.error] * self.weight
+
+    def end_batch(self) -> None:
+        """It has ended, and is all that a call published as a batch: its error says what became of each message."""
+        if isinstance(self.error, (NoNsqd, PublishFailed)):
+            self.error.results = self.results()
+
     def wake(self, wakeups: Wakeups) -> None:
         """It has ended: tell whoever waits for it."""
         if self.waiter is not None:
@@ -253,6 +264,18 @@ class Group:
         values = [part.value() for part in self._parts]
         return OK if OK in values else [receipt for value in values for receipt in value]
 
+    def _whole_error(self) -> BaseException | None:
+        """The first error, with what became of each message; it tells when any of them may be stored."""
+        error = self.error
+        if isinstance(error, NoNsqd) and self._is_any_stored:
+            error = PublishFailed(f"a part of the batch was not sent: {error}", attempts=0)
+            error.__cause__ = self.error
+        if isinstance(error, PublishFailed):
+            error.possibly_stored |= self._is_any_stored
+        if isinstance(error, (NoNsqd, PublishFailed)):
+            error.results = [result for part in self._parts for result in part.results()]
+        return error
+
     def part_done(self, error: BaseException | None, wakeups: Wakeups) -> None:
         """Count one part."""
         self._left -= 1
@@ -260,8 +283,7 @@ class Group:
         self.error = self.error or error
         if self._left:
             return
-        if self._is_any_stored and isinstance(self.error, PublishFailed):
-            self.error.possibly_stored = True
+        self.error = self._whole_error()
         self.done = True
         if self.waiter is not None:
             wakeups.add(self)

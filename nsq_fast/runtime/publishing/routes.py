@@ -76,6 +76,8 @@ class Routes:
         self._partition_of_key = key_partitioner(producer.key_strategy)
         self._by_load = producer.partition_strategy == "least_loaded"
         self._max_msg_size = producer.max_msg_size
+        never = producer.max_msg_size + 1
+        self._compressed_from = producer.body_compression_min_size if producer.body_compression else never
         self._asking = Group()
         self._asked_for: set[TopicRoute] = set()
 
@@ -107,6 +109,7 @@ class Routes:
             has_lookup=has_lookup,
             by_load=self._by_load,
             max_msg_size=self._max_msg_size,
+            compressed_from=self._compressed_from,
         )
         self.by_topic[topic] = route
         if self._poller is not None:

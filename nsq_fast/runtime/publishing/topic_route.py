@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,12 +16,15 @@ from .destination import AnyPartition, NsqdQueue, PartitionQueue, Queue, Sender,
 from .link import Link
 from .publish import Publish
 
+logger = logging.getLogger(__name__)
+
 
 class TopicRoute:
     """Where the publishes of a topic can go.
 
     Args:
         links: the open links, where there is no lookup and every nsqd takes every topic.
+        compressed_from: smallest body that is compressed once the topic proves to be extended.
 
     Attributes:
         topic: its name.
@@ -33,6 +37,7 @@ class TopicRoute:
         is_ext: whether messages may have headers; None: lookup does not say.
         is_lack_told: it has been logged that there is no nsqd for it.
         max_msg_size: largest body that its servers take, as far as is known.
+        plain_size: largest body that leaves as it is, without a look at compression.
         absent_since: since when lookup says that there is no such topic, ``time.monotonic``; None: it does not.
         any: the queue of those that may go to any nsqd, or to any partition.
         partitions: partition -> its queue, for those that are led or that publishes are bound to.
@@ -49,9 +54,11 @@ class TopicRoute:
         has_lookup: bool,
         by_load: bool,
         max_msg_size: int,
+        compressed_from: int,
     ) -> None:
         self.topic = topic
-        self.max_msg_size = max_msg_size
+        self.max_msg_size = self.plain_size = max_msg_size
+        self._compressed_from = compressed_from
         self.addresses: frozenset[Address] | None = None
         self.topology: Topology | None = None
         self.is_used = True
@@ -130,9 +137,12 @@ class TopicRoute:
             self.any.hand_over(self._any_of)
             self.any = self._any_partition
         if topology.meta is not None:
+            if self.is_ext is None and not topology.meta.extend_support and self._compressed_from <= self.max_msg_size:
+                logger.warning("[%s] carries no extended headers: bodies are not compressed", self.topic)
             self.partition_num = topology.meta.partition_num
             if topology.meta.extend_support and not self.is_ext:
                 self.max_msg_size -= EXT_RECORD_BYTES
+                self.plain_size = min(self.max_msg_size, self._compressed_from - 1)
             self.is_ext = topology.meta.extend_support
         # An answer that names no partition at all says nothing of the leaders: that of a lookupd that has just started
         # looks the same.
