@@ -15,7 +15,7 @@ from support.waiting import holds, until
 from support.wire import WireClient
 
 from nsq_fast.broker import RedesignedCluster
-from nsq_fast.broker.redesigned.coordinator import ClusterError
+from nsq_fast.broker.redesigned.moves import ClusterError
 
 ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
 NOT_LEADER, NOT_WRITABLE = b"E_FAILED_ON_NOT_LEADER ", b"E_FAILED_ON_NOT_WRITABLE "
@@ -111,7 +111,10 @@ def test_a_death_during_a_move(cluster: RedesignedCluster, step: float, dies: st
     move.get()
     port = (new if dies == "old" else old).tcp_address.port
     until(lambda: shown(cluster, "ord").get("0") == port and len(shown(cluster, "ord")) == 3)
-    publish(cluster, "ord", b"x")
+    client = WireClient(cluster.leader_of("ord", 0).tcp_address)
+    # Refused until the dead one is known to be dead: it is in sync, and does not confirm.
+    until(lambda: client.command(b"PUB ord 0\n" + sized(b"x")) == b"OK")
+    client.close()
 
 
 def _move_or_fail(cluster: RedesignedCluster) -> None:

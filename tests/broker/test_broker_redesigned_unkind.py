@@ -59,8 +59,10 @@ def test_a_node_that_goes_makes_the_cluster_unstable() -> None:
     with RedesignedCluster(nodes=2, lookupds=1, takeover_delay=0.0) as cluster:
         cluster.create_topic("orders", 1, 2)
         cluster.wait_stable()
-        cluster.kill_node(cluster.leader_of("orders", 0))
+        node = cluster.leader_of("orders", 0)
+        cluster.kill_node(node)
         assert not is_stable(cluster)
+        cluster.restart_node(node)
         until(lambda: is_stable(cluster))
 
 

@@ -34,7 +34,7 @@ def servers() -> Iterator[Callable[..., ScriptedNsqd]]:
 @pytest.fixture
 def cluster() -> Iterator[RedesignedCluster]:
     """An embedded cluster of three nodes."""
-    with RedesignedCluster(nodes=3) as running:
+    with RedesignedCluster(nodes=3, kind=True) as running:
         yield running
 
 

@@ -52,7 +52,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterProcess]:
     """An embedded redesigned cluster whose leaders may move and die."""
-    with ClusterProcess(nodes=3, lookupds=1, takeover_delay=0.2) as cluster:
+    with ClusterProcess(nodes=3, lookupds=1, takeover_delay=0.2, kind=True) as cluster:
         yield cluster
 
 

@@ -113,7 +113,7 @@ def test_a_day_on_original_servers_loses_and_doubles_nothing(
 def test_a_day_on_a_redesigned_cluster_loses_and_doubles_nothing_and_keeps_order(
     spark_driver: Callable[..., Driver], tmp_path: Path, cleanup: Cleanup
 ) -> None:
-    cluster = cleanup.enter_context(ClusterProcess(nodes=3, msg_timeout=MSG_TIMEOUT))
+    cluster = cleanup.enter_context(ClusterProcess(nodes=3, msg_timeout=MSG_TIMEOUT, kind=True))
     cluster.create_topic("day", partitions=2, replicas=2, multi_part=True, channels=["spark"])
 
     def restart_node(chance: random.Random) -> None:

@@ -57,7 +57,7 @@ def servers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Servers]
             lookupd = str(broker.lookupd.http)
             yield Servers(lookupd, {"reader": "journalled", "journal": str(tmp_path / "journal")})
     else:
-        with ClusterProcess(nodes=3) as cluster:
+        with ClusterProcess(nodes=3, kind=True) as cluster:
             for topic in ("orders", "back"):
                 cluster.create_topic(topic, partitions=2, replicas=2, multi_part=True, channels=["spark"])
             lookupd = ",".join(str(each.http) for each in cluster.lookupds)

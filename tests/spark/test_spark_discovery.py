@@ -36,7 +36,7 @@ def broker() -> Iterator[Broker]:
 
 @pytest.fixture
 def cluster() -> Iterator[RedesignedCluster]:
-    with RedesignedCluster(nodes=3, lookupds=2) as cluster:
+    with RedesignedCluster(nodes=3, lookupds=2, kind=True) as cluster:
         cluster.create_topic("t", partitions=3, replicas=1, channels=["c"], ext=True)
         yield cluster
 

@@ -696,7 +696,7 @@ def test_a_batch_read_that_consumes_gives_the_same_rows_as_long_as_its_journal_i
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterProcess]:
-    with ClusterProcess(nodes=2, lookupds=1, takeover_delay=0.2, move_step=0.005) as made:
+    with ClusterProcess(nodes=2, lookupds=1, takeover_delay=0.2, move_step=0.005, kind=True) as made:
         yield made
 
 

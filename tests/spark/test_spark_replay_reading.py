@@ -26,7 +26,7 @@ NAMES = (f"topic{number}" for number in count())
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterProcess]:
-    with ClusterProcess(nodes=3, lookupds=1, takeover_delay=0.2, move_step=0.005) as cluster:
+    with ClusterProcess(nodes=3, lookupds=1, takeover_delay=0.2, move_step=0.005, kind=True) as cluster:
         yield cluster
 
 

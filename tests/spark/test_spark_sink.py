@@ -38,7 +38,7 @@ def broker() -> Iterator[BrokerProcess]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterProcess]:
-    with ClusterProcess(nodes=3) as running:
+    with ClusterProcess(nodes=3, kind=True) as running:
         yield running
 
 

@@ -36,7 +36,7 @@ def broker() -> Iterator[Broker]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RedesignedCluster]:
-    with RedesignedCluster(nodes=3) as running:
+    with RedesignedCluster(nodes=3, kind=True) as running:
         yield running
 
 

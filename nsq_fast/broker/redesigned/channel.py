@@ -8,8 +8,8 @@ one message in flight at most, over all its clients. On an ext topic messages
 with a tag go to clients with that tag while there are any, and clients may have
 a filter: what it keeps out is done for the whole channel.
 
-A channel belongs to the partition, not to a node; ``interrupt`` is what a change
-of leader does to it.
+What a channel is done with is known to every replica in sync, so that it belongs to
+the partition here, not to a node; ``interrupt`` is what a change of leader does to it.
 """
 
 from __future__ import annotations
@@ -219,10 +219,18 @@ class PartitionChannel:
             if which(client):
                 client.close()
 
-    def interrupt(self) -> None:
-        """The leader has changed: clients are disconnected, and messages that are not done are delivered again."""
+    def interrupt(self, log: PartitionLog | None = None) -> None:
+        """The leader has changed: clients are disconnected, and messages that are not done are delivered again.
+
+        Args:
+            log: that of the new leader, where there is one.
+        """
         self.disconnect()
         _forget_deliveries(self)
+        if log is not None:
+            self._log = log
+            self.confirmed.limit(log.end)
+            self._queue.follow(log)
         self._queue.rewind()
 
     # --- administration ----------------------------------------------------------------------------------------------

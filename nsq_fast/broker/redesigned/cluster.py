@@ -5,8 +5,8 @@
         cluster.move_leader("orders", 0)
         cluster.kill_node(cluster.leader_of("orders", 1))
 
-Nothing outlives the process: messages are kept by the cluster in memory, and so
-survive the death of every node, but not its own.
+Nothing outlives the process. Each node has the messages of its replicas in memory,
+as if on a disk: it has them again when it is started after its death.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from nsq_fast.broker.servers.nsqd import NsqdServer
 from nsq_fast.config import split_options
 from nsq_fast.errors import ConfigError
 
-from .coordinator import ClusterError, Coordinator
+from .coordinator import Coordinator
 from .lookup import Lookup
 from .lookupd_http import ClusterLookupRoutes
+from .moves import ClusterError
 from .options import NODE_DEFAULTS, ClusterOptions, lookupd_options
 from .servers import ClusterLookupdServer, NodeServer
 from .state import ClusterState, Partition, TopicMeta
@@ -155,7 +156,7 @@ class RedesignedCluster(ServerGroup):
 
         Raises ClusterError when that cannot be.
         """
-        self._coordinator.move_leader(topic, number, None if to is None else self.node(to).id)
+        self._coordinator.moves.move_leader(topic, number, None if to is None else self.node(to).id)
 
     def kill_node(self, node: int | str | NodeServer) -> None:
         """End a node as SIGKILL would. After ``takeover_delay`` replicas lead what it led."""
@@ -164,6 +165,17 @@ class RedesignedCluster(ServerGroup):
     def restart_node(self, node: int | str | NodeServer) -> None:
         """Start a node again on the ports it had; kill it first if it runs."""
         self.node(node).restart()
+
+    def isolate_node(self, node: int | str | NodeServer) -> None:
+        """Cut a node off from the rest of the cluster; its clients still reach it.
+
+        It confirms no publish that has to be on other nodes, too. After ``takeover_delay`` others lead what it led.
+        """
+        self._coordinator.isolate(self.node(node).id)
+
+    def heal_node(self, node: int | str | NodeServer) -> None:
+        """Let the cluster reach a node again: its replicas drop what others have not confirmed, and catch up."""
+        self._coordinator.heal(self.node(node).id)
 
     # --- what the HTTP routes of the nsqlookupds need ----------------------------------------------------------------
 

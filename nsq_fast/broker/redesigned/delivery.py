@@ -53,6 +53,11 @@ class Confirmed:
                 position += 1
         self.position = position
 
+    def limit(self, end: int) -> None:
+        """Nothing from ``end`` on is done: the log ends there."""
+        self.position = min(self.position, end)
+        self.ahead = {sequence for sequence in self.ahead if sequence < end}
+
     def reset(self, position: int) -> None:
         """Everything before a position is done, and nothing from there on."""
         self.ahead.clear()
@@ -155,6 +160,11 @@ class DeliveryQueue:
         """Go on at a record."""
         self._forget()
         self._cursor = self._reread_until = position
+
+    def follow(self, log: PartitionLog) -> None:
+        """Read another log, which is that of the new leader; ``rewind`` or ``go_to`` comes next."""
+        self._log = log
+        self._cursor = min(self._cursor, log.end)
 
     def _forget(self) -> None:
         self._waiting.clear()

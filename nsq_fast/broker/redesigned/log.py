@@ -1,8 +1,7 @@
 """The log of one partition: records with an id, an offset and a size, as the redesigned server's disk queue has them.
 
-It is kept in memory and belongs to the cluster, not to a node: every replica
-has the same records, so a replica that takes over goes on where the leader
-ended. Records are numbered from 0 (``sequence``); what every channel is done
+It is kept in memory. Each replica has one; they share the records themselves,
+which do not change. Records are numbered from 0 (``sequence``); what every channel is done
 with is dropped from the front when it is more than a limit.
 """
 
@@ -120,6 +119,31 @@ class PartitionLog:
         self._records += records
         self.end_offset = offset
         return records
+
+    def copy(self, other: PartitionLog) -> None:
+        """Have the records that another log has, and no others."""
+        common = self._common_end(other)
+        self.truncate(common)
+        if common < other.first:
+            self.first, self._records = other.first, []
+            common = other.first
+        self._records += other.read(common, other.end - common)
+        self.end_offset = other.end_offset
+        self.is_ext = other.is_ext
+
+    def truncate(self, sequence: int) -> None:
+        """Drop the records from ``sequence`` on."""
+        if sequence < self.end:
+            at = max(0, sequence - self.first)
+            self.end_offset = self._records[at].offset
+            del self._records[at:]
+
+    def _common_end(self, other: PartitionLog) -> int:
+        """The sequence up to which both have the same records, as far as both still have them."""
+        begin, end = max(self.first, other.first), min(self.end, other.end)
+        while end > begin and self._records[end - 1 - self.first] is not other._records[end - 1 - other.first]:
+            end -= 1
+        return end
 
     def read(self, sequence: int, count: int) -> list[Record]:
         """Up to ``count`` records from ``sequence`` on, or from the first that is still there."""

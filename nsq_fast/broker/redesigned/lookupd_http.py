@@ -17,8 +17,9 @@ from nsq_fast.errors import NotLeader
 from nsq_fast.names import is_valid_name
 
 from .arguments import parse_integer
-from .coordinator import ClusterError, Coordinator
+from .coordinator import Coordinator
 from .lookup import READ, WRITE, Lookup, NoAnswer
+from .moves import ClusterError
 from .state import TopicMeta
 from .topics import Topics
 
@@ -155,15 +156,17 @@ class ClusterLookupRoutes:
     def _move_partition(self, request: Request) -> None:
         topic, number = _topic(request), _partition(request)
         self._require_leader(request)
-        if request.get("move_leader") != "true":
-            raise request.refuse(400, "the embedded cluster moves leaders only")
+        origin, target = request.get("move_from") or "", request.get("move_to") or ""
         with _refusing(request):
             self._coordinator.require_stable()
-            self._coordinator.move_leader(topic, number, request.get("move_to"), request.get("move_from") or "")
+            if request.get("move_leader") == "true":
+                self._coordinator.moves.move_leader(topic, number, target or None, origin)
+            else:
+                self._coordinator.moves.move_replica(topic, number, origin, target)
 
     def _move_leader(self, request: Request) -> None:
         with _refusing(request):
-            self._coordinator.move_leader(_topic(request), _partition(request))
+            self._coordinator.moves.move_leader(_topic(request), _partition(request))
 
     def _kill_node(self, request: Request) -> None:
         with _refusing(request):

@@ -12,6 +12,7 @@ from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.errors import NotLeader, NotWritable, TopicNotExist
 
 from .log import Draft, Record
+from .replication import Replica
 from .state import ClusterState, Partition
 
 NO_PARTITION = -1
@@ -67,16 +68,31 @@ class Node(Host):
             raise NotLeader
 
     def publish(self, partition: Partition, drafts: Sequence[Draft]) -> list[Record]:
-        """Store messages on all replicas; raises NotLeader, NotWritable."""
-        if partition.leader != self.id or self.state.is_write_disabled:
+        """Store messages on all replicas in sync; raises NotLeader, NotWritable.
+
+        It goes by what this node knows: one that cannot be reached may take itself for the leader, and confirms
+        nothing that it cannot store on the others.
+        """
+        try:
+            records = self._replica_that_leads(partition).append(
+                drafts, lambda node: self._reach(partition, node), partition.quorum
+            )
+        except (NotLeader, NotWritable):
             partition.failed_count += 1
-            raise NotLeader
-        if not partition.is_writable:
-            partition.failed_count += 1
-            raise NotWritable
-        records = partition.log.append(drafts)
+            raise
         partition.published()
         return records
+
+    def _replica_that_leads(self, partition: Partition) -> Replica:
+        replica = partition.set.replicas.get(self.id)
+        if replica is None or partition.is_new or self.state.is_write_disabled:
+            raise NotLeader
+        if not partition.is_writable and replica.assignment.leader == self.id:
+            raise NotWritable
+        return replica
+
+    def _reach(self, partition: Partition, node: str) -> Replica | None:
+        return partition.set.replicas.get(node) if self.state.can_reach(self.id, node) else None
 
     def _scan_loop(self) -> None:
         while True:

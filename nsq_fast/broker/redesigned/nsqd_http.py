@@ -7,7 +7,7 @@ default partition is meant. Publishing and reading are negotiated (see ``http``)
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -101,16 +101,14 @@ class NodeRoutes(HostRoutes):
                     "node": "",
                     "name": partition.topic,
                     "partition": partition.number,
-                    "isr_stats": [{"hostname": "", "node_id": node} for node in self._in_sync(partition)],
-                    "catchup_stats": None,
+                    "epoch": partition.epoch,
+                    "isr_stats": _node_rows(partition.in_sync),
+                    "catchup_stats": _node_rows(set(partition.replicas).difference(partition.in_sync)) or None,
                 }
                 for partition in self._node.partitions
                 if (not topic or topic == partition.topic) and (not number or number == str(partition.number))
             ],
         }
-
-    def _in_sync(self, partition: Partition) -> list[str]:
-        return [node for node in partition.replicas if node in self._node.state.alive]
 
     # --- publishing --------------------------------------------------------------------------------------------------
 
@@ -174,3 +172,7 @@ def _receipt(record: Record) -> dict[str, Any]:
         "queue_offset": record.offset,
         "rawsize": record.size,
     }
+
+
+def _node_rows(nodes: Iterable[str]) -> list[dict[str, str]]:
+    return [{"hostname": "", "node_id": node} for node in nodes]

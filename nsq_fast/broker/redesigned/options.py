@@ -27,10 +27,16 @@ class ClusterOptions(Config):
 
     move_step: float = option(0.012, "what each of the three stages of a move of a leader takes", unit="s", minimum=0.0)
     takeover_delay: float = option(0.5, "how long after its death others lead what a node led", unit="s", minimum=0.0)
+    migrate_delay: float = option(
+        2.0, "how long after its death another node gets the replicas that a node had", unit="s", minimum=0.0
+    )
     readiness: float = option(
         0.2, "longest time until a new partition has a leader, and until the cluster is stable", unit="s", minimum=0.0
     )
-    kind: bool = option(False, "be ready at once, always be stable, and let messages with other tags be passed")
+    kind: bool = option(
+        False,
+        "be ready at once, take publishes while one replica is in sync, and let messages pass those with other tags",
+    )
     allow_write_with_nochannels: bool = option(False, "let lookups for writing show partitions without a channel")
 
     @property

@@ -56,6 +56,14 @@ class ClusterProcess(BrokerProcess):
         """As ``RedesignedCluster.restart_node``. Raises NsqError."""
         self._call("restart_node", node)
 
+    def isolate_node(self, node: int | str) -> None:
+        """As ``RedesignedCluster.isolate_node``. Raises NsqError."""
+        self._call("isolate_node", node)
+
+    def heal_node(self, node: int | str) -> None:
+        """As ``RedesignedCluster.heal_node``. Raises NsqError."""
+        self._call("heal_node", node)
+
 
 def main() -> None:
     """The child."""

@@ -1,9 +1,9 @@
 """What the cluster knows: its topics, their partitions, and which node leads each of them.
 
-A partition stands on some nodes, its *replicas*. They share one log, so each of
-them always has every record: a partition loses nothing while one of its
-replicas is alive, and has no leader while none is. Plain state: what happens
-when, is for the ``coordinator``.
+A partition stands on some nodes, its *replicas*; each has a log of its own
+(``replication``). A partition whose replicas in sync are all dead has no leader
+until one of them is back. Plain state: what happens when, is for the
+``coordinator``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 
 from .channel import PartitionChannel
 from .log import PartitionLog
+from .replication import ReplicaSet
 
 MAX_PARTITIONS = 255
 RETAINED_RECORDS = 100_000
@@ -51,8 +52,7 @@ class Partition:
     """One partition of a topic.
 
     Attributes:
-        replicas: ids of the nodes it stands on.
-        leader: id of the node that serves it, which may be dead; None when there is none.
+        set: its replicas, and which of them are in sync.
         is_writable: whether the leader takes publishes.
         registered: the node that lookups show for publishers; None while the leader changes.
         is_new: whether it waits for its first leader.
@@ -64,13 +64,38 @@ class Partition:
         self.topic = topic
         self.meta = meta
         self.number = number
-        self.replicas = replicas
-        self.leader: str | None = replicas[0]
+        self.set = ReplicaSet(replicas, lambda: PartitionLog(number, meta.ext))
         self.is_writable = True
         self.registered: str | None = replicas[0]
-        self.log = PartitionLog(number, meta.ext)
+        self._serving = replicas[0]
+        self.log = self.set.replicas[replicas[0]].log
         self.channels: dict[str, PartitionChannel] = {}
         self.failed_count = 0
+
+    @property
+    def replicas(self) -> list[str]:
+        """Ids of the nodes it stands on, in sync or not."""
+        return list(self.set.replicas)
+
+    @property
+    def leader(self) -> str | None:
+        """Id of the node that serves it, which may be dead; None when there is none."""
+        return None if self.is_new else self.set.assignment.leader
+
+    @property
+    def in_sync(self) -> tuple[str, ...]:
+        """Ids of the nodes that have every confirmed write."""
+        return self.set.assignment.isr
+
+    @property
+    def epoch(self) -> int:
+        """The number of the last decision about leader and replicas in sync."""
+        return self.set.assignment.epoch
+
+    @property
+    def quorum(self) -> int:
+        """How many replicas must be in sync for publishing (youzan/nsq: consistence, handleSyncResult)."""
+        return 1 if self._is_kind else self.meta.replica // 2 + 1
 
     @property
     def name(self) -> str:
@@ -96,7 +121,16 @@ class Partition:
 
     def wait_for_leader(self) -> None:
         """Be without a leader, as a new partition is at first."""
-        self.is_new, self.leader, self.registered = True, None, None
+        self.is_new, self.registered = True, None
+
+    def serve(self) -> None:
+        """Let channels go on with the log of the leader, if it is another one than before."""
+        leader = self.leader
+        if leader is not None and leader != self._serving:
+            self._serving, self.registered, self.is_writable = leader, None, True
+            self.log = self.set.replicas[leader].log
+            for channel in self.channels.values():
+                channel.interrupt(self.log)
 
     def published(self) -> None:
         """Let the channels know of new records, and the log forget old ones."""
@@ -104,11 +138,13 @@ class Partition:
             channel.notify()
         if self.log.end - self.log.first > 2 * RETAINED_RECORDS:
             done = min((channel.confirmed.position for channel in self.channels.values()), default=self.log.end)
-            self.log.trim(done, RETAINED_RECORDS)
+            for replica in self.set.replicas.values():
+                replica.log.trim(done, RETAINED_RECORDS)
 
     def forget(self, offset: int) -> None:
         """Drop the records that begin before an offset, done or not: channels go on behind them."""
-        self.log.forget(offset)
+        for replica in self.set.replicas.values():
+            replica.log.forget(offset)
         for channel in self.channels.values():
             if channel.confirmed.position < self.log.first:
                 channel.set_position(self.log.first)
@@ -126,6 +162,7 @@ class ClusterState:
         topics: partitions by topic, each list in the order of their numbers.
         node_ids: every node, dead or alive.
         alive: the nodes that run.
+        isolated: the nodes that nothing but clients can reach.
         is_write_disabled: whether an administrator has stopped all publishing.
     """
 
@@ -133,7 +170,17 @@ class ClusterState:
         self.topics: dict[str, list[Partition]] = {}
         self.node_ids: list[str] = []
         self.alive: set[str] = set()
+        self.isolated: set[str] = set()
         self.is_write_disabled = False
+
+    @property
+    def reachable(self) -> set[str]:
+        """The nodes that the cluster can talk to."""
+        return self.alive - self.isolated
+
+    def can_reach(self, node: str, other: str) -> bool:
+        """Whether a node can talk to another one."""
+        return other in self.alive and not self.isolated.intersection((node, other))
 
     def partition(self, topic: str, number: int) -> Partition | None:
         """The partition, if there is one."""

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from gevent import sleep
 
-from .coordinator import ClusterError, Coordinator
+from .coordinator import Coordinator
+from .moves import ClusterError
 from .options import ClusterOptions
 from .state import MAX_PARTITIONS, ClusterState, Partition, TopicMeta
 
@@ -62,7 +63,9 @@ class Topics:
     def upgrade_to_ext(self, topic: str) -> None:
         """Let a topic have ext headers from now on; consumers that cannot read them are disconnected."""
         for partition in self._partitions(topic):
-            partition.meta.ext = partition.log.is_ext = True
+            partition.meta.ext = True
+            for replica in partition.set.replicas.values():
+                replica.log.is_ext = True
             for channel in partition.channels.values():
                 channel.disconnect(lambda client: not client.gets_ext)
 
@@ -70,10 +73,7 @@ class Topics:
         """Let a topic stand on more nodes, or on fewer. Raises ClusterError."""
         for partition in self._partitions(topic):
             partition.meta.replica = count
-            spare = [node for node in self.state.node_ids if node not in partition.replicas]
-            partition.replicas += [node for node in spare if node in self.state.alive]
-            partition.replicas.sort(key=lambda node: node != partition.leader)
-            del partition.replicas[count:]
+            self._coordinator.moves.fit_replicas(partition)
 
     def register_channel(self, topic: str, channel: str) -> None:
         """Create a channel of a topic whose channels SUB does not create. Raises ClusterError."""

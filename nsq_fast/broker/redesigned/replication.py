@@ -1,0 +1,174 @@
+"""The replicas of one partition: who leads, who is in sync, and when a write is confirmed. No clock, no I/O.
+
+Decisions are made by a ``ReplicaSet``, each under an epoch of its own; each node has a ``Replica``, which knows the
+last decision that it was told of, and may be told late. What is safe does not depend on when it is told:
+
+- A write is confirmed when every replica of the in-sync set (ISR) that the leader knows has it, and none of them knows
+  of a later epoch. So a leader that has been replaced, and does not know it, confirms nothing.
+- Only a replica of the ISR becomes leader; so what was confirmed is in the log of every later leader.
+- A replica joins the ISR in one step with its leader's knowing of it.
+
+youzan/nsq: consistence/nsqd_coordinator_cluster_write.go, doSyncOpToCluster; nsqlookup_coordinator.go,
+handleTopicLeaderElection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import NamedTuple
+
+from nsq_fast.errors import NotLeader, NotWritable
+
+from .log import Draft, PartitionLog, Record
+
+
+class Assignment(NamedTuple):
+    """A decision: under ``epoch`` the partition has this leader, or none, and these replicas are in sync."""
+
+    epoch: int
+    leader: str | None
+    isr: tuple[str, ...]
+
+
+UNKNOWN = Assignment(0, None, ())
+
+
+class StaleEpoch(Exception):
+    """A replica knows of a later decision than the leader that asks it."""
+
+
+class Replica:
+    """What one node has of a partition.
+
+    Attributes:
+        node: its id.
+        log: its records.
+        assignment: the last decision that it was told of.
+    """
+
+    def __init__(self, node: str, log: PartitionLog) -> None:
+        self.node = node
+        self.log = log
+        self.assignment = UNKNOWN
+
+    def adopt(self, assignment: Assignment) -> None:
+        """Know of a decision; nothing happens when it knows of a later one."""
+        if assignment.epoch > self.assignment.epoch:
+            self.assignment = assignment
+
+    def follow(self, leader: Replica) -> None:
+        """Have the records that a leader has, and no others; StaleEpoch if it is not the leader any more."""
+        if self.assignment.epoch > leader.assignment.epoch:
+            raise StaleEpoch
+        self.log.copy(leader.log)
+
+    def append(self, drafts: Sequence[Draft], reach: Callable[[str], Replica | None], quorum: int) -> list[Record]:
+        """Store messages as the leader, on every replica in sync; the records, which are confirmed.
+
+        Args:
+            reach: the replica of another node; None when it cannot be reached.
+            quorum: how many replicas must be in sync.
+
+        Raises NotLeader when it is not the leader, or not any more; NotWritable when too few replicas are in sync,
+        or one of them cannot be reached. After either, some replicas may have the messages, and keep them if one of
+        these is the next leader.
+        """
+        assignment = self.assignment
+        if assignment.leader != self.node:
+            raise NotLeader
+        if len(assignment.isr) < quorum:
+            raise NotWritable
+        begin = self.log.end
+        records = self.log.append(drafts)
+        try:
+            for node in assignment.isr:
+                if node != self.node:
+                    other = reach(node)
+                    if other is None:
+                        raise NotWritable
+                    other.follow(self)
+        except StaleEpoch:
+            self.log.truncate(begin)
+            raise NotLeader from None
+        except NotWritable:
+            self.log.truncate(begin)
+            raise
+        return records
+
+
+class ReplicaSet:
+    """The replicas of a partition, and the last decision about them.
+
+    Args:
+        nodes: where they stand; the first is to lead.
+        make_log: makes an empty log.
+
+    Attributes:
+        replicas: by node, also those that are not in sync.
+        assignment: the last decision.
+    """
+
+    def __init__(self, nodes: Iterable[str], make_log: Callable[[], PartitionLog]) -> None:
+        self._make_log = make_log
+        self.replicas = {node: Replica(node, make_log()) for node in nodes}
+        isr = tuple(self.replicas)
+        self.assignment = Assignment(1, isr[0], isr)
+        self.tell(isr)
+
+    def tell(self, nodes: Iterable[str]) -> None:
+        """Tell the replicas of nodes what has been decided."""
+        for node in nodes:
+            if node in self.replicas:
+                self.replicas[node].adopt(self.assignment)
+
+    def elect(self, reachable: Container[str]) -> None:
+        """Decide who leads, if the leader cannot be reached: the first in sync that can be, or nobody."""
+        _, leader, isr = self.assignment
+        if leader is None or leader not in reachable:
+            found = next((node for node in isr if node in reachable), None)
+            if found != leader:
+                self._decide(found, isr)
+
+    def shrink(self, reachable: Container[str]) -> None:
+        """Take those that cannot be reached out of the ISR, if there is a leader."""
+        _, leader, isr = self.assignment
+        kept = tuple(node for node in isr if node in reachable)
+        if leader in kept and kept != isr:
+            self._decide(leader, kept)
+
+    def catch_up(self, node: str, reachable: Container[str]) -> bool:
+        """Let a replica have what the leader has, and be in sync; False when that cannot be now.
+
+        The leader knows of it at once: else it would confirm writes that the new one does not have.
+        """
+        _, leader, isr = self.assignment
+        if leader is None or leader not in reachable or node not in reachable:
+            return False
+        chief, replica = self.replicas[leader], self.replicas[node]
+        chief.adopt(self.assignment)
+        replica.adopt(self.assignment)
+        replica.follow(chief)
+        if node not in isr:
+            self._decide(leader, (*isr, node))
+            self.tell((leader, node))
+        return True
+
+    def lead(self, node: str) -> None:
+        """Let another replica in sync lead."""
+        assert node in self.assignment.isr
+        self._decide(node, self.assignment.isr)
+
+    def add(self, node: str) -> None:
+        """Have a replica on one more node, which is not in sync yet."""
+        self.replicas.setdefault(node, Replica(node, self._make_log()))
+
+    def drop(self, node: str) -> None:
+        """Have no replica on a node that does not lead."""
+        _, leader, isr = self.assignment
+        assert node != leader
+        if node in isr:
+            self._decide(leader, tuple(each for each in isr if each != node))
+        self.replicas.pop(node, None)
+
+    def _decide(self, leader: str | None, isr: tuple[str, ...]) -> None:
+        self.assignment = Assignment(self.assignment.epoch + 1, leader, isr)
