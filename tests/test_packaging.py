@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import importlib.util
 import inspect
+import json
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +40,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built in a copy: a build leaves generated files behind."""
     copy = tmp_path_factory.mktemp("checkout") / "nsq_fast"
     shutil.copytree(
-        ROOT, copy, ignore=shutil.ignore_patterns(".*", "build", "*.c", "*.so", "*.egg-info", "__pycache__")
+        ROOT, copy, ignore=shutil.ignore_patterns(".*", "build", "_*.c", "*.so", "*.egg-info", "__pycache__")
     )
     return build("sdist", copy, tmp_path_factory.mktemp("sdist"))
 
@@ -53,8 +55,13 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(kind: str, source: Path, target: Path) -> Path:
+    """Build without a network: whatever asks a proxy finds none."""
     code = f"import setuptools.build_meta as b, sys; b.build_{kind}(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", code, str(target)], cwd=source, check=True, capture_output=True, timeout=300)
+    command = [sys.executable, "-c", code, str(target)]
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:1")
+    offline = {**os.environ, **proxies, "PIP_NO_INDEX": "1"}
+    offline.pop("PYTHONPATH", None)  # what is built is what lies in the folder
+    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=300, env=offline)
     (built,) = target.iterdir()
     return built
 
@@ -79,8 +86,59 @@ def test_the_sdist_has_all_it_takes_to_build_and_test(sdist: Path) -> None:
         "tests/data/original.jsonl",
         "tests/test_packaging.py",
         "Makefile",
+        "SECURITY.md",
+        "fuzz/driver.c",
     }
-    assert not [name for name in names if name.endswith((".c", ".so", ".pyc"))]
+    generated = {"nsq_fast/_codec.c", "nsq_fast/_frame.c", "nsq_fast/_time_slice.c"}
+    assert not [name for name in names if name in generated or name.endswith((".so", ".pyc"))]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_wheel_runs_the_demo_where_there_is_no_compiler(wheel: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=120)
+    python = tmp_path / "venv" / "bin" / "python"
+    without = {"PATH": str(python.parent), "CC": "/no/compiler", "HOME": str(tmp_path)}
+    install = [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(wheel)]
+    subprocess.run(install, check=True, timeout=120, env=without)
+    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    # The libraries it runs on are those of this environment; what it has of nsq_fast comes behind the wheel's.
+    (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    code = "import nsq_fast._frame as f; print(f.__file__)"
+    asked: dict[str, Any] = {"env": without, "cwd": tmp_path, "capture_output": True, "text": True}
+    where = subprocess.run([python, "-c", code], check=True, timeout=60, **asked)
+    assert Path(where.stdout.strip()).is_relative_to(packages)
+    command = [python.parent / "nsq-fast", "demo", "--messages", "2000", "--json", "--no-traces"]
+    demo = subprocess.run(command, timeout=120, **asked)
+    assert demo.returncode == 0, demo.stderr
+    assert json.loads(demo.stdout)["lost"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_wheel_is_small(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        sizes = {each.filename: each.file_size for each in archive.infolist() if each.filename.endswith(".so")}
+    assert max(sizes.values()) < 600_000  # with debug information one had 1.3 MB
+
+
+def test_the_version_is_that_of_the_changes() -> None:
+    newest = re.search(r"^## ([0-9.]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest
+    assert newest[1] == nsq_fast.__version__
+
+
+def test_classifiers_wheels_and_ci_name_the_same_pythons() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    ci = ROOT / ".github" / "workflows" / "ci.yml"
+    if not ci.exists():
+        pytest.skip("an sdist has no workflows")
+    classified = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    (wheels,) = re.findall(r'^build = "(.*)"', project, re.MULTILINE)
+    (tested,) = re.findall(r"python: \[(.*)\]", ci.read_text())
+    assert classified == [f"3.{minor}" for minor in range(10, 15)]
+    assert wheels.split() == [f"cp{each.replace('.', '')}-*" for each in classified]
+    assert re.findall(r"3\.\d+", tested) == classified
 
 
 @pytest.mark.slow

@@ -392,7 +392,7 @@ print("done")
 @pytest.mark.parametrize("patch", ["", "from gevent import monkey; monkey.patch_all()"], ids=["unpatched", "patched"])
 def test_it_works_in_programs_that_are_patched_and_that_fork(server: Server, patch: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", patch + PROGRAM, server.tcp],
+        [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", patch + PROGRAM, server.tcp],
         capture_output=True, text=True, timeout=50, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

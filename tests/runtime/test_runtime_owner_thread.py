@@ -23,7 +23,7 @@ from nsq_fast.runtime.lookup import LookupPoller
 NSQD = EmbeddedNsqd
 
 # They change nothing, and a monitoring thread may call them.
-READING = {"failure", "stats", "topology"}
+READING = {"answering", "failure", "stats", "topology"}
 # Called by our own greenlets, or by the fork, and by nobody else.
 INTERNAL = {"fail", "forked"}
 KINDS: list[Any] = [Consumer, Producer, ColumnProducer, ColumnSubscription, LookupPoller]

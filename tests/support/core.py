@@ -36,8 +36,8 @@ class Conversation(NamedTuple):
 
 def conversations() -> Iterator[Conversation]:
     """Every recorded conversation, with the message layout that its subscription has."""
-    for path in sorted(DATA.glob("*.jsonl")):
-        for line in path.read_text().splitlines():
+    for name in ("original", "redesigned"):
+        for line in (DATA / f"{name}.jsonl").read_text().splitlines():
             record = json.loads(line)
             steps = [step for step in record.get("steps", []) if step[0] in ("send", "recv")]
             sent = [bytes.fromhex(data) for kind, data in steps if kind == "send"]
