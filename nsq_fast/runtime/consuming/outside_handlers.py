@@ -106,8 +106,9 @@ class OutsideHandlers:
         if self._is_stopped:
             return
         self._running.add(batch)
+        # There is nothing to take back of one item: no timer for each message where handlers are slow.
+        patience: float | None = SLICE if len(batch.items) > 1 else None
         self._begin(batch)
-        patience: float | None = SLICE
         try:
             while not batch.is_done or batch.calls:
                 if not batch.changed.wait(patience):

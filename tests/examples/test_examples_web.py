@@ -1,0 +1,131 @@
+"""The examples for web frameworks, each run by the real library."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+import pytest
+from support.waiting import until
+
+from nsq_fast.threads import Consumer, Producer
+
+ROOT = Path(__file__).parent.parent.parent
+WEB = ROOT / "examples" / "web"
+WAIT = 30.0
+
+
+@contextmanager
+def running(*command: str, nsqd: str, cwd: Path = WEB) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, "NSQD": nsqd, "PYTHONPATH": f"{ROOT}:{cwd}"}
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Send SIGTERM; return what it has written when it has ended well."""
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=WAIT)
+    assert process.returncode == 0, errors
+    return output, errors
+
+
+@contextmanager
+def listening() -> Iterator[tuple[int, str]]:
+    """The descriptor of a socket that listens, which the server inherits, and its URL."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen(64)
+        sock.set_inheritable(True)
+        yield sock.fileno(), f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+def asked(url: str, body: bytes | None = None) -> int:
+    try:
+        with urlopen(Request(url, data=body), timeout=WAIT) as answer:
+            return int(answer.status)
+    except URLError as error:
+        return getattr(error, "code", 0)
+
+
+def test_fastapi_publishes_consumes_and_says_how_it_is(nsqd_process: Any) -> None:
+    pytest.importorskip("fastapi")
+    testing = pytest.importorskip("fastapi.testclient")
+    program = f"""
+import sys, time
+from fastapi.testclient import TestClient
+import fastapi_app
+with TestClient(fastapi_app.app) as client:
+    for number in range(20):
+        answer = client.post("/orders", content=b"%d" % number)
+        assert answer.status_code == 202, answer.text
+    end = time.monotonic() + {WAIT}
+    while client.get("/health").json()["handled"] < 20:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+print(sorted(map(int, fastapi_app.handled)) == list(range(20)))
+"""
+    assert testing
+    with running("-c", program, nsqd=nsqd_process.address) as process:
+        output, errors = process.communicate(timeout=2 * WAIT)
+    assert (process.returncode, output) == (0, "True\n"), errors
+
+
+def test_flask_publishes_from_the_threads_of_gunicorn(nsqd_process: Any) -> None:
+    pytest.importorskip("flask")
+    pytest.importorskip("gunicorn")
+    with listening() as (descriptor, url):
+        command = ["-m", "gunicorn", "-k", "gthread", "--threads", "4", "-b", f"fd://{descriptor}", "flask_app:app"]
+        environment = {**os.environ, "NSQD": nsqd_process.address, "PYTHONPATH": f"{ROOT}:{WEB}"}
+        process = subprocess.Popen(
+            [sys.executable, *command], cwd=WEB, env=environment, pass_fds=[descriptor],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            until(lambda: asked(f"{url}/health") == 200, timeout=2 * WAIT)
+            assert [asked(f"{url}/orders", b"%d" % number) for number in range(20)] == 20 * [202]
+            ended(process)
+        finally:
+            process.kill()
+            process.wait()
+    found: set[bytes] = set()
+    with Consumer("orders", "c", nsqd_process.address, max_in_flight=20) as consumer:
+        for message in consumer:
+            found.add(message.body)
+            if len(found) == 20:
+                message.finish()
+                break
+
+
+def test_a_command_of_django_consumes_until_it_gets_a_signal(nsqd_process: Any, tmp_path: Path) -> None:
+    pytest.importorskip("django")
+    commands = tmp_path / "shop" / "management" / "commands"
+    commands.mkdir(parents=True)
+    (commands / "consume.py").write_text((WEB / "django_consume.py").read_text())
+    (tmp_path / "manage.py").write_text(
+        "import sys\nfrom django.conf import settings\nfrom django.core.management import execute_from_command_line\n"
+        "settings.configure(INSTALLED_APPS=['shop'])\nexecute_from_command_line(sys.argv)\n"
+    )
+    with Producer(nsqd_process.address) as producer:
+        producer.multipublish("orders", [b"%d" % number for number in range(20)])
+    command = ("-u", "manage.py", "consume", "orders", "--nsqd", nsqd_process.address)
+    with running(*command, nsqd=nsqd_process.address, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        lines = {process.stdout.readline() for _ in range(20)}
+        ended(process)
+    assert lines == {f"{number}\n" for number in range(20)}
