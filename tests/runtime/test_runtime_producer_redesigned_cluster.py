@@ -87,6 +87,37 @@ def test_keys_keep_their_order_while_leaders_move_and_die(
         assert list(dict.fromkeys(mine)) == [f"{key} {number}".encode() for number in range(per_key)]
 
 
+def test_a_rolling_restart_under_load_fails_no_publish(cluster: RedesignedCluster) -> None:
+    cluster.create_topic("t", PARTITIONS, 2, ordered=True, channels=["ch"])
+    counts = [0] * 10
+    is_over = Event()
+
+    def work(number: int) -> None:
+        while not is_over.is_set():
+            body = f"{number} {counts[number]}".encode()
+            assert producer.publish("t", body, key=f"k{number}" if number % 2 else None) == b"OK"
+            counts[number] += 1
+
+    def progress(by: int) -> None:
+        """Wait until each caller has published ``by`` messages more."""
+        before = list(counts)
+        until(lambda: all(now >= then + by for now, then in zip(counts, before, strict=True)), 60.0)
+
+    with new_producer(cluster, publish_timeout=120.0) as producer:
+        workers = [gevent.spawn(work, number) for number in range(10)]
+        try:
+            for node in cluster.nsqds:
+                progress(5)
+                node.stop()
+                progress(5)  # others lead what it led
+                node.start()
+        finally:
+            is_over.set()
+            gevent.joinall(workers, raise_error=True)
+    bodies = {record.body for records in stored(cluster, "t").values() for record in records}
+    assert bodies == {f"{number} {index}".encode() for number, count in enumerate(counts) for index in range(count)}
+
+
 def test_publishes_without_key_lose_nothing(cluster: RedesignedCluster) -> None:
     cluster.create_topic("t", PARTITIONS, 2, multi_part=True, channels=["ch"])
     bodies = {b"%d" % number for number in range(600)}

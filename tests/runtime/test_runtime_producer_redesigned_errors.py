@@ -144,6 +144,22 @@ def test_the_largest_body_of_an_extended_topic_leaves_room_for_its_record(
         assert len(nsqd.commands) == before
 
 
+def test_headers_on_a_topic_without_them_are_refused_from_the_first_publish_on(cluster: RedesignedCluster) -> None:
+    cluster.create_topic("t", 2, 1, channels=["ch"])
+    for arguments in ({"headers": {"a": 1}}, {"tag": "red"}):
+        for more in ({}, {"key": "k"}):
+            with producer_of(cluster) as producer:
+                for _ in range(2):  # before it is known what the topic is, and then
+                    with pytest.raises(errors.ConfigError, match="headers, tag: topic 't' carries no extended headers"):
+                        producer.publish("t", b"x", timeout=LONG, **arguments, **more)
+                    with pytest.raises(errors.ConfigError, match="carries no extended headers"):
+                        producer.multipublish("t", [b"x", b"y"], timeout=LONG, **arguments, **more)
+                assert producer.publish("t", b"plain", timeout=LONG) == b"OK"
+    assert {record.body for number in range(2) for record in cluster.partition("t", number).log.read(0, 99_999)} == {
+        b"plain"
+    }
+
+
 def test_other_topics_take_a_body_of_the_whole_size(lookup_producer: LookupProducers, publish_nsqd: Nsqds) -> None:
     nsqd = publish_nsqd(agree, version=REDESIGNED)
     sender, _ = lookup_producer(topology({0: nsqd}), max_msg_size=LARGEST)

@@ -376,6 +376,22 @@ def test_a_silent_leader_is_asked_about_until_another_leads_and_then_left_at_onc
     assert lookup.refreshed <= asked + 1  # no more than what was on its way
 
 
+def test_publishes_without_key_go_round_a_silent_leader(lookup_producer: LookupProducers, leaders: Leaders) -> None:
+    sender, lookup = lookup_producer(topology(leaders), attempt_timeout=0.1, publish_timeout=60.0)
+    assert sender.publish("t", b"first") == b"OK"
+    until(lambda: len(sender.stats()["connected"]) == 3)
+    leaders[1].answer = stay_mute
+    before = lookup.refreshed
+    callers = [gevent.spawn(sender.publish, "t", b"%d" % number) for number in range(12)]
+    gevent.joinall(callers, timeout=30, raise_error=True)
+    assert [caller.value for caller in callers] == [b"OK"] * 12
+    owed = len(leaders[1].commands)
+    for number in range(30):
+        assert sender.publish("t", b"later-%d" % number) == b"OK"
+    assert len(leaders[1].commands) == owed
+    assert lookup.refreshed > before
+
+
 def test_giving_a_former_leader_up_harms_no_other_partition_that_it_leads(
     lookup_producer: LookupProducers, publish_nsqd: Nsqds, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from nsq_fast.protocol.partitioner import Key, key_partitioner
 from nsq_fast.protocol.wire_form import COUNT_BYTES, LENGTH_BYTES, PLAIN, PLAIN_BATCH, BatchForm, Form, WireForm
 from nsq_fast.runtime.trace import TraceLog, check_trace_id, new_trace_id
 
-from .topic_route import TopicRoute
+from .topic_route import TopicRoute, no_headers
 
 Body = bytes | bytearray | memoryview
 
@@ -153,10 +153,7 @@ class Composer:
     def _check_ext(self, route: TopicRoute) -> None:
         if route.is_ext is False:
             self._refresh(route.topic)
-            raise ConfigError(
-                f"headers, tag: topic {route.topic!r} carries no extended headers;"
-                " leave them out, or create it with extend"
-            )
+            raise no_headers(route.topic)
 
     def check_binding(self, key: Key | None, partition: int | None) -> None:
         """Raise ConfigError or TypeError unless both can name a partition."""

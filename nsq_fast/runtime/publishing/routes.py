@@ -28,7 +28,7 @@ from .destination import Queue, Sender
 from .link import Link
 from .pool import Pool
 from .publish import Publish
-from .topic_route import TopicRoute
+from .topic_route import TopicRoute, no_headers
 
 logger = logging.getLogger(__name__)
 
@@ -220,6 +220,8 @@ class Routes:
         return is_idle
 
     def _set_partitions(self, route: TopicRoute, topology: Topology) -> None:
+        if not route.is_partitioned and topology.meta is not None and not topology.meta.extend_support:
+            self._refuse_headers(route)
         known = {number: queue.leader for number, queue in route.partitions.items()}
         moved = route.set_partitions(topology)
         leaders = (queue.leader for queue in route.partitions.values())
@@ -230,6 +232,14 @@ class Routes:
                 logger.info("%s-%d moved from %s to %s", route.topic, queue.number, former, queue.leader)
             queue.moved()
         self._decided(route)
+
+    def _refuse_headers(self, route: TopicRoute) -> None:
+        """Fail what came with headers before it was known that the topic carries none, as later ones are refused."""
+        for queue in list(route.queues()):
+            for publish in list(queue.waiting):
+                if not publish.done and publish.form.kind == "PUB_EXT":
+                    self._owner.finish(publish, no_headers(route.topic))
+            queue.remove_ended()
 
     def _decided(self, route: TopicRoute) -> None:
         """It is known now which partitions a topic has: those that are bound to one can go there."""

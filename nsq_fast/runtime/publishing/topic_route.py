@@ -192,3 +192,10 @@ class TopicRoute:
     def is_busy(self) -> bool:
         """Whether publishes wait or are on the wire."""
         return any(queue.waiting or queue.in_flight for queue in self.queues())
+
+
+def no_headers(topic: str) -> ConfigError:
+    """The error for headers or a tag on a topic that is not extended."""
+    return ConfigError(
+        f"headers, tag: topic {topic!r} carries no extended headers; leave them out, or create it with extend"
+    )
