@@ -24,7 +24,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 from nsq_fast.runtime.admin import NsqdHTTPClient
 from nsq_fast.spark.journal import JournalStreamReader
@@ -33,6 +32,7 @@ from nsq_fast.spark.journal.segment import Head, Stored
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.schema import arrow_schema, spark_schema
 from nsq_fast.spark.source import NsqDataSource
+from nsq_fast.spark.versions import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 BODY = b"x" * 200
 TOPIC, CHANNEL = "bench", "spark"

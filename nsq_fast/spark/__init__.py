@@ -17,12 +17,14 @@ from .extra import names_of_extra
 if TYPE_CHECKING:
     from .options import SinkOptions as SinkOptions
     from .options import SourceOptions as SourceOptions
+    from .sink.foreach import foreach_batch_sink as foreach_batch_sink
     from .source import NsqDataSource as NsqDataSource
     from .workers import check_workers as check_workers
 
 _HOME = {
     "NsqDataSource": "source",
     "check_workers": "workers",
+    "foreach_batch_sink": "sink.foreach",
     "SinkOptions": "options",
     "SourceOptions": "options",
 }
@@ -39,7 +41,11 @@ def register(spark: Any) -> None:
     """
     source = __getattr__("NsqDataSource")
     __getattr__("check_workers")(spark)
-    spark.dataSource.register(source)
+    try:
+        spark.dataSource.register(source)
+    except Exception as error:  # of 4.0 and 4.1, which had found the format by itself
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
 
 
 def __dir__() -> list[str]:

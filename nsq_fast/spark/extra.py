@@ -20,6 +20,17 @@ def names_of_extra(package: str, home: Mapping[str, str]) -> Callable[[str], Any
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in _MODULES:
                 raise
-            raise ImportError(f"{package} needs {error.name}: pip install 'nsq-fast[spark]'") from error
+            raise ImportError(_missing(package, error.name or "")) from error
 
     return find
+
+
+def _missing(package: str, name: str) -> str:
+    if name == "pyspark.sql.datasource":
+        import pyspark
+
+        return (
+            f"{package} needs PySpark 4.0 or newer for this; PySpark {pyspark.__version__} has no Python data sources:"
+            " nsq_fast.spark.foreach_batch_sink writes there, and docs/spark.md says how to read"
+        )
+    return f"{package} needs {name}: pip install 'nsq-fast[spark]'"

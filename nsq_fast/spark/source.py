@@ -16,7 +16,6 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
-    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
 )
 from pyspark.sql.types import DataType, StructType
@@ -31,6 +30,7 @@ from .refused import RefusedStreamReader
 from .schema import spark_schema
 from .spelling import normal
 from .tables import options_in, table_options, with_options
+from .versions import StreamWriterBase
 
 
 class NsqDataSource(DataSource):
@@ -83,9 +83,9 @@ class NsqDataSource(DataSource):
         return writer
 
     @plain_errors
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriterBase:
         """The writer of ``df.writeStream``."""
-        writer: DataSourceStreamArrowWriter = _module("sink").StreamArrowWriter(self.sink_options(), schema, overwrite)
+        writer: StreamWriterBase = _module("sink").stream_writer(self.sink_options(), schema, overwrite)
         return writer
 
     def source_options(self) -> SourceOptions:

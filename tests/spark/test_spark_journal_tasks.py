@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from support.journal import CHANNEL, TOPIC, Query, Server
 from support.spark_ledger import account
 from support.waiting import until
@@ -28,6 +27,7 @@ from nsq_fast.runtime.column_subscription import ColumnSubscription
 from nsq_fast.spark.journal import JournalBatchReader, JournalStreamReader, collect
 from nsq_fast.spark.journal.collect import Collector
 from nsq_fast.spark.options import SourceOptions
+from nsq_fast.spark.versions import ReadAllAvailable
 
 QUICK = {"nsq.msg_timeout": "1"}
 ROWS = 6_000

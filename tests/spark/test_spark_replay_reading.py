@@ -47,7 +47,7 @@ def options(topic: Topic, **given: str) -> SourceOptions:
 
 def whole(reader: ReplayStreamReader) -> list[Any]:
     """The pieces of a batch of all there is."""
-    from pyspark.sql.streaming.datasource import ReadAllAvailable
+    from nsq_fast.spark.versions import ReadAllAvailable
 
     start = reader.initialOffset()
     return reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
@@ -362,7 +362,7 @@ def test_a_query_begins_when_all_partitions_can_be_asked(
 
 
 def test_no_news_while_the_servers_cannot_be_asked(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable
+    from nsq_fast.spark.versions import ReadAllAvailable
 
     topic = make_topic(1, 1)
     topic.fill(10, [0])
@@ -434,7 +434,7 @@ def test_an_attempt_that_wakes_after_the_commit_disturbs_nobody(make_topic: Call
 def test_retention_that_has_overtaken_a_query_is_told(
     cluster: ClusterProcess, make_topic: Callable[..., Topic]
 ) -> None:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable
+    from nsq_fast.spark.versions import ReadAllAvailable
 
     topic = make_topic(1)
     bodies = topic.fill(100, [0])
@@ -458,7 +458,7 @@ def test_retention_that_has_overtaken_a_query_is_told(
 
 
 def _rows(limit: int) -> Any:
-    from pyspark.sql.streaming.datasource import ReadMaxRows
+    from nsq_fast.spark.versions import ReadMaxRows
 
     return ReadMaxRows(limit)
 
@@ -527,7 +527,7 @@ def test_nsqds_without_lookup(cluster: ClusterProcess, make_topic: Callable[...,
 def test_servers_are_asked_for_news_now_and_then(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable
+    from nsq_fast.spark.versions import ReadAllAvailable
 
     topic = make_topic(1)
     reader = ReplayStreamReader(options(topic))
@@ -537,7 +537,7 @@ def test_servers_are_asked_for_news_now_and_then(
     original = logs.logs
     logs.logs = lambda: (asked.append(1), original())[1]  # type: ignore[method-assign,func-returns-value]
     for interval, most in ((3600.0, 1), (0.0, 20)):
-        monkeypatch.setattr("nsq_fast.spark.replay.driver.POLL_INTERVAL", interval)
+        monkeypatch.setattr("nsq_fast.spark.replay.topic.POLL_INTERVAL", interval)
         asked.clear()
         for _ in range(20):
             assert reader.latestOffset(start, ReadAllAvailable()) == start

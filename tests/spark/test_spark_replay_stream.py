@@ -14,6 +14,7 @@ from support.spark_publisher import Publisher
 from support.spark_replay import Topic
 
 from nsq_fast.broker import ClusterProcess
+from nsq_fast.spark.versions import TELLS_START
 
 
 class Query:
@@ -53,7 +54,9 @@ AVAILABLE_NOW = {"availableNow": True}
 
 def test_available_now_reads_what_there_is_exactly_and_goes_on_from_there(query: Query, topic: Topic) -> None:
     first = topic.fill(2500, label="first")
-    assert query.run(AVAILABLE_NOW, maxOffsetsPerTrigger="1000") == [1000, 1000, 500]
+    # Older versions of PySpark ask for one batch; see docs/spark.md.
+    batches = query.run(AVAILABLE_NOW, maxOffsetsPerTrigger="1000")
+    assert batches == ([1000, 1000, 500] if TELLS_START else [2500])
     account(first, query.bodies()).check()
     assert query.run(AVAILABLE_NOW) == []
     second = topic.fill(700, label="second")
@@ -92,6 +95,8 @@ def test_a_stream_goes_on_and_tells_how_far_it_is(query: Query, topic: Topic) ->
         account(bodies, query.bodies()).check()
         poll(lambda: sum(each["numInputRows"] for each in running.recentProgress) == 1010, 30)
         batches = [each for each in running.recentProgress if each["numInputRows"]]
+        if not TELLS_START:  # nor asks for the progress of a source
+            return
         assert max(each["numInputRows"] for each in batches) == 400
         told = [json.loads(each["sources"][0]["latestOffset"]) for each in batches]
         backlogs = [each["backlogBytes"][topic.name] for each in told]

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 
 from nsq_fast.errors import ConfigError
 from nsq_fast.spark.options import SinkOptions
-from nsq_fast.spark.sink import ArrowWriter, StreamArrowWriter
+from nsq_fast.spark.sink import ArrowWriter, stream_writer
 from nsq_fast.spark.sink.schema import COLUMNS, column_names
 
 TYPES: dict[str, DataType] = {
@@ -106,7 +106,7 @@ def test_a_topic_is_needed() -> None:
 
 def test_writers_check_at_load_and_travel() -> None:
     options = SinkOptions.parse({"topic": "t", "nsqd_tcp_addresses": "127.0.0.1:4150", "nsq.auth_secret": "hush"})
-    for kind in (ArrowWriter, StreamArrowWriter):
+    for kind in (ArrowWriter, stream_writer):
         make: Any = kind
         with pytest.raises(ConfigError, match=r'mode\("append"\)'):
             make(options, schema("body string"), True)

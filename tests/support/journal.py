@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql.streaming.datasource import ReadLimit
-
 from nsq_fast.broker import BrokerProcess
 from nsq_fast.names import Address
 from nsq_fast.runtime.admin import NsqdHTTPClient
 from nsq_fast.spark.journal import JournalStreamReader
 from nsq_fast.spark.options import SourceOptions
+from nsq_fast.spark.versions import ReadLimit
 
 from .servers import RealNsqd
 from .waiting import until

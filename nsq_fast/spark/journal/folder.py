@@ -4,6 +4,7 @@
                    committed      the last batch that was committed
                    b<batch>/      one for each batch that is not, made before its tasks begin
                    suspects/
+                   position.json  with PySpark before 4.2: the last offset that was planned
 
 Only the driver makes and removes folders. One of a batch is first moved away,
 so that it is gone at once for every task, and deleted then.
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 _ABOUT = "about.json"
 _COMMITTED = "committed"
 _GONE = "gone-"
+_POSITION = "position.json"
 
 
 class About(msgspec.Struct, frozen=True):
@@ -159,6 +161,10 @@ class JournalFolder:
     def _file(self, name: str) -> str:
         return os.path.join(self.path, name)
 
+    def keep_position(self, offset: bytes) -> None:
+        """Keep where the query is, for versions of PySpark that do not say so."""
+        replace_file(self._file(_POSITION), offset)
+
     # The plan of a batch read
 
     def claim_plan(self, plan: bytes) -> None:
@@ -172,3 +178,15 @@ class JournalFolder:
                 return file.read()
         except FileNotFoundError:
             return None
+
+
+def positions(parent: str, about: About) -> list[bytes]:
+    """The positions that queries of this topic and channel have kept in the journals below ``parent``."""
+    found: list[bytes] = []
+    with contextlib.suppress(FileNotFoundError):
+        for name in sorted(os.listdir(parent)):
+            with contextlib.suppress(OSError, JournalError):
+                JournalFolder(parent, name).check(about)
+                with open(os.path.join(parent, name, _POSITION), "rb") as file:
+                    found.append(file.read())
+    return found

@@ -7,21 +7,23 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import msgspec
 import pyarrow as pa
 from gevent import sleep
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import is_ephemeral
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.pace import Pace
 from nsq_fast.spark.plain_errors import plain_errors, plainly
+from nsq_fast.spark.versions import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow, default_limit
 
 from .backlog import STATS_INTERVAL
 from .backlogs import Backlogs
+from .chain import encode_json
 from .collect import Collector, Slot
-from .folder import JournalFolder
+from .folder import JournalFolder, positions
 from .location import check_path
 from .plan import Depth, Offset, Target, source_of
 from .planner import about, make_slots, plan_batch, ready
@@ -43,6 +45,7 @@ class _Driver:
         self.initial: Offset | None = None
         self.target: Target | None = None
         self.subtracted = 0
+        self.last: Offset | None = None
 
 
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -69,15 +72,14 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Name and make the journal of a new query. Spark asks twice, and must hear the same."""
         if self.driver.initial is None:
-            offset = Offset(uuid.uuid4().hex)
+            offset = self.driver.last or Offset(uuid.uuid4().hex)
             self._folder(offset).create(about(self.options))
-            self.driver.initial = offset
+            self.driver.initial = self.driver.last = offset
         return self.driver.initial.encode()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """``maxOffsetsPerTrigger``."""
-        limit = self.options.max_offsets_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        return default_limit(self.options.max_offsets_per_trigger)
 
     @plain_errors
     def prepareForTriggerAvailableNow(self) -> None:
@@ -85,8 +87,31 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.driver.target = Target(self.driver.backlog.fresh())
 
     @plain_errors
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The offset behind the next batch; ``start`` when there is nothing to read, or no server answers."""
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        """The offset behind the next batch; ``start`` when there is nothing to read, or no server answers.
+
+        PySpark before 4.2 gives neither argument. There the journal holds where the query was.
+        """
+        if start is not None:
+            return self._latest(start, limit or self.getDefaultReadLimit())
+        offset = self.driver.last or self._kept()
+        found = Offset.decode(self._latest(offset.encode(), limit or self.getDefaultReadLimit()))
+        if found != offset:
+            self._folder(found).keep_position(encode_json(found.encode()))
+        self.driver.last = found
+        return found.encode()
+
+    def _kept(self) -> Offset:
+        """Where the last query with this journal was; at the beginning of a new one when there was none."""
+        found = positions(self.journal, about(self.options))
+        if len(found) > 1:
+            raise ConfigError(
+                f"journal={self.journal!r}: {len(found)} queries have used it, and this PySpark does not say which of"
+                " them goes on; give each checkpoint a journal of its own, or use PySpark 4.2 or newer"
+            )
+        return Offset.decode(msgspec.json.decode(found[0])) if found else Offset.decode(self.initialOffset())
+
+    def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         offset = Offset.decode(start)
         self._folder(offset).check(about(self.options))
         self._subtract(offset)
@@ -118,6 +143,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset = Offset.decode(end)
         if start == end:
             return []
+        self.driver.last = offset
         folder = self._folder(offset)
         folder.check(about(self.options))
         folder.open_batch(offset.batch)

@@ -37,6 +37,10 @@ class Driver:
         """Where a new query begins. Its channel is there then, and stands there. Raises ConfigError, NsqError."""
         return {topic: driver.begin(timeout) for topic, driver in self._found(timeout).items()}
 
+    def is_new(self, timeout: float) -> bool:
+        """Whether nobody has used the channel yet. Raises ConfigError, NsqError."""
+        return not any(driver.has_channel(timeout) for driver in self._found(timeout).values())
+
     def ends(self, timeout: float) -> TopicOffsets:
         """Where all logs end now."""
         return {topic: driver.ends(timeout) for topic, driver in self._found(timeout).items()}

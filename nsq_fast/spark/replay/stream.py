@@ -13,11 +13,11 @@ from typing import Any
 
 from gevent import sleep
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.pace import NO_LIMITS, Limits
 from nsq_fast.spark.plain_errors import plain_errors
+from nsq_fast.spark.versions import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow, default_limit
 
 from .driver import Driver
 from .piece import pieces
@@ -46,10 +46,11 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         self._initial: Position | None = None
         self._target: TopicOffsets | None = None
         self._planned: TopicOffsets = {}
+        self._last: dict[str, Any] | None = None
         self._news_at = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_driver": None, "_initial": None, "_target": None, "_planned": {}}
+        return {**self.__dict__, "_driver": None, "_initial": None, "_target": None, "_planned": {}, "_last": None}
 
     # Offsets
 
@@ -58,12 +59,12 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         """Where the options let a new query begin."""
         if self._initial is None:
             self._initial = Position(self.driver.begin(START_TIMEOUT), is_initial=True, identity=self.identity)
-        return self._initial.to_json()
+        self._last = self._initial.to_json()
+        return self._last
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """``maxOffsetsPerTrigger``."""
-        limit = self.options.max_offsets_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        return default_limit(self.options.max_offsets_per_trigger)
 
     @plain_errors
     def prepareForTriggerAvailableNow(self) -> None:
@@ -71,8 +72,23 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         self._target = self.driver.ends(START_TIMEOUT)
 
     @plain_errors
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next batch ends; ``start`` itself while there is nothing, or nobody to ask."""
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        """Where the next batch ends; ``start`` itself while there is nothing, or nobody to ask.
+
+        PySpark before 4.2 gives neither argument. There the reader goes on from where it was itself. Where its channel
+        is there already it may be a restart, of which it cannot know where it was: the first batch then ends where
+        the logs end, whatever the limits.
+        """
+        start = self._last if start is None else start
+        if start is None and self.driver.is_new(START_TIMEOUT):
+            start = self.initialOffset()
+        if start is None:
+            self._last = Position(self.driver.ends(START_TIMEOUT), identity=self.identity).to_json()
+        else:
+            self._last = self._latest(start, limit or self.getDefaultReadLimit())
+        return self._last
+
+    def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         position = self._position(start)
         end = self._next_end(position.offsets, self._limits(limit))
         self._planned = end
@@ -119,6 +135,7 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
     @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The pieces of a batch."""
+        self._last = end
         first, last = self._position(start), self._position(end)
         found: list[InputPartition] = []
         found += pieces(start_of(first, last), last.offsets, self.driver.routes(), self.options.min_partitions)

@@ -53,6 +53,11 @@ class TopicDriver:
             self._move_channel(partition, log, starts[partition])
         return starts
 
+    def has_channel(self, timeout: float) -> bool:
+        """Whether the channel is there, on any partition. Raises ConfigError, NsqError."""
+        check_redesigned(self._options, timeout)
+        return any(self._options.channel in log.channels for log in self._all_logs(timeout).values())
+
     def ends(self, timeout: float) -> Offsets:
         """Where all logs end now. Raises ConfigError, NsqError."""
         check_redesigned(self._options, timeout)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import WriterCommitMessage
 
 from nsq_fast.runtime import Receipt
+from nsq_fast.spark.versions import WriterCommitMessage
 
 Place = tuple[str, int | None]
 """A topic and a partition; None where the server chose it, or has none."""

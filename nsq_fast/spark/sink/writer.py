@@ -8,22 +8,46 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
+from pyspark.sql.datasource import DataSourceArrowWriter
+from pyspark.sql.types import (
+    BinaryType,
+    ByteType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+)
 
 from nsq_fast.errors import ConfigError
 from nsq_fast.spark.options import SinkOptions
 from nsq_fast.spark.plain_errors import plain_errors
+from nsq_fast.spark.versions import STREAMS_ARROW, StreamWriterBase, WriterCommitMessage
 
 from .report import TaskReport, WriteReport
 from .schema import column_names
 from .task import TaskWriter
 
 logger = logging.getLogger(__name__)
+
+ROWS = 10_000
+_ARROW = {
+    BinaryType: pa.binary(),
+    StringType: pa.string(),
+    ByteType: pa.int8(),
+    ShortType: pa.int16(),
+    IntegerType: pa.int32(),
+    LongType: pa.int64(),
+    MapType: pa.map_(pa.string(), pa.string()),
+}
+"""The Arrow types of those that the columns of the sink may have."""
 
 
 class _Writer:
@@ -90,7 +114,7 @@ class ArrowWriter(_Writer, DataSourceArrowWriter):
         self._aborted(messages, "write")
 
 
-class StreamArrowWriter(_Writer, DataSourceStreamArrowWriter):
+class StreamArrowWriter(_Writer, StreamWriterBase):
     """The writer of ``df.writeStream``: each micro-batch is a write."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
@@ -100,3 +124,30 @@ class StreamArrowWriter(_Writer, DataSourceStreamArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """A task of a micro-batch failed for good."""
         self._aborted(messages, f"batch-{batchId}")
+
+
+class StreamRowWriter(StreamArrowWriter):
+    """The same for PySpark 4.0, which hands over rows."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite)
+        self.schema = schema
+
+    def write(self, iterator: Iterator[Any]) -> TaskReport:
+        """As of the other writers."""
+        return super().write(as_batches(iterator, self.schema))
+
+
+def stream_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> StreamArrowWriter:
+    """The writer of ``df.writeStream``, as this PySpark wants it."""
+    return (StreamArrowWriter if STREAMS_ARROW else StreamRowWriter)(options, schema, overwrite)
+
+
+def as_batches(rows: Iterator[Any], schema: StructType) -> Iterator[pa.RecordBatch]:
+    """Rows, which are tuples, as Arrow batches of up to ``ROWS``."""
+    names = schema.fieldNames()
+    arrow = pa.schema([(field.name, _ARROW[type(field.dataType)]) for field in schema.fields])
+    while part := list(islice(rows, ROWS)):
+        values = zip(*part, strict=True)
+        columns = [pa.array(each, arrow.field(name).type) for name, each in zip(names, values, strict=True)]
+        yield pa.record_batch(columns, schema=arrow)
