@@ -29,6 +29,7 @@ from .names import Address as Address
 from .protocol.wire_form import Receipt as Receipt
 from .runtime.admin import LookupdHTTPClient as LookupdHTTPClient
 from .runtime.admin import NsqdHTTPClient as NsqdHTTPClient
+from .runtime.cluster_admin import ClusterAdmin as ClusterAdmin
 from .runtime.column_producer import ColumnProducer as ColumnProducer
 from .runtime.column_subscription import ColumnSubscription as ColumnSubscription
 from .runtime.consumer import Consumer as Consumer

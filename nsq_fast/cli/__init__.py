@@ -26,6 +26,7 @@ COMMANDS = (
     "tail",
     "lookup",
     "stat",
+    "admin",
     "bench",
     "soak",
     "trace-report",

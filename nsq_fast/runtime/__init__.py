@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .admin import AdminClient as AdminClient
     from .admin import LookupdHTTPClient as LookupdHTTPClient
     from .admin import NsqdHTTPClient as NsqdHTTPClient
+    from .cluster_admin import ClusterAdmin as ClusterAdmin
+    from .cluster_admin import PartitionResult as PartitionResult
     from .column_producer import ColumnProducer as ColumnProducer
     from .column_producer import StoredRows as StoredRows
     from .column_producer import TopicLayout as TopicLayout
@@ -82,6 +84,8 @@ _HOME = {
     "LookupdHTTPClient": "admin",
     "NsqdHTTPClient": "admin",
     "AdminClient": "admin",
+    "ClusterAdmin": "cluster_admin",
+    "PartitionResult": "cluster_admin",
     "LookupPoller": "lookup",
     # What gnsq's Consumer, Message and connection are made of
     "Connection": "net.connection",

@@ -10,7 +10,9 @@ from pathlib import Path
 from support.fleet import Fleet
 
 ROOT = Path(__file__).parents[2]
-PUBLISH, CONSUME, TRACE = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "redesigned.md").read_text(), re.DOTALL)
+PUBLISH, CONSUME, ADMIN, TRACE = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs" / "redesigned.md").read_text(), re.DOTALL
+)
 LIMIT = 30.0
 
 
@@ -30,6 +32,8 @@ def test_the_programs_publish_consume_and_trace(embedded_fleet: Fleet, tmp_path:
         assert (errors, len(output.splitlines())) == ("", 1)
         assert consumer.stdout is not None
         lines = [consumer.stdout.readline() for _ in range(3)]
+        outcome, errors = start(ADMIN, lookupd, tmp_path).communicate(timeout=LIMIT)
+        assert (errors, outcome.count(" True ")) == ("", 3)
     finally:
         consumer.kill()
         consumer.communicate()

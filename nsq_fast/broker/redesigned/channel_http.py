@@ -41,6 +41,7 @@ class ChannelRoutes:
         router.add("POST", "/channel/delete", self._delete_channel)
         router.add("POST", "/channel/setoffset", self._set_offset)
         router.add("POST", "/channel/setorder", self._set_order)
+        router.add("POST", "/channel/ratelimit", self._limit_rate)
         for name, switch in _SWITCHES.items():
             router.add("POST", f"/channel/{name}", self._switch(switch))
 
@@ -81,6 +82,14 @@ class ChannelRoutes:
         if order not in ("true", "false"):
             raise request.refuse(400, "INVALID_OPTION")
         target.channel.set_ordered(order == "true")
+
+    def _limit_rate(self, request: Request) -> None:
+        """The limit is checked, and has no effect."""
+        find_target(request, self._node)
+        try:
+            parse_integer((request.get("ratekilobytes") or "").encode())
+        except ValueError as error:
+            raise request.refuse(400, "INVALID_OPTION") from error
 
     # --- messages ----------------------------------------------------------------------------------------------------
 

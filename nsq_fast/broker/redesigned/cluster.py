@@ -184,6 +184,17 @@ class RedesignedCluster(ServerGroup):
         running = [lookupd.listed() for lookupd in self.lookupds if lookupd.is_running]
         return {"lookupdnodes": running, "lookupdleader": running[0] if running else {}}
 
+    def node_loads(self) -> list[dict[str, Any]]:
+        """The rows of ``node_stat_list`` of /cluster/stats; a load is a number of partitions."""
+        rows = []
+        for node in self.nsqds:
+            if node.id in self.state.alive:
+                held = sum(node.id in partition.replicas for partition in self.state.all_partitions())
+                peer = {key: node.peer()[key] for key in ("hostname", "broadcast_address", "tcp_port", "http_port")}
+                led = len(self.state.led_by(node.id))
+                rows.append({**peer, "leader_load_factor": float(led), "node_load_factor": float(held)})
+        return rows
+
     def _make_lookup_router(self, server: ClusterLookupdServer) -> Router:
         lookup = Lookup(
             self.state,

@@ -33,6 +33,9 @@ class Administration(Protocol):
     def listed_lookupds(self) -> dict[str, Any]:
         """The answer to /listlookup."""
 
+    def node_loads(self) -> list[dict[str, Any]]:
+        """The rows of ``node_stat_list`` in the answer to /cluster/stats."""
+
     def kill_node(self, node: int | str) -> None:
         """Kill a node, named by its number or its id."""
 
@@ -115,7 +118,7 @@ class ClusterLookupRoutes:
 
     def _cluster_stats(self, request: Request) -> dict[str, Any]:
         self._require_leader(request)
-        return {"stable": self._coordinator.is_stable, "node_stat_list": [], "topn_topics": []}
+        return {"stable": self._coordinator.is_stable, "node_stat_list": self._cluster.node_loads(), "topn_topics": []}
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
