@@ -144,6 +144,19 @@ def test_the_largest_body_of_an_extended_topic_leaves_room_for_its_record(
         assert len(nsqd.commands) == before
 
 
+def test_the_largest_body_follows_what_lookup_says(lookup_producer: LookupProducers, publish_nsqd: Nsqds) -> None:
+    nsqd = publish_nsqd(agree, version=REDESIGNED)
+    sender, lookup = lookup_producer(topology({0: nsqd}), max_msg_size=LARGEST)
+    assert sender.publish("t", b"first") == b"OK"
+    for _ in range(2):  # answers of lookupds that do not agree at once
+        lookup.tell(topology({0: nsqd}, extend_support=True))
+        assert sender.publish("t", b"x" * (LARGEST - 1)) == b"OK"
+        with pytest.raises(errors.BodyInvalid, match="less the 1 byte"):
+            sender.publish("t", b"x" * LARGEST)
+        lookup.tell(topology({0: nsqd}))
+        assert sender.publish("t", b"x" * LARGEST) == b"OK"
+
+
 def test_headers_on_a_topic_without_them_are_refused_from_the_first_publish_on(cluster: RedesignedCluster) -> None:
     cluster.create_topic("t", 2, 1, channels=["ch"])
     for arguments in ({"headers": {"a": 1}}, {"tag": "red"}):

@@ -57,7 +57,7 @@ class TopicRoute:
         compressed_from: int,
     ) -> None:
         self.topic = topic
-        self.max_msg_size = self.plain_size = max_msg_size
+        self.max_msg_size = self.plain_size = self._largest = max_msg_size
         self._compressed_from = compressed_from
         self.addresses: frozenset[Address] | None = None
         self.topology: Topology | None = None
@@ -140,10 +140,11 @@ class TopicRoute:
             if self.is_ext is None and not topology.meta.extend_support and self._compressed_from <= self.max_msg_size:
                 logger.warning("[%s] carries no extended headers: bodies are not compressed", self.topic)
             self.partition_num = topology.meta.partition_num
-            if topology.meta.extend_support and not self.is_ext:
+            self.is_ext = topology.meta.extend_support
+            self.max_msg_size = self.plain_size = self._largest
+            if self.is_ext:
                 self.max_msg_size -= EXT_RECORD_BYTES
                 self.plain_size = min(self.max_msg_size, self._compressed_from - 1)
-            self.is_ext = topology.meta.extend_support
         # An answer that names no partition at all says nothing of the leaders: that of a lookupd that has just started
         # looks the same.
         return self._set_leaders(topology) if topology.partitions else []
