@@ -15,6 +15,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from nsq_fast.printable import printable
+
 _PIPE_WIDTH = 240
 _INDENT = "  "
 
@@ -61,6 +63,8 @@ def grid(
 ) -> RenderableType:
     """Rows under a head, as a table where it fits into ``width``, else as a paragraph for each row.
 
+    Cells may hold what servers said: nothing in them steers the terminal, or is taken as markup.
+
     Args:
         names: how many columns at the left name the row.
         numbers: whether the others are figures, set to the right.
@@ -68,8 +72,9 @@ def grid(
     table = Table(title=title or None, title_justify="left", box=box, pad_edge=box is HEAVY_HEAD)
     for place, column in enumerate(head):
         table.add_column(column, justify="right" if numbers and place >= names else "left", overflow="fold")
+    rows = [[printable(cell) for cell in row] for row in rows]
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     if _natural_width(head, rows) <= width:
         return table
     lines = [line for row in rows for line in _paragraph(head, row, names, width)]

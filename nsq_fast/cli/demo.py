@@ -197,7 +197,9 @@ def _run_ordered_job(
             summary = job.run(stop, progress.update)
     results = {**dataclasses.asdict(summary), "server": name}
     if not quiet:
-        what = f"{job.ledger.size:,} messages of {job.options.body_size} bytes, {job.options.keys} keys"
+        what = (
+            f"{console.counted(job.ledger.size, 'message')} of {job.options.body_size} bytes, {job.options.keys} keys"
+        )
         _show_table(f"{what}, an ordered topic, {name}", results, _ORDERED_NOTES)
     code = INTERRUPTED if summary.ended == "interrupted" else int(not summary.is_good)
     return _Part({"ordered": results}, code)
@@ -320,7 +322,8 @@ class _Lines(AbstractContextManager["_Lines"]):
 
 
 def _show(results: dict[str, Any], job: JobOptions) -> None:
-    title = f"{job.messages:,} messages of {job.body_size} bytes, {job.topics} topics, {results['server']}"
+    messages, topics = console.counted(job.messages, "message"), console.counted(job.topics, "topic")
+    title = f"{messages} of {job.body_size} bytes, {topics}, {results['server']}"
     notes = {name: note.format(max_tries=job.max_tries) for name, note in _NOTES.items()}
     _show_table(title, results, notes)
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from nsq_fast.names import Address
+from nsq_fast.printable import printable
 from nsq_fast.protocol.topology import Nsqd, Topology
 from nsq_fast.runtime import Endpoint, LookupPoller
 
@@ -62,7 +63,7 @@ def _show(topic: str, topology: Topology) -> None:
     output = console.output()
     head = ("partition", "nsqd", "http", "version")
     output.print(console.grid(head, rows, output.width, title=topic, names=2, numbers=False))
-    output.print(f"channels: {', '.join(topology.channels) or 'none'}")
+    output.print(f"channels: {', '.join(map(printable, topology.channels)) or 'none'}", markup=False)
     if not topology.is_complete:
         output.print("some partitions have no leader now")
 
