@@ -105,10 +105,7 @@ class Outbox:
 
     def send_alone(self, data: bytes) -> bool:
         """Send bytes at once, unless others wait to be sent, or nothing can be; whether it was done."""
-        if self.is_scheduled or self._writer is not None or self.error is not None or self._is_stopped:
-            return False
-        self._send_now(data)
-        return True
+        return not self.is_scheduled and self._writer is None and self._send_now(data)
 
     def finish(self, message: Message) -> None:
         """Append a FIN; it leaves after the bytes of this turn."""
@@ -165,10 +162,13 @@ class Outbox:
         if data is not None:
             self._send_now(data)
 
-    def _send_now(self, data: bytes) -> None:
-        """Send, before anything else that may wait. A writer takes care of what is left, as hardly ever anything is."""
+    def _send_now(self, data: bytes) -> bool:
+        """Send, before anything else that may wait. A writer takes care of what is left, as hardly ever anything is.
+
+        False: nothing can be sent any more. A failure to send is reported by ``on_error``, and the result is True.
+        """
         if self._is_stopped or self.error is not None:
-            return
+            return False
         try:
             self._unsent = self._transport.send_now(data)
             if self._unsent is not None:
@@ -176,9 +176,10 @@ class Outbox:
                 self._writer.start()
         except Exception as error:
             self._fail(error)
-            return
-        if self._unsent is None:
+            return True
+        if self._unsent is None and self._sending is not _NOTHING:
             self._tell_sent()
+        return True
 
     def _gather(self) -> bytes | None:
         """Make one buffer of what waits, not encoded; None if nothing does, or if it can no longer be sent."""
@@ -188,7 +189,8 @@ class Outbox:
         parts = self._parts
         finished = self.finished[:]
         self.finished.clear()
-        self._sending, self._requeued = (finished, self._requeued), 0
+        self._sending = (finished, self._requeued) if finished or self._requeued else _NOTHING
+        self._requeued = 0
         if finished:
             # Only now: a message is either in the list or off the session's in-flight count.
             parts.append(self._build_fins(finished))
@@ -199,11 +201,10 @@ class Outbox:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _tell_sent(self) -> None:
-        """The system has what was gathered."""
+        """The system has the answers that were gathered."""
         finished, requeued = self._sending
-        if finished or requeued:
-            self._sending = _NOTHING
-            self._on_answers(finished, requeued, True)
+        self._sending = _NOTHING
+        self._on_answers(finished, requeued, True)
 
     def _send(self) -> bool:
         """Send what is left without blocking; whether all of it went."""
@@ -224,7 +225,8 @@ class Outbox:
             while True:
                 while not self._send():
                     self._transport.wait_writable(self._write_timeout)
-                self._tell_sent()
+                if self._sending is not _NOTHING:
+                    self._tell_sent()
                 data = self._gather()
                 if data is None:
                     return

@@ -80,7 +80,10 @@ class Transport(Receiver):
         """Encode and send without blocking; returns the encoded bytes that did not go. Raises OSError."""
         if self.layers:
             data = self.encode(data)
-        sent = self.try_send(data)
+        try:
+            sent = self._socket.send(data)
+        except BlockingIOError:
+            sent = 0
         return None if sent == len(data) else memoryview(data)[sent:]
 
     def wait_writable(self, timeout: float) -> None:

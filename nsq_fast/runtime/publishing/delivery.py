@@ -87,7 +87,8 @@ class Delivery:
         self.timers = TimerQueue(self.supervisor)
         self.pool = Pool(connection, config, self)
         self.routes = Routes(self.pool, nsqds, lookupds, lookup, config, self, self.news.set)
-        self.linger = Linger(config, self.pending.publishes, self.wakeups, self.supervisor)
+        self.linger = Linger(config, self.supervisor)
+        self.lingers = config.linger > 0
         self.most = config.linger_max_messages if config.linger or config.coalesce else 1
         self.enough = min(config.linger_max_bytes, config.max_body_size)
         self.limit = config.max_body_size
@@ -112,7 +113,8 @@ class Delivery:
         try:
             if command.partition is not None and not dialect.has_partitions:
                 raise ConfigError(_no_partitions(command.partition, dialect))
-            if len(publishes) == 1:
+            is_one = len(publishes) == 1
+            if is_one:
                 command.name, data = first.form.command(
                     command.destination.topic, first.body, command.partition, dialect
                 )
@@ -125,7 +127,7 @@ class Delivery:
             return
         sent(publishes, command)
         # A caller that waits is about to read the reply itself: what the server waits for leaves at once.
-        is_direct = first.promised is None and len(publishes) == 1 and not self.wakeups.is_waking
+        is_direct = is_one and first.promised is None and not self.wakeups.is_waking
         if is_direct and conn.send_if_idle(data):
             conn.session.expect(command.name, command)
             return
@@ -150,22 +152,25 @@ class Delivery:
             self._is_overdue_no_more(conn)
         publishes = command.publishes
         command.publishes = []
-        ended = stored(publishes)
         pending_limit = self.pending_limit
         pending_limit.used -= publishes[0].weight if len(publishes) == 1 else len(publishes)
         if pending_limit.queue:
             pending_limit.give(0)
-        self.pending.remove(ended)
-        if command.partition is not None:
-            for publish in ended:
-                if publish.form is not PLAIN:
-                    publish.partition = command.partition
-        wakeups = self.wakeups
-        if len(ended) > 1 and None not in [publish.waiter for publish in ended]:
-            wakeups.add_many(ended)
-        else:
-            for publish in ended:
-                publish.wake(wakeups)
+        partition = command.partition
+        pending = self.pending
+        waiting = []
+        for publish in stored(publishes):
+            pending.publishes.discard(publish)
+            if partition is not None and publish.form is not PLAIN:
+                publish.partition = partition
+            if publish.waiter is not None:
+                waiting.append(publish)
+            elif publish.promised is not None or publish.group is not None:
+                publish.wake(self.wakeups)
+        if waiting:  # not the caller that has read this reply itself: it waits no longer
+            self.wakeups.add_many(waiting)
+        if pending.none_left is not None:
+            pending.removed()
         command.destination.stored()
         if "on_response" in self._signals:
             emit(self._producer, "on_response", response=data)
@@ -230,7 +235,8 @@ class Delivery:
         publish.end(error)
         if error is not None and publish.group is None and isinstance(publish.body, list):
             publish.end_batch()
-        self.pending.remove([publish])
+        self.pending.publishes.discard(publish)
+        self.pending.removed()
         publish.wake(self.wakeups)
 
     def give_up(self, command: Command, error: NsqError) -> None:

@@ -30,7 +30,7 @@ from nsq_fast.protocol.wire_form import LENGTH_BYTES, PLAIN
 
 from .link import Link
 from .pending import Pending
-from .publish import Command, Publish
+from .publish import Command, Publish, Wakeups
 
 # A former leader refuses what it got before. One that says nothing for so long (s) will not say anything.
 SILENCE = 1.0
@@ -44,15 +44,19 @@ class Sender(Protocol):
     Attributes:
         most, enough, limit: of one command, as ``take_command`` has them.
         pending: publishes that somebody waits for.
+        wakeups: wakes them.
+        lingers: a publish waits for others, whether or not there are any.
     """
 
     most: int
     enough: int
     limit: int
     pending: Pending
+    wakeups: Wakeups
+    lingers: bool
 
     def hold(self, queue: Queue) -> bool:
-        """Hold a queue for what comes next, if that is worth it; ``Queue.pump`` is called in time then."""
+        """Hold a queue for what comes next, unless gathering is off; ``Queue.pump`` is called in time then."""
 
     def release_hold(self, queue: Queue) -> None:
         """It leaves now."""
@@ -153,9 +157,10 @@ class Queue:
         if publish.deadline < pending.alarm.at:
             pending.hasten(publish)
         waiting = self.waiting
-        held = self.held_bytes
         if self.is_idle and not waiting:
-            if publish.is_alone or not sender.hold(self):
+            # The publish of a caller that waits alone has nothing to be gathered with (nsq-fast bench publish).
+            has_company = sender.lingers or len(pending.publishes) > 1 or sender.wakeups.is_waking
+            if publish.is_alone or not has_company or not sender.hold(self):
                 link = self.choose()
                 if link is None:
                     waiting.append(publish)
@@ -163,8 +168,9 @@ class Queue:
                 else:
                     self._send(link, [publish])
                 return
-            held = 0
+            self.held_bytes = 0
         waiting.append(publish)
+        held = self.held_bytes
         if held is not None:
             form = publish.form
             self.held_bytes = held = held + LENGTH_BYTES + len(publish.body) + (0 if form is PLAIN else form.overhead)

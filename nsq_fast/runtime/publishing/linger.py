@@ -10,7 +10,6 @@ publish``). In both cases a queue leaves earlier when it makes a full command.
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
 from time import monotonic
 
 from gevent import get_hub
@@ -19,32 +18,23 @@ from nsq_fast.config import ProducerConfig
 from nsq_fast.runtime.supervised import FAULTS, Supervisor
 
 from .destination import Queue
-from .publish import Publish, Wakeups
 from .timers import Alarm
 
 
 class Linger:
-    """The queues that are held.
+    """The queues that are held."""
 
-    Args:
-        pending: the publishes that somebody waits for, the one that is being added among them.
-    """
-
-    def __init__(
-        self, config: ProducerConfig, pending: AbstractSet[Publish], wakeups: Wakeups, supervisor: Supervisor
-    ) -> None:
+    def __init__(self, config: ProducerConfig, supervisor: Supervisor) -> None:
         self._seconds = config.linger
         self._is_on = bool(config.linger or config.coalesce)
-        self._pending = pending
-        self._wakeups = wakeups
         self._supervisor = supervisor
         self._held: dict[Queue, None] = {}
         self._alarm = Alarm(self.flush, supervisor)
         self._hub = get_hub()
 
     def hold(self, queue: Queue) -> bool:
-        """Hold a queue for what comes next, if that is worth it; ``Queue.pump`` is called in time then."""
-        if not self._is_on or not (self._seconds or len(self._pending) > 1 or self._wakeups.is_waking):
+        """Hold a queue for what comes next, unless gathering is off; ``Queue.pump`` is called in time then."""
+        if not self._is_on:
             return False
         if not self._held:
             if self._seconds:

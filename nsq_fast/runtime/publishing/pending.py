@@ -27,6 +27,7 @@ class Pending:
     Attributes:
         publishes: they.
         alarm: rings for the next deadline. Whoever adds a publish with an earlier one calls ``hasten``.
+        none_left: set when nothing is pending; None while nobody waits for that.
     """
 
     def __init__(
@@ -42,27 +43,23 @@ class Pending:
         self._look_every = look_every
         self._next_look = 0.0
         self.alarm = Alarm(self._ring, supervisor)
-        self._none_left: Event | None = None
+        self.none_left: Event | None = None
 
     def hasten(self, publish: Publish) -> None:
         """Its deadline comes before the alarm would ring."""
         self.alarm.set(min(publish.deadline, self._time_of_look(monotonic())))
 
-    def remove(self, ended: list[Publish]) -> None:
-        """They have ended."""
-        if len(ended) == 1:
-            self.publishes.discard(ended[0])  # a third of the time of what follows
-        else:
-            self.publishes.difference_update(ended)
-        if self._none_left is not None and not self.publishes:
-            self._none_left.set()
+    def removed(self) -> None:
+        """Some have been taken out of ``publishes``. Need not be called while ``none_left`` is None."""
+        if self.none_left is not None and not self.publishes:
+            self.none_left.set()
 
     def wait_for_none(self, timeout: float | None) -> bool:
         """Wait until nothing is pending; whether that is so. Several may wait."""
-        if self._none_left is None:
-            self._none_left = Event()
-        self.remove([])
-        return self._none_left.wait(timeout)
+        if self.none_left is None:
+            self.none_left = Event()
+        self.removed()
+        return self.none_left.wait(timeout)
 
     def stop(self) -> None:
         """Look no more."""

@@ -303,9 +303,9 @@ class Command:
     """One command on the wire, and the publishes that it carries: the token of its reply.
 
     Attributes:
-        name: PUB, MPUB and so on.
+        name: PUB, MPUB and so on; its sender sets it.
         partition: where it goes; None leaves that to the server.
-        conn: the connection that owes the reply; None before it is sent, and once it is over.
+        conn: the connection that owes the reply, which its sender sets; None once it is over.
         is_overdue: a publish in it ended before the reply came.
     """
 
@@ -315,6 +315,6 @@ class Command:
         self.destination = destination
         self.publishes = publishes
         self.partition = partition
-        self.name = ""
-        self.conn: Connection | None = None
+        self.name: str
+        self.conn: Connection | None
         self.is_overdue = False
