@@ -49,6 +49,7 @@ TracedReply.__doc__ = "Answer to a traced publish: ids, and where its record lie
 TracedReply.__module__ = "nsq_fast._codec"
 
 
+# No copy in another process: it could answer nothing, since the connection stays here.
 @cython.auto_pickle(False)
 cdef class Message:
     """A message as delivered: made by the frame reader, or by hand for tests.
@@ -89,6 +90,7 @@ cdef class Message:
     @property
     def internal_id(self):
         """First half of the id, unsigned."""
+        # youzan/nsq: nsqd/message.go, GetFullMsgID
         return read_u64(self._id)
 
     @property
@@ -112,6 +114,7 @@ cdef class Message:
 
         Raises RemoteProtocolError when it is not JSON at all; ``ext`` still has the bytes.
         """
+        # Not decoded with the message: few handlers look at them, and JSON takes longer than the message.
         if self._headers is None:
             self._headers = _decode_headers(self.ext) if self.ext and self.ext_version == EXT_JSON else {}
         return self._headers
@@ -185,7 +188,7 @@ cdef class Message:
             return None
         try:
             return self.responder.finish(self)
-        except BaseException:
+        except BaseException:  # nothing was queued: the program may try again, or requeue it
             self._flags &= ~RESPONDED
             raise
 
@@ -212,6 +215,7 @@ cdef class Message:
         return None if self.responder is None else self.responder.touch(self)
 
     cdef int _claim(self) except -1:
+        # Before the responder is called, which may switch to another greenlet: only one of them may answer.
         if not self.mark_responded():
             raise AlreadyResponded(f"message {_printable(self.id)} has been answered already")
         return 0
@@ -255,6 +259,7 @@ cdef class TruncatedMessage(Message):
 
 
 cdef Message new_message(const MessageView* view, bint detail, object responder, double received_at):
+    # By __new__: __init__ would check what read_layout has checked already.
     cdef Message message = Message.__new__(Message)
     message.body = PyBytes_FromStringAndSize(<const char*> view.body, view.body_size)
     _fill(message, view, detail, responder, received_at)
@@ -296,6 +301,7 @@ cdef int raise_layout_error(int code, Py_ssize_t size) except -1:
 
 
 cdef str _printable(object id):
+    # Ids of the original are text, 16 hex digits (nsqio/nsq: nsqd/guid.go, Hex); those of the redesigned are any bytes.
     if type(id) is not bytes:
         return repr(id)
     return id.decode() if id.isalnum() else id.hex()
@@ -304,7 +310,7 @@ cdef str _printable(object id):
 cdef dict _decode_headers(bytes ext):
     try:
         headers = json.loads(ext)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: not JSON, or not UTF-8
         raise RemoteProtocolError(f"ext header is not JSON: {error}") from error
     return headers if isinstance(headers, dict) else {}
 
@@ -313,7 +319,7 @@ cdef dict _decode_headers(bytes ext):
 
 cdef object checked_int(object value, str argument, object minimum, object maximum):
     number = value
-    if type(value) is not int:
+    if type(value) is not int:  # a subclass, a numpy number: __index__ makes it an int; a float has none
         try:
             number = PyNumber_Index(value)
         except TypeError:
@@ -326,6 +332,7 @@ cdef object checked_int(object value, str argument, object minimum, object maxim
 cdef object bytes_like(object value, str argument):
     if PyBytes_Check(value):
         return value
+    # A contiguous copy of what is not, such as every other byte of a buffer: pointers below run over it.
     try:
         return PyMemoryView_GetContiguous(value, PyBUF_READ, b"C")
     except (TypeError, BufferError):
@@ -342,6 +349,7 @@ cdef Py_ssize_t bytes_view(object piece, const unsigned char** data) noexcept:
 
 
 cdef bytes _copied(object value, str argument):
+    # A message outlives the caller's buffer, which may change; only bytes never do.
     return value if type(value) is bytes else bytes(bytes_like(value, argument))
 
 

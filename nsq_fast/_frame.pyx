@@ -106,6 +106,7 @@ cdef Response _CLOSE_WAIT = CLOSE_WAIT
 
 cdef Response _response(const unsigned char* data, Py_ssize_t size):
     cdef Response response
+    # The same objects each time: a publisher gets an OK for each publish, and compares addresses.
     if size == 2 and memcmp(data, b"OK", 2) == 0:
         return _OK
     if size == 11 and memcmp(data, b"_heartbeat_", 11) == 0:
@@ -134,6 +135,7 @@ cdef inline Py_ssize_t frame_total(
     cdef uint32_t kind
     if available < FRAME_TYPE_AT:
         return 0
+    # As an unsigned number: a negative size, which a server never sends, is then above every limit.
     size = <Py_ssize_t> read_u32(frame + FRAME_SIZE_AT)
     if size > max_size:
         return oversized_total(frame, available, size, skip_oversized)
@@ -169,11 +171,12 @@ cdef int _raise_frame_error(Py_ssize_t code, const unsigned char* frame, Py_ssiz
         raise_layout_error(SHORT_HEADER, size - TYPE_SIZE)
     if code == BAD_TYPE:
         raise RemoteProtocolError(f"unknown frame type {read_u32(frame + FRAME_TYPE_AT)}")
+    # The usual mistakes of configuration begin with bytes that make an absurd size.
     start = frame[:FRAME_TYPE_AT]
     hint = ""
     if start == b"HTTP":
         hint = "; the peer speaks HTTP: is this the HTTP port (4151) of an nsqd, not its TCP port (4150)?"
-    elif start[0] in b"\x15\x16" and start[1] == 3:
+    elif start[0] in b"\x15\x16" and start[1] == 3:  # a TLS record: alert or handshake, version 3.x
         hint = "; the peer speaks TLS"
     raise RemoteProtocolError(
         f"frame size {size} is not within {TYPE_SIZE} and max_frame_size={max_size}: {start!r}{hint}"
@@ -193,6 +196,7 @@ cdef class FrameBuffer:
         PyMem_Free(self._frame)
 
     cdef int _enter(self) except -1:
+        # An allocation may start the garbage collector, and a destructor call feed again.
         if self._busy:
             raise LocalProtocolError("feed was called while another feed of the same reader is running")
         if self._error is not None:
@@ -240,6 +244,7 @@ cdef class FrameBuffer:
 
     cdef Py_ssize_t _top_up(self, const unsigned char* data, Py_ssize_t size) except -1:
         cdef Py_ssize_t taken = 0, n
+        # The header goes into _head, eight bytes: memory is taken only when its size has passed the limit.
         if self._frame == NULL:
             taken = min(FRAME_DATA_AT - self._have, size)
             memcpy(self._head + self._have, data, taken)
@@ -257,6 +262,7 @@ cdef class FrameBuffer:
                 raise MemoryError()
             memcpy(self._frame, self._head, FRAME_DATA_AT)
         n = min(self._total - self._have, size - taken)
+        # Of an oversized message only the headers are kept; the rest is counted, and dropped.
         if self._have < self._kept:
             memcpy(self._frame + self._have, data + taken, min(self._kept - self._have, n))
         self._have += n
@@ -339,7 +345,7 @@ cdef class FrameReader(FrameBuffer):
         except RemoteProtocolError as error:
             self._poison(error)
             self._backlog = None
-        except BaseException:
+        except BaseException:  # MemoryError, say, in the middle of a chunk: it is not known how far that was decoded
             self._poison(LocalProtocolError("the reader lost its place when an earlier feed failed"))
             raise
         finally:
@@ -354,7 +360,7 @@ cdef class FrameReader(FrameBuffer):
         if self._backlog is None:
             self._backlog = deque()
             self._backlog_at = 0
-        self._backlog.append(bytes(data))
+        self._backlog.append(bytes(data))  # a copy of what is not bytes: the caller may use its buffer again
         while self._backlog:
             size = bytes_view(self._backlog[0], &pointer) - self._backlog_at
             used = self._decode(pointer + self._backlog_at, size, out, now, limit)
@@ -380,6 +386,7 @@ cdef class FrameReader(FrameBuffer):
             total = frame_total(data + at, size - at, self.max_frame_size, self.skip_oversized)
             if total < 0:
                 _raise_frame_error(total, data + at, self.max_frame_size)
+            # The last frame of a chunk is mostly cut: it is copied, once, and all others are decoded where they lie.
             if total == 0 or total > size - at:
                 self._top_up(data + at, size - at)
                 return size

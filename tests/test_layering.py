@@ -372,6 +372,25 @@ def test_the_compiled_core_imports_errors_only(name: str) -> None:
     assert {module.lstrip(".").removeprefix("nsq_fast").lstrip(".") for module in ours} <= {"errors", *CORE, ""}
 
 
+MOST_METHODS = 20
+
+
+def methods_of(node: ast.ClassDef) -> set[str]:
+    """The names of its own methods and properties: overloads of one, and setters, are one."""
+    return {each.name for each in node.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))}
+
+
+def test_a_class_has_at_most_twenty_methods() -> None:
+    """One with more has more than one concept: give each a class with a contract of its own."""
+    large = {
+        f"{module_of(path)}.{node.name}": len(methods_of(node))
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and len(methods_of(node)) > MOST_METHODS
+    }
+    assert large == {}
+
+
 def run_python(code: str) -> str:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=PACKAGE.parent)

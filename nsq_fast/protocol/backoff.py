@@ -67,6 +67,7 @@ class Backoff:
 
     def probe(self) -> None:
         """End the pause, and let one message show whether things are better."""
+        # The level stays: only the result of the message may lower it.
         self.until = 0.0
 
     def reset(self) -> None:
@@ -109,6 +110,7 @@ class ReconnectDelay:
             self._failures = 0
         self._connected_at = None
         delay = grown(self._base, self._factor, self._failures, self._max_delay)
+        # Not counted above the cap: the power would overflow after a night without a server.
         if delay < self._max_delay:
             self._failures += 1
         return delay * (0.5 + 0.5 * self._random())

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from nsq_fast._codec import TracedReply, traced_reply
 from nsq_fast.errors import ConfigError, ServerError
 
+# In the versions of youzan/nsq only, as in 0.3.7-HA.1.9.6. youzan/nsq: internal/version/binary.go
 REDESIGNED_MARK = "-HA."
 
 # Keys of the ext header that mean something to redesigned servers; all that begin so are theirs.
@@ -38,7 +39,9 @@ _DELAYED_PUBLISHES = frozenset({"DPUB"})
 PUBLISHES = _PLAIN_PUBLISHES | _DELAYED_PUBLISHES | _TRACED_PUBLISHES | _EXT_PUBLISHES
 # Errors of commands that have no reply: they never belong to a command that waits for one.
 ANSWER_ERRORS = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
-_UNANSWERED = re.compile(r"(?:cannot )?(?:FIN|REQ|TOUCH|RDY)\b|Invalid Message ID|No channel")
+# What E_INVALID says when it is about one of them. nsqio/nsq: nsqd/protocol_v2.go, FIN, REQ, TOUCH, RDY, getMessageID
+# (which has changed its capitals); youzan/nsq: nsqdserver/protocol_v2.go, FIN, REQ, TOUCH
+_UNANSWERED = re.compile(r"(?:cannot )?(?:FIN|REQ|TOUCH|RDY)\b|(?i:invalid message id)|No channel")
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ def receipt_in(data: bytes) -> TracedReply | None:
     return None if data == b"OK" else traced_reply(data)
 
 
+# nsqio/nsq and youzan/nsq: FIN of protocol_v2.go prints the id with %s and with %v.
 _HEX_ID = re.compile(r"\b([0-9a-f]{16})\b")
 _BYTES_ID = re.compile(r"\[((?:\d{1,3} ){15}\d{1,3})\]")
 

@@ -53,6 +53,7 @@ class InFlight(HeldMessages):
         """
         if now < self.next_deadline:
             return []
+        # In order of arrival, which is that of first deadlines: those that are over are at the front.
         messages = self.unanswered()
         due = 0
         while due < len(messages) and messages[due].received_at + self.msg_timeout <= now:
@@ -81,7 +82,7 @@ class InFlight(HeldMessages):
 
     def _expired(self, messages: list[Message], others: list[Message]) -> list[Message]:
         for message in messages:
-            message.mark_expired()
+            message.mark_expired()  # so that a late answer, which the ledger still hears of, is not counted again
             self._deadlines.pop(message, None)
         self.count = max(0, self.count - len(messages))
         self.late += len(messages)

@@ -61,6 +61,7 @@ def partition_of_hash(java_hash: int, partition_num: int) -> int:
 
 def java_string_hash(text: str) -> int:
     """``String.hashCode()``: over UTF-16 code units, wrapping at 32 bits, signed."""
+    # A char of Java is a UTF-16 code unit, and half of a surrogate pair is one too.
     data = text.encode("utf-16-be", "surrogatepass")
     value = 0
     for index in range(0, len(data), 2):

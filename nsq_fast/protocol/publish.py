@@ -149,6 +149,7 @@ def take_command(waiting: deque[P], most: int, enough: int, limit: int) -> list[
         enough: bytes of an MPUB body after which none is added.
         limit: bytes of an MPUB body that are not exceeded, but by a first message that is larger.
     """
+    # What ended while it waited, by its deadline say, stays in the queue until here: to look for it would cost more.
     while waiting and waiting[0].done:
         waiting.popleft()
     if not waiting:
@@ -164,6 +165,7 @@ def take_command(waiting: deque[P], most: int, enough: int, limit: int) -> list[
         if not following.done:
             other = following.form
             size += LENGTH_BYTES + len(following.body) + (0 if other is PLAIN else other.overhead)
+            # MPUB is of one kind of record: a header or trace id cannot stand beside messages without one.
             if size > limit or following.is_alone or (other is not form and other.kind != form.kind):
                 break
             taken.append(following)

@@ -63,6 +63,8 @@ class Share:
 
     def sent(self, rdy: int, now: float, settle: float = SETTLE) -> None:
         """Note that RDY was sent."""
+        # A raise is in force at once, for all we know; a lower RDY only when the server has read it, and what it has
+        # pushed before is still on its way.
         if rdy < self.rdy:
             self.ceiling = self.highest(now)
             self.settles_at = now + settle

@@ -152,6 +152,7 @@ ERROR_TEXTS = (
 def classify(error: BaseException) -> Verdict:
     """The row of the table for an error of a publish, before attempts and options are looked at."""
     if isinstance(error, ServerError):
+        # The whole text has to match: a message that only begins so may be another, of a newer server.
         for row in ERROR_TEXTS:
             if row.code == error.code and row.text.fullmatch(error.detail):
                 return row.verdict

@@ -92,7 +92,7 @@ class Session(PublishCommands, ConsumeCommands):
         frames = reader.feed(data, now)
         self.message_count = count = reader.message_count
         if reader.error is not None:
-            self.failure = reader.error
+            self.failure = reader.error  # behind frames that were whole, which are returned first
         if count and count == len(frames):
             in_flight = self.ledger.received(frames)
             if in_flight > self._limit.most:
@@ -118,6 +118,7 @@ class Session(PublishCommands, ConsumeCommands):
             max_frame_size=min(layout.max_frame_size, MAX_COLUMN_FRAME_SIZE),
             skip_oversized=True,
         )
+        # Of a frame that has begun: what is whole was returned by ``receive``, so this completes none.
         reader.feed(layout.take_buffered())
         return reader
 
@@ -143,6 +144,7 @@ class Session(PublishCommands, ConsumeCommands):
         Otherwise returns None, and nothing happened: ``receive`` takes everything.
         """
         pending = self._pending
+        # Bytes of a partial frame before it would make it something else; a failure has to be raised first.
         if (data == _OK_FRAME and pending and pending[0][0] in PUBLISHES) and (
             self.stage is READY and not self._reader.buffered and self.failure is None
         ):
@@ -157,6 +159,7 @@ class Session(PublishCommands, ConsumeCommands):
                 kind = frame.__class__
                 if kind is Message:
                     events.append(frame)
+                # The reader has one object for all OKs, so this is a comparison of addresses: for pipelined publishes.
                 elif frame is OK and pending and pending[0][0] != "CLS":
                     command, token = pending.popleft()
                     events.append(Reply(command=command, data=b"OK", token=token))
@@ -194,6 +197,7 @@ class Session(PublishCommands, ConsumeCommands):
         self.message_count = 0
         pending = tuple(self._pending)
         self._pending.clear()
+        # nsqd reads no further after a fatal error. nsqio/nsq: nsqd/protocol_v2.go, IOLoop
         executed = False if self._had_fatal_error else None
         return [Disconnected(pending=pending, executed=executed, truncated=self._reader.buffered > 0)]
 

@@ -325,6 +325,7 @@ def _nsqd(peer: _WirePeer) -> Nsqd | None:
 
 
 def _address(host: str, port: int) -> Address | None:
+    # IPv6 comes in brackets from servers that were configured so; a socket wants it without.
     host = host.removeprefix("[").removesuffix("]")
     if not _HOST.fullmatch(host) or not 0 < port < 65536:
         return None

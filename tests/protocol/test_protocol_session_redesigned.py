@@ -273,7 +273,9 @@ def test_a_fin_at_a_node_that_lost_the_partition_ends_the_subscription(
     assert session.pending_count == is_closing
 
 
-@pytest.mark.parametrize("text", [b"Invalid Message ID", b"No channel", b"cannot REQ in current state"])
+@pytest.mark.parametrize(
+    "text", [b"Invalid Message ID", b"invalid message ID", b"No channel", b"cannot REQ in current state"]
+)
 def test_an_invalid_answer_is_not_taken_for_an_invalid_cls(text: bytes) -> None:
     session = ready()
     session.sub("t", "c")

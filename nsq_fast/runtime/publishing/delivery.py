@@ -149,7 +149,7 @@ class Delivery:
         if data != OK:
             self._take_receipts(command, data, conn.address)
         if command.is_overdue:
-            self._is_overdue_no_more(conn)
+            self.pool.has_replied_late(conn)
         publishes = command.publishes
         command.publishes = []
         pending_limit = self.pending_limit
@@ -180,7 +180,7 @@ class Delivery:
         if data == OK:
             for publish in command.publishes:
                 if not publish.done:
-                    self._owe(publish)
+                    self.pool.owe(publish.attempt)
                     self.finish(publish, None)
 
     def _take_receipts(self, command: Command, data: bytes, nsqd: Address) -> None:
@@ -201,7 +201,7 @@ class Delivery:
             return
         command.conn = None
         if command.is_overdue:
-            self._is_overdue_no_more(conn)
+            self.pool.has_replied_late(conn)
         again: list[Publish] = []
         delay = 0.0
         is_stale = needs_lookup = False
@@ -245,7 +245,7 @@ class Delivery:
             self.refused(command.conn, command, error)
 
     def _time_out(self, publish: Publish) -> None:
-        self._owe(publish)
+        self.pool.owe(publish.attempt)
         self.routes.refresh(publish.topic)  # what did not reply may lead no longer
         self.finish(publish, timeout_error(publish, self.pool, self.routes))
 
@@ -272,20 +272,6 @@ class Delivery:
         self.pool.close(timeout)
 
     # Links that owe replies
-
-    def _owe(self, publish: Publish) -> None:
-        """A publish ends while a reply to it is due."""
-        command: Command | None = publish.attempt
-        if command is not None and not command.is_overdue and command.conn is not None:
-            command.is_overdue = True
-            link = self.pool.link_of(command.conn)
-            if link is not None:
-                link.overdue += 1
-
-    def _is_overdue_no_more(self, conn: Connection) -> None:
-        link = self.pool.link_of(conn)
-        if link is not None and link.overdue:
-            link.overdue -= 1
 
     def _look_at_links(self) -> None:
         for link in [link for link in self.pool.open if link.is_late()]:

@@ -18,6 +18,7 @@ from nsq_fast.names import Address
 from nsq_fast.runtime.net.connection import Connection
 
 from .link import Link, LinkHandler
+from .publish import Command
 
 
 class Pool:
@@ -75,6 +76,20 @@ class Pool:
     def link_of(self, conn: Connection) -> Link | None:
         """The link whose connection this is now."""
         return next((link for link in self if link.conn is conn), None)
+
+    def owe(self, command: Command | None) -> None:
+        """A publish has ended while a reply to ``command`` is due; None: none is."""
+        if command is not None and not command.is_overdue and command.conn is not None:
+            command.is_overdue = True
+            link = self.link_of(command.conn)
+            if link is not None:
+                link.overdue += 1
+
+    def has_replied_late(self, conn: Connection) -> None:
+        """The reply to a command that was overdue has come, or will not come any more."""
+        link = self.link_of(conn)
+        if link is not None and link.overdue:
+            link.overdue -= 1
 
     def are_down(self, addresses: Collection[Address]) -> bool:
         """Whether none of these nsqds takes publishes, as far as has been tried."""

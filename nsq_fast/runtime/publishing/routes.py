@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from time import monotonic
 from typing import Protocol
 
 from gevent.pool import Group
 
 from nsq_fast.config import LookupConfig, ProducerConfig
-from nsq_fast.errors import ConfigError, LookupFailed, NoNsqd
+from nsq_fast.errors import ConfigError, LookupFailed
 from nsq_fast.names import Address, check_topic
 from nsq_fast.protocol.partitioner import key_partitioner
 from nsq_fast.protocol.topology import Topology
@@ -28,14 +27,12 @@ from .destination import Queue, Sender
 from .link import Link
 from .pool import Pool
 from .publish import Publish
-from .topic_route import TopicRoute, no_headers
+from .topic_route import TopicRoute
 
 logger = logging.getLogger(__name__)
 
 # Topics remembered at most: programs that make up topic names for each answer must not fill the memory.
 MAX_TOPICS = 10_000
-# Lookup says for so long (s) that there is no such topic: then there is none.
-ABSENT_AFTER = 1.0
 
 
 class RouteOwner(Sender, Protocol):
@@ -221,7 +218,7 @@ class Routes:
 
     def _set_partitions(self, route: TopicRoute, topology: Topology) -> None:
         if not route.is_partitioned and topology.meta is not None and not topology.meta.extend_support:
-            self._refuse_headers(route)
+            route.refuse_headers(self._owner.finish)
         known = {number: queue.leader for number, queue in route.partitions.items()}
         moved = route.set_partitions(topology)
         leaders = (queue.leader for queue in route.partitions.values())
@@ -232,14 +229,6 @@ class Routes:
                 logger.info("%s-%d moved from %s to %s", route.topic, queue.number, former, queue.leader)
             queue.moved()
         self._decided(route)
-
-    def _refuse_headers(self, route: TopicRoute) -> None:
-        """Fail what came with headers before it was known that the topic carries none, as later ones are refused."""
-        for queue in list(route.queues()):
-            for publish in list(queue.waiting):
-                if not publish.done and publish.form.kind == "PUB_EXT":
-                    self._owner.finish(publish, no_headers(route.topic))
-            queue.remove_ended()
 
     def _decided(self, route: TopicRoute) -> None:
         """It is known now which partitions a topic has: those that are bound to one can go there."""
@@ -274,35 +263,9 @@ class Routes:
             self._set_addresses(route, named | others)
             topology = self._poller.topology(route.topic)
             if not (named or others):
-                self._tell_lack(route)
+                route.tell_lack(self.lookup_problem(route.topic))
                 if nodes and topology is not None and topology.is_unknown:
-                    self._end_if_absent(route, topology)
-
-    def _tell_lack(self, route: TopicRoute) -> None:
-        """Log once that publishes wait because nobody takes them."""
-        if not route.is_lack_told:
-            route.is_lack_told = True
-            logger.warning("publishes to topic %s wait for an nsqd: %s", route.topic, self.lookup_problem(route.topic))
-
-    def _end_if_absent(self, route: TopicRoute, topology: Topology) -> None:
-        """Fail what waits for a topic that does not exist, and that nobody will create by publishing to it.
-
-        Lookup has to say so for a while: another client may just be creating the topic.
-        """
-        now = monotonic()
-        if route.absent_since is None:
-            route.absent_since = now
-        if now - route.absent_since < ABSENT_AFTER:
-            return
-        text = (
-            f"topic {route.topic!r} does not exist (lookup says: {topology.problem}), and servers of the redesigned NSQ"
-            " create no topics by themselves: create it, or mend the name"
-        )
-        for queue in list(route.queues()):
-            for publish in list(queue.waiting):
-                if not publish.done:
-                    self._owner.finish(publish, NoNsqd(text))
-            queue.remove_ended()
+                    route.end_if_absent(topology.problem, self._owner.finish)
 
     def _set_addresses(self, route: TopicRoute, addresses: frozenset[Address]) -> None:
         route.topology = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any
 
-from nsq_fast.errors import ConfigError
+from nsq_fast.errors import ConfigError, NoNsqd, NsqError
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import EXT_RECORD_BYTES
 from nsq_fast.protocol.partitioner import Key
@@ -17,6 +18,9 @@ from .link import Link
 from .publish import Publish
 
 logger = logging.getLogger(__name__)
+
+# Lookup says for so long (s) that there is no such topic: then there is none.
+ABSENT_AFTER = 1.0
 
 
 class TopicRoute:
@@ -174,6 +178,42 @@ class TopicRoute:
         self.any.links = links
         self._any_partition.open = [queue for queue in self.partitions.values() if queue.links]
         return is_lost
+
+    def tell_lack(self, problem: str) -> None:
+        """Log once that publishes wait because nobody takes them; ``problem`` says why."""
+        if not self.is_lack_told:
+            self.is_lack_told = True
+            logger.warning("publishes to topic %s wait for an nsqd: %s", self.topic, problem)
+
+    def end_if_absent(self, problem: str, finish: Callable[[Publish, NsqError], object]) -> None:
+        """Fail what waits for a topic that does not exist, and that nobody will create by publishing to it.
+
+        Lookup has to say so for a while, by calls of this: another client may just be creating the topic.
+        """
+        now = monotonic()
+        if self.absent_since is None:
+            self.absent_since = now
+        if now - self.absent_since < ABSENT_AFTER:
+            return
+        text = (
+            f"topic {self.topic!r} does not exist (lookup says: {problem}), and servers of the redesigned NSQ"
+            " create no topics by themselves: create it, or mend the name"
+        )
+        self._fail_waiting(finish, lambda publish: NoNsqd(text))
+
+    def refuse_headers(self, finish: Callable[[Publish, NsqError], object]) -> None:
+        """Fail what came with headers before it was known that the topic carries none, as later ones are refused."""
+        self._fail_waiting(finish, lambda publish: no_headers(self.topic) if publish.form.kind == "PUB_EXT" else None)
+
+    def _fail_waiting(
+        self, finish: Callable[[Publish, NsqError], object], error_of: Callable[[Publish], NsqError | None]
+    ) -> None:
+        for queue in list(self.queues()):
+            for publish in list(queue.waiting):
+                error = None if publish.done else error_of(publish)
+                if error is not None:
+                    finish(publish, error)
+            queue.remove_ended()
 
     # Its queues
 
