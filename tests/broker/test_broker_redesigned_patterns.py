@@ -11,6 +11,7 @@ from support.replay import DATA
 
 from nsq_fast.broker.redesigned.go_glob import translate_glob
 from nsq_fast.broker.redesigned.go_regexp import translate_regexp
+from nsq_fast.header_patterns import PatternInvalid, check_glob, check_regexp
 
 HEAD, *ROWS = map(json.loads, (DATA / "go_patterns.jsonl").read_text().splitlines())
 TEXTS: list[str] = HEAD["texts"]
@@ -47,3 +48,20 @@ def test_an_empty_brace_at_the_end_is_refused() -> None:
     # gobwas/glob panics when it matches a text with it, and the real nsqd dies of that.
     with pytest.raises(ValueError, match="panic"):
         translate_glob("a{")
+
+
+def is_let_through(kind: str, pattern: str) -> bool:
+    try:
+        (check_regexp if kind == "regexp" else check_glob)(pattern)
+    except PatternInvalid:
+        return False
+    return True
+
+
+def test_consumers_let_no_pattern_through_that_go_refuses() -> None:
+    # An empty filter is refused elsewhere: it is no pattern.
+    let_through = [
+        (kind, pattern, wanted) for kind, pattern, wanted in ROWS if pattern and is_let_through(kind, pattern)
+    ]
+    assert len(let_through) > 50
+    assert [row for row in let_through if row[2] is None] == []
