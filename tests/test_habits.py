@@ -100,7 +100,7 @@ def test_a_fixture_that_many_tests_use_stands_once(name: str) -> None:
     assert len([path for path in paths if name in FIXTURE.findall(path.read_text())]) == 1
 
 
-SLEEP = re.compile(r"\bsleep\((?!0\))")
+SLEEP = re.compile(r"(?<!\"time\.)\bsleep\((?!0\))")
 
 
 def test_a_sleep_says_why_it_is_the_subject() -> None:

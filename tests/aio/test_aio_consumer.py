@@ -43,7 +43,7 @@ async def until_async(probe: Any) -> None:
     end = time.monotonic() + WAIT
     while not probe():
         assert time.monotonic() < end
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.005)  # sleep: looks again and again
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
@@ -55,7 +55,7 @@ def test_handlers_run_one_at_a_time_and_in_order(filled: str, new_loop: NewLoop)
         running.append(1)
         assert len(running) == 1
         if len(found) % 10 == 0:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # sleep: a handler that waits
         found.append(message.body)
         running.pop()
 
@@ -76,7 +76,7 @@ def test_as_many_handlers_as_concurrency_says(filled: str, new_loop: NewLoop) ->
         running += 1
         most = max(most, running)
         while most < 20:  # twenty at once, or it never ends
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # sleep: looks again and again
         running -= 1
 
     async def main() -> None:
@@ -174,7 +174,7 @@ def test_what_a_handler_waited_for_is_cancelled_and_only_that_message_fails(fill
         nonlocal count
         count += 1
         if count == 1:
-            inner = asyncio.ensure_future(asyncio.sleep(WAIT))
+            inner = asyncio.ensure_future(asyncio.sleep(WAIT))  # sleep: what is cancelled
             inner.cancel()
             await inner
 
@@ -206,7 +206,7 @@ def test_the_end_of_the_loop_gives_back_what_handlers_hold(
     async def handle(consumer: Consumer, message: Message) -> None:
         nonlocal began
         began += 1
-        await asyncio.sleep(WAIT)
+        await asyncio.sleep(WAIT)  # sleep: a handler that does not end
 
     consumer = Consumer("t", "c", filled, message_handler=handle, max_in_flight=10, concurrency=5)
 
@@ -230,7 +230,7 @@ def test_a_loop_that_is_closed_in_the_middle_loses_nothing(filled: str, caplog: 
 
     async def handle(consumer: Consumer, message: Message) -> None:
         began.set()
-        await asyncio.sleep(WAIT)
+        await asyncio.sleep(WAIT)  # sleep: a handler that does not end
 
     loop = asyncio.new_event_loop()
     consumer = Consumer("t", "c", filled, message_handler=handle, max_in_flight=10)
@@ -260,7 +260,7 @@ def test_a_blocked_loop_keeps_no_heartbeat(filled: str, caplog: pytest.LogCaptur
         nonlocal handled
         handled += 1
         if handled == 1:
-            time.sleep(4.0)
+            time.sleep(4.0)  # sleep: a handler that blocks the loop
 
     async def main() -> None:
         options: dict[str, Any] = {"max_in_flight": 3, "heartbeat_interval": 1.0, "concurrency": 2}
@@ -278,7 +278,7 @@ def test_a_server_that_restarts_loses_no_message(nsqd_process: Any, filled: str)
     found: set[bytes] = set()
 
     async def handle(consumer: Consumer, message: Message) -> None:
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)  # sleep: a handler that waits
         found.add(message.body)
 
     async def main() -> None:
@@ -312,12 +312,12 @@ def test_the_interpreter_ends_without_a_word(filled: str) -> None:
 import asyncio
 from nsq_fast.aio import Consumer
 async def handle(consumer, message):
-    await asyncio.sleep(100)
+    await asyncio.sleep(100)  # sleep: a program that is ended
 async def main():
     consumer = Consumer("t", "c", {filled!r}, message_handler=handle, max_in_flight=5)
     await consumer.start()
     while not consumer.total_in_flight:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # sleep: looks again and again
 asyncio.run(main())
 """
     command = [sys.executable, "-c", program]
@@ -344,7 +344,7 @@ def test_no_more_than_max_in_flight_cross_over(limit: int, concurrency: int, ste
         elif step == "requeue":
             message.requeue(0)
         elif step == "wait":
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # sleep: a handler that waits
         else:
             raise RequeueMessage(0, backoff=False)
 

@@ -127,7 +127,7 @@ def test_a_cancelled_publish_that_was_sent_may_be_stored(nsqd_process: Any) -> N
             task = asyncio.create_task(publish())
             while not producer.stats()["pending"]:
                 await asyncio.sleep(0)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # sleep: the loop has its turns meanwhile
             task.cancel()
             await asyncio.wait((task,))
             assert errors[0].possibly_stored is True  # type: ignore[attr-defined]
@@ -187,7 +187,7 @@ def test_max_pending_holds(nsqd_process: Any) -> None:
             nsqd_process.freeze()
             tasks = [asyncio.create_task(producer.publish("t", b"%d" % number)) for number in range(50)]
             while producer.stats()["held"] < 5:
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.001)  # sleep: looks again and again
             with pytest.raises(PublishFailed, match="max_pending=5"):
                 producer.publish_nowait("t", b"x")
             assert producer.stats()["held"] == 5
@@ -203,7 +203,7 @@ def test_a_blocked_loop_is_named_and_keeps_no_heartbeat(nsqd_process: Any, caplo
         async with Producer(nsqd_process.address, heartbeat_interval=1.0) as producer:
             await producer.publish("t", b"first")
             result = producer.publish_nowait("t", b"x")
-            time.sleep(4.0)  # longer than two intervals: nsqd would close
+            time.sleep(4.0)  # sleep: longer than two intervals: nsqd would close
             await result
             assert producer.is_connected
 

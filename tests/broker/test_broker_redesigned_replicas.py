@@ -165,7 +165,7 @@ def test_nothing_that_was_confirmed_is_lost_whatever_happens(seed: int) -> None:
                     # A node that does not have the partition answers with an error that ends the connection.
                     confirmed += [body] if put(client, body) == b"OK" else []
                     client.close()
-            sleep(dice.choice((0.0, 0.005, 0.03)))
+            sleep(dice.choice((0.0, 0.005, 0.03)))  # sleep: trouble at any moment
         for node in down:
             (cluster.restart_node if not node.is_running else cluster.heal_node)(node)
         until(lambda: len(cluster.partition("t", 0).in_sync) >= 3)

@@ -77,7 +77,7 @@ with TestClient(fastapi_app.app) as client:
     end = time.monotonic() + {WAIT}
     while client.get("/health").json()["handled"] < 20:
         assert time.monotonic() < end
-        time.sleep(0.01)
+        time.sleep(0.01)  # sleep: looks again and again
 print(sorted(map(int, fastapi_app.handled)) == list(range(20)))
 """
     assert testing

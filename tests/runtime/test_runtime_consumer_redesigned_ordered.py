@@ -144,14 +144,14 @@ def test_a_delay_that_the_handler_wants_is_held_too(nsqd, consume):
 
 
 def test_a_message_is_held_no_longer_than_the_server_waits(consume):
-    nsqd = PartitionNsqd({"msg_timeout": 250})
+    nsqd = PartitionNsqd({"msg_timeout": 4000})
     try:
         consume(Recorder(1), found=topology({0: nsqd}), requeue_delay=60_000)
         connection = nsqd.subscriber(0)
         push_record(connection, 1)
         began = monotonic()
         connection.wait_for(lambda: answers(connection, b"REQ") == [1])
-        assert monotonic() - began < 0.25
+        assert monotonic() - began < 4.0
         assert b"TOUCH" not in connection.words()
     finally:
         nsqd.stop()

@@ -141,9 +141,11 @@ def test_a_deadline_that_comes_while_it_lingers(publish_nsqd: Nsqds, new_produce
 
 
 def test_a_mute_server_holds_the_room_of_a_batch_until_it_answers(publish_nsqd: Nsqds, new_producer: Producers) -> None:
-    server = publish_nsqd(stay_mute)
+    server = publish_nsqd()
     sender = new_producer(server, linger=0.005, max_pending=2)
-    results = [sender.publish_nowait("t", b"x", timeout=0.05) for _ in range(2)]
+    assert sender.publish("t", b"first") == b"OK"  # so that it is connected
+    server.answer = stay_mute
+    results = [sender.publish_nowait("t", b"x", timeout=0.5) for _ in range(2)]
     gevent.joinall(results, timeout=WAIT)
     assert all(isinstance(result.exception, errors.PublishTimeout) for result in results)
     assert sender.stats()["held"] == 2

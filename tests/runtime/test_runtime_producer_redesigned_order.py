@@ -226,7 +226,7 @@ def test_a_leader_that_is_not_reachable_is_named(lookup_producer: LookupProducer
     )
     sender, lookup = lookup_producer(gone)
     with pytest.raises(errors.NoLeader, match=f"its leader {address} is not connected") as caught:
-        sender.publish("t", b"x", key="k", timeout=0.2)
+        sender.publish("t", b"x", key="k", timeout=1.0)
     assert isinstance(caught.value.__cause__, errors.ConnectFailed)
     assert lookup.refreshed
     with pytest.raises(errors.NoNsqd):
@@ -418,7 +418,7 @@ def test_an_attempt_that_is_overdue_asks_lookup(lookup_producer: LookupProducers
     nsqd.answer = stay_mute
     before = lookup.refreshed
     with pytest.raises(errors.PublishTimeout):
-        sender.publish("t", b"y", key="k", timeout=0.05)
+        sender.publish("t", b"y", key="k", timeout=0.5)
     assert lookup.refreshed > before
 
 
@@ -442,9 +442,9 @@ def test_a_deadline_in_the_middle_keeps_the_order_of_the_others(
     sender, _ = lookup_producer(one(nsqd), coalesce=True)
     sender.publish("t", b"first", key="k")  # so that it is connected
     nsqd.answer = stay_mute
-    late = sender.publish_nowait("t", b"late", key="k", timeout=0.05)
+    late = sender.publish_nowait("t", b"late", key="k", timeout=0.5)
     nsqd.wait_commands(2)
-    never = sender.publish_nowait("t", b"never", key="k", timeout=0.05)
+    never = sender.publish_nowait("t", b"never", key="k", timeout=0.5)
     results = [sender.publish_nowait("t", body, key="k") for body in numbers(4)]
     gevent.joinall([late, never], timeout=WAIT)
     assert late.exception.possibly_stored

@@ -166,7 +166,7 @@ from nsq_fast.threads import Consumer
 began = threading.Event()
 def handle(consumer, message):
     began.set()
-    time.sleep(100)
+    time.sleep(100)  # sleep: a handler that never ends
 consumer = Consumer("t", "c", {filled!r}, message_handler=handle, handler_threads=2)
 consumer.start(block=False)
 assert began.wait(20)
