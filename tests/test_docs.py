@@ -23,7 +23,7 @@ from nsq_fast.broker import BrokerProcess
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = ["index", "consumer", "producer", "asyncio", "threads", "tls", "testing"]
+PAGES = ["index", "consumer", "producer", "asyncio", "threads", "integrations", "tls", "testing"]
 LIMIT = 60.0
 
 

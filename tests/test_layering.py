@@ -44,6 +44,7 @@ ALLOWED = {
     "gnsq": DATA | CORE | {"protocol", "runtime", "__init__"},
     "threads": DATA | CORE | {"protocol", "runtime"},
     "aio": DATA | CORE | {"protocol", "runtime"},
+    "integrations": DATA | CORE | {"aio", "threads", "__init__"},
     "page": set(),
     "spark": DATA | CORE | {"protocol", "runtime", "broker", "page", "__init__"},
     "testing": DATA | CORE | {"protocol", "runtime", "broker", "__init__"},
@@ -59,7 +60,7 @@ IMPURE = {
     "rich", "select", "selectors", "signal", "socket", "socketserver", "ssl", "subprocess", "threading", "time",
     "urllib",
 }  # fmt: skip
-ABOVE_RUNTIME = {"aio", "broker", "gnsq", "threads", "spark", "testing", "bench", "soak", "cli"}
+ABOVE_RUNTIME = {"aio", "broker", "gnsq", "integrations", "threads", "spark", "testing", "bench", "soak", "cli"}
 PURE_LAYERS = {"protocol", "page", *DATA}
 
 
@@ -240,7 +241,7 @@ def test_the_upper_layers_use_public_names_of_the_others() -> None:
     wrong = [
         shown(path, item)
         for path in SOURCES
-        if layer_of(path) in {"aio", "broker", "cli", "gnsq", "soak", "spark", "testing", "threads"}
+        if layer_of(path) in {"aio", "broker", "cli", "gnsq", "integrations", "soak", "spark", "testing", "threads"}
         for item in imports_of(path)
         if layers_imported(item) - {layer_of(path)}
         and any(name.startswith("_") and not name.startswith("__") and name not in CORE for name in item.names)

@@ -106,9 +106,7 @@ def _ours() -> Iterator[Client]:
     )
     asyncio_kinds = _EVERYTHING - {"ordered"}
     program = _program("use_aio")
-    yield Client(
-        name=ASYNCIO, command=program, version=__version__, kinds=asyncio_kinds, can_spread=True, can_sleep=True
-    )
+    yield Client(name=ASYNCIO, command=program, version=__version__, kinds=asyncio_kinds, **able)
     yield Client(
         name=THREADS,
         command=_program("use_threads"),

@@ -13,7 +13,11 @@ topic = job["topic"]
 body = b"x" * job["size"]
 padding = b"x" * max(0, job["size"] - STAMP_BYTES)
 NSQDS = [tuple(address) for address in job["nsqds"]]
-OPTIONS = {"output_buffer_size": -1} if job["unbuffered"] else {}
+OPTIONS = {job["compression"]: True} if job["compression"] else {}
+if job["tls"]:
+    OPTIONS |= {"tls_v1": True, "tls_options": {"cafile": job["cafile"]}}
+if job["unbuffered"]:
+    OPTIONS["output_buffer_size"] = -1
 
 
 def make_consumer(handle):

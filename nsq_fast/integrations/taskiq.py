@@ -1,0 +1,122 @@
+"""A broker of taskiq: tasks are messages of one topic, and each worker takes them through one channel.
+
+    from nsq_fast.integrations.taskiq import NSQBroker
+
+    broker = NSQBroker("127.0.0.1:4150")
+
+    @broker.task
+    async def double(number: int) -> int:
+        return 2 * number
+
+A task is acknowledged by taskiq, by default when it has run. The message of a
+worker that died before that is delivered again when its timeout is over; while a
+task runs, its timeout is put off (TOUCH). So tasks run at least once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from typing import Any
+
+from taskiq import AckableMessage, AsyncBroker, BrokerMessage
+
+from nsq_fast import Message
+from nsq_fast.aio import Consumer, Producer
+from nsq_fast.errors import AlreadyResponded, ConfigError, NsqError
+
+Addresses = str | Iterable[str | tuple[str, int]]
+
+DELAY_LABEL = "delay"
+MAX_IN_FLIGHT = 100
+
+logger = logging.getLogger(__name__)
+
+
+class NSQBroker(AsyncBroker):  # type: ignore[misc]  # taskiq is an extra: type checkers may not have it
+    """Kicks tasks by publishing them, and listens by consuming them.
+
+    Args:
+        nsqd_tcp_addresses, lookupd_http_addresses: of the servers, as for ``nsq_fast.aio.Producer``.
+        topic: of the tasks.
+        channel: of the workers, which share the tasks. Another channel gets every task, too.
+        max_in_flight: tasks that a worker holds at once; no more run in it, whatever ``--max-async-tasks`` says.
+        producer: more options of the producer.
+        consumer: more options of the consumer.
+
+    The label ``delay`` of a task says how many seconds it waits in nsqd (original servers only).
+    """
+
+    def __init__(
+        self,
+        nsqd_tcp_addresses: Addresses = (),
+        lookupd_http_addresses: Addresses = (),
+        *,
+        topic: str = "taskiq",
+        channel: str = "taskiq",
+        max_in_flight: int = MAX_IN_FLIGHT,
+        producer: Mapping[str, Any] | None = None,
+        consumer: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self._topic = topic
+        self._producer = Producer(nsqd_tcp_addresses, lookupd_http_addresses, **dict(producer or {}))
+        self._consumer = Consumer(
+            topic,
+            channel,
+            nsqd_tcp_addresses,
+            lookupd_http_addresses,
+            max_in_flight=max_in_flight,
+            **{"auto_touch": True, **dict(consumer or {})},
+        )
+
+    async def startup(self) -> None:
+        """Connect."""
+        await super().startup()
+        await self._producer.start()
+
+    async def shutdown(self) -> None:
+        """Give back what no task was begun with; wait for what is published; close the connections."""
+        await self._consumer.close()
+        await self._producer.close()
+        await super().shutdown()
+
+    async def kick(self, message: BrokerMessage) -> None:
+        """Publish a task. Returns when a server has it; raises what ``Producer.publish`` raises."""
+        defer = _delay_ms(message.labels.get(DELAY_LABEL))
+        await self._producer.publish(self._topic, message.message, defer)
+
+    async def listen(self) -> AsyncGenerator[AckableMessage, None]:
+        """The tasks, one by one, until the worker ends."""
+        await self._consumer.start()
+        try:
+            async for message in self._consumer:
+                message.enable_async()
+                yield AckableMessage(data=message.body, ack=_ack_of(message))
+        finally:
+            if self._consumer.is_running:
+                self._consumer.pause()  # tasks that run are still acknowledged; ``shutdown`` closes it
+
+
+def _ack_of(message: Message) -> Any:
+    async def ack() -> None:
+        try:
+            message.finish()
+        except AlreadyResponded:
+            pass
+        except NsqError as error:  # its connection is lost
+            logger.warning("a task has run, and runs again: its message cannot be finished: %s", error)
+
+    return ack
+
+
+def _delay_ms(delay: Any) -> int | None:
+    if delay is None:
+        return None
+    try:
+        milliseconds = round(1000 * float(delay))
+    except (TypeError, ValueError, OverflowError):
+        milliseconds = -1
+    if milliseconds < 0:
+        raise ConfigError(f"the label {DELAY_LABEL}={delay!r} must be a number of seconds, 0 or more")
+    return milliseconds

@@ -1,0 +1,112 @@
+"""taskiq on NSQ, with taskiq's own worker: tasks run, wait, fail and survive a server that restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from nsq_fast.errors import ConfigError
+
+pytest.importorskip("taskiq")
+
+from taskiq import SendTaskError
+from taskiq.api import run_receiver_task
+
+from nsq_fast.integrations.taskiq import NSQBroker
+
+WAIT = 30.0
+
+
+async def until(probe: Any) -> None:
+    end = time.monotonic() + WAIT
+    while not probe():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def working(broker: NSQBroker) -> AsyncIterator[asyncio.Task[None]]:
+    """A worker in this loop."""
+    broker.is_worker_process = True
+    await broker.startup()
+    worker = asyncio.create_task(run_receiver_task(broker))
+    try:
+        yield worker
+    finally:
+        worker.cancel()
+        await asyncio.wait((worker,))
+        await broker.shutdown()
+
+
+def test_tasks_run_and_are_finished(nsqd_process: Any) -> None:
+    ran: list[int] = []
+
+    async def main() -> None:
+        broker = NSQBroker(nsqd_process.address)
+
+        @broker.task
+        async def note(number: int) -> None:
+            ran.append(number)
+
+        async with working(broker):
+            for number in range(50):
+                await note.kiq(number)
+            await until(lambda: len(ran) == 50)
+            await until(lambda: broker._consumer.stats().totals.finished == 50)
+
+    asyncio.run(main())
+    assert sorted(ran) == list(range(50))
+
+
+def test_a_delayed_task_runs_later(real_nsqd: Any) -> None:
+    ran: list[float] = []
+    address = str(real_nsqd().tcp_address)
+
+    async def main() -> None:
+        broker = NSQBroker(address)
+
+        @broker.task
+        async def note() -> None:
+            ran.append(time.monotonic())
+
+        async with working(broker):
+            kicked = time.monotonic()
+            await note.kicker().with_labels(delay=0.5).kiq()
+            await until(lambda: ran)
+            assert ran[0] - kicked >= 0.5
+            with pytest.raises(SendTaskError) as caught:
+                await note.kicker().with_labels(delay="soon").kiq()
+            assert isinstance(caught.value.__cause__, ConfigError)
+
+    asyncio.run(main())
+
+
+def test_a_server_that_restarts_loses_no_task(nsqd_process: Any) -> None:
+    ran: set[int] = set()
+
+    async def main() -> None:
+        options = {"retry_max_delay": 0.1, "max_backoff_duration": 0.1}
+        broker = NSQBroker(nsqd_process.address, producer=options, consumer={"max_reconnect_delay": 0.1})
+
+        @broker.task
+        async def note(number: int) -> None:
+            await asyncio.sleep(0.001)
+            ran.add(number)
+
+        async with working(broker):
+            for number in range(50):
+                await note.kiq(number)
+            await until(lambda: len(ran) > 10)
+            nsqd_process.stop()
+            kicking = [asyncio.create_task(note.kiq(number)) for number in range(50, 100)]
+            await asyncio.sleep(0)
+            nsqd_process.start()
+            await asyncio.gather(*kicking)
+            await until(lambda: len(ran) == 100)
+
+    asyncio.run(main())
