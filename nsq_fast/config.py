@@ -362,7 +362,13 @@ class ConsumerConfig(Config):
         " others have not handled may be skipped, or come again",
     )
     attempts_threshold: int = option(
-        10, "attempts from which on an ordered message counts as blocked", minimum=1, maximum=4000
+        10,
+        "attempts from which on an ordered message counts as blocked, and others are warned of",
+        minimum=1,
+        maximum=4000,
+    )
+    skip_header: str | None = option(
+        None, "redesigned: messages that have this extended header are finished, and no handler sees them", kind=str
     )
     decompress: bool = option(True, "redesigned: decompress bodies that their ext headers call compressed")
     max_decompressed_size: int = option(

@@ -68,6 +68,7 @@ class ConsumerKeywords(ConnectionKeywords, LookupKeywords, total=False):
     order_policy: str
     start_position_policy: str
     attempts_threshold: int
+    skip_header: str | None
     decompress: bool
     max_decompressed_size: int
 

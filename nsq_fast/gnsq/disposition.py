@@ -38,9 +38,9 @@ class GnsqDisposition(Disposition):
         self._options: GnsqOptions = consumer
         self._failure_delay, self.requeue_delay = self.requeue_delay, _NO_DELAY
 
-    def failed(self, message: Message, error: BaseException) -> None:
+    def failed(self, message: Message, error: BaseException, is_ordered: bool = False) -> None:
         if not isinstance(error, _Kept):
-            super().failed(message, error)
+            super().failed(message, error, is_ordered)
 
     def requeue(self, message: Message, delay_ms: int | None, backoff: bool) -> None:
         fixed = self._options.requeue_delay

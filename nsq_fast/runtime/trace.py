@@ -1,4 +1,4 @@
-"""The trace log: one structured record for each traced publish and each consumed message.
+"""The trace log: a structured record for each traced publish, and two for each delivery: its receipt and its outcome.
 
 It is switched at run time, for all topics or for some. Producers and consumers
 ask ``is_on(topic)`` before anything else is done, so that it costs a set
@@ -17,7 +17,7 @@ import secrets
 import time as clocks
 from collections.abc import Callable, Iterable, Iterator
 from logging.handlers import RotatingFileHandler
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -61,6 +61,29 @@ class PublishRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"
         return _encode(self).decode()
 
 
+class ReceiveRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="receive"):
+    """One delivery of a message has arrived. What becomes of it is a ConsumeRecord; a handler that hangs leaves none.
+
+    The attributes are those of ConsumeRecord; ``time`` is that of the receipt.
+    """
+
+    time: int
+    topic: str
+    partition: int | None
+    channel: str
+    nsqd: str
+    local: str
+    internal_id: _U64
+    trace_id: _U64
+    offset: int | None
+    size: int | None
+    timestamp: int
+    attempts: int
+
+    def __str__(self) -> str:
+        return _encode(self).decode()
+
+
 class ConsumeRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="consume"):
     """One delivery of a message was answered, or its time ran out.
 
@@ -92,7 +115,7 @@ class ConsumeRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"
         return _encode(self).decode()
 
 
-TraceRecord: TypeAlias = PublishRecord | ConsumeRecord
+TraceRecord: TypeAlias = PublishRecord | ReceiveRecord | ConsumeRecord
 Stored: TypeAlias = tuple[int, int, int | None, int | None]
 """Internal id, trace id, offset, size."""
 
@@ -185,6 +208,12 @@ class TraceLog:
             )
         )
 
+    def received(
+        self, topic: str, channel: str, message: Message, *, nsqd: Address | str, local: Address | str | None
+    ) -> None:
+        """Record that a delivery has arrived. ``nsqd`` and ``local`` are the two ends of the connection."""
+        self._log.info(ReceiveRecord(time=self._clock(), **_delivery(topic, channel, message, nsqd, local)))
+
     def consumed(
         self,
         topic: str,
@@ -206,24 +235,33 @@ class TraceLog:
         self._log.info(
             ConsumeRecord(
                 time=self._clock(),
-                topic=topic,
-                partition=message.partition,
-                channel=channel,
-                nsqd=str(nsqd),
-                local="" if local is None else str(local),
-                internal_id=message.internal_id,
-                trace_id=message.trace_id,
-                offset=message.offset,
-                size=message.raw_size,
-                timestamp=message.timestamp,
-                attempts=message.attempts,
                 outcome=outcome,
                 handling_time=handling_time,
+                **_delivery(topic, channel, message, nsqd, local),
             )
         )
 
 
 trace_log = TraceLog()
+
+
+def _delivery(
+    topic: str, channel: str, message: Message, nsqd: Address | str, local: Address | str | None
+) -> dict[str, Any]:
+    """The fields that both records of a delivery have."""
+    return {
+        "topic": topic,
+        "partition": message.partition,
+        "channel": channel,
+        "nsqd": str(nsqd),
+        "local": "" if local is None else str(local),
+        "internal_id": message.internal_id,
+        "trace_id": message.trace_id,
+        "offset": message.offset,
+        "size": message.raw_size,
+        "timestamp": message.timestamp,
+        "attempts": message.attempts,
+    }
 
 
 def split_receipt(receipt: TracedReply, pairs: Iterable[tuple[int, int]]) -> Iterator[Stored]:

@@ -162,6 +162,34 @@ def test_zero_tries_means_no_limit(nsqd, consume):
     assert handled == [65535]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"kind": "message_handler"}, {"kind": "message_handler", "handler_threads": 1}, {"kind": "batch_handler"}],
+    ids=["handler", "threads", "batches"],
+)
+def test_a_message_that_fails_for_long_is_warned_of(nsqd, start_consumer, options, caplog):
+    def fail(consumer, message):
+        raise ValueError("no")
+
+    start_consumer(
+        "topic",
+        "channel",
+        str(nsqd.address),
+        max_tries=0,
+        attempts_threshold=3,
+        **{options.pop("kind"): fail},
+        **options,
+    )
+    conn = nsqd.connection()
+    for attempts in range(1, 12):
+        conn.push(attempts, attempts=attempts)
+    conn.wait_for(lambda: len(conn.answered(b"REQ")) == 11)
+    warned = [each.getMessage() for each in caplog.records if "has failed in" in each.getMessage()]
+    assert [text.split("in its ")[1] for text in warned] == [
+        f"{attempts}th attempt; max_tries=0 sets no end" for attempts in (4, 5, 7, 11)
+    ]
+
+
 def test_a_policy_that_fails_keeps_the_message(nsqd, consume):
     consume(ignore, max_tries=1, give_up=PublishTo("dead", producer=Publisher(OSError("no nsqd"))), requeue_delay=3)
     conn = nsqd.connection()

@@ -10,6 +10,7 @@ import gevent
 import lz4.block
 import pytest
 import snappy
+from gevent.event import Event
 from support.partitions import PartitionNsqd, answers, push_record, topology
 from support.scripted_nsqd import ScriptedNsqd, frame
 from support.waiting import until
@@ -17,7 +18,7 @@ from support.waiting import until
 from nsq_fast._codec import Message
 from nsq_fast.errors import BodyInvalid
 from nsq_fast.runtime.consuming.bodies import decompressed, is_compressed
-from nsq_fast.runtime.trace import ConsumeRecord, TraceLog
+from nsq_fast.runtime.trace import ConsumeRecord, ReceiveRecord, TraceLog, read_records
 
 CONSUME = {"topic": "t", "channel": "c"}
 
@@ -100,6 +101,25 @@ def test_decompression_can_be_switched_off(nsqd, consume):
 
 
 @pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize(("decompress", "name"), [(False, "test"), (True, "t\u00e9st")])
+def test_messages_with_a_header_are_skipped(nsqd, consume, ordered, decompress, name):
+    seen = []
+    consumer = consume(
+        topology({0: nsqd}, extend_support=True, ordered=ordered), lambda _, message: seen.append(message.body),
+        skip_header=name, decompress=decompress,
+    )  # fmt: skip
+    connection = nsqd.subscriber(0)
+    has_it, also_has_it = json.dumps({name: ""}).encode(), json.dumps({"a": 1, name: "true"}).encode()
+    headers = [has_it, json.dumps({"k": name}).encode(), f"{name}, but no JSON".encode(), b"", also_has_it]
+    for sequence, ext in enumerate(headers, 1):
+        push_record(connection, sequence, body=b"%d" % sequence, ext=ext)
+    connection.wait_for(lambda: sorted(answers(connection, b"FIN")) == [1, 2, 3, 4, 5])
+    assert seen == [b"2", b"3", b"4"]
+    until(lambda: consumer.stats().totals.finished == 5)
+    assert consumer.stats().totals.skipped == 2
+
+
+@pytest.mark.parametrize("ordered", [False, True])
 def test_no_handler_sees_a_body_that_cannot_be_read(nsqd, consume, ordered):
     seen, told, given_up = [], [], []
 
@@ -147,9 +167,10 @@ class Kept(logging.Handler):
     def __init__(self):
         super().__init__()
         self.records: list[ConsumeRecord] = []
+        self.receipts: list[ReceiveRecord] = []
 
     def emit(self, record):
-        self.records.append(record.msg)
+        (self.receipts if isinstance(record.msg, ReceiveRecord) else self.records).append(record.msg)
 
 
 @pytest.fixture
@@ -206,6 +227,32 @@ def test_every_answer_is_recorded_while_it_is_on(consume, kept, trace, ordered):
     assert 0 < first.handling_time < 1.2 <= kept.records[3].handling_time
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_delivery_is_recorded_when_it_arrives(nsqd, consume, kept, trace, ordered):
+    """Whatever becomes of it: a handler that hangs leaves this record alone."""
+    release = Event()
+    trace.enable("t")
+    consumer = consume(topology({0: nsqd}, ordered=ordered), lambda _, message: release.wait(), trace=trace)
+    connection = nsqd.subscriber(0)
+    push_record(connection, 1, attempts=2)
+    until(lambda: kept.receipts)
+    (receipt,) = kept.receipts
+    assert (receipt.topic, receipt.channel, receipt.partition, receipt.attempts, receipt.timestamp) == (
+        "t",
+        "c",
+        0,
+        2,
+        1,
+    )
+    local = str(consumer.subscribers[0].connection.local_address)
+    assert (receipt.internal_id, receipt.nsqd, receipt.local) == (1, str(nsqd.address), local)
+    assert kept.records == []
+    assert list(read_records([str(receipt)])) == [receipt]
+    release.set()
+    until(lambda: [each.outcome for each in kept.records] == ["FIN"])
+    assert len(kept.receipts) == 1
+
+
 def test_messages_of_original_servers_are_not_recorded(consume, kept, trace):
     nsqd = ScriptedNsqd()
     try:
@@ -214,7 +261,7 @@ def test_messages_of_original_servers_are_not_recorded(consume, kept, trace):
         connection = nsqd.connection()
         connection.push(1)
         connection.wait_for(lambda: connection.answered(b"FIN") == [1])
-        assert kept.records == []
+        assert kept.records == kept.receipts == []
     finally:
         nsqd.stop()
 

@@ -92,6 +92,28 @@ def test_the_ledger_survives_a_move_of_the_leader(nsqd, consume):
         other.stop()
 
 
+def test_a_leader_that_has_lost_its_tail_is_one_violation(nsqd, consume):
+    """It restarts as the leader without its last records, and stores new ones in their places."""
+    handler = Recorder()
+    consumer = consume({0: nsqd}, handler)
+    violations = hear(consumer, "on_order_violation")
+    connection = nsqd.subscriber(0)
+    for sequence in range(1, 9):
+        push_record(connection, sequence)
+    connection.wait_for(lambda: answers(connection, b"FIN") == [*range(1, 9)])
+    connection.close()
+    until(lambda: len(nsqd.connections) == 2)
+    again = nsqd.subscriber(0)
+    for sequence in range(6, 9):  # other messages, with the ids and offsets of those that are lost
+        push_record(again, sequence, body=b"new %d" % sequence)
+    push_record(again, 9)
+    again.wait_for(lambda: answers(again, b"FIN") == [6, 7, 8, 9])
+    assert handler.seen == [*range(1, 9), 6, 7, 8, 9], "new messages are handled"
+    (told,) = violations
+    assert (told["error"].last, told["error"].seen) == ((8, 320), (6, 240))
+    assert consumer.stats().order_violations == 1
+
+
 def test_a_dropped_violation_is_neither_handled_nor_finished(nsqd, consume):
     handler = Recorder()
     consumer = consume(handler, found=topology({0: nsqd}), order_policy="drop")

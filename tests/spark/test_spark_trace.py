@@ -11,7 +11,7 @@ from support import trace_logs
 from support.trace_logs import BAD_LINES, CLICKS, MS, SECOND, Planted
 
 from nsq_fast.errors import ConfigError
-from nsq_fast.runtime.trace import ConsumeRecord, TraceRecord
+from nsq_fast.runtime.trace import ConsumeRecord, ReceiveRecord, TraceRecord
 from nsq_fast.spark.trace import TABLES, TraceSettings, parse_lines, read_logs, read_table, write_tables
 from nsq_fast.spark.trace.order import judged, violations_of
 from nsq_fast.spark.trace.settings import Order
@@ -174,6 +174,33 @@ def test_the_offset_going_back_is_a_violation_too(spark: SparkSession, tmp_path:
     write_tables(spark, lines_of(spark, lines), tmp_path)
     (row,) = read_table(spark, tmp_path, "violations").collect()
     assert (row.internal_id, row.offset, row.after_internal_id, row.after_offset) == (11, 400, 10, 500)
+
+
+def test_a_delivery_that_was_received_and_has_no_outcome_is_told_from_a_lost_message(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    log = trace_logs.good_log(3)
+    publish, done = log["orders", 0, "", 100][0], log["orders", 0, "billing", 100][0]
+    hung = trace_logs.changed(done, internal_id=101, attempts=2)
+    never = trace_logs.changed(publish, internal_id=102)
+    lines = [
+        str(record)
+        for record in (
+            publish, receipt_of(done), done,
+            trace_logs.changed(publish, internal_id=101), receipt_of(hung),
+            never,
+        )
+    ]  # fmt: skip
+    write_tables(spark, lines_of(spark, lines), tmp_path, TraceSettings(grace=0))
+    lives = {int(row.internal_id): row for row in read_table(spark, tmp_path, "lives").collect()}
+    assert {number: row.deliveries for number, row in lives.items()} == {100: 1, 101: 1, 102: 0}
+    assert {number: row.finishes for number, row in lives.items()} == {100: 1, 101: 0, 102: 0}
+    assert (lives[101].received_ns, lives[101].consumer, lives[101].last_outcome) == (hung.time, hung.local, None)
+    assert (lives[102].received_ns, lives[102].consumer) == (None, None)
+
+
+def receipt_of(record: Any) -> ReceiveRecord:
+    return ReceiveRecord(**{name: getattr(record, name) for name in ReceiveRecord.__struct_fields__})
 
 
 def lines_of(spark: SparkSession, lines: list[str]) -> DataFrame:

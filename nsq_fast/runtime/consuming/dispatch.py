@@ -353,7 +353,7 @@ class Worker:
                     if result is not None:
                         refuse_deferred(result)
                 except BaseException as error:
-                    disposition.failed(message, error)
+                    disposition.failed(message, error, is_ordered=True)
                 else:
                     if message.mark_returned():
                         inbound.connection.finish_returned(message)  # the server sends the next one only then

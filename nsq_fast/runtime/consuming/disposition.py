@@ -54,6 +54,7 @@ class Disposition:
         self.batch_handler: Any = batch_handler
         self.batch_size = consumer.config.batch_size
         self.max_tries = consumer.config.max_tries or NO_LIMIT
+        self._attempts_threshold = consumer.config.attempts_threshold
         self.requeue_delay = requeue_delay
         self.has_policy = give_up is not None
         self._give_up: GiveUpPolicy = give_up if give_up is not None else Discard()
@@ -112,17 +113,28 @@ class Disposition:
 
     # Failures
 
-    def failed(self, message: Message, error: BaseException) -> None:
+    def failed(self, message: Message, error: BaseException, is_ordered: bool = False) -> None:
         """A handler raised: requeue the message unless it is answered. Never raises because of ``error``."""
         backoff = self._note(error, message)
-        delay_ms = _requested_delay_ms(error)
-        self.requeue(message, delay_ms, backoff)
+        if not is_ordered:  # an ordered partition has told of it before the handler was called: see ``Ordered``
+            self._warn_of_attempts(message)
+        self.requeue(message, _requested_delay_ms(error), backoff)
+
+    def _warn_of_attempts(self, message: Message) -> None:
+        """Warn of a message that fails again and again, where ``max_tries`` lets it do so for long."""
+        over = message.attempts - self._attempts_threshold
+        if over > 0 and over & (over - 1) == 0:  # the first, second, fourth...: one bad message fills no log
+            end = f"max_tries={self.max_tries} ends that" if self.max_tries < NO_LIMIT else "max_tries=0 sets no end"
+            self._log.warning(
+                "message %s has failed in its %dth attempt; %s", message_name(message), message.attempts, end
+            )
 
     def batch_failed(self, messages: list[Message], error: BaseException) -> None:
         """A batch handler raised: requeue what it did not answer."""
         backoff = self._note(error, messages[0])
         delay_ms = _requested_delay_ms(error)
         for message in messages:
+            self._warn_of_attempts(message)
             self.requeue(message, delay_ms, backoff)
 
     def unreadable(self, message: Message, error: NsqError) -> None:
@@ -205,10 +217,7 @@ class Disposition:
         max_tries = self.max_tries
         if all(message.attempts <= max_tries for message in messages):
             return messages
-        for message in messages:
-            if message.attempts > max_tries:
-                self.give_up(inbound, message)
-        return [message for message in messages if message.attempts <= max_tries]
+        return [message for message in messages if not self.is_given_up(inbound, message)]
 
     def give_back(self, messages: Iterable[Message]) -> None:
         """REQ 0 for messages that nobody began to handle."""

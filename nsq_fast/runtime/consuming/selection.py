@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
 
 from nsq_fast._codec import Message
-from nsq_fast.errors import NsqError
+from nsq_fast.errors import ConnectionLost, NsqError
 
 from .bodies import decompressed, is_compressed
 from .context import Requeuer
 from .dispatch import InboundQueue
+from .stats import Counters
+
+_PLAIN = re.compile(r"[A-Za-z0-9_.:-]+")
 
 Check = Callable[[list[Message]], list[Message]]
 
@@ -22,11 +28,23 @@ class Selection:
         disposition: gets what cannot be read.
         in_order: verifies the order, and returns what shall be handled; None where there is no order.
         size_limit: largest body in bytes after it was decompressed; None: compressed bodies are left as they are.
+        skip_header: messages that have this extended header are finished; None: all are handled.
+        counters: of the target.
     """
 
     def __init__(
-        self, inbound: InboundQueue, disposition: Requeuer, in_order: Check | None, size_limit: int | None
+        self,
+        inbound: InboundQueue,
+        disposition: Requeuer,
+        in_order: Check | None,
+        size_limit: int | None,
+        skip_header: str | None,
+        counters: Counters,
     ) -> None:
+        self._skip_header = skip_header
+        # What a name looks like in JSON is known for plain ones only; with others all headers are read.
+        self._skip_mark = skip_header.encode() if skip_header and _PLAIN.fullmatch(skip_header) else b""
+        self._counters = counters
         self._inbound = inbound
         self._disposition = disposition
         self._in_order = in_order
@@ -34,7 +52,8 @@ class Selection:
 
     def check(self) -> Check | None:
         """What chooses; None when every message is handled as it came."""
-        return self._in_order if self._size_limit is None else self._readable_in_order
+        has_extended = self._size_limit is not None or self._skip_header is not None
+        return self._readable_in_order if has_extended else self._in_order
 
     def is_in_order(self, message: Message) -> bool:
         """Whether a message may be handled, as to its place in the order."""
@@ -43,7 +62,19 @@ class Selection:
     def _readable_in_order(self, messages: list[Message]) -> list[Message]:
         if self._in_order is not None:
             messages = self._in_order(messages)
+        if self._skip_header is not None:
+            messages = [each for each in messages if not self._is_skipped(each, self._skip_header)]
         return [each for each in map(self._readable, messages) if each is not None]
+
+    def _is_skipped(self, message: Message, header: str) -> bool:
+        """Finish a message that has the header; say whether it has."""
+        # Few have it: the name is looked for before all headers are read.
+        if message.ext is None or self._skip_mark not in message.ext or header not in _headers(message):
+            return False
+        self._counters.skipped += 1
+        with suppress(ConnectionLost):  # nsqd delivers it again, and it is skipped then
+            message.finish()
+        return True
 
     def _readable(self, message: Message) -> Message | None:
         if self._size_limit is None or not is_compressed(message):
@@ -63,3 +94,10 @@ class Selection:
             message.mark_responded()
             self._inbound.ledger.follow(readable)
         return readable
+
+
+def _headers(message: Message) -> Mapping[str, Any]:
+    try:
+        return message.headers
+    except NsqError:  # no JSON: the handler sees it, and can tell
+        return {}

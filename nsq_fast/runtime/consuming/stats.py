@@ -17,6 +17,7 @@ class Counters:
         answers_failed: FIN, REQ or TOUCH that nsqd refused: it had taken the message back after its timeout.
         answers_lost: FINs and REQs that could not be sent because the connection was gone; nsqd delivers these
             messages again.
+        skipped: messages finished because they have the header ``skip_header``; ``finished`` counts them, too.
         expired: messages that were not answered before their time was over; nsqd delivers these again.
     """
 
@@ -26,6 +27,7 @@ class Counters:
     answers_failed: int = 0
     answers_lost: int = 0
     expired: int = 0
+    skipped: int = 0
 
     def copy(self) -> Counters:
         """The counts of now."""

@@ -73,7 +73,8 @@ class Subscription(Announcer):
         self.is_awaiting_close = False
         self._pool = pool
         self._is_pool_shared = is_pool_shared
-        self._selection = Selection(self.inbound, consumer.disposition, None, None)
+        self._tracer = consumer.tracer
+        self._selection = Selection(self.inbound, consumer.disposition, None, None, None, counters)
         self._select: Callable[[list[Message]], list[Message]] | None = None
 
     @property
@@ -115,7 +116,10 @@ class Subscription(Announcer):
             self.connection.answer_promptly()
         decompresses = config.decompress and self.mode.extend_support
         size_limit = config.max_decompressed_size if decompresses else None
-        self._selection = Selection(self.inbound, consumer.disposition, in_order, size_limit)
+        skip_header = config.skip_header if self.mode.extend_support else None
+        self._selection = Selection(
+            self.inbound, consumer.disposition, in_order, size_limit, skip_header, self.counters
+        )
         self._select = self._selection.check()
         if not self._is_pool_shared:
             self._pool.source = self.connection
@@ -124,6 +128,8 @@ class Subscription(Announcer):
     # Messages, in the reader greenlet or the worker that reads
 
     def on_messages(self, conn: Connection, messages: list[Message]) -> None:
+        if self._tracer.is_on(conn):
+            self._tracer.received(conn, messages)
         self.counters.received += len(messages)
         ledger, now = self.inbound.ledger, conn.last_received_at
         if now >= ledger.next_deadline:
@@ -147,6 +153,8 @@ class Subscription(Announcer):
         if self.is_ending or disposition.is_beyond(self.inbound, message):
             self.on_messages(conn, [message])
             return
+        if self._tracer.is_on(conn):
+            self._tracer.received(conn, (message,))
         self.counters.received += 1
         if self._selection.is_in_order(message):
             disposition.unreadable(message, error)
@@ -181,8 +189,8 @@ class Subscription(Announcer):
         emit(consumer, "on_requeue", message_id=message.id, timeout=delay_ms)
         if backoff and not self.is_ordered:  # an ordered partition waits for its own messages only
             consumer.flow.result(False)
-        if consumer.tracer.is_on(conn):
-            consumer.tracer.record(conn, (message,), "REQ")
+        if self._tracer.is_on(conn):
+            self._tracer.record(conn, (message,), "REQ")
         self._freed()
 
     def on_answers(self, conn: Connection, finished: Sequence[Message], requeued: int, is_sent: bool) -> None:
@@ -195,8 +203,8 @@ class Subscription(Announcer):
         if finished:
             if consumer.flow.backoff.is_on:
                 consumer.flow.result(True)
-            if consumer.tracer.is_on(conn):
-                consumer.tracer.record(conn, finished, "FIN")
+            if self._tracer.is_on(conn):
+                self._tracer.record(conn, finished, "FIN")
         self._freed()
 
     def _lost_answers(self, finished: Sequence[Message], requeued: int) -> None:

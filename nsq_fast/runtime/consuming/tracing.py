@@ -1,4 +1,4 @@
-"""The consumer's side of the trace log: what became of each delivery."""
+"""The consumer's side of the trace log: each delivery when it arrives, and what became of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nsq_fast.runtime.trace import Outcome, TraceLog
 
 
 class Tracer:
-    """Records answers of one consumer. Ask ``is_on`` once for many messages.
+    """Records the deliveries of one consumer. Ask ``is_on`` once for many messages.
 
     Only redesigned servers have ids that mean something, so only their messages are recorded.
     """
@@ -25,6 +25,13 @@ class Tracer:
         """Whether messages of ``connection`` are recorded now."""
         log = self._log
         return log.is_active and log.is_on(self._topic) and connection.session.dialect.has_partitions
+
+    def received(self, connection: Connection, messages: Iterable[Message]) -> None:
+        """Record messages that have arrived just now."""
+        for message in messages:
+            self._log.received(
+                self._topic, self._channel, message, nsqd=connection.address, local=connection.local_address
+            )
 
     def record(self, connection: Connection, messages: Iterable[Message], outcome: Outcome) -> None:
         """Record answers that were sent just now; those that came too late are timeouts, whatever they said."""

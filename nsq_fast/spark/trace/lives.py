@@ -14,11 +14,14 @@ from .schema import KEY, columns
 from .settings import TraceSettings
 
 _OUTCOMES = ("FIN", "REQ", "TIMEOUT")
+_OF_DELIVERIES = ("receive", "consume")
+"""A delivery has a record of its receipt, and one of its outcome: of some one, or the other, is missing. A handler that
+hangs, or dies, leaves a receipt alone; logs of older versions have outcomes alone."""
 
 
 def channels_of(records: DataFrame) -> DataFrame:
     """The channels known for each topic: those in which something was delivered. Columns topic, channel."""
-    return records.where(F.col("event") == "consume").select("topic", "channel").distinct()
+    return records.where(F.col("event").isin(*_OF_DELIVERIES)).select("topic", "channel").distinct()
 
 
 def lives_of(records: DataFrame, channels: DataFrame, settings: TraceSettings, end_ns: int) -> DataFrame:
@@ -38,7 +41,7 @@ def lives_of(records: DataFrame, channels: DataFrame, settings: TraceSettings, e
             "received_ns": F.col("first_received_ns"),
             "finished_ns": F.col("finish.time_ns"),
             "handling_ns": F.col("finish.handling_ns"),
-            "consumer": F.col("finish.consumer"),
+            "consumer": F.coalesce("finish.consumer", "last_receipt.consumer"),
             "last_outcome": F.col("last.outcome"),
             "is_published": F.col("stored_ns").isNotNull(),
             "is_first_delivery": _is_first_delivery(),
@@ -63,14 +66,14 @@ def _events(records: DataFrame, channels: DataFrame) -> DataFrame:
     """Deliveries, and publishes once for each channel."""
     names = (*KEY, "event", "time_ns", "nsqd", "offset", "size", "published_ns", "attempts", "outcome", "handling_ns")
     publishes = records.where(F.col("event") == "publish").drop("channel").join(F.broadcast(channels), "topic")
-    deliveries = records.where(F.col("event") == "consume")
+    deliveries = records.where(F.col("event").isin(*_OF_DELIVERIES))
     return publishes.select(*names, "channel", "consumer").unionByName(deliveries.select(*names, "channel", "consumer"))
 
 
 def _aggregates() -> list[Column]:
     is_publish = F.col("event") == "publish"
-    is_delivery = ~is_publish
-    received = F.col("time_ns") - F.col("handling_ns")
+    is_outcome, is_receipt = F.col("event") == "consume", F.col("event") == "receive"
+    received = F.when(is_receipt, F.col("time_ns")).otherwise(F.col("time_ns") - F.col("handling_ns"))
     by_outcome = {name: F.count_if(F.col("outcome") == name).cast("int") for name in _OUTCOMES}
     finish = F.when(F.col("outcome") == "FIN", F.struct("time_ns", "attempts", "handling_ns", "consumer"))
     return [
@@ -79,16 +82,17 @@ def _aggregates() -> list[Column]:
         F.coalesce(F.min(F.when(is_publish, F.col("nsqd"))), F.min("nsqd")).alias("nsqd"),
         F.min("offset").alias("offset"),
         F.min("size").alias("size"),
-        F.count_if(is_delivery).cast("int").alias("deliveries"),
+        F.greatest(F.count_if(is_outcome), F.count_if(is_receipt)).cast("int").alias("deliveries"),
         by_outcome["FIN"].alias("finishes"),
         by_outcome["REQ"].alias("requeues"),
         by_outcome["TIMEOUT"].alias("timeouts"),
         F.coalesce(F.max("attempts"), F.lit(0)).alias("most_attempts"),
-        F.min(F.when(is_delivery, F.col("time_ns"))).alias("first_answered_ns"),
+        F.min(F.when(is_outcome, F.col("time_ns"))).alias("first_answered_ns"),
         F.min(received).alias("first_received_ns"),
-        F.coalesce(F.bool_or(is_delivery & F.col("offset").isNotNull()), F.lit(False)).alias("is_ordered"),
+        F.coalesce(F.bool_or(~is_publish & F.col("offset").isNotNull()), F.lit(False)).alias("is_ordered"),
         F.min(finish).alias("finish"),
-        F.max(F.when(is_delivery, F.struct("attempts", "time_ns", "outcome"))).alias("last"),
+        F.max(F.when(is_outcome, F.struct("attempts", "time_ns", "outcome"))).alias("last"),
+        F.max(F.when(is_receipt, F.struct("attempts", "time_ns", "consumer"))).alias("last_receipt"),
     ]
 
 

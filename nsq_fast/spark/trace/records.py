@@ -99,6 +99,7 @@ def _field(name: str) -> Column:
 def _is_record() -> Column:
     """Whether a line is what a producer or a consumer wrote; null counts as no."""
     is_consume = _field("event") == "consume"
+    is_delivery = is_consume | (_field("event") == "receive")
     checks = [
         _field("_malformed").isNull(),
         *(_field(name).isNotNull() for name in _NEEDED),
@@ -106,8 +107,8 @@ def _is_record() -> Column:
         _field("time").between(0, LATEST_NS),
         _field("timestamp").isNull() | _field("timestamp").between(0, LATEST_NS),
         _field("handling_time").isNull() | _field("handling_time").between(0, _LONGEST),
-        (_field("event") == "publish") | (is_consume & _field("outcome").isin("FIN", "REQ", "TIMEOUT")),
-        *(~is_consume | _field(name).isNotNull() for name in _NEEDED_OF_CONSUME),
+        _field("event").isin("publish", "receive") | (is_consume & _field("outcome").isin("FIN", "REQ", "TIMEOUT")),
+        *(~is_delivery | _field(name).isNotNull() for name in _NEEDED_OF_CONSUME),
     ]
     whole = checks[0]
     for check in checks[1:]:

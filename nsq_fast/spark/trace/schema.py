@@ -37,7 +37,7 @@ _LIFE = (
     "redelivered_timeout int",
     "redelivered_unknown int",
     "last_outcome string",  # FIN, REQ, TIMEOUT, of the recorded delivery with the most attempts
-    "consumer string",  # the local end of the connection that finished it
+    "consumer string",  # the local end of the connection that finished it; else of the one that received it last
     "state string",  # finished, pending, lost
     "is_published boolean",  # there is a record of its producer
     "is_ordered boolean",  # delivered with its offset: an ordered or advanced subscription
