@@ -100,6 +100,7 @@ class LookupPoller:
         if self._poller is not None:
             return
         self._thread.claim()
+        # What was known before ``stop`` stays known, and is asked for again at once.
         for topic in self._topics.values():
             topic.due = 0.0
             if topic.topology is None:
@@ -277,6 +278,7 @@ class LookupPoller:
             finally:
                 current.pending -= 1
                 self._wake.set()
+            # It has named other lookupds: they are asked now, not in a poll interval.
             if self._lookupds.grow(lookupd):
                 for topic in self._topics.values():
                     topic.due = monotonic()

@@ -23,6 +23,9 @@ from .worker_pools import WorkerPools
 
 CLOSE_TIMEOUT = 30.0
 
+# CLS sets RDY to 0 and is answered with CLOSE_WAIT; FIN and REQ are taken as before: nsqio/nsq: nsqd/client_v2.go,
+# StartClose; nsqd/protocol_v2.go, CLS.
+#
 # 1. make no connection any more: pauses between attempts end, lookup is stopped;
 # 2. CLS to every nsqd, so that it sends nothing more (this takes the place of RDY 0), and REQ 0 for what no handler
 #    has begun with, also for what still arrives: other consumers get it at once;

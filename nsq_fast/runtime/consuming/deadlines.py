@@ -21,9 +21,12 @@ from nsq_fast.runtime.supervised import Supervisor
 from .failures import message_name
 from .load import Pool, Workload
 
+# Shares of the message timeout that have passed. A TOUCH at half leaves the other half for it to arrive; the warning
+# comes while there is time to look; after STUCK_AT a message counts as one that nsqd will send to somebody else.
 WARN_AT = 0.8
 STUCK_AT = 0.85
 TOUCH_AT = 0.5
+# How often all workers are looked at: often enough to be near each of the shares above, seldom enough to cost nothing.
 LOOKS_PER_TIMEOUT = 10
 LONGEST_PAUSE = 5.0
 SHORTEST_PAUSE = 0.01
@@ -136,6 +139,7 @@ class Deadlines:
         info = connection.info
         deadline = connection.session.ledger.deadline(message)
         spent = 1 - (deadline - now) / info.msg_timeout
+        # No TOUCH moves the deadline further than that: nsqio/nsq: nsqd/channel.go, TouchMessage.
         is_last_chance = deadline >= message.received_at + info.max_msg_timeout
         if self._auto_touch and spent >= TOUCH_AT and not is_last_chance and connection.is_open:
             return not self._touch(message)

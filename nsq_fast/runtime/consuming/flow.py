@@ -170,6 +170,8 @@ class Flow:
         ]
         plan = rdy.plan(shares, wanted, allowed, now)
         self.is_waiting = plan.waiting
+        # RDY is a ceiling, not a credit: nsqd sends while fewer are in flight (nsqio/nsq: nsqd/client_v2.go,
+        # IsReadyForMessages). So a share that is taken away is free only when its messages are responded to.
         for index, count in plan.changes:
             self._send(members[index], count, now)
         pause = self._next_look(shares, limit, now)

@@ -55,6 +55,7 @@ def _messages_of(inbound: InboundQueue, pool: Pool, worker: Worker, disposition:
         worker.current = message
         if disposition.is_given_up(inbound, message):
             continue
+        # Whatever happens at the yield, ``current`` says which message is in the program's hands.
         yield message
         is_over = returned(message)
     if inbound.turn is None:

@@ -56,6 +56,7 @@ class Load:
         if handled == 0:
             return False
         self.pace = (self.busy - self._busy_before) / handled
+        # Differences, not totals: the handlers of now count, not those of the first hour.
         self._busy_before, self._handled_before = self.busy, self.handled
         return True
 
@@ -71,6 +72,7 @@ class Load:
         at once.
         """
         free = max(workers, 1) - self.count_stuck()
+        # With every worker stuck, any message asked for would wait behind them until nsqd takes it back.
         if free <= 0:
             return 0
         if self.pace <= 0.0:

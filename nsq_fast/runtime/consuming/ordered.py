@@ -127,6 +127,7 @@ class Ordered:
         if self._order_policy == "stop":
             self._stop(message, error)
         else:
+            # The server reads on from what is confirmed only (youzan/nsq: nsqd/channel.go, messagePump).
             # Neither handled nor finished: finishing it might lose it. The partition stands still until the
             # server is right again, or somebody looks into it.
             self._consumer.disposition.requeue(message, None, False)

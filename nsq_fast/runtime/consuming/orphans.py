@@ -23,6 +23,7 @@ class Orphans:
 
     def count(self) -> int:
         """How many messages there are."""
+        # A ledger that is empty is done with: nothing is ever added to that of a lost connection.
         counts = [len(ledger.pending()) for ledger in self._ledgers]
         self._ledgers = [ledger for ledger, count in zip(self._ledgers, counts, strict=True) if count]
         return sum(counts)

@@ -57,6 +57,7 @@ class Seeker:
         return self._lookup is not None and not self._stopped.is_set() and self._is_missing()
 
     def _run(self) -> None:
+        # A pause first: whoever calls ``seek`` has asked just now.
         while not self._stopped.wait(SEEK_INTERVAL) and self._is_seeking():
             self.ask()
         self._loop = None

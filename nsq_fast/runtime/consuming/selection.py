@@ -91,6 +91,7 @@ class Selection:
     def _in_place_of(self, message: Message, readable: Message) -> Message:
         """The message that a handler gets, which is in flight now instead of the one that came."""
         if readable is not message:
+            # Only one of the two may be responded to: both have the id that nsqd knows.
             message.mark_responded()
             self._inbound.ledger.follow(readable)
         return readable

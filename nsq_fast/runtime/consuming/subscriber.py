@@ -232,6 +232,8 @@ class Subscriber:
         if self.wish is Wish.CLOSE or not connection.is_open:
             connection.close()
             return State.PAUSED
+        # Only a connection that lasts makes pauses short again: one that is accepted and closed at once would be made
+        # again without end.
         self._reconnect.connected(monotonic())
         self._leader_delay.connected(monotonic())
         self._delay = self._leader_delay if self._is_led else self._reconnect

@@ -108,6 +108,8 @@ class Subscription(Announcer):
     def begin(self) -> None:
         """Take messages: RDY may be sent from now on."""
         consumer, config = self._consumer, self._consumer.config
+        # The server has one message of an ordered partition in flight, whatever RDY says: youzan/nsq:
+        # nsqd/channel.go, messagePump (waits for the confirmation of the last one).
         self.share = Share(max_rdy_count=1 if self.is_ordered else self.connection.info.max_rdy_count)
         in_order = consumer.ordered.check_of(self.target) if self.is_ordered else None
         if self.is_ordered:
@@ -134,6 +136,7 @@ class Subscription(Announcer):
         ledger, now = self.inbound.ledger, conn.last_received_at
         if now >= ledger.next_deadline:
             self.expire(now)
+        # More than RDY allowed at any time that matters: nsqd has taken some back, although our clock has not said so.
         if ledger.count > self.share.rdy and ledger.count > self.share.highest(now):
             self._expired(ledger.expire_excess(self.share.highest(now), now))
         if self.is_ending:
@@ -250,7 +253,9 @@ class Subscription(Announcer):
         was_live, self.is_live = self.is_live, False
         unstarted = self.inbound.take_unstarted()
         for message in unstarted:
-            message.mark_responded()  # nobody will answer it
+            # Nobody will respond; nsqd delivers it again after its timeout: nsqio/nsq: nsqd/channel.go,
+            # processInFlightQueue.
+            message.mark_responded()
         if not self._is_pool_shared:
             self._pool.source = None
         self.changes.notify()

@@ -126,6 +126,7 @@ class Subscriptions:
 
     def _configured(self, found: dict[Target, Nsqd]) -> Iterator[Target]:
         """The targets that stand in the options, save those of which lookup knows better."""
+        # A configured nsqd that leads partitions would be subscribed to twice: plainly, and for each partition.
         leaders = {target.address for target in found if target.partition is not None}
         led = {target.partition for target in found}
         for address in self._consumer.nsqd_addresses:
@@ -188,6 +189,7 @@ class Subscriptions:
 
     def refused(self, subscriber: Subscriber) -> None:
         """A subscription cannot work as it is meant; it is not tried again unless lookup says how."""
+        # A round that is under way may have asked before the cause was mended: the ones after it count.
         subscriber.refused_in = self._rounds
         self._seeker.ask()
         self._seeker.seek()

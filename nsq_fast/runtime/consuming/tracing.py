@@ -37,6 +37,7 @@ class Tracer:
         """Record answers that were sent just now; those that came too late are timeouts, whatever they said."""
         now = monotonic()
         for message in messages:
+            # nsqd takes no response for a message that it has sent to somebody else, and may not even say so.
             is_late = message.has_expired() or now > connection.session.ledger.deadline(message)
             self._log.consumed(
                 self._topic,

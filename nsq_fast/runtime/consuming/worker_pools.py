@@ -60,6 +60,7 @@ class WorkerPools:
         self.outside = None if self.new_outside is None else self.new_outside()
         if threads and self.outside is None:
             self.outside = HandlerThreads(min(threads, concurrency or threads), self._thread)
+        # Without any of these, each connection gets a worker of its own: messages stay in the order of arrival.
         if is_iterated or concurrency or threads:
             self.shared = self.new(0 if is_iterated else concurrency or threads, "worker")
             self._workload.shared = self.shared
