@@ -61,11 +61,8 @@ class PublishRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"
         return _encode(self).decode()
 
 
-class ReceiveRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="receive"):
-    """One delivery of a message has arrived. What becomes of it is a ConsumeRecord; a handler that hangs leaves none.
-
-    The attributes are those of ConsumeRecord; ``time`` is that of the receipt.
-    """
+class _DeliveryRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What both records of a delivery have; the attributes are those of ConsumeRecord."""
 
     time: int
     topic: str
@@ -84,7 +81,14 @@ class ReceiveRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"
         return _encode(self).decode()
 
 
-class ConsumeRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="consume"):
+class ReceiveRecord(_DeliveryRecord, frozen=True, kw_only=True, tag_field="event", tag="receive"):
+    """One delivery of a message has arrived. What becomes of it is a ConsumeRecord; a handler that hangs leaves none.
+
+    The attributes are those of ConsumeRecord; ``time`` is that of the receipt.
+    """
+
+
+class ConsumeRecord(_DeliveryRecord, frozen=True, kw_only=True, tag_field="event", tag="consume"):
     """One delivery of a message was answered, or its time ran out.
 
     Attributes:
@@ -96,23 +100,8 @@ class ConsumeRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"
         handling_time: seconds from receipt to answer; None when the receipt was not clocked.
     """
 
-    time: int
-    topic: str
-    partition: int | None
-    channel: str
-    nsqd: str
-    local: str
-    internal_id: _U64
-    trace_id: _U64
-    offset: int | None
-    size: int | None
-    timestamp: int
-    attempts: int
     outcome: Outcome
     handling_time: float | None
-
-    def __str__(self) -> str:
-        return _encode(self).decode()
 
 
 TraceRecord: TypeAlias = PublishRecord | ReceiveRecord | ConsumeRecord

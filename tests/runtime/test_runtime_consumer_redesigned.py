@@ -110,26 +110,28 @@ def test_old_nsqds_beside_partitions(nsqds, consume):
 )
 def test_a_filter_that_the_topic_cannot_have_is_an_error(nsqds, consume, name, value):
     nsqd = nsqds()
-    consumer, lookup = consume(**{name: value})
-    lookup.tell(topology({0: nsqd}))
+    consumer = consume(ignore, **{name: value})
+    consumer._subscriptions.lookup.tell(topology({0: nsqd}))
     with pytest.raises(ConfigError, match=f"{name}=.*no extended headers"):
         consumer.join(20)
     assert not any(map(subscription, nsqd.connections))
-    extended, lookup = consume(**{name: value})
-    lookup.tell(topology({0: nsqd}, extend_support=True))
+    extended = consume(ignore, **{name: value})
+    extended._subscriptions.lookup.tell(topology({0: nsqd}, extend_support=True))
     nsqd.subscriber(0)
     assert extended.is_running
 
 
 def test_a_filter_is_an_error_on_an_original_nsqd(nsqds, consume):
-    consumer, _ = consume(nsqd_tcp_addresses=str(nsqds(ScriptedNsqd).address), desired_tag="x")
+    address = str(nsqds(ScriptedNsqd).address)
+    consumer = consume(ignore, nsqd_tcp_addresses=address, lookupd_http_addresses=(), desired_tag="x")
     with pytest.raises(ConfigError, match="desired_tag='x'"):
         consumer.join(20)
 
 
 def test_partitions_that_there_are_not_are_named_at_once(nsqds, consume, caplog):
     nsqd = nsqds()
-    consumer, lookup = consume(partitions=[0, 7])
+    consumer = consume(ignore, partitions=[0, 7])
+    lookup = consumer._subscriptions.lookup
     errors = []
     consumer.on_error.connect(lambda _, error: errors.append(str(error)), weak=False)
     found = topology({0: nsqd, 1: nsqd, 2: nsqd})

@@ -105,8 +105,8 @@ def test_decompression_can_be_switched_off(nsqd, consume):
 def test_messages_with_a_header_are_skipped(nsqd, consume, ordered, decompress, name):
     seen = []
     consumer = consume(
-        topology({0: nsqd}, extend_support=True, ordered=ordered), lambda _, message: seen.append(message.body),
-        skip_header=name, decompress=decompress,
+        lambda _, message: seen.append(message.body),
+        found=topology({0: nsqd}, extend_support=True, ordered=ordered), skip_header=name, decompress=decompress,
     )  # fmt: skip
     connection = nsqd.subscriber(0)
     has_it, also_has_it = json.dumps({name: ""}).encode(), json.dumps({"a": 1, name: "true"}).encode()
@@ -149,7 +149,7 @@ def test_no_handler_sees_a_body_that_cannot_be_read(nsqd, consume, ordered):
 def test_without_a_policy_it_is_never_finished(nsqd, consume, ordered):
     """Another version of the program, with another limit or codec, may read it."""
     consumer = consume(
-        topology({0: nsqd}, extend_support=True, ordered=ordered), lambda _, message: None,
+        lambda _, message: None, found=topology({0: nsqd}, extend_support=True, ordered=ordered),
         requeue_delay=10, attempts_threshold=5, max_tries=5,
     )  # fmt: skip
     connection = nsqd.subscriber(0)
@@ -232,7 +232,7 @@ def test_a_delivery_is_recorded_when_it_arrives(nsqd, consume, kept, trace, orde
     """Whatever becomes of it: a handler that hangs leaves this record alone."""
     release = Event()
     trace.enable("t")
-    consumer = consume(topology({0: nsqd}, ordered=ordered), lambda _, message: release.wait(), trace=trace)
+    consumer = consume(lambda _, message: release.wait(), found=topology({0: nsqd}, ordered=ordered), trace=trace)
     connection = nsqd.subscriber(0)
     push_record(connection, 1, attempts=2)
     until(lambda: kept.receipts)

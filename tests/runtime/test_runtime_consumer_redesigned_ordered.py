@@ -95,7 +95,7 @@ def test_the_ledger_survives_a_move_of_the_leader(nsqd, consume):
 def test_a_leader_that_has_lost_its_tail_is_one_violation(nsqd, consume):
     """It restarts as the leader without its last records, and stores new ones in their places."""
     handler = Recorder()
-    consumer = consume({0: nsqd}, handler)
+    consumer = consume(handler, found=topology({0: nsqd}))
     violations = hear(consumer, "on_order_violation")
     connection = nsqd.subscriber(0)
     for sequence in range(1, 9):
