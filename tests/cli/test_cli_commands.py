@@ -217,7 +217,7 @@ def test_pub_says_what_it_waits_for_and_which_lookupds_lead_nowhere(topic: str, 
     assert any(line.startswith("warning: ") and "wait for an nsqd" in line and answers in line for line in warnings)
     assert error.startswith("Error: after 0 messages: ")
     assert f"lookup failed: {refuses}/lookup" in error
-    assert f"does not know the topic, and names no other nsqd: {answers})" in error
+    assert f"does not know the topic, and names no other nsqd (lookup says: TOPIC_NOT_FOUND): {answers})" in error
 
 
 def test_pub_takes_no_option_that_does_not_exist(broker: Servers, topic: str) -> None:

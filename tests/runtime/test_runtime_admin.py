@@ -611,7 +611,7 @@ def test_a_real_lookupd(real_lookupd: Callable[[], RealLookupd], real_nsqd: Call
         nsqd_client.create_channel("t", "c")
         until(lambda: client.topics()["topics"] == ["t"] and client.channels("t")["channels"] == ["c"])
         assert client.lookup("t")["producers"][0]["tcp_port"] == nsqd.tcp_address.port
-        client.tombstone_topic("t", nsqd_client.http_address)
+        client.tombstone_topic("t", nsqd.http_address)
         assert client.lookup("t")["producers"] == []
         assert client.nodes()["producers"][0]["tombstones"] == [True]
         assert client.debug()
