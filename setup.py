@@ -1,4 +1,4 @@
-"""Build of the three compiled modules; everything else stands in pyproject.toml.
+"""Build of the four compiled modules; everything else stands in pyproject.toml.
 
 NSQ_FAST_DEBUG=1      line tracing, annotated HTML, no optimisation
 NSQ_FAST_SANITIZE=1   address and undefined-behaviour sanitizers
@@ -35,7 +35,7 @@ def extension(name: str) -> Extension:
 
 setup(
     ext_modules=cythonize(
-        [extension("_codec"), extension("_frame"), extension("_time_slice")],
+        [extension("_codec"), extension("_frame"), extension("_spin"), extension("_time_slice")],
         compiler_directives={"language_level": 3, "binding": True, "linetrace": DEBUG},
         annotate=DEBUG,
     )

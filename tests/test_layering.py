@@ -39,7 +39,7 @@ ALLOWED = {
     "header_patterns": set(),
     "keywords": set(),
     "protocol": DATA | CORE,
-    "runtime": DATA | CORE | {"_time_slice", "protocol"},
+    "runtime": DATA | CORE | {"_spin", "_time_slice", "protocol"},
     "broker": DATA | CORE | {"protocol", "runtime"},
     "gnsq": DATA | CORE | {"protocol", "runtime", "__init__"},
     "threads": DATA | CORE | {"protocol", "runtime"},

@@ -29,7 +29,7 @@ from nsq_fast import keywords
 from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, ProducerConfig
 
 ROOT = Path(__file__).parent.parent
-COMPILED = ("_codec", "_frame", "_time_slice")
+COMPILED = ("_codec", "_frame", "_spin", "_time_slice")
 EXTRA_FILES = {"nsq_fast/py.typed", "nsq_fast/__init__.pyi"} | {
     f"nsq_fast/{name}.{suffix}" for name in COMPILED for suffix in ("pxd", "pyi")
 }
@@ -74,6 +74,7 @@ def test_the_sdist_has_all_it_takes_to_build_and_test(sdist: Path) -> None:
     assert names >= EXTRA_FILES | {
         "nsq_fast/_codec.pyx",
         "nsq_fast/_frame.pyx",
+        "nsq_fast/_spin.pyx",
         "nsq_fast/_time_slice.pyx",
         "setup.py",
         "LICENSE",
@@ -89,7 +90,7 @@ def test_the_sdist_has_all_it_takes_to_build_and_test(sdist: Path) -> None:
         "SECURITY.md",
         "fuzz/driver.c",
     }
-    generated = {"nsq_fast/_codec.c", "nsq_fast/_frame.c", "nsq_fast/_time_slice.c"}
+    generated = {f"nsq_fast/{name}.c" for name in COMPILED}
     assert not [name for name in names if name in generated or name.endswith((".so", ".pyc"))]
 
 

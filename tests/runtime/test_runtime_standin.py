@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import gevent
 import pytest
@@ -13,12 +15,24 @@ from support.publishing import Command, Nsqds, Producers, refuse, stay_mute
 from support.waiting import WAIT, until
 
 from nsq_fast import Producer, errors
+from nsq_fast._spin import recv_soon
 from nsq_fast.broker import BrokerProcess
-from nsq_fast.runtime.net.spin_reader import SpinReader
+from nsq_fast.runtime.net.spin_reader import TRIES, SpinReader
 
 HEARTBEAT = frame(0, b"_heartbeat_")
 OK = frame(0, b"OK")
 Answer = Callable[[Peer, Command], None]
+Ends: TypeAlias = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    """Two ends of one connection: ours does not block."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    yield ours, theirs
+    ours.close()
+    theirs.close()
 
 
 @pytest.fixture
@@ -154,19 +168,40 @@ def test_who_publishes_in_a_loop_lets_others_run(quick_nsqd: str) -> None:
     assert turns >= 9
 
 
-def test_a_server_far_away_is_hardly_tried_and_one_that_comes_near_is_found() -> None:
+def test_a_server_far_away_is_hardly_tried_and_one_that_comes_near_is_found(ends: Ends) -> None:
     calls = 0
 
-    def recv(size: int) -> bytes:
+    def recv(fd: int, size: int, tries: int) -> tuple[bytes | None, int]:
         nonlocal calls
-        calls += 1
-        if not is_near or calls % 5:
-            raise BlockingIOError
-        return b"OK"
+        for missed in range(tries):
+            calls += 1
+            if is_near and not calls % 5:
+                return b"OK", missed
+        return None, tries
 
     is_near = False
-    tries = SpinReader(recv)
+    tries = SpinReader(ends[0], recv)
     assert [tries.recv(10) for _ in range(1000)] == [None] * 1000
-    assert calls < 200
+    assert calls < 8 * TRIES
     is_near = True
     assert [tries.recv(10) for _ in range(2000)].count(b"OK") > 500
+
+
+def test_what_there_is_is_read_at_once(ends: Ends) -> None:
+    ours, theirs = ends
+    assert recv_soon(ours.fileno(), 100, 3) == (None, 3)
+    theirs.sendall(b"reply")
+    assert recv_soon(ours.fileno(), 3, 3) == (b"rep", 0)
+    assert SpinReader(ours).recv(100) == b"ly"
+    theirs.close()
+    assert recv_soon(ours.fileno(), 100, 3) == (b"", 0)
+
+
+def test_a_socket_that_is_closed_or_broken_is_an_error(ends: Ends) -> None:
+    ours, theirs = ends
+    reader = SpinReader(ours)
+    ours.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        reader.recv(100)
+    with pytest.raises(ValueError, match="size=5000"):
+        recv_soon(theirs.fileno(), 5000, 1)

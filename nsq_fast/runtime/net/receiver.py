@@ -51,7 +51,7 @@ class Receiver:
         self._socket.settimeout(0.0)
         self._is_drained = False
         self._budget = YIELD_BYTES
-        self._spin_reader = SpinReader(self._socket.recv)
+        self._spin_reader = SpinReader(self._socket)
         self._busy_poll: BusyPoll | None = None
         self.receiver: greenlet | None = None
         self._relieved: greenlet | None = None  # who waited for them until another began to read in its place

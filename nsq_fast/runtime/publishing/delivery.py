@@ -125,12 +125,13 @@ class Delivery:
         except ConfigError as error:
             self.refused(conn, command, error)
             return
-        sent(publishes, command)
         # A caller that waits is about to read the reply itself: what the server waits for leaves at once.
         is_direct = is_one and first.promised is None and not self.wakeups.is_waking
         if is_direct and conn.send_if_idle(data):
             conn.session.expect(command.name, command)
+            sent(publishes, command)
             return
+        sent(publishes, command)
         try:
             conn.request(data, command.name, command)
         except NsqError as error:

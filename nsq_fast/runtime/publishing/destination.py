@@ -153,13 +153,10 @@ class Queue:
         """Take a publish on its way: send it now, or when those before it have left."""
         sender = self._sender
         pending = sender.pending
-        pending.publishes.add(publish)
-        if publish.deadline < pending.alarm.at:
-            pending.hasten(publish)
         waiting = self.waiting
         if self.is_idle and not waiting:
             # The publish of a caller that waits alone has nothing to be gathered with (nsq-fast bench publish).
-            has_company = sender.lingers or len(pending.publishes) > 1 or sender.wakeups.is_waking
+            has_company = sender.lingers or pending.publishes or sender.wakeups.is_waking
             if publish.is_alone or not has_company or not sender.hold(self):
                 link = self.choose()
                 if link is None:
@@ -167,8 +164,21 @@ class Queue:
                     sender.seek(self)
                 else:
                     self._send(link, [publish])
-                return
-            self.held_bytes = 0
+            else:
+                self.held_bytes = 0
+                self._join(publish)
+        else:
+            self._join(publish)
+        # Not before it is sent: the server works meanwhile.
+        if not publish.done:
+            pending.publishes.add(publish)
+            if publish.deadline < pending.alarm.at:
+                pending.hasten(publish)
+
+    def _join(self, publish: Publish) -> None:
+        """Add it to those that wait; they may leave now."""
+        sender = self._sender
+        waiting = self.waiting
         waiting.append(publish)
         held = self.held_bytes
         if held is not None:
