@@ -1,8 +1,8 @@
 """Which messages were received and not yet answered, for whoever sees them as columns of ids.
 
-Answers mostly come in the order of the messages, thousands at a time: then
+Responses mostly come in the order of the messages, thousands at a time: then
 they are found at the front of what was received, and nothing is done per
-message. Answers in another order are set aside, and compared with the ids
+message. Responses in another order are set aside, and compared with the ids
 received when there are many.
 """
 
@@ -13,7 +13,7 @@ from collections import deque
 from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast.errors import ConfigError
 
-# Answers set aside before they are compared: each costs the making of an object then.
+# Responses set aside before they are compared: each costs the making of an object then.
 COMPARE_AT = 50_000
 
 

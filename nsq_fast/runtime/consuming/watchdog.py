@@ -64,16 +64,16 @@ class HubWatch:
         self._iteration = -1
         self._since = 0.0
         self._quiet_until = 0.0
-        self._untold = 0
+        self._suppressed = 0
 
-    def look(self, now: float, told: dict[int, int]) -> None:
+    def look(self, now: float, warned: dict[int, int]) -> None:
         """Warn if a handler has kept the hub from running for too long, once.
 
-        ``told`` has the last turn of each thread's loop that a consumer has warned of: another does not do so again.
+        ``warned`` has the last turn of each thread's loop that a consumer has warned of: another does not do so again.
         """
         iteration = self._turns.iteration
-        is_told = told.get(self._ident) == iteration
-        frame = None if is_told or not self._is_handling() else sys._current_frames().get(self._ident)
+        is_warned_of = warned.get(self._ident) == iteration
+        frame = None if is_warned_of or not self._is_handling() else sys._current_frames().get(self._ident)
         stack = None if frame is None else self._handler_stack(frame)
         if stack is None:
             self._iteration = -1
@@ -83,7 +83,7 @@ class HubWatch:
             self._since = self._turns.began_at if self._turns.noted_iteration == iteration else now
         if stack and now - self._since >= WARN_AFTER:
             self._warn(now, stack)
-            told[self._ident] = iteration
+            warned[self._ident] = iteration
 
     def _handler_stack(self, frame: FrameType) -> list[FrameType] | None:
         """The frames of the handler that runs now, the innermost first; None when none does."""
@@ -99,11 +99,11 @@ class HubWatch:
 
     def _warn(self, now: float, stack: list[FrameType]) -> None:
         if now < self._quiet_until:
-            self._untold += 1
+            self._suppressed += 1
             return
         lines = traceback.StackSummary.extract((each, each.f_lineno) for each in reversed(stack[:MAX_FRAMES])).format()
-        more = f" ({self._untold} more in the last minute)" if self._untold else ""
-        self._quiet_until, self._untold = now + QUIET, 0
+        more = f" ({self._suppressed} more in the last minute)" if self._suppressed else ""
+        self._quiet_until, self._suppressed = now + QUIET, 0
         self._log.warning(
             "a handler has kept the hub from running for %.1f s%s. %s. It is here:\n%s",
             now - self._since, more, _REMEDY, "".join(lines).rstrip(),
@@ -113,8 +113,8 @@ class HubWatch:
 class Watch(Protocol):
     """What the watchdog looks after."""
 
-    def look(self, now: float, told: dict[int, int]) -> None:
-        """Warn if there is reason to; ``told`` as for ``HubWatch.look``."""
+    def look(self, now: float, warned: dict[int, int]) -> None:
+        """Warn if there is reason to; ``warned`` as for ``HubWatch.look``."""
 
 
 class Watchdog:
@@ -122,7 +122,7 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._watches: list[Watch] = []
-        self._told: dict[int, int] = {}
+        self._warned: dict[int, int] = {}
         self._is_running = False
         self._lock = get_original("_thread", "allocate_lock")()
         tell_forks(self)
@@ -166,7 +166,7 @@ class Watchdog:
 
     def _look(self, watch: Watch) -> None:
         try:
-            watch.look(monotonic(), self._told)
+            watch.look(monotonic(), self._warned)
         except Exception:  # its hub was destroyed, or logging failed: the others are still looked after
             self.remove(watch)
 

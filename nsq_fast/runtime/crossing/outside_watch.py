@@ -25,7 +25,7 @@ class OutsideWatch:
         self._what = what
         self._waiting_since = waiting_since
         self._ident = get_ident()
-        self._told = 0.0
+        self._warned = 0.0
         self._quiet_until = 0.0
 
     def start(self) -> None:
@@ -36,12 +36,12 @@ class OutsideWatch:
         """Look no more. Idempotent."""
         watchdog.remove(self)
 
-    def look(self, now: float, told: object) -> None:
+    def look(self, now: float, warned: object) -> None:
         """Warn once if the thread has not run for too long."""
         since = self._waiting_since()
-        if not since or now - since < WARN_AFTER or since == self._told or now < self._quiet_until:
+        if not since or now - since < WARN_AFTER or since == self._warned or now < self._quiet_until:
             return
-        self._told, self._quiet_until = since, now + QUIET
+        self._warned, self._quiet_until = since, now + QUIET
         frame = sys._current_frames().get(self._ident)
         lines = [] if frame is None else traceback.format_stack(frame)[-MAX_FRAMES:]
         self._log.warning(
