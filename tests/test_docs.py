@@ -23,7 +23,7 @@ from nsq_fast.broker import BrokerProcess
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = ["index", "consumer", "producer", "asyncio", "threads", "integrations", "tls", "testing"]
+PAGES = ["index", "consumer", "producer", "asyncio", "threads", "integrations", "tls", "testing", "metrics"]
 LIMIT = 60.0
 
 
@@ -63,6 +63,7 @@ def broker() -> Iterator[BrokerProcess]:
 def test_the_programs_of_the_pages_run(program: Program, broker: BrokerProcess, tmp_path: Path) -> None:
     text = program.text.replace("127.0.0.1:4161", str(broker.lookupd.http))
     text = text.replace("127.0.0.1:4150", str(broker.nsqds[0].tcp))
+    text = text.replace("start_http_server(9151)", "start_http_server(0)")
     path = tmp_path / "test_program.py"
     path.write_text(text)
     command = [

@@ -45,6 +45,7 @@ ALLOWED = {
     "threads": DATA | CORE | {"protocol", "runtime"},
     "aio": DATA | CORE | {"protocol", "runtime"},
     "integrations": DATA | CORE | {"aio", "threads", "__init__"},
+    "metrics": DATA | {"runtime"},
     "page": set(),
     "spark": DATA | CORE | {"protocol", "runtime", "broker", "page", "__init__"},
     "testing": DATA | CORE | {"protocol", "runtime", "broker", "__init__"},
@@ -60,7 +61,19 @@ IMPURE = {
     "rich", "select", "selectors", "signal", "socket", "socketserver", "ssl", "subprocess", "threading", "time",
     "urllib",
 }  # fmt: skip
-ABOVE_RUNTIME = {"aio", "broker", "gnsq", "integrations", "threads", "spark", "testing", "bench", "soak", "cli"}
+ABOVE_RUNTIME = {
+    "aio",
+    "broker",
+    "gnsq",
+    "integrations",
+    "metrics",
+    "threads",
+    "spark",
+    "testing",
+    "bench",
+    "soak",
+    "cli",
+}
 PURE_LAYERS = {"protocol", "page", *DATA}
 
 
@@ -241,7 +254,8 @@ def test_the_upper_layers_use_public_names_of_the_others() -> None:
     wrong = [
         shown(path, item)
         for path in SOURCES
-        if layer_of(path) in {"aio", "broker", "cli", "gnsq", "integrations", "soak", "spark", "testing", "threads"}
+        if layer_of(path)
+        in {"aio", "broker", "cli", "gnsq", "integrations", "metrics", "soak", "spark", "testing", "threads"}
         for item in imports_of(path)
         if layers_imported(item) - {layer_of(path)}
         and any(name.startswith("_") and not name.startswith("__") and name not in CORE for name in item.names)

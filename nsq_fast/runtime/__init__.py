@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .consuming.flow import Flow as Flow
     from .consuming.outside_handlers import Batch as Batch
     from .consuming.outside_handlers import OutsideHandlers as OutsideHandlers
+    from .consuming.stats import ConsumerStats as ConsumerStats
     from .consuming.subscriber import Subscriber as Subscriber
     from .crossing.consuming import CrossingConsumer as CrossingConsumer
     from .crossing.hub_thread import HubThread as HubThread
@@ -136,6 +137,8 @@ _HOME = {
     "Batch": "consuming.outside_handlers",
     "TakenBatches": "crossing.taken_batches",
     "Cursor": "crossing.taken_batches",
+    # What metrics are made of
+    "ConsumerStats": "consuming.stats",
     # Greenlets that survive a fork
     "Greenlet": "fork",
 }

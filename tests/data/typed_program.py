@@ -1,7 +1,18 @@
 """A program for type checkers, never run: a line that ends with ``# wrong`` has a mistake that they must find."""
 
 import nsq_fast
-from nsq_fast import ConnectionConfig, Consumer, Message, NsqdHTTPClient, NsqError, Producer, RequeueMessage
+from nsq_fast import (
+    ConnectionConfig,
+    Consumer,
+    Message,
+    NsqdHTTPClient,
+    NsqError,
+    Producer,
+    RequeueMessage,
+    aio,
+    threads,
+)
+from nsq_fast.metrics import ClientCollector
 
 
 def handle(consumer: Consumer, message: Message) -> None:
@@ -35,6 +46,17 @@ with Producer("127.0.0.1:4150", linger=0.002, max_pending=10) as producer:
     producer.multipublish("topic", [b"a", b"b"])
     producer.multipublish("topic", [1, 2])  # wrong
 Producer("127.0.0.1:4150", lingers=0.002)  # wrong
+
+metrics = ClientCollector()
+metrics.add_consumer("billing", consumer)
+metrics.add_consumer("threads", threads.Consumer("topic", "channel", "127.0.0.1:4150"))
+metrics.add_consumer("aio", aio.Consumer("topic", "channel", "127.0.0.1:4150"))
+metrics.add_consumer("billing", producer)  # wrong
+metrics.add_consumer(consumer)  # wrong
+metrics.add_producer("web", producer)
+metrics.add_producer("threads", threads.Producer("127.0.0.1:4150"))
+metrics.add_producer("aio", aio.Producer("127.0.0.1:4150"))
+metrics.add_producer("web", consumer)  # wrong
 
 config = ConnectionConfig(heartbeat_interval=10.0)
 interval: float = config.heartbeat_interval

@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Protocol
 
 from nsq_fast.names import Address
+from nsq_fast.runtime.owner_thread import OwnerThread, get_ident
 
 from .closing import Closing
 from .flow import Flow
@@ -35,6 +36,7 @@ class ObservedConsumer:
     _subscriptions: Subscribed
     _closing: Closing
     _is_started: bool
+    _thread: OwnerThread
 
     @property
     def is_paused(self) -> bool:
@@ -72,9 +74,15 @@ class ObservedConsumer:
         return {str(address) for address in self.nsqd_addresses}
 
     def stats(self) -> ConsumerStats:
-        """A snapshot of what was done and what is going on."""
-        connections = tuple(each.stats() for each in self._subscriptions)
+        """A snapshot of what was done and what is going on.
+
+        In another thread than the consumer's, its figures may be of slightly different moments. What a subscriber that
+        is just going has counted may be missing for a moment, and is never counted twice. ``orphaned`` is of the last
+        time that the consumer looked.
+        """
+        # In this order: a subscriber that ends meanwhile is in the list no longer, before its counts are in the past.
         totals = self.past.copy()
+        connections = tuple(each.stats() for each in self._subscriptions)
         for each in connections:
             totals.add(each.counters)
         return ConsumerStats(
@@ -92,5 +100,10 @@ class ObservedConsumer:
             order_violations=self.ordered.ledger.violations,
             repeated=self.ordered.ledger.repeated,
             blocked=self.ordered.blocked,
-            orphaned=self.workload.orphans.count(),
+            orphaned=self._count_orphaned(),
         )
+
+    def _count_orphaned(self) -> int:
+        """Counting drops what is answered from the ledgers: only their own thread may do it."""
+        orphans = self.workload.orphans
+        return orphans.count() if self._thread.ident in (0, get_ident()) else orphans.counted

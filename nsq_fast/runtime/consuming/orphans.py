@@ -11,26 +11,35 @@ from nsq_fast.protocol.in_flight import InFlight
 
 
 class Orphans:
-    """The ledgers of the lost connections of one consumer."""
+    """The ledgers of the lost connections of one consumer.
+
+    Attributes:
+        counted: what ``count`` returned last; any thread may read it.
+    """
 
     def __init__(self) -> None:
         self._ledgers: list[InFlight] = []
+        self.counted = 0
 
     def adopt(self, ledger: InFlight) -> None:
         """A connection is lost. What nobody has begun to handle must be marked as responded before."""
         if ledger.pending():
             self._ledgers.append(ledger)
+            self.count()
 
     def count(self) -> int:
         """How many messages there are."""
         # A ledger that is empty is done with: nothing is ever added to that of a lost connection.
         counts = [len(ledger.pending()) for ledger in self._ledgers]
         self._ledgers = [ledger for ledger, count in zip(self._ledgers, counts, strict=True) if count]
-        return sum(counts)
+        self.counted = sum(counts)
+        return self.counted
 
     def expire(self, now: float) -> list[Message]:
         """Take out and return those whose time is over at ``now`` (monotonic)."""
-        return [message for ledger in self._ledgers for message in ledger.expire(now)]
+        expired = [message for ledger in self._ledgers for message in ledger.expire(now)]
+        self.count()
+        return expired
 
     @property
     def next_deadline(self) -> float:

@@ -144,13 +144,13 @@ class Routes:
 
     def waiting_count(self) -> int:
         """How many publishes do."""
-        return sum(len(queue.waiting) for route in self.by_topic.values() for queue in route.queues())
+        return sum(len(queue.waiting) for route in list(self.by_topic.values()) for queue in route.queues())
 
     def leaders(self) -> dict[str, dict[int, str | None]]:
         """Topic -> partition -> the leader that is known of it."""
         return {
             topic: {number: queue.leader and str(queue.leader) for number, queue in sorted(route.partitions.items())}
-            for topic, route in self.by_topic.items()
+            for topic, route in list(self.by_topic.items())
             if route.is_partitioned
         }
 

@@ -221,7 +221,7 @@ class TopicRoute:
         """All queues in which publishes may wait."""
         yield self.any
         yield self.undecided
-        yield from self.partitions.values()
+        yield from list(self.partitions.values())  # stats() of another thread reads it meanwhile
 
     def pump(self) -> None:
         """Send what can be sent now."""

@@ -1,0 +1,260 @@
+"""Prometheus metrics of Consumers and Producers, of ``nsq_fast``, ``nsq_fast.threads`` and ``nsq_fast.aio``.
+
+    from nsq_fast.metrics import ClientCollector
+
+    metrics = ClientCollector()
+    metrics.add_consumer("billing", consumer)
+    metrics.add_producer("web", producer)
+
+A scrape reads ``stats()`` of each client; between scrapes nothing is done. It needs the extra ``nsq-fast[metrics]``.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from gevent.monkey import get_original
+
+from .errors import ConfigError
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+except ImportError as error:
+    raise ImportError("nsq_fast.metrics needs prometheus-client: pip install 'nsq-fast[metrics]'") from error
+
+if TYPE_CHECKING:
+    from .runtime import ConsumerStats
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "nsq_fast"
+
+
+class ConsumerLike(Protocol):
+    """What is read of a Consumer, from any thread."""
+
+    @property
+    def topic(self) -> str:
+        """Its topic."""
+
+    @property
+    def channel(self) -> str:
+        """Its channel."""
+
+    def stats(self) -> ConsumerStats:
+        """A snapshot."""
+
+
+class ProducerLike(Protocol):
+    """What is read of a Producer, from any thread."""
+
+    def stats(self) -> dict[str, Any]:
+        """A snapshot."""
+
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class _Figure(Generic[S]):
+    """One metric of each client: ``read`` takes its value from what ``stats()`` returned."""
+
+    name: str
+    help: str
+    read: Callable[[S], float]
+    is_counter: bool = False
+
+
+_CONSUMER: tuple[_Figure[ConsumerStats], ...] = (
+    _Figure("messages_received", "Deliveries, repeated ones included.", lambda each: each.totals.received, True),
+    _Figure("messages_finished", "FINs handed to the system.", lambda each: each.totals.finished, True),
+    _Figure("messages_requeued", "REQs handed to the system.", lambda each: each.totals.requeued, True),
+    _Figure("messages_skipped", "Finished for their skip_header, unhandled.", lambda each: each.totals.skipped, True),
+    _Figure("messages_expired", "Not responded to before their deadline.", lambda each: each.totals.expired, True),
+    _Figure("messages_given_up", "Handed to the give-up policy and finished.", lambda each: each.given_up, True),
+    _Figure("responses_failed", "FIN, REQ or TOUCH that nsqd refused.", lambda each: each.totals.answers_failed, True),
+    _Figure("responses_lost", "FIN or REQ lost with the connection.", lambda each: each.totals.answers_lost, True),
+    _Figure("order_violations", "Ordered messages out of order.", lambda each: each.order_violations, True),
+    _Figure("ordered_messages_repeated", "Ordered messages delivered again.", lambda each: each.repeated, True),
+    _Figure("ordered_deliveries_blocked", "Ordered, with too many attempts already.", lambda each: each.blocked, True),
+    _Figure(
+        "connections", "Connections that are subscribed.", lambda each: sum(c.is_connected for c in each.connections)
+    ),
+    _Figure("targets", "nsqds, or partitions, to be subscribed to.", lambda each: len(each.connections)),
+    _Figure("rdy", "Sum of the RDYs last sent.", lambda each: sum(c.rdy for c in each.connections)),
+    _Figure("max_in_flight", "Most messages in flight at once.", lambda each: each.max_in_flight),
+    _Figure("messages_in_flight", "Neither responded to nor expired.", lambda each: each.in_flight),
+    _Figure("messages_unstarted", "In flight, waiting for a handler.", lambda each: each.unstarted),
+    _Figure("messages_orphaned", "Of lost connections, still held by handlers.", lambda each: each.orphaned),
+    _Figure("backoff_level", "0 when there is no backoff.", lambda each: each.backoff_level),
+    _Figure("backoff_seconds", "What is left of the present pause.", lambda each: each.backoff_left),
+    _Figure("running", "1 while started and not closed.", lambda each: each.is_running),
+    _Figure("paused", "1 between pause and resume.", lambda each: each.is_paused),
+    _Figure("starved", "1 while handlers hold 85 % of what a connection may get.", lambda each: each.is_starved),
+)
+
+_PRODUCER: tuple[_Figure[dict[str, Any]], ...] = (
+    _Figure("pending_publishes", "Publishes that have no result yet.", lambda each: each["pending"]),
+    _Figure("waiting_publishes", "Those of them that wait for an nsqd.", lambda each: each["waiting"]),
+    _Figure("held_messages", "Messages that count towards max_pending.", lambda each: each["held"]),
+    _Figure("connections", "Connections, stalled ones included.", lambda each: len(each["connected"])),
+    _Figure("connections_stalled", "Those that owe replies and get no publishes.", lambda each: len(each["stalled"])),
+    _Figure("nsqds_disconnected", "nsqds that could not be reached.", lambda each: len(each["disconnected"])),
+    _Figure(
+        "partitions_without_leader",
+        "Partitions whose leader is not known.",
+        lambda each: sum(leader is None for topic in each["leaders"].values() for leader in topic.values()),
+    ),
+)
+
+
+class ClientCollector:
+    """Shows the figures of the clients that were added to it; a collector of prometheus_client.
+
+    Any thread may scrape it, and add and remove clients. It holds clients weakly: the series of one that the program
+    has dropped end. Labels are the name given here, and the topic and channel of a consumer, so that there are as many
+    series as there are clients. Counters never go down as long as their client lives.
+
+    Args:
+        registry: where it registers itself; None: nowhere. One registry takes one ClientCollector.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = REGISTRY) -> None:
+        self._consumers = _Group[Any](f"{PREFIX}_consumer", ("consumer", "topic", "channel"), _CONSUMER)
+        self._producers = _Group[Any](f"{PREFIX}_producer", ("producer",), _PRODUCER)
+        if registry is not None:
+            registry.register(self)
+
+    def add_consumer(self, name: str, consumer: ConsumerLike) -> None:
+        """Show a consumer, with the label ``consumer="name"``.
+
+        Raises ConfigError when it is no consumer, or when it or the name is here already.
+        """
+        if not (_has_stats(consumer) and hasattr(consumer, "channel")):
+            raise ConfigError(f"{consumer!r} is no Consumer: add_consumer takes those of nsq_fast, .threads and .aio")
+        self._consumers.add(name, consumer, (str(consumer.topic), str(consumer.channel)))
+
+    def add_producer(self, name: str, producer: ProducerLike) -> None:
+        """Show a producer, with the label ``producer="name"``.
+
+        Raises ConfigError when it is no producer, or when it or the name is here already.
+        """
+        if not _has_stats(producer) or hasattr(producer, "channel"):
+            raise ConfigError(f"{producer!r} is no Producer: add_producer takes those of nsq_fast, .threads and .aio")
+        self._producers.add(name, producer, ())
+
+    def remove(self, client: object) -> None:
+        """Show a client no longer; one that is not here is no error."""
+        self._consumers.remove(client)
+        self._producers.remove(client)
+
+    def describe(self) -> Iterable[Metric]:
+        """The metrics, without values: what a registry compares with those it has."""
+        return [*self._consumers.families(), *self._producers.families()]
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of now."""
+        yield from self._consumers.collect()
+        yield from self._producers.collect()
+
+
+def _has_stats(client: object) -> bool:
+    return callable(getattr(client, "stats", None)) and not isinstance(client, type)
+
+
+class _Client:
+    """One client that is shown.
+
+    Attributes:
+        ref: to the client, weak.
+        labels: values, in the order of the group's labels.
+        shown: the highest value of each counter so far.
+        has_failed: whether it could not be read the last time.
+    """
+
+    def __init__(self, client: object, labels: tuple[str, ...]) -> None:
+        self.ref = weakref.ref(client)
+        self.labels = labels
+        self.shown: dict[str, float] = {}
+        self.has_failed = False
+
+
+class _Group(Generic[S]):
+    """The clients of one kind, by name."""
+
+    def __init__(self, prefix: str, labels: tuple[str, ...], figures: tuple[_Figure[S], ...]) -> None:
+        self._prefix = prefix
+        self._labels = labels
+        self._figures = figures
+        self._clients: dict[str, _Client] = {}
+        # Native, whatever is patched: scrapes come from native threads. Nothing waits while it is held.
+        self._lock = get_original("_thread", "allocate_lock")()
+
+    def add(self, name: str, client: object, labels: tuple[str, ...]) -> None:
+        """Raises ConfigError, see ``ClientCollector``."""
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"name={name!r}: must be a string that is not empty")
+        with self._lock:
+            alive = {each: known for each, entry in self._clients.items() if (known := entry.ref()) is not None}
+            if name in alive:
+                raise ConfigError(f"name={name!r}: {alive[name]!r} has it; choose another one, or remove that first")
+            for other, known in alive.items():
+                if known is client:
+                    raise ConfigError(f"{client!r} was added before as {other!r}; it would be counted twice")
+            self._clients[name] = _Client(client, (name, *labels))
+
+    def remove(self, client: object) -> None:
+        """It, and those that live no longer."""
+        with self._lock:
+            self._clients = {name: entry for name, entry in self._clients.items() if entry.ref() not in (None, client)}
+
+    def families(self) -> list[Metric]:
+        """The metrics, without values."""
+        return [
+            (CounterMetricFamily if figure.is_counter else GaugeMetricFamily)(
+                f"{self._prefix}_{figure.name}", figure.help, labels=self._labels
+            )
+            for figure in self._figures
+        ]
+
+    def collect(self) -> list[Metric]:
+        """The metrics of all clients that live."""
+        families = self.families()
+        with self._lock:
+            entries = list(self._clients.values())
+        for entry in entries:
+            for family, value in zip(families, self._values(entry), strict=False):
+                family.add_metric(entry.labels, value)
+        return families
+
+    def _values(self, entry: _Client) -> list[float]:
+        """One for each figure; none when the client lives no longer, or cannot be read."""
+        client: Any = entry.ref()
+        if client is None:
+            return []
+        try:
+            stats: S = client.stats()
+            values = [float(figure.read(stats)) for figure in self._figures]
+        except Exception as error:
+            if not entry.has_failed:
+                logger.warning("no metrics of %r until its stats() can be read again: %r", client, error)
+            entry.has_failed = True
+            return []
+        entry.has_failed = False
+        with self._lock:
+            return [self._never_down(entry, figure, value) for figure, value in zip(self._figures, values, strict=True)]
+
+    def _never_down(self, entry: _Client, figure: _Figure[S], value: float) -> float:
+        """Prometheus takes a counter that goes down for one that began anew, and would count everything twice.
+
+        ``stats()`` of a running consumer, read in another thread, may lack for a moment what the connection to an nsqd
+        that has just gone had counted.
+        """
+        if figure.is_counter:
+            value = entry.shown[figure.name] = max(value, entry.shown.get(figure.name, 0.0))
+        return value

@@ -1,0 +1,400 @@
+"""Prometheus metrics of clients, as a scraper reads them."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from support.waiting import until
+
+from nsq_fast import Consumer, Producer, RequeueMessage, threads
+from nsq_fast.broker import NsqdServer
+from nsq_fast.broker.options import NsqdOptions
+from nsq_fast.errors import ConfigError
+from nsq_fast.metrics import ClientCollector
+
+ROOT = Path(__file__).parent.parent
+Series = tuple[str, tuple[tuple[str, str], ...]]
+
+
+class Scraper:
+    """A registry with a collector, and what was scraped of it. No counter may go down."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.metrics = ClientCollector(self.registry)
+        self._counters: dict[Series, float] = {}
+
+    def scrape(self) -> dict[Series, float]:
+        """All series of now."""
+        text = generate_latest(self.registry).decode()
+        found: dict[Series, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                series = sample.name, tuple(sorted(sample.labels.items()))
+                assert series not in found
+                found[series] = sample.value
+                if family.type == "counter":
+                    assert sample.value >= self._counters.get(series, 0.0), series
+                    self._counters[series] = sample.value
+        return found
+
+    def consumer(self, figure: str, name: str = "billing") -> float | None:
+        """One figure of a consumer, None where there is no such series."""
+        return self._one(f"nsq_fast_consumer_{figure}", "consumer", name)
+
+    def producer(self, figure: str, name: str = "web") -> float | None:
+        """One figure of a producer, None where there is no such series."""
+        return self._one(f"nsq_fast_producer_{figure}", "producer", name)
+
+    def _one(self, metric: str, label: str, name: str) -> float | None:
+        values = [
+            value for (found, labels), value in self.scrape().items() if found == metric and (label, name) in labels
+        ]
+        assert len(values) <= 1
+        return values[0] if values else None
+
+
+class FakeProducer:
+    """A client with the stats that a test says."""
+
+    def __init__(self, stats: Callable[[], Any]) -> None:
+        self.stats = stats
+
+
+class FakeConsumer(FakeProducer):
+    """The same, with what a consumer has."""
+
+    topic, channel = "orders", "billing"
+
+
+@pytest.fixture
+def scraper() -> Scraper:
+    return Scraper()
+
+
+@pytest.fixture
+def nsqd(tmp_path: Any) -> Iterator[NsqdServer]:
+    with NsqdServer(NsqdOptions(data_path=str(tmp_path))) as server:
+        yield server
+
+
+@pytest.fixture
+def producer(nsqd: NsqdServer) -> Iterator[Producer]:
+    with Producer(str(nsqd.tcp_address)) as sender:
+        yield sender
+
+
+@pytest.fixture
+def consume(nsqd: NsqdServer) -> Iterator[Callable[..., Consumer]]:
+    """A factory of started consumers, which are closed after the test."""
+    made: list[Consumer] = []
+
+    def start(handler: Any, channel: str = "billing", **options: Any) -> Consumer:
+        address = str(nsqd.tcp_address)
+        made.append(Consumer("orders", channel, address, message_handler=handler, max_in_flight=10, **options))
+        made[-1].start(block=False)
+        return made[-1]
+
+    yield start
+    for consumer in made:
+        consumer.close(drain=False)
+
+
+def finish(consumer: object, message: object) -> None:
+    """A handler that is content with everything."""
+
+
+def test_a_scrape_shows_what_clients_have_done_and_are_doing(
+    scraper: Scraper, producer: Producer, consume: Callable[..., Consumer]
+) -> None:
+    def handle(consumer: object, message: Any) -> None:
+        if message.body == b"bad" and message.attempts == 1:
+            raise RequeueMessage
+        if message.body == b"held":
+            message.enable_async()
+            held.append(message)
+
+    held: list[Any] = []
+    consumer = consume(handle, requeue_delay=0, max_backoff_duration=0)
+    scraper.metrics.add_consumer("billing", consumer)
+    scraper.metrics.add_producer("web", producer)
+    for body in (b"good", b"bad", b"held"):
+        producer.publish("orders", body)
+    until(lambda: scraper.consumer("messages_finished_total") == 2 and held)
+    labels = (("channel", "billing"), ("consumer", "billing"), ("topic", "orders"))
+    shown = scraper.scrape()
+    of_consumer = {name: value for (name, series), value in shown.items() if series == labels}
+    expected = {
+        "messages_received_total": 4,
+        "messages_finished_total": 2,
+        "messages_requeued_total": 1,
+        "messages_skipped_total": 0,
+        "messages_expired_total": 0,
+        "messages_given_up_total": 0,
+        "responses_failed_total": 0,
+        "responses_lost_total": 0,
+        "order_violations_total": 0,
+        "ordered_messages_repeated_total": 0,
+        "ordered_deliveries_blocked_total": 0,
+        "connections": 1,
+        "targets": 1,
+        "rdy": 10,
+        "max_in_flight": 10,
+        "messages_in_flight": 1,
+        "messages_unstarted": 0,
+        "messages_orphaned": 0,
+        "backoff_level": 0,
+        "backoff_seconds": 0,
+        "running": 1,
+        "paused": 0,
+        "starved": 0,
+    }
+    assert of_consumer == {f"nsq_fast_consumer_{name}": value for name, value in expected.items()}
+    of_producer = {name: value for (name, series), value in shown.items() if series == (("producer", "web"),)}
+    assert of_producer == {
+        "nsq_fast_producer_pending_publishes": 0,
+        "nsq_fast_producer_waiting_publishes": 0,
+        "nsq_fast_producer_held_messages": 0,
+        "nsq_fast_producer_connections": 1,
+        "nsq_fast_producer_connections_stalled": 0,
+        "nsq_fast_producer_nsqds_disconnected": 0,
+        "nsq_fast_producer_partitions_without_leader": 0,
+    }
+    assert len(shown) == len(of_consumer) + len(of_producer), "no other labels, and no other series"
+    held[0].finish()
+    until(lambda: scraper.consumer("messages_in_flight") == 0)
+
+
+def test_names_follow_the_conventions_of_prometheus(scraper: Scraper) -> None:
+    families = list(scraper.metrics.describe())
+    assert len({family.name for family in families}) == len(families) > 20
+    for family in families:
+        assert family.name.startswith(("nsq_fast_consumer_", "nsq_fast_producer_"))
+        assert family.type in {"counter", "gauge"}
+        assert family.documentation.endswith(".")
+        assert not family.name.endswith(("_total", "_count", "_sum", "_bucket", "_ms", "_gauge", "_counter"))
+
+
+def shown_names(scraper: Scraper) -> set[str]:
+    """Of all series, as a scraper sees them."""
+    families = scraper.metrics.describe()
+    return {family.name + ("_total" if family.type == "counter" else "") for family in families}
+
+
+def test_the_page_has_each_metric_and_no_other(scraper: Scraper) -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(nsq_fast_\w+)` \|", page, re.MULTILINE)
+    assert sorted(rows) == sorted(shown_names(scraper))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "prometheus").iterdir()), ids=lambda path: path.name)
+def test_every_metric_of_the_examples_exists(path: Path, scraper: Scraper) -> None:
+    named = set(re.findall(r"\bnsq_fast_\w+", path.read_text()))
+    assert named
+    assert named <= shown_names(scraper)
+
+
+def test_what_fails_is_counted(scraper: Scraper, producer: Producer, consume: Callable[..., Consumer]) -> None:
+    def fail(consumer: object, message: object) -> None:
+        raise RequeueMessage
+
+    scraper.metrics.add_consumer("billing", consume(fail, requeue_delay=0, max_tries=2, max_backoff_duration=0))
+    producer.publish("orders", b"bad")
+    until(lambda: scraper.consumer("messages_given_up_total") == 1)
+    assert scraper.consumer("messages_requeued_total") == 2
+
+
+def test_backoff_and_pause_are_shown(scraper: Scraper, producer: Producer, consume: Callable[..., Consumer]) -> None:
+    def fail(consumer: object, message: object) -> None:
+        raise RequeueMessage
+
+    consumer = consume(fail, requeue_delay=0, max_backoff_duration=1000, max_tries=0)
+    scraper.metrics.add_consumer("billing", consumer)
+    producer.publish("orders", b"bad")
+    until(lambda: (scraper.consumer("backoff_level") or 0) >= 1)
+    until(lambda: scraper.consumer("backoff_seconds"))
+    consumer.pause()
+    assert scraper.consumer("paused") == 1
+
+
+def test_counters_never_go_down_over_reconnects_and_after_close(
+    scraper: Scraper, nsqd: NsqdServer, producer: Producer, consume: Callable[..., Consumer]
+) -> None:
+    consumer = consume(finish, max_reconnect_delay=0.1)
+    scraper.metrics.add_consumer("billing", consumer)
+    for total in (1, 2, 3):
+        producer.publish("orders", b"x")
+        until(lambda total=total: (scraper.consumer("messages_finished_total") or 0) >= total)
+        nsqd.stop()
+        until(lambda: scraper.consumer("connections") == 0)
+        nsqd.start()
+        until(lambda: scraper.consumer("connections") == 1)
+    finished = scraper.consumer("messages_finished_total")
+    assert finished is not None
+    assert finished >= 3
+    consumer.close()
+    assert scraper.consumer("messages_finished_total") == finished
+    assert scraper.consumer("running") == 0
+    assert scraper.consumer("rdy") == 0
+
+
+def test_a_consumer_whose_nsqd_is_gone_for_good_keeps_its_counts(
+    scraper: Scraper, nsqd: NsqdServer, producer: Producer, consume: Callable[..., Consumer]
+) -> None:
+    consumer = consume(finish)
+    scraper.metrics.add_consumer("billing", consumer)
+    producer.publish("orders", b"x")
+    until(lambda: scraper.consumer("messages_finished_total") == 1)
+    consumer.nsqd_addresses.clear()
+    consumer._subscriptions.configured_changed()
+    nsqd.stop()
+    until(lambda: scraper.consumer("targets") == 0)
+    assert scraper.consumer("messages_finished_total") == 1
+
+
+def test_several_consumers_and_producers_have_series_of_their_own(
+    scraper: Scraper, nsqd: NsqdServer, producer: Producer, consume: Callable[..., Consumer]
+) -> None:
+    scraper.metrics.add_consumer("billing", consume(finish))
+    scraper.metrics.add_consumer("mail", consume(finish, channel="mail"))
+    until(lambda: (scraper.consumer("connections"), scraper.consumer("connections", "mail")) == (1, 1))
+    with Producer(str(nsqd.tcp_address)) as second:
+        scraper.metrics.add_producer("web", producer)
+        scraper.metrics.add_producer("cron", second)
+        producer.publish("orders", b"x")
+        until(lambda: scraper.consumer("messages_finished_total") == 1)
+        until(lambda: scraper.consumer("messages_finished_total", "mail") == 1)
+        until(lambda: scraper.producer("connections", "cron") == 1)
+        scraper.metrics.remove(second)
+        assert scraper.producer("connections", "cron") is None
+        assert scraper.producer("connections") == 1
+
+
+def test_a_native_thread_scrapes_while_the_consumer_works(
+    scraper: Scraper, producer: Producer, consume: Callable[..., Consumer]
+) -> None:
+    total, done, errors, scrapes = 3000, threading.Event(), [], [0]
+    scraper.metrics.add_consumer("billing", consume(finish))
+    scraper.metrics.add_producer("web", producer)
+
+    def scrape() -> None:
+        try:
+            while not done.is_set():
+                scraper.scrape()
+                scrapes[0] += 1
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    try:
+        for number in range(total // 100):
+            producer.multipublish("orders", [b"x"] * 100)
+            producer.publish(f"topic{number}", b"x")  # the producer knows more topics all the time
+        until(lambda: scrapes[0] >= 5 or errors)
+    finally:
+        done.set()
+        until(lambda: not thread.is_alive())
+    assert errors == []
+    until(lambda: scraper.consumer("messages_finished_total") == total)
+
+
+def test_clients_of_threads_are_scraped_as_well(scraper: Scraper, nsqd: Any) -> None:
+    address = str(nsqd.tcp_address)
+    with (
+        threads.Producer(address) as producer,
+        threads.Consumer("orders", "billing", address, message_handler=finish) as consumer,
+    ):
+        scraper.metrics.add_consumer("billing", consumer)
+        scraper.metrics.add_producer("web", producer)
+        producer.publish("orders", b"x")
+        until(lambda: scraper.consumer("messages_finished_total") == 1)
+        assert scraper.producer("pending_publishes") == 0
+    assert scraper.consumer("running") == 0
+
+
+def test_a_client_that_the_program_has_dropped_is_shown_no_longer(scraper: Scraper, nsqd: NsqdServer) -> None:
+    consumer = Consumer("orders", "billing", str(nsqd.tcp_address))
+    scraper.metrics.add_consumer("billing", consumer)
+    assert scraper.consumer("messages_received_total") == 0
+    del consumer
+    gc.collect()
+    assert scraper.scrape() == {}
+    other = Consumer("orders", "billing", str(nsqd.tcp_address))
+    scraper.metrics.add_consumer("billing", other)  # the name is free again
+    assert scraper.consumer("running") == 0
+
+
+def test_what_cannot_be_added_is_refused(scraper: Scraper, nsqd: NsqdServer, producer: Producer) -> None:
+    consumer, other = (Consumer("orders", "billing", str(nsqd.tcp_address)) for _ in range(2))
+    add_consumer: Any = scraper.metrics.add_consumer
+    add_producer: Any = scraper.metrics.add_producer
+    add_consumer("billing", consumer)
+    with pytest.raises(ConfigError, match=r"name='billing': .* has it"):
+        add_consumer("billing", other)
+    with pytest.raises(ConfigError, match="was added before as 'billing'"):
+        add_consumer("again", consumer)
+    for name in ("", None, 1):
+        with pytest.raises(ConfigError, match="must be a string"):
+            add_consumer(name, other)
+    for wrong in (producer, Consumer, None, "orders"):
+        with pytest.raises(ConfigError, match="is no Consumer"):
+            add_consumer("other", wrong)
+    for wrong in (consumer, Producer, None, "orders"):
+        with pytest.raises(ConfigError, match="is no Producer"):
+            add_producer("other", wrong)
+    assert {dict(labels)["consumer"] for _, labels in scraper.scrape()} == {"billing"}
+
+
+def test_one_registry_takes_one_collector(scraper: Scraper) -> None:
+    with pytest.raises(ValueError, match="Duplicated timeseries"):
+        ClientCollector(scraper.registry)
+
+
+def test_a_client_that_cannot_be_read_is_named_once_and_harms_no_other(
+    scraper: Scraper, producer: Producer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> Any:
+        if is_broken:
+            raise RuntimeError("no figures")
+        return producer.stats()
+
+    is_broken = [1]
+    broken = FakeProducer(fail)
+    scraper.metrics.add_producer("broken", broken)
+    scraper.metrics.add_producer("web", producer)
+    with caplog.at_level(logging.WARNING, "nsq_fast.metrics"):
+        for _ in range(3):
+            assert scraper.producer("pending_publishes", "broken") is None
+            assert scraper.producer("pending_publishes") == 0
+    (message,) = caplog.messages
+    assert "no figures" in message
+    is_broken.clear()
+    assert scraper.producer("pending_publishes", "broken") == 0
+
+
+def test_a_count_that_a_snapshot_lacks_for_a_moment_is_not_taken_back(scraper: Scraper, nsqd: NsqdServer) -> None:
+    real = Consumer("orders", "billing", str(nsqd.tcp_address))
+    received = [5]
+
+    def stats() -> Any:
+        snapshot = real.stats()
+        snapshot.totals.received = received[0]
+        return snapshot
+
+    client = FakeConsumer(stats)
+    scraper.metrics.add_consumer("billing", client)
+    assert scraper.consumer("messages_received_total") == 5
+    received[0] = 2
+    assert scraper.consumer("messages_received_total") == 5
+    received[0] = 6
+    assert scraper.consumer("messages_received_total") == 6
