@@ -128,7 +128,7 @@ class HandlerLimit:
 
     def take(self, pool: Pool) -> bool:
         """Let a worker of ``pool`` begin; if there are enough already, ``pool`` is woken when one ends."""
-        if self._running < max(1, self._limit()):
+        if self._running == 0 or self._running < self._limit():  # one may always run, whatever the limit
             self._running += 1
             return True
         if pool not in self._waiting:
@@ -208,7 +208,8 @@ class Pool:
         """
         while not self.is_stopped:
             if self._ready:
-                if self.turns.is_overdue(monotonic()):
+                now = monotonic()
+                if now > self.turns.due_at and self.turns.is_overdue(now):
                     self.turns.wait()
                     continue
                 inbound = self._next()
@@ -238,6 +239,10 @@ class Pool:
             inbound.turn.give_back(self)
         else:
             self._limit.give_back()
+        ready = self._ready
+        if not inbound.waiting and ready and ready[-1] is inbound:  # where ``_next`` has put it: nobody need look there
+            ready.pop()
+            inbound.is_queued = False
         if not inbound.waiting and self.source is not None:  # all is answered: nothing more joins the FINs
             inbound.connection.flush()
         elif self.prompt.left:
@@ -249,7 +254,9 @@ class Pool:
     def handled(self, began: float, count: int) -> None:
         """A worker has handled ``count`` messages since ``began`` (monotonic): note how busy it was."""
         now = monotonic()
-        self.load.add(now - began, count)
+        load = self.load
+        load.busy += now - began
+        load.handled += count
         # A handler that waited with gevent let the loop have its turns: it was not slow for others.
         if now - began > SLICE and self.turns.is_overdue(now):
             self.prompt.slow(now - self.turns.due_at)

@@ -45,11 +45,6 @@ class Load:
         self._handled_before = 0
         self._last = UNLIMITED
 
-    def add(self, seconds: float, messages: int) -> None:
-        """A worker has been busy."""
-        self.busy += seconds
-        self.handled += messages
-
     def measure(self) -> bool:
         """Take in what was handled since the last call; say whether there was anything."""
         handled = self.handled - self._handled_before
