@@ -12,6 +12,7 @@ A scrape reads ``stats()`` of each client; between scrapes nothing is done. It n
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -79,6 +80,10 @@ _CONSUMER: tuple[_Figure[ConsumerStats], ...] = (
     _Figure("messages_given_up", "Handed to the give-up policy and finished.", lambda each: each.given_up, True),
     _Figure("responses_failed", "FIN, REQ or TOUCH that nsqd refused.", lambda each: each.totals.answers_failed, True),
     _Figure("responses_lost", "FIN or REQ lost with the connection.", lambda each: each.totals.answers_lost, True),
+    _Figure("messages_touched", "TOUCHes, automatic ones included.", lambda each: each.totals.touched, True),
+    _Figure("subscriptions", "Connections subscribed, renewed ones too.", lambda each: each.totals.subscriptions, True),
+    _Figure("leader_moves", "Times that a partition got another leader.", lambda each: each.leader_moves, True),
+    _Figure("lookup_errors", "Questions to lookup without good answer.", lambda each: each.lookup_errors, True),
     _Figure("order_violations", "Ordered messages out of order.", lambda each: each.order_violations, True),
     _Figure("ordered_messages_repeated", "Ordered messages delivered again.", lambda each: each.repeated, True),
     _Figure("ordered_deliveries_blocked", "Ordered, with too many attempts already.", lambda each: each.blocked, True),
@@ -99,6 +104,11 @@ _CONSUMER: tuple[_Figure[ConsumerStats], ...] = (
 )
 
 _PRODUCER: tuple[_Figure[dict[str, Any]], ...] = (
+    _Figure("publishes_stored", "Publishes that an nsqd confirmed.", lambda each: each["stored"], True),
+    _Figure("publishes_refused", "Publishes that failed and are not stored.", lambda each: each["refused"], True),
+    _Figure("publishes_unknown", "Publishes that failed and may be stored.", lambda each: each["unknown"], True),
+    _Figure("leader_moves", "Times that a partition got another leader.", lambda each: each["leader_moves"], True),
+    _Figure("lookup_errors", "Questions to lookup without good answer.", lambda each: each["lookup_errors"], True),
     _Figure("pending_publishes", "Publishes that have no result yet.", lambda each: each["pending"]),
     _Figure("waiting_publishes", "Those of them that wait for an nsqd.", lambda each: each["waiting"]),
     _Figure("held_messages", "Messages that count towards max_pending.", lambda each: each["held"]),
@@ -173,7 +183,8 @@ class _Client:
     Attributes:
         ref: to the client, weak.
         labels: values, in the order of the group's labels.
-        shown: the highest value of each counter so far.
+        shown: the highest value of each counter so far, in this process: a child of a fork counts anew.
+        process: its id.
         has_failed: whether it could not be read the last time.
     """
 
@@ -181,6 +192,7 @@ class _Client:
         self.ref = weakref.ref(client)
         self.labels = labels
         self.shown: dict[str, float] = {}
+        self.process = os.getpid()
         self.has_failed = False
 
 
@@ -247,6 +259,8 @@ class _Group(Generic[S]):
             return []
         entry.has_failed = False
         with self._lock:
+            if entry.process != os.getpid():
+                entry.process, entry.shown = os.getpid(), {}
             return [self._never_down(entry, figure, value) for figure, value in zip(self._figures, values, strict=True)]
 
     def _never_down(self, entry: _Client, figure: _Figure[S], value: float) -> float:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import re
+import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,15 +16,16 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from support.waiting import until
+from support.waiting import WAIT, until
 
 from nsq_fast import Consumer, Producer, RequeueMessage, threads
 from nsq_fast.broker import NsqdServer
 from nsq_fast.broker.options import NsqdOptions
-from nsq_fast.errors import ConfigError
+from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.metrics import ClientCollector
 
 ROOT = Path(__file__).parent.parent
+PROMTOOL = shutil.which("promtool")
 Series = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -121,6 +125,7 @@ def test_a_scrape_shows_what_clients_have_done_and_are_doing(
             raise RequeueMessage
         if message.body == b"held":
             message.enable_async()
+            message.touch()
             held.append(message)
 
     held: list[Any] = []
@@ -140,6 +145,10 @@ def test_a_scrape_shows_what_clients_have_done_and_are_doing(
         "messages_skipped_total": 0,
         "messages_expired_total": 0,
         "messages_given_up_total": 0,
+        "messages_touched_total": 1,
+        "subscriptions_total": 1,
+        "leader_moves_total": 0,
+        "lookup_errors_total": 0,
         "responses_failed_total": 0,
         "responses_lost_total": 0,
         "order_violations_total": 0,
@@ -161,6 +170,11 @@ def test_a_scrape_shows_what_clients_have_done_and_are_doing(
     assert of_consumer == {f"nsq_fast_consumer_{name}": value for name, value in expected.items()}
     of_producer = {name: value for (name, series), value in shown.items() if series == (("producer", "web"),)}
     assert of_producer == {
+        "nsq_fast_producer_publishes_stored_total": 3,
+        "nsq_fast_producer_publishes_refused_total": 0,
+        "nsq_fast_producer_publishes_unknown_total": 0,
+        "nsq_fast_producer_leader_moves_total": 0,
+        "nsq_fast_producer_lookup_errors_total": 0,
         "nsq_fast_producer_pending_publishes": 0,
         "nsq_fast_producer_waiting_publishes": 0,
         "nsq_fast_producer_held_messages": 0,
@@ -201,6 +215,18 @@ def test_every_metric_of_the_examples_exists(path: Path, scraper: Scraper) -> No
     named = set(re.findall(r"\bnsq_fast_\w+", path.read_text()))
     assert named
     assert named <= shown_names(scraper)
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: apt-get install prometheus")
+def test_promtool_has_no_complaint(scraper: Scraper, nsqd: NsqdServer, producer: Producer) -> None:
+    consumer = Consumer("orders", "billing", str(nsqd.tcp_address))
+    scraper.metrics.add_consumer("billing", consumer)
+    scraper.metrics.add_producer("web", producer)
+    text = generate_latest(scraper.registry)
+    rules = str(ROOT / "examples" / "prometheus" / "alerts.yml")
+    for arguments, given in ((["check", "metrics"], text), (["check", "rules", rules], b"")):
+        checked = subprocess.run([str(PROMTOOL), *arguments], input=given, capture_output=True, timeout=WAIT)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_what_fails_is_counted(scraper: Scraper, producer: Producer, consume: Callable[..., Consumer]) -> None:
@@ -245,6 +271,7 @@ def test_counters_never_go_down_over_reconnects_and_after_close(
     assert scraper.consumer("messages_finished_total") == finished
     assert scraper.consumer("running") == 0
     assert scraper.consumer("rdy") == 0
+    assert scraper.consumer("subscriptions_total") == 4, "the first one, and one for each restart"
 
 
 def test_a_consumer_whose_nsqd_is_gone_for_good_keeps_its_counts(
@@ -382,19 +409,53 @@ def test_a_client_that_cannot_be_read_is_named_once_and_harms_no_other(
     assert scraper.producer("pending_publishes", "broken") == 0
 
 
-def test_a_count_that_a_snapshot_lacks_for_a_moment_is_not_taken_back(scraper: Scraper, nsqd: NsqdServer) -> None:
-    real = Consumer("orders", "billing", str(nsqd.tcp_address))
-    received = [5]
+def consumer_that_received(count: list[int]) -> FakeConsumer:
+    """It says that it received as many messages as the list's one item says."""
+    real = Consumer("orders", "billing", "127.0.0.1:4150")  # never started
 
     def stats() -> Any:
         snapshot = real.stats()
-        snapshot.totals.received = received[0]
+        snapshot.totals.received = count[0]
         return snapshot
 
-    client = FakeConsumer(stats)
+    return FakeConsumer(stats)
+
+
+def test_a_count_that_a_snapshot_lacks_for_a_moment_is_not_taken_back(scraper: Scraper) -> None:
+    received = [5]
+    client = consumer_that_received(received)
     scraper.metrics.add_consumer("billing", client)
     assert scraper.consumer("messages_received_total") == 5
     received[0] = 2
     assert scraper.consumer("messages_received_total") == 5
     received[0] = 6
     assert scraper.consumer("messages_received_total") == 6
+
+
+def test_errors_of_lookup_are_counted(scraper: Scraper, closed_port: int, consume: Callable[..., Consumer]) -> None:
+    lookupd = f"127.0.0.1:{closed_port}"
+    scraper.metrics.add_consumer("billing", consume(finish, lookupd_http_addresses=lookupd))
+    with Producer(lookupd_http_addresses=lookupd, publish_timeout=0.1) as producer:
+        scraper.metrics.add_producer("web", producer)
+        with pytest.raises(NsqError, match="no nsqd"):
+            producer.publish("orders", b"x")
+        until(lambda: scraper.consumer("lookup_errors_total"))
+        until(lambda: scraper.producer("lookup_errors_total"))
+        assert scraper.producer("publishes_refused_total") == 1
+    assert scraper.producer("lookup_errors_total")
+
+
+@pytest.mark.fork
+def test_a_child_of_a_fork_shows_counts_of_its_own() -> None:
+    received = [5]
+    client = consumer_that_received(received)
+    metrics = ClientCollector(registry := CollectorRegistry())
+    metrics.add_consumer("billing", client)
+    labels = {"consumer": "billing", "topic": "orders", "channel": "billing"}
+    assert registry.get_sample_value("nsq_fast_consumer_messages_received_total", labels) == 5
+    child = os.fork()
+    if not child:
+        received[0] = 1
+        shown = registry.get_sample_value("nsq_fast_consumer_messages_received_total", labels)
+        os._exit(0 if shown == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -53,6 +53,9 @@ class LookupPoller:
             one lookupd answered, whether something changed or not. It should not block.
         supervisor: of the owner; it hears of faults in our greenlets.
 
+    Attributes:
+        errors: questions that a lookupd gave no good answer to, since the start.
+
     Raises ConfigError for an address that cannot be used.
     """
 
@@ -79,6 +82,7 @@ class LookupPoller:
         self._topics: dict[str, PolledTopic] = {}
         self._rounds: list[LookupRound] = []
         self._round_number = 0
+        self.errors = 0
         self._wake = Event()
         self._poller: Loop | None = None
         self._jobs = JobGroup(self._supervisor, "nsq_fast lookup")
@@ -274,7 +278,8 @@ class LookupPoller:
         """In a greenlet for each lookupd."""
         try:
             try:
-                current.ask(lookupd, self._supervisor)
+                errors = current.ask(lookupd, self._supervisor)  # blocks: others count meanwhile
+                self.errors += errors
             finally:
                 current.pending -= 1
                 self._wake.set()

@@ -132,10 +132,14 @@ class LookupRound:
         count = len(self.answers[topic])
         return count != self.published.get(topic, 0) and topic.round_number <= self.number
 
-    def ask(self, lookupd: Lookupd, supervisor: Supervisor) -> None:
-        """Ask a lookupd topic by topic: one that it cannot answer says nothing of the others, silence does."""
+    def ask(self, lookupd: Lookupd, supervisor: Supervisor) -> int:
+        """Ask a lookupd topic by topic: one that it cannot answer says nothing of the others, silence does.
+
+        Returns how many questions got no good answer.
+        """
         failure: _Failure | None = None
         has_answered = False
+        failures = 0
         for topic in self.topics:
             answer = _answer_of(lookupd, topic.name, supervisor)
             if isinstance(answer, LookupAnswer):
@@ -143,12 +147,14 @@ class LookupRound:
                 self.answers.setdefault(topic, []).append(answer)
                 continue
             failure = answer
+            failures += 1
             if failure.is_silence:
                 break
         if has_answered or failure is None:
             lookupd.succeeded()
         else:
             lookupd.failed(failure.text, monotonic())
+        return failures
 
 
 class _Failure(NamedTuple):

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.partitions import topology
+from support.publishing import REDESIGNED, Leaders, LookupProducers, Nsqds, Producers, refuse, stay_mute
 from support.waiting import until
 
 from nsq_fast import Consumer
+from nsq_fast.errors import PublishFailed, PublishTimeout
 from nsq_fast.protocol.in_flight import InFlight
 from nsq_fast.runtime import Subscriber
 
@@ -62,3 +65,40 @@ def test_a_subscriber_that_ends_during_a_snapshot_is_not_counted_twice(
     monkeypatch.setattr(Subscriber, "stats", ending)
     assert consumer.stats().totals.finished == 10
     assert consumer.stats().totals.finished == 10
+
+
+def outcomes(producer: Any) -> tuple[int, int, int]:
+    stats = producer.stats()
+    return stats["stored"], stats["refused"], stats["unknown"]
+
+
+def test_publishes_are_counted_by_outcome(publish_nsqd: Nsqds, new_producer: Producers) -> None:
+    nsqd = publish_nsqd()
+    sender = new_producer(nsqd, publish_timeout=0.2)
+    sender.publish("t", b"x")
+    sender.publish_nowait("t", b"y").get()
+    sender.multipublish("t", [b"a", b"b"])
+    assert outcomes(sender) == (3, 0, 0)
+    nsqd.answer = lambda peer, command: refuse(peer, b"E_BAD_MESSAGE bad")
+    with pytest.raises(PublishFailed):
+        sender.publish("t", b"x")
+    assert outcomes(sender) == (3, 1, 0)
+    nsqd.answer = stay_mute
+    with pytest.raises(PublishTimeout) as caught:
+        sender.publish("t", b"x")
+    assert caught.value.possibly_stored
+    assert outcomes(sender) == (3, 1, 1)
+
+
+def test_moves_of_leaders_are_counted(
+    lookup_producer: LookupProducers, leaders: Leaders, publish_nsqd: Nsqds, consume: Callable[..., Consumer]
+) -> None:
+    before, after = topology(leaders), topology({**leaders, 2: publish_nsqd(version=REDESIGNED)})
+    sender, lookup = lookup_producer(before)
+    sender.publish("t", b"x")
+    consumer = consume(lambda c, m: None, found=before, topic="t")
+    for answer, moves in ((before, 0), (after, 1), (after, 1), (before, 2)):
+        lookup.listener("t", answer)
+        consumer._subscriptions.on_topology("t", answer)
+        assert sender.stats()["leader_moves"] == moves
+        assert consumer.stats().leader_moves == moves

@@ -104,6 +104,7 @@ class ScriptedLookup:
         self.listener = listener
         self.refreshed = 0
         self.nodes_asked = 0
+        self.errors = 0
         self.answer: Topology | None = None
         self.topic = ""
         self.is_stopped = False

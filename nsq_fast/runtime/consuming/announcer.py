@@ -38,6 +38,9 @@ class Announcer:
     def on_finish(self, conn: Connection, message: Message) -> None:
         emit(self._consumer, "on_finish", message_id=message.id)
 
+    def on_touch(self, conn: Connection, message: Message) -> None:
+        self.counters.touched += 1
+
     def on_answer_failed(self, conn: Connection, error: ServerError, message_id: bytes | None) -> None:
         self.counters.answers_failed += 1
         self._consumer.logger.warning("%s: answered too late: %s", self.target, error)

@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Protocol
 
 from nsq_fast.names import Address
+from nsq_fast.runtime.lookup import LookupPoller
 from nsq_fast.runtime.owner_thread import OwnerThread, get_ident
 
 from .closing import Closing
@@ -19,6 +20,9 @@ from .subscriber import Subscriber
 
 class Subscribed(Protocol):
     """The subscribers of a consumer; a ``Subscriptions``."""
+
+    leader_moves: int
+    lookup: LookupPoller | None
 
     def __iter__(self) -> Iterator[Subscriber]:
         """Those of now."""
@@ -85,6 +89,7 @@ class ObservedConsumer:
         connections = tuple(each.stats() for each in self._subscriptions)
         for each in connections:
             totals.add(each.counters)
+        lookup = self._subscriptions.lookup
         return ConsumerStats(
             connections=connections,
             totals=totals,
@@ -101,6 +106,8 @@ class ObservedConsumer:
             repeated=self.ordered.ledger.repeated,
             blocked=self.ordered.blocked,
             orphaned=self._count_orphaned(),
+            leader_moves=self._subscriptions.leader_moves,
+            lookup_errors=0 if lookup is None else lookup.errors,
         )
 
     def _count_orphaned(self) -> int:

@@ -9,7 +9,7 @@ from nsq_fast.names import Address
 
 @dataclasses.dataclass(slots=True)
 class Counters:
-    """Messages since the start.
+    """What has happened since the start, to messages and to connections.
 
     Attributes:
         received: deliveries, repeated ones included.
@@ -19,6 +19,8 @@ class Counters:
             messages again.
         skipped: messages finished because they have the header ``skip_header``; ``finished`` counts them, too.
         expired: messages that were not answered before their time was over; nsqd delivers these again.
+        touched: TOUCHes that were queued, those of ``auto_touch`` among them.
+        subscriptions: connections that were subscribed: one for each target, and one more for each time it was renewed.
     """
 
     received: int = 0
@@ -28,6 +30,8 @@ class Counters:
     answers_lost: int = 0
     expired: int = 0
     skipped: int = 0
+    touched: int = 0
+    subscriptions: int = 0
 
     def copy(self) -> Counters:
         """The counts of now."""
@@ -67,6 +71,8 @@ class ConsumerStats:
         backoff_left: seconds of the present pause.
         order_violations: messages of ordered partitions that lay before one delivered earlier.
         repeated: messages of ordered partitions that were delivered again.
+        leader_moves: times that lookup named another leader of a partition.
+        lookup_errors: questions to an nsqlookupd that got no good answer.
         blocked: deliveries of ordered messages with more than ``attempts_threshold`` attempts.
     """
 
@@ -85,3 +91,5 @@ class ConsumerStats:
     repeated: int = 0
     blocked: int = 0
     orphaned: int = 0
+    leader_moves: int = 0
+    lookup_errors: int = 0

@@ -239,6 +239,7 @@ class Subscriber:
         self._delay = self._leader_delay if self._is_led else self._reconnect
         self._last_failure = ""
         subscription.begin()
+        self.counters.subscriptions += 1
         consumer = self._consumer
         consumer.logger.info("%s: subscribed to %s/%s", self.target, consumer.topic, consumer.channel)
         self._owner.joined(self)

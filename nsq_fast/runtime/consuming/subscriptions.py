@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from nsq_fast.errors import ConfigError
+from nsq_fast.names import Address
 from nsq_fast.protocol.position import StartPositions
 from nsq_fast.protocol.targets import Mode, Target, impossible, is_complete, targets
 from nsq_fast.protocol.topology import Nsqd, Topology
@@ -34,6 +35,7 @@ class Subscriptions:
 
     Attributes:
         mode: how to subscribe, by options and what lookup has said.
+        leader_moves: times that lookup named another leader of a partition.
     """
 
     def __init__(self, consumer: Context, positions: StartPositions | None) -> None:
@@ -45,6 +47,8 @@ class Subscriptions:
         self._topology = Topology()
         self._wanted: dict[Target, Nsqd | None] = {}
         self._rounds = 0
+        self.leader_moves = 0
+        self._leaders: dict[int, Address] = {}
         self._absent = AbsentPartitions(consumer)
         self._is_stopped = False
         self._starter: Starter | None = None
@@ -111,6 +115,9 @@ class Subscriptions:
 
     def _follow(self, found: dict[Target, Nsqd]) -> None:
         wanted = self._wanted = {**found, **dict.fromkeys(self._configured(found))}
+        leaders = {target.partition: target.address for target in found if target.partition is not None}
+        self.leader_moves += sum(self._leaders.get(number, leader) != leader for number, leader in leaders.items())
+        self._leaders.update(leaders)
         for target in wanted:
             subscriber = self._subscribers.get(target)
             if subscriber is None:

@@ -31,6 +31,7 @@ from nsq_fast.runtime.trace import TraceLog, split_receipt
 
 from .linger import Linger
 from .link import LATE_AFTER_LOOKS, Link
+from .outcomes import Outcomes
 from .pending import Pending
 from .pending_limit import PendingLimit
 from .pool import Pool
@@ -53,6 +54,7 @@ class Delivery:
         pending: publishes that somebody waits for.
         pending_limit: the share of ``max_pending`` that is taken.
         news: set whenever a link opens, or lookup says where a topic lives.
+        outcomes: how many publishes have ended, and how.
         most, enough, limit: of one command, see ``protocol.publish.take_command``.
     """
 
@@ -89,6 +91,7 @@ class Delivery:
         self.routes = Routes(self.pool, nsqds, lookupds, lookup, config, self, self.news.set)
         self.linger = Linger(config, self.supervisor)
         self.lingers = config.linger > 0
+        self.outcomes = Outcomes()
         self.most = config.linger_max_messages if config.linger or config.coalesce else 1
         self.enough = min(config.linger_max_bytes, config.max_body_size)
         self.limit = config.max_body_size
@@ -160,7 +163,9 @@ class Delivery:
         partition = command.partition
         pending = self.pending
         waiting = []
-        for publish in stored(publishes):
+        ended = stored(publishes)
+        self.outcomes.stored += len(ended)
+        for publish in ended:
             pending.publishes.discard(publish)
             if partition is not None and publish.form is not PLAIN:
                 publish.partition = partition
@@ -233,6 +238,8 @@ class Delivery:
         """End a publish, well when ``error`` is None. It gives its room back now, or when its command is over."""
         if publish.attempt is None:
             self.pending_limit.give(publish.weight)
+        if not publish.done:
+            self.outcomes.ended(error)
         publish.end(error)
         if error is not None and publish.group is None and isinstance(publish.body, list):
             publish.end_batch()

@@ -189,11 +189,21 @@ class ProducerLife:
         return bool(self._delivery.pool.connected)
 
     def stats(self) -> dict[str, Any]:
-        """What is pending, held and waiting for an nsqd; which nsqds are connected, and why the others are not."""
+        """What is pending, held and waiting for an nsqd; which nsqds are connected, and why the others are not.
+
+        ``stored``, ``refused`` and ``unknown`` count the publishes that have ended, by outcome; a multipublish that
+        went to several partitions counts once for each. With the outcome unknown a server may have stored it.
+        """
         delivery = self._delivery
         links = list(delivery.pool)
+        lookup = delivery.routes.lookup
         return {
             "pending": len(delivery.pending.publishes),
+            "stored": delivery.outcomes.stored,
+            "refused": delivery.outcomes.refused,
+            "unknown": delivery.outcomes.unknown,
+            "leader_moves": delivery.routes.leader_moves,
+            "lookup_errors": 0 if lookup is None else lookup.errors,
             "held": delivery.pending_limit.used,
             "waiting": delivery.routes.waiting_count(),
             "leaders": delivery.routes.leaders(),

@@ -51,6 +51,10 @@ class Routes:
         lookupds: lookup services to ask; none means that ``nsqds`` is all there is.
         owner: sends for the queues.
         on_decided: called when it is known of a topic what partitions it has.
+
+    Attributes:
+        lookup: what polls the lookup services; None without any.
+        leader_moves: times that lookup named another leader of a partition.
     """
 
     def __init__(
@@ -64,9 +68,10 @@ class Routes:
         on_decided: Callable[[], object],
     ) -> None:
         self.by_topic: dict[str, TopicRoute] = {}
+        self.leader_moves = 0
         self._pool = pool
         self._nsqds = frozenset(nsqds)
-        self._poller = LookupPoller(lookupds, config, "w", self._learnt, owner.supervisor) if lookupds else None
+        self.lookup = LookupPoller(lookupds, config, "w", self._learnt, owner.supervisor) if lookupds else None
         self._config = config
         self._owner = owner
         self._on_decided = on_decided
@@ -81,19 +86,19 @@ class Routes:
     def start(self) -> None:
         """Connect to the configured nsqds; begin to look up."""
         self._pool.exchange(frozenset(), self._nsqds)
-        if self._poller is not None:
-            self._poller.start()
+        if self.lookup is not None:
+            self.lookup.start()
 
     def stop(self) -> None:
         """Look up no more."""
-        if self._poller is not None:
-            self._poller.stop()
+        if self.lookup is not None:
+            self.lookup.stop()
         self._asking.kill(block=False)
 
     def of(self, topic: str) -> TopicRoute:
         """The route of a topic. Raises NameInvalid."""
         check_topic(topic)
-        has_lookup = self._poller is not None
+        has_lookup = self.lookup is not None
         if not has_lookup and len(self.by_topic) >= MAX_TOPICS:
             for name in [name for name, route in self.by_topic.items() if not route.is_busy]:
                 del self.by_topic[name]
@@ -109,26 +114,26 @@ class Routes:
             compressed_from=self._compressed_from,
         )
         self.by_topic[topic] = route
-        if self._poller is not None:
+        if self.lookup is not None:
             self._update_links(route)
-            self._poller.add_topic(topic)
+            self.lookup.add_topic(topic)
         return route
 
     # What is asked
 
     def refresh(self, topic: str) -> None:
         """What we know of a topic is out of date."""
-        if self._poller is not None:
-            self._poller.refresh(topic)
+        if self.lookup is not None:
+            self.lookup.refresh(topic)
 
     def lookup_problem(self, topic: str) -> str:
         """Why lookup names no nsqd for a topic; empty when it does, and without lookup."""
         route = self.by_topic.get(topic)
-        if self._poller is None or route is None or route.addresses:
+        if self.lookup is None or route is None or route.addresses:
             return ""
-        failure = self._poller.failure()
+        failure = self.lookup.failure()
         problems = [f"lookup failed: {failure}"] if failure else []
-        answering, topology = self._poller.answering(), self._poller.topology(topic)
+        answering, topology = self.lookup.answering(), self.lookup.topology(topic)
         if answering and topology is not None:
             said = f" (lookup says: {topology.problem})" if topology.problem else ""
             if route.is_partitioned or (said and not topology.is_unknown):
@@ -159,14 +164,14 @@ class Routes:
     def links_changed(self) -> None:
         """A link opened or closed."""
         for route in list(self.by_topic.values()):
-            if self._poller is None:
+            if self.lookup is None:
                 route.pump()
             else:
                 self._update_links(route)
 
     def link_failed(self, link: Link) -> None:
         """A link could not connect. Where that leaves publishes without any nsqd, others are asked for."""
-        if self._poller is None:
+        if self.lookup is None:
             return
         for route in self.by_topic.values():
             if route.is_plain and route.any.is_stranded and self._pool.are_down(route.addresses or ()):
@@ -210,10 +215,10 @@ class Routes:
     def _forget_idle(self, topic: str, route: TopicRoute) -> bool:
         is_idle = not route.is_used and not route.is_busy and len(self.by_topic) > MAX_TOPICS // 10
         route.is_used = False
-        if is_idle and self._poller is not None:
+        if is_idle and self.lookup is not None:
             del self.by_topic[topic]
             self._pool.exchange(route.addresses or frozenset(), frozenset())
-            self._poller.remove_topic(topic)
+            self.lookup.remove_topic(topic)
         return is_idle
 
     def _set_partitions(self, route: TopicRoute, topology: Topology) -> None:
@@ -226,6 +231,7 @@ class Routes:
         for queue in moved:
             former = known.get(queue.number)
             if former is not None:
+                self.leader_moves += 1
                 logger.info("%s-%d moved from %s to %s", route.topic, queue.number, former, queue.leader)
             queue.moved()
         self._decided(route)
@@ -250,9 +256,9 @@ class Routes:
 
     def _ask_nodes(self, route: TopicRoute, named: frozenset[Address]) -> None:
         """Nobody has the topic yet, or nobody who can be reached: any nsqd may take it."""
-        assert self._poller is not None
+        assert self.lookup is not None
         try:
-            nodes = self._poller.nodes(self._config.lookupd_timeout)
+            nodes = self.lookup.nodes(self._config.lookupd_timeout)
         except LookupFailed as error:
             logger.warning("no nsqds from lookup: %s", error)
             return
@@ -261,7 +267,7 @@ class Routes:
         if not route.is_partitioned:
             others = frozenset(nsqd.tcp for nsqd in nodes if not nsqd.is_redesigned)
             self._set_addresses(route, named | others)
-            topology = self._poller.topology(route.topic)
+            topology = self.lookup.topology(route.topic)
             if not (named or others):
                 route.tell_lack(self.lookup_problem(route.topic))
                 if nodes and topology is not None and topology.is_unknown:
