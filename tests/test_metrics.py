@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from support.embedded import EmbeddedNsqd
 from support.waiting import WAIT, until
 
 from nsq_fast import Consumer, Producer, RequeueMessage, threads
 from nsq_fast.broker import NsqdServer
-from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.metrics import ClientCollector
 
+NSQD = EmbeddedNsqd
 ROOT = Path(__file__).parent.parent
 PROMTOOL = shutil.which("promtool")
 Series = tuple[str, tuple[tuple[str, str], ...]]
@@ -86,19 +87,13 @@ def scraper() -> Scraper:
 
 
 @pytest.fixture
-def nsqd(tmp_path: Any) -> Iterator[NsqdServer]:
-    with NsqdServer(NsqdOptions(data_path=str(tmp_path))) as server:
-        yield server
-
-
-@pytest.fixture
 def producer(nsqd: NsqdServer) -> Iterator[Producer]:
     with Producer(str(nsqd.tcp_address)) as sender:
         yield sender
 
 
 @pytest.fixture
-def consume(nsqd: NsqdServer) -> Iterator[Callable[..., Consumer]]:
+def subscribe(nsqd: NsqdServer) -> Iterator[Callable[..., Consumer]]:
     """A factory of started consumers, which are closed after the test."""
     made: list[Consumer] = []
 
@@ -118,7 +113,7 @@ def finish(consumer: object, message: object) -> None:
 
 
 def test_a_scrape_shows_what_clients_have_done_and_are_doing(
-    scraper: Scraper, producer: Producer, consume: Callable[..., Consumer]
+    scraper: Scraper, producer: Producer, subscribe: Callable[..., Consumer]
 ) -> None:
     def handle(consumer: object, message: Any) -> None:
         if message.body == b"bad" and message.attempts == 1:
@@ -129,7 +124,7 @@ def test_a_scrape_shows_what_clients_have_done_and_are_doing(
             held.append(message)
 
     held: list[Any] = []
-    consumer = consume(handle, requeue_delay=0, max_backoff_duration=0)
+    consumer = subscribe(handle, requeue_delay=0, max_backoff_duration=0)
     scraper.metrics.add_consumer("billing", consumer)
     scraper.metrics.add_producer("web", producer)
     for body in (b"good", b"bad", b"held"):
@@ -229,21 +224,21 @@ def test_promtool_has_no_complaint(scraper: Scraper, nsqd: NsqdServer, producer:
         assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_what_fails_is_counted(scraper: Scraper, producer: Producer, consume: Callable[..., Consumer]) -> None:
+def test_what_fails_is_counted(scraper: Scraper, producer: Producer, subscribe: Callable[..., Consumer]) -> None:
     def fail(consumer: object, message: object) -> None:
         raise RequeueMessage
 
-    scraper.metrics.add_consumer("billing", consume(fail, requeue_delay=0, max_tries=2, max_backoff_duration=0))
+    scraper.metrics.add_consumer("billing", subscribe(fail, requeue_delay=0, max_tries=2, max_backoff_duration=0))
     producer.publish("orders", b"bad")
     until(lambda: scraper.consumer("messages_given_up_total") == 1)
     assert scraper.consumer("messages_requeued_total") == 2
 
 
-def test_backoff_and_pause_are_shown(scraper: Scraper, producer: Producer, consume: Callable[..., Consumer]) -> None:
+def test_backoff_and_pause_are_shown(scraper: Scraper, producer: Producer, subscribe: Callable[..., Consumer]) -> None:
     def fail(consumer: object, message: object) -> None:
         raise RequeueMessage
 
-    consumer = consume(fail, requeue_delay=0, max_backoff_duration=1000, max_tries=0)
+    consumer = subscribe(fail, requeue_delay=0, max_backoff_duration=1000, max_tries=0)
     scraper.metrics.add_consumer("billing", consumer)
     producer.publish("orders", b"bad")
     until(lambda: (scraper.consumer("backoff_level") or 0) >= 1)
@@ -253,9 +248,9 @@ def test_backoff_and_pause_are_shown(scraper: Scraper, producer: Producer, consu
 
 
 def test_counters_never_go_down_over_reconnects_and_after_close(
-    scraper: Scraper, nsqd: NsqdServer, producer: Producer, consume: Callable[..., Consumer]
+    scraper: Scraper, nsqd: NsqdServer, producer: Producer, subscribe: Callable[..., Consumer]
 ) -> None:
-    consumer = consume(finish, max_reconnect_delay=0.1)
+    consumer = subscribe(finish, max_reconnect_delay=0.1)
     scraper.metrics.add_consumer("billing", consumer)
     for total in (1, 2, 3):
         producer.publish("orders", b"x")
@@ -275,9 +270,9 @@ def test_counters_never_go_down_over_reconnects_and_after_close(
 
 
 def test_a_consumer_whose_nsqd_is_gone_for_good_keeps_its_counts(
-    scraper: Scraper, nsqd: NsqdServer, producer: Producer, consume: Callable[..., Consumer]
+    scraper: Scraper, nsqd: NsqdServer, producer: Producer, subscribe: Callable[..., Consumer]
 ) -> None:
-    consumer = consume(finish)
+    consumer = subscribe(finish)
     scraper.metrics.add_consumer("billing", consumer)
     producer.publish("orders", b"x")
     until(lambda: scraper.consumer("messages_finished_total") == 1)
@@ -289,10 +284,10 @@ def test_a_consumer_whose_nsqd_is_gone_for_good_keeps_its_counts(
 
 
 def test_several_consumers_and_producers_have_series_of_their_own(
-    scraper: Scraper, nsqd: NsqdServer, producer: Producer, consume: Callable[..., Consumer]
+    scraper: Scraper, nsqd: NsqdServer, producer: Producer, subscribe: Callable[..., Consumer]
 ) -> None:
-    scraper.metrics.add_consumer("billing", consume(finish))
-    scraper.metrics.add_consumer("mail", consume(finish, channel="mail"))
+    scraper.metrics.add_consumer("billing", subscribe(finish))
+    scraper.metrics.add_consumer("mail", subscribe(finish, channel="mail"))
     until(lambda: (scraper.consumer("connections"), scraper.consumer("connections", "mail")) == (1, 1))
     with Producer(str(nsqd.tcp_address)) as second:
         scraper.metrics.add_producer("web", producer)
@@ -307,10 +302,10 @@ def test_several_consumers_and_producers_have_series_of_their_own(
 
 
 def test_a_native_thread_scrapes_while_the_consumer_works(
-    scraper: Scraper, producer: Producer, consume: Callable[..., Consumer]
+    scraper: Scraper, producer: Producer, subscribe: Callable[..., Consumer]
 ) -> None:
     total, done, errors, scrapes = 3000, threading.Event(), [], [0]
-    scraper.metrics.add_consumer("billing", consume(finish))
+    scraper.metrics.add_consumer("billing", subscribe(finish))
     scraper.metrics.add_producer("web", producer)
 
     def scrape() -> None:
@@ -432,9 +427,9 @@ def test_a_count_that_a_snapshot_lacks_for_a_moment_is_not_taken_back(scraper: S
     assert scraper.consumer("messages_received_total") == 6
 
 
-def test_errors_of_lookup_are_counted(scraper: Scraper, closed_port: int, consume: Callable[..., Consumer]) -> None:
+def test_errors_of_lookup_are_counted(scraper: Scraper, closed_port: int, subscribe: Callable[..., Consumer]) -> None:
     lookupd = f"127.0.0.1:{closed_port}"
-    scraper.metrics.add_consumer("billing", consume(finish, lookupd_http_addresses=lookupd))
+    scraper.metrics.add_consumer("billing", subscribe(finish, lookupd_http_addresses=lookupd))
     with Producer(lookupd_http_addresses=lookupd, publish_timeout=0.1) as producer:
         scraper.metrics.add_producer("web", producer)
         with pytest.raises(NsqError, match="no nsqd"):

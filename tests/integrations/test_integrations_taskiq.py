@@ -26,7 +26,7 @@ async def until(probe: Any) -> None:
     end = time.monotonic() + WAIT
     while not probe():
         assert time.monotonic() < end
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.005)  # sleep: looks again and again
 
 
 @asynccontextmanager
@@ -95,7 +95,7 @@ def test_a_server_that_restarts_loses_no_task(nsqd_process: Any) -> None:
 
         @broker.task
         async def note(number: int) -> None:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # sleep: the task waits, so that some run when nsqd ends
             ran.add(number)
 
         async with working(broker):
