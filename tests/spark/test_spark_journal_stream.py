@@ -92,7 +92,7 @@ def run():
 
 host, port = ARGUMENTS["http"].rsplit(":", 1)
 client = NsqdHTTPClient(host, int(port))
-deadline = time.monotonic() + 60
+deadline = time.monotonic() + 180
 while time.monotonic() < deadline:
     run()
     (channel,) = client.stats("orders")["topics"][0]["channels"]
@@ -163,7 +163,7 @@ def test_tasks_that_fail_lose_and_double_nothing(
     driver = spark_driver(PROGRAM, master, {**settings, "spark.task.maxFailures": "8"}, **given)
     driver.start()
     if master == LOCAL_CLUSTER:
-        driver.wait_mark("after finish 1", timeout=120)
+        driver.wait_mark("after finish 1", timeout=180)
         os.kill(driver.executors()[0], signal.SIGKILL)
         driver.marks.release("after finish 1 go")
     driver.wait()
