@@ -271,6 +271,7 @@ class FakeLookup:
         self.listener = listener
         self.refreshed = 0
         self.is_stopped = False
+        self.errors = 0
         made_lookups.append(self)
 
     def add_topic(self, topic):
