@@ -5,20 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from nsq_fast.errors import NotRunning
 from nsq_fast.protocol.wire_form import Receipt
-from nsq_fast.runtime import CrossingProducer, HubThread, Place, PublishRequest, TraceLog, extras_of, trace_log
+from nsq_fast.runtime import CrossingProducer, OutsideProducer, PublishRequest, extras_of
 
 from .gate import LoopGate, LoopPromise
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from nsq_fast.keywords import ProducerKeywords
-
-Addresses: TypeAlias = str | Iterable[str | tuple[str, int]]
 Body: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = Mapping[str, Any]
 Stored: TypeAlias = bytes | Receipt
@@ -28,7 +22,7 @@ WITHDRAWAL_TIMEOUT = 1.0
 """Seconds that a cancelled publish waits for the hub thread to say whether it may be stored."""
 
 
-class Producer:
+class Producer(OutsideProducer):
     """Publishes messages, from any number of tasks of the loop in which it was started.
 
     Arguments, options, guarantees and errors are those of ``nsq_fast.Producer``.
@@ -41,22 +35,7 @@ class Producer:
     and says in one line how many publishes were not confirmed.
     """
 
-    def __init__(
-        self,
-        nsqd_tcp_addresses: Addresses = (),
-        lookupd_http_addresses: Addresses = (),
-        *,
-        trace: TraceLog = trace_log,
-        **options: Unpack[ProducerKeywords],
-    ) -> None:
-        def make(thread: HubThread) -> CrossingProducer:
-            return CrossingProducer(nsqd_tcp_addresses, lookupd_http_addresses, trace=trace, **options).live_in(thread)
-
-        self._place = Place(make, self._renewed)
-        self._gate: LoopGate | None = None
-
-    def __repr__(self) -> str:
-        return repr(self._place.get())
+    _gate: LoopGate | None = None
 
     # Publishing
 
@@ -83,13 +62,7 @@ class Producer:
         extras = extras_of(key, partition, trace_id, headers, tag)
         promise = LoopPromise(gate)
         request = PublishRequest(topic, body, defer, timeout, extras, promise, waits=block, needs_nsqd=not block)
-        producer.hand_over(request)
-        stored: Stored
-        try:
-            stored = await promise.future
-        except asyncio.CancelledError as error:
-            await self._withdraw(producer, request, error)
-            raise
+        stored: Stored = await self._sent(producer, request, promise)
         return stored
 
     def publish_nowait(
@@ -135,14 +108,17 @@ class Producer:
         extras = extras_of(key, partition, trace_id, headers, tag)
         promise = LoopPromise(gate)
         request = PublishRequest(topic, content, None, timeout, extras, promise, waits=block, needs_nsqd=not block)
+        stored: AllStored = await self._sent(producer, request, promise)
+        return stored
+
+    async def _sent(self, producer: CrossingProducer, request: PublishRequest, promise: LoopPromise) -> Any:
+        """Hand a publish over and wait for its result; withdraw it when the caller is cancelled."""
         producer.hand_over(request)
-        stored: AllStored
         try:
-            stored = await promise.future
+            return await promise.future
         except asyncio.CancelledError as error:
             await self._withdraw(producer, request, error)
             raise
-        return stored
 
     async def _withdraw(
         self, producer: CrossingProducer, request: PublishRequest, error: asyncio.CancelledError
@@ -204,25 +180,3 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
-
-    # What only reads
-
-    @property
-    def nsqd_tcp_addresses(self) -> set[str]:
-        """The configured nsqds as 'host:port'."""
-        return self._place.get().nsqd_tcp_addresses
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it takes publishes."""
-        return self._place.get().is_running
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether any nsqd is connected now."""
-        return self._place.get().is_connected
-
-    def stats(self) -> dict[str, Any]:
-        """As ``nsq_fast.Producer.stats``."""
-        producer = self._place.get()
-        return self._place.thread.call(producer.stats)

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from .crossing.outside_consumer import OutsideConsumer as OutsideConsumer
     from .crossing.outside_consumer import check_handlers as check_handlers
     from .crossing.outside_consumer import check_handlers_callable as check_handlers_callable
+    from .crossing.outside_producer import OutsideProducer as OutsideProducer
     from .crossing.outside_watch import OutsideWatch as OutsideWatch
-    from .crossing.place import Place as Place
     from .crossing.publishing import CrossingProducer as CrossingProducer
     from .crossing.publishing import PublishRequest as PublishRequest
     from .crossing.reply import Reply as Reply
@@ -73,7 +73,6 @@ if TYPE_CHECKING:
     from .trace import TraceRecord as TraceRecord
     from .trace import log_to_file as log_to_file
     from .trace import new_trace_id as new_trace_id
-    from .trace import trace_log as trace_log
 
 _HOME = {
     # Clients
@@ -119,10 +118,8 @@ _HOME = {
     "LOGGER_NAME": "trace",
     "log_to_file": "trace",
     "new_trace_id": "trace",
-    "trace_log": "trace",
     # Clients in a hub thread, for other threads
     "HubThread": "crossing.hub_thread",
-    "Place": "crossing.place",
     "Queued": "owner_thread",
     "Reply": "crossing.reply",
     "CrossingProducer": "crossing.publishing",
@@ -130,6 +127,7 @@ _HOME = {
     "extras_of": "publishing.compose",
     "CrossingConsumer": "crossing.consuming",
     "OutsideConsumer": "crossing.outside_consumer",
+    "OutsideProducer": "crossing.outside_producer",
     "OutsideWatch": "crossing.outside_watch",
     "check_handlers": "crossing.outside_consumer",
     "check_handlers_callable": "crossing.outside_consumer",

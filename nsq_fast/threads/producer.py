@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, overload
 
 from nsq_fast.protocol.wire_form import Receipt
-from nsq_fast.runtime import CrossingProducer, HubThread, Place, PublishRequest, Reply, TraceLog, extras_of, trace_log
+from nsq_fast.runtime import CrossingProducer, OutsideProducer, PublishRequest, Reply, extras_of
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from nsq_fast.keywords import ProducerKeywords
-
-Addresses: TypeAlias = str | Iterable[str | tuple[str, int]]
 Body: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = Mapping[str, Any]
 Stored: TypeAlias = bytes | Receipt
 AllStored: TypeAlias = bytes | list[Receipt]
 
 
-class Producer:
+class Producer(OutsideProducer):
     """Publishes messages, from any number of threads.
 
     Arguments, options, guarantees and errors are those of ``nsq_fast.Producer``. A method blocks the thread that calls
@@ -34,22 +28,7 @@ class Producer:
     its own, from its first publish on.
     """
 
-    def __init__(
-        self,
-        nsqd_tcp_addresses: Addresses = (),
-        lookupd_http_addresses: Addresses = (),
-        *,
-        trace: TraceLog = trace_log,
-        **options: Unpack[ProducerKeywords],
-    ) -> None:
-        def make(thread: HubThread) -> CrossingProducer:
-            return CrossingProducer(nsqd_tcp_addresses, lookupd_http_addresses, trace=trace, **options).live_in(thread)
-
-        self._is_started = False
-        self._place = Place(make, self._renewed)
-
-    def __repr__(self) -> str:
-        return repr(self._place.get())
+    _is_started = False
 
     # Publishing
 
@@ -243,28 +222,6 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-    # What only reads
-
-    @property
-    def nsqd_tcp_addresses(self) -> set[str]:
-        """The configured nsqds as 'host:port'."""
-        return self._place.get().nsqd_tcp_addresses
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it takes publishes."""
-        return self._place.get().is_running
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether any nsqd is connected now."""
-        return self._place.get().is_connected
-
-    def stats(self) -> dict[str, Any]:
-        """As ``nsq_fast.Producer.stats``."""
-        producer = self._place.get()
-        return self._place.thread.call(producer.stats)
 
 
 class _Promise:
