@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
 from .errors import ConfigError
@@ -31,6 +31,14 @@ ONCE, EACH_START = START_POLICIES = ("once", "each_start")
 PARTITION_STRATEGIES = ("round_robin", "least_loaded")
 KEY_STRATEGIES = ("murmur3", "hashcode")
 BODY_CODECS = ("gzip", "snappy", "lz4")
+DISCOVERY_FIELDS = (
+    "hostname",
+    "broadcast_address",
+    "version",
+    "distributed_id",
+    "topology_zone",
+    "topology_region",
+)
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
@@ -207,6 +215,24 @@ def _check_ext_filter(value: Any) -> None:
         raise ConfigError(f"ext_filter={value!r}: inverse must be true or false")
 
 
+def _check_discovery_filter(value: Any) -> None:
+    """Raise ConfigError unless it is a mapping of fields of an nsqd to a pattern, or to several."""
+    if not isinstance(value, Mapping) or not value:
+        raise ConfigError(f"discovery_filter={value!r}: must be a function, a mapping of fields to patterns, or None")
+    for field, patterns in value.items():
+        if field not in DISCOVERY_FIELDS:
+            raise ConfigError(f"discovery_filter: lookup lists no {field!r}: use {', '.join(DISCOVERY_FIELDS)}")
+        texts = [patterns] if isinstance(patterns, str) else patterns
+        if not isinstance(texts, (list, tuple, set, frozenset)) or not texts or not _are_texts(texts):
+            raise ConfigError(
+                f"discovery_filter: {field}={patterns!r}: must be a pattern such as 'a*', or some of them"
+            )
+
+
+def _are_texts(values: Collection[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
 def _is_rule(rule: Mapping[str, Any]) -> bool:
     key, data = rule.get("filter_ext_key"), rule.get("filter_data")
     return isinstance(key, str) and key != "" and isinstance(data, str) and data != ""
@@ -296,12 +322,23 @@ class LookupConfig(Config):
     lookupd_max_producers: int = option(
         1000, "most nsqds that one answer may name; an answer with more is a bad one", minimum=1, maximum=1_000_000
     )
+    discovery_filter: Any = option(
+        None,
+        "which of the nsqds that lookup names are used: a function of one, (nsqd) -> bool, or a mapping of its fields"
+        " to patterns such as {'topology_zone': 'a'}; None: all",
+        kind=object,
+    )
     lookupd_authorization: str | None = option(None, "Authorization header for lookup services", secret=True)
     lookupd_tls_options: Mapping[str, Any] | Any = option(
         None,
         "for https: an ssl.SSLContext, or a mapping: cafile, certfile, keyfile, server_hostname, verify",
         secret=True,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.discovery_filter is not None and not callable(self.discovery_filter):
+            _check_discovery_filter(self.discovery_filter)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,6 +45,7 @@ class LookupKeywords(TypedDict, total=False):
     lookupd_timeout: float
     lookupd_refresh_interval: float
     lookupd_max_producers: int
+    discovery_filter: Any
     lookupd_authorization: str | None
     lookupd_tls_options: Mapping[str, Any] | Any
 

@@ -23,7 +23,18 @@ from nsq_fast.broker import BrokerProcess
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = ["index", "consumer", "producer", "asyncio", "threads", "integrations", "tls", "testing", "metrics"]
+PAGES = [
+    "index",
+    "consumer",
+    "producer",
+    "discovery",
+    "asyncio",
+    "threads",
+    "integrations",
+    "tls",
+    "testing",
+    "metrics",
+]
 LIMIT = 60.0
 
 

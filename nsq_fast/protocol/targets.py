@@ -61,7 +61,8 @@ def is_complete(topology: Topology, chosen: Collection[int] | None = None) -> bo
     """Whether every partition, or every one chosen, has a leader."""
     if chosen is None:
         return topology.is_complete
-    return all(number in topology.partitions for number in chosen if _exists(topology.meta, number))
+    known = {*topology.partitions, *topology.excluded_partitions}
+    return all(number in known for number in chosen if _exists(topology.meta, number))
 
 
 def impossible(topology: Topology, chosen: Collection[int] | None) -> str | None:

@@ -66,6 +66,8 @@ class Nsqd(NamedTuple):
     hostname: str = ""
     broadcast_address: str = ""
     distributed_id: str = ""
+    topology_zone: str = ""
+    topology_region: str = ""
 
     @property
     def is_redesigned(self) -> bool:
@@ -99,6 +101,7 @@ class Topology(NamedTuple):
 
     Attributes:
         problem: what the lookupds say when they name no nsqd, for people to read; empty when they say nothing.
+        excluded: nsqds that lookup names and a discovery filter leaves out; ``excluded_partitions``: what they lead.
     """
 
     producers: tuple[Nsqd, ...] = ()
@@ -106,6 +109,8 @@ class Topology(NamedTuple):
     meta: Meta | None = None
     channels: tuple[str, ...] = ()
     problem: str = ""
+    excluded: tuple[Nsqd, ...] = ()
+    excluded_partitions: tuple[int, ...] = ()
 
     @property
     def nsqds(self) -> tuple[Nsqd, ...]:
@@ -122,8 +127,9 @@ class Topology(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every partition has a leader. True for a topic without partitions."""
-        return self.meta is None or len(self.partitions) >= self.meta.partition_num
+        """Whether every partition that is not excluded has a leader. True for a topic without partitions."""
+        known = len(self.partitions) + len(self.excluded_partitions)
+        return self.meta is None or known >= self.meta.partition_num
 
     @property
     def is_empty(self) -> bool:
@@ -133,7 +139,7 @@ class Topology(NamedTuple):
     @property
     def is_unknown(self) -> bool:
         """Whether the lookupds say that there is no such topic; not when it only cannot be written now."""
-        return self.is_empty and bool(self.problem) and _NO_CHANNEL not in self.problem
+        return self.is_empty and bool(self.problem) and not self.excluded and _NO_CHANNEL not in self.problem
 
 
 def parse_lookup(body: bytes, max_producers: int = MAX_PRODUCERS) -> LookupAnswer:
@@ -239,6 +245,8 @@ class _WirePeer(msgspec.Struct):
     version: str = ""
     hostname: str = ""
     distributed_id: str = ""
+    topology_zone: str = ""
+    topology_region: str = ""
 
 
 class _WireMeta(msgspec.Struct):
@@ -321,6 +329,8 @@ def _nsqd(peer: _WirePeer) -> Nsqd | None:
         hostname=peer.hostname,
         broadcast_address=peer.broadcast_address,
         distributed_id=peer.distributed_id,
+        topology_zone=peer.topology_zone,
+        topology_region=peer.topology_region,
     )
 
 

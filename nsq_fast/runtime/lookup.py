@@ -23,6 +23,8 @@ from gevent.event import Event
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import ConfigError, LookupFailed, NotRunning
 from nsq_fast.names import check_topic
+from nsq_fast.printable import printable
+from nsq_fast.protocol.discovery import keep_of
 from nsq_fast.protocol.topology import LookupAnswer, Nsqd, Topology
 
 from .lookup_round import LookupRound, PolledTopic
@@ -74,6 +76,7 @@ class LookupPoller:
         if listener is not None and not callable(listener):
             raise ConfigError(f"listener={listener!r}: must be callable, or None")
         self._config = config or LookupConfig()
+        self._keep = keep_of(self._config.discovery_filter)
         self._searches = access == "r" and listener is not None
         self._listener = listener
         self._thread = OwnerThread()
@@ -132,7 +135,7 @@ class LookupPoller:
         """Poll for ``topic`` too; a running poller asks for it at once. Raises NameInvalid."""
         self._thread.check("LookupPoller.add_topic()")
         if topic not in self._topics:
-            self._topics[check_topic(topic)] = PolledTopic(topic, self._config)
+            self._topics[check_topic(topic)] = PolledTopic(topic, self._config, self._keep)
             self._wake.set()
 
     def remove_topic(self, topic: str) -> None:
@@ -181,11 +184,18 @@ class LookupPoller:
     def nodes(self, timeout: float | None = None) -> tuple[Nsqd, ...]:
         """Ask for every nsqd the lookupds know, whatever its topics: original nsqds create topics on publish.
 
+        ``discovery_filter`` leaves out what it leaves out of topologies.
         Callers share one question, and its answer for ``lookupd_refresh_interval``. Raises LookupFailed when no
         lookupd answers, or ``timeout`` seconds pass.
         """
         self._thread.check("LookupPoller.nodes()")
-        return self._nodes.get(timeout)
+        found = self._nodes.get(timeout)
+        if self._keep is None:
+            return found
+        try:
+            return tuple(nsqd for nsqd in found if self._keep(nsqd))
+        except Exception as error:  # a user's function
+            raise LookupFailed(f"discovery_filter failed: {printable(repr(error))}") from error
 
     def failure(self) -> str:
         """Why lookupds did not answer the last time; empty when all did."""

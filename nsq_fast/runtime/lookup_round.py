@@ -16,6 +16,7 @@ from gevent.event import Event
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import HttpError, NsqError
 from nsq_fast.printable import printable
+from nsq_fast.protocol.discovery import Keep, left_out, only
 from nsq_fast.protocol.topology import LookupAnswer, Topology, merge
 
 from .lookupd import Lookupd
@@ -34,6 +35,9 @@ log = logging.getLogger("nsq_fast.lookup")
 class PolledTopic:
     """A topic that is polled for.
 
+    Args:
+        keep: the nsqds that are used, of those that lookup names; None: all.
+
     Attributes:
         topology: what the last good round said; None before there was one.
         ready: set when there is a topology, or there will be none.
@@ -41,7 +45,7 @@ class PolledTopic:
         round_number: the latest round that it was published of.
     """
 
-    def __init__(self, name: str, config: LookupConfig) -> None:
+    def __init__(self, name: str, config: LookupConfig, keep: Keep | None = None) -> None:
         self.name = name
         self.topology: Topology | None = None
         self.ready = Event()
@@ -49,9 +53,12 @@ class PolledTopic:
         self.due = 0.0
         self.round_number = 0
         self._config = config
+        self._keep = keep
         self._agreed: LookupAnswer | None = None
+        self._named: Topology | None = None
         self._failures = 0
         self._searches = 0
+        self._is_filter_bad = False
 
     def asked(self, now: float) -> None:
         """It is asked about now; the next time is after the poll interval."""
@@ -70,13 +77,38 @@ class PolledTopic:
         self._failures = 0
         first = answers[0]
         is_agreed = all(answer == first for answer in answers)
-        if self.topology is None or not is_agreed or first != self._agreed:
+        if self._named is None or not is_agreed or first != self._agreed:
             self._agreed = first if is_agreed else None
-            merged = merge(answers)
-            if self.topology is None or merged != self.topology:
-                self.topology = merged
+            self._named = merge(answers)
+        found = self._named if self._keep is None else self._filtered(self._named, self._keep)
+        if self.topology is None or found != self.topology:
+            self._tell_excluded(found)
+            self.topology = found
         self.ready.set()
         return self.topology
+
+    def _tell_excluded(self, found: Topology) -> None:
+        """Log which partitions are left out: nobody may be aware of it. That none is left is said elsewhere."""
+        partitions = found.excluded_partitions
+        if (
+            partitions
+            and not found.is_empty
+            and (self.topology is None or partitions != self.topology.excluded_partitions)
+        ):
+            log.warning("topic %s: %s", self.name, left_out(partitions))
+
+    def _filtered(self, named: Topology, keep: Keep) -> Topology:
+        """What the filter leaves. One that raises leaves what was known before: nothing at first."""
+        try:
+            found = only(named, keep)
+        except Exception as error:  # a user's function
+            if not self._is_filter_bad:
+                log.exception("discovery_filter failed for topic %s; what was known of it is kept", self.name)
+            self._is_filter_bad = True
+            problem = f"discovery_filter failed: {printable(repr(error))}"
+            return self.topology or Topology(problem=problem, excluded=named.nsqds)
+        self._is_filter_bad = False
+        return found
 
     def unanswered(self, now: float) -> None:
         """No lookupd answered: what is known stays, and the next question comes sooner."""
@@ -87,9 +119,12 @@ class PolledTopic:
         self._hurry(now, delay)
 
     def missing(self, now: float) -> None:
-        """No lookupd knows it, and its first message may come at any moment: ask again soon."""
+        """No lookupd names an nsqd for it, and its first message may come at any moment: ask again soon."""
         if not self._searches:
-            log.warning("no nsqlookupd knows topic %s yet; asking again until one does", self.name)
+            if self.topology is not None and self.topology.excluded:
+                log.warning("topic %s: %s; asking again until one is left", self.name, self.topology.problem)
+            else:
+                log.warning("no nsqlookupd knows topic %s yet; asking again until one does", self.name)
         delay = min(_FIRST_SEARCH * 2 ** min(self._searches, 16), _LONGEST_SEARCH)
         self._searches += 1
         self._hurry(now, delay)

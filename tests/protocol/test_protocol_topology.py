@@ -55,7 +55,9 @@ META = {
     "multi_part": False,
     "disable_channel_auto_create": False,
 }
-OLD_NSQD = Nsqd(Address("one.example", 4150), Address("one.example", 4151), "1.3.0", "one", "one.example")
+OLD_NSQD = Nsqd(
+    Address("one.example", 4150), Address("one.example", 4151), "1.3.0", "one", "one.example", topology_zone="z"
+)
 NEW_NSQD = Nsqd(
     Address("10.0.0.2", 14150),
     Address("10.0.0.2", 14151),

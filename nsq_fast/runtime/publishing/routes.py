@@ -18,6 +18,7 @@ from gevent.pool import Group
 from nsq_fast.config import LookupConfig, ProducerConfig
 from nsq_fast.errors import ConfigError, LookupFailed
 from nsq_fast.names import Address, check_topic
+from nsq_fast.protocol.discovery import left_out
 from nsq_fast.protocol.partitioner import key_partitioner
 from nsq_fast.protocol.topology import Topology
 from nsq_fast.runtime.lookup import LookupPoller
@@ -127,16 +128,22 @@ class Routes:
             self.lookup.refresh(topic)
 
     def lookup_problem(self, topic: str) -> str:
-        """Why lookup names no nsqd for a topic; empty when it does, and without lookup."""
+        """Why lookup names no nsqd for a topic, or for a part of it; empty when it does, and without lookup."""
         route = self.by_topic.get(topic)
-        if self.lookup is None or route is None or route.addresses:
+        if self.lookup is None or route is None:
             return ""
+        topology = self.lookup.topology(topic)
+        if route.addresses:
+            excluded = () if topology is None else topology.excluded_partitions
+            return left_out(excluded) if excluded else ""
         failure = self.lookup.failure()
         problems = [f"lookup failed: {failure}"] if failure else []
-        answering, topology = self.lookup.answering(), self.lookup.topology(topic)
+        answering = self.lookup.answering()
         if answering and topology is not None:
             said = f" (lookup says: {topology.problem})" if topology.problem else ""
-            if route.is_partitioned or (said and not topology.is_unknown):
+            if topology.excluded:
+                text, said = topology.problem, ""
+            elif route.is_partitioned or (said and not topology.is_unknown):
                 text = f"lookup names no partition that can be written now{said}"
             else:
                 text = f"lookup does not know the topic, and names no other nsqd{said}"
