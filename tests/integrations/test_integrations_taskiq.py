@@ -86,6 +86,27 @@ def test_a_delayed_task_runs_later(real_nsqd: Any) -> None:
     asyncio.run(main())
 
 
+def test_a_task_may_take_longer_than_the_message_timeout(nsqd_process: Any) -> None:
+    ran: list[int] = []
+
+    async def main() -> None:
+        broker = NSQBroker(nsqd_process.address, consumer={"msg_timeout": 1.0})
+
+        @broker.task
+        async def note(number: int) -> None:
+            await asyncio.sleep(2.2)  # sleep: longer than two timeouts of the message
+            ran.append(number)
+
+        async with working(broker):
+            for number in range(3):
+                await note.kiq(number)
+            await until(lambda: broker._consumer.stats().totals.finished == 3)
+            assert broker._consumer.stats().totals.expired == 0
+
+    asyncio.run(main())
+    assert sorted(ran) == [0, 1, 2]
+
+
 def test_a_server_that_restarts_loses_no_task(nsqd_process: Any) -> None:
     ran: set[int] = set()
 

@@ -332,6 +332,27 @@ def test_auto_touch_keeps_a_message(make_nsqd):
     assert channel_stats(nsqd, "t", "c")["timeout_count"] == 0
 
 
+def test_auto_touch_keeps_an_asynchronous_message_until_it_is_responded_to(make_nsqd):
+    nsqd = make_nsqd()
+    publish(nsqd, "t", [b"slow", b"quick"])
+    held, attempts = [], []
+
+    def handler(consumer, message):
+        attempts.append(message.attempts)
+        message.enable_async()
+        held.append(message)
+
+    options = {"msg_timeout": 1.0, "auto_touch": True, "max_in_flight": 2}
+    with Consumer("t", "c", str(nsqd.tcp_address), message_handler=handler, **options) as consumer:
+        until(lambda: len(held) == 2)
+        held[1].finish()
+        gevent.sleep(2.2)  # sleep: longer than two timeouts of the message
+        held[0].finish()
+        until(lambda: consumer.stats().totals.finished == 2)
+    assert attempts == [1, 1]
+    assert channel_stats(nsqd, "t", "c")["timeout_count"] == 0
+
+
 def test_failing_messages_come_back_and_are_given_up(make_nsqd):
     nsqd = with_quick_timeouts(make_nsqd())
     publish(nsqd, "t", [b"bad", b"good"])

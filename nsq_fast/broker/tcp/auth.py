@@ -93,7 +93,7 @@ def query_auth(
         answer = _try_query(address, arguments, method, timeout, tls_options)
         if isinstance(answer, AuthState):
             return answer
-        failures.append(f"failed to auth against {address} - {answer}")
+        failures.append(f"failed to auth against {address.partition('?')[0]} - {_reason(answer)}")
     raise AuthFailed("; ".join(failures) or "no auth server is configured")
 
 
@@ -104,6 +104,13 @@ def _try_query(
         return _decode(_query(address, arguments, method, timeout, tls_options))
     except (HttpError, ValueError) as error:
         return error
+
+
+def _reason(error: Exception) -> str:
+    """Why a server gave no usable answer. Neither what was asked nor its reply: the secret may be in both."""
+    if not isinstance(error, HttpError):
+        return str(error)
+    return error.text if error.status is None else f"HTTP status {error.status}"
 
 
 def _query(address: str, arguments: dict[str, str], method: str, timeout: float, tls_options: Any) -> bytes:
