@@ -1,13 +1,17 @@
-"""Build of the four compiled modules; everything else stands in pyproject.toml.
+"""Build of the four compiled modules, and the version (version.py); everything else stands in pyproject.toml.
 
 NSQ_FAST_DEBUG=1      line tracing, annotated HTML, no optimisation
 NSQ_FAST_SANITIZE=1   address and undefined-behaviour sanitizers
 """
 
 import os
+import sys
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # builds run this file, not from this folder
+from version import find_version, write_version
 
 DEBUG = os.environ.get("NSQ_FAST_DEBUG") == "1"
 SANITIZE = os.environ.get("NSQ_FAST_SANITIZE") == "1"
@@ -33,10 +37,13 @@ def extension(name: str) -> Extension:
     )
 
 
+version = find_version()
+write_version(version)
 setup(
+    version=version,
     ext_modules=cythonize(
         [extension("_codec"), extension("_frame"), extension("_spin"), extension("_time_slice")],
         compiler_directives={"language_level": 3, "binding": True, "linetrace": DEBUG},
         annotate=DEBUG,
-    )
+    ),
 )

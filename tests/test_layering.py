@@ -24,7 +24,7 @@ from nsq_fast.broker import client
 PACKAGE = Path(__file__).parent.parent / "nsq_fast"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
-DATA = {"errors", "config", "header_patterns", "keywords", "names", "printable", "_lazy", "_version"}
+DATA = {"errors", "config", "header_patterns", "keywords", "names", "printable", "_lazy", "_version", "_built"}
 CORE = {"_codec", "_frame"}
 # Layer -> the layers it may import besides itself. The package's __init__ resolves its names lazily.
 ALLOWED = {
@@ -33,7 +33,8 @@ ALLOWED = {
     "errors": {"printable"},
     "printable": set(),
     "_lazy": set(),
-    "_version": set(),
+    "_version": {"_built"},
+    "_built": set(),
     "names": DATA,
     "config": DATA,
     "header_patterns": set(),

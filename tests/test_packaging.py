@@ -123,10 +123,115 @@ def test_the_wheel_is_small(wheel: Path) -> None:
     assert max(sizes.values()) < 600_000  # with debug information one had 1.3 MB
 
 
-def test_the_version_is_that_of_the_changes() -> None:
-    newest = re.search(r"^## ([0-9.]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+# The version: version.py
+
+UNRELEASED = "# Changes\n\n## 1.3.0 (unreleased)\n\nNew.\n\n## 1.2.0 (2026-01-02)\n"
+RELEASED = UNRELEASED.replace("unreleased", "2026-03-04")
+
+
+def version_of(tree: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, tree / "version.py"], capture_output=True, text=True, timeout=60)
+
+
+def git(tree: Path, *arguments: str) -> str:
+    who = {f"GIT_{kind}_{part}": "a@b" for kind in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")}
+    command = ["git", "-c", "init.defaultBranch=main", "-c", "commit.gpgsign=false", "-C", str(tree), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **who})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def commit(tree: Path, changes: str) -> str:
+    (tree / "CHANGELOG.md").write_text(changes)
+    git(tree, "add", ".")
+    git(tree, "commit", "--quiet", "--allow-empty", "--message", "A change")
+    return git(tree, "rev-parse", "--short", "HEAD")
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """The sources without a repository."""
+    shutil.copy(ROOT / "version.py", tmp_path)
+    (tmp_path / "CHANGELOG.md").write_text(UNRELEASED)
+    return tmp_path
+
+
+@pytest.fixture
+def clone(archive: Path) -> Path:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    git(archive, "init", "--quiet")
+    return archive
+
+
+def test_at_a_tag_the_version_is_the_tag(clone: Path) -> None:
+    commit(clone, RELEASED)
+    git(clone, "tag", "v1.3.0")
+    assert version_of(clone).stdout == "1.3.0\n"
+
+
+def test_between_tags_the_version_is_below_that_to_come(clone: Path) -> None:
+    commit(clone, RELEASED.replace("1.3.0", "1.2.9"))
+    git(clone, "tag", "v1.2.9")
+    name = commit(clone, UNRELEASED)
+    assert version_of(clone).stdout == f"1.3.0.dev1+g{name}\n"
+
+
+def test_behind_a_release_the_version_is_above_it(clone: Path) -> None:
+    commit(clone, RELEASED)
+    git(clone, "tag", "v1.3.0")
+    name = commit(clone, RELEASED)
+    assert version_of(clone).stdout == f"1.3.0.post1+g{name}\n"
+
+
+def test_a_clone_without_tags_has_a_version(clone: Path) -> None:
+    commit(clone, UNRELEASED)
+    name = commit(clone, UNRELEASED)
+    assert version_of(clone).stdout == f"1.3.0.dev2+g{name}\n"
+
+
+def test_changed_files_at_a_tag_are_not_the_release(clone: Path) -> None:
+    name = commit(clone, RELEASED)
+    git(clone, "tag", "v1.3.0")
+    (clone / "CHANGELOG.md").write_text(RELEASED + "more\n")
+    assert version_of(clone).stdout == f"1.3.0.post0+g{name}.dirty\n"
+
+
+@pytest.mark.parametrize(("tag", "changes"), [("v1.4.0", RELEASED), ("v1.3.0", UNRELEASED)])
+def test_a_tag_that_contradicts_the_changes_is_refused(clone: Path, tag: str, changes: str) -> None:
+    commit(clone, changes)
+    git(clone, "tag", tag)
+    refused = version_of(clone)
+    assert refused.returncode == 1
+    assert f"the tag is {tag}, and the newest heading of CHANGELOG.md is 1.3.0" in refused.stderr
+
+
+def test_an_archive_of_the_sources_has_a_version(archive: Path) -> None:
+    assert version_of(archive).stdout == "1.3.0.dev0\n"
+    (archive / "CHANGELOG.md").write_text(RELEASED)
+    assert version_of(archive).stdout == "1.3.0\n"
+
+
+def test_an_sdist_keeps_the_version_it_was_made_with(archive: Path) -> None:
+    (archive / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: nsq-fast\nVersion: 1.2.7\n")
+    assert version_of(archive).stdout == "1.2.7\n"
+
+
+def test_the_changes_of_this_tree_name_a_version() -> None:
+    done = version_of(ROOT)
+    newest = re.search(r"^## ([0-9.]+) ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest
-    assert newest[1] == nsq_fast.__version__
+    assert re.match(rf"{re.escape(newest[1])}($|\n|\.dev|\.post)", done.stdout), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_package_says_the_version_of_its_metadata(installed: Path, wheel: Path, tmp_path: Path) -> None:
+    code = "import nsq_fast; from importlib.metadata import version; print(nsq_fast.__version__, version('nsq-fast'))"
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([installed, "-c", code], cwd=tmp_path, env=bare, capture_output=True, text=True, timeout=60)
+    here, recorded = done.stdout.split()
+    assert here == recorded == wheel.name.split("-")[1]
 
 
 def test_classifiers_wheels_and_ci_name_the_same_pythons() -> None:
