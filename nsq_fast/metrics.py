@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from gevent.monkey import get_original
 
 from .errors import ConfigError
+from .log_events import METRICS_FAILED
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry
@@ -254,7 +255,9 @@ class _Group(Generic[S]):
             values = [float(figure.read(stats)) for figure in self._figures]
         except Exception as error:
             if not entry.has_failed:
-                logger.warning("no metrics of %r until its stats() can be read again: %r", client, error)
+                logger.warning(
+                    "no metrics of %r until its stats() can be read again: %r", client, error, extra=METRICS_FAILED
+                )
             entry.has_failed = True
             return []
         entry.has_failed = False

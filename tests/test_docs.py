@@ -34,6 +34,7 @@ PAGES = [
     "tls",
     "testing",
     "metrics",
+    "logs",
 ]
 LIMIT = 60.0
 

@@ -24,6 +24,7 @@ from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 from nsq_fast import Message
 from nsq_fast.aio import Consumer, Producer
 from nsq_fast.errors import AlreadyResponded, ConfigError, NsqError
+from nsq_fast.log_events import RESPONSE_FAILED
 
 Addresses = str | Iterable[str | tuple[str, int]]
 
@@ -105,7 +106,9 @@ def _ack_of(message: Message) -> Any:
         except AlreadyResponded:
             pass
         except NsqError as error:  # its connection is lost
-            logger.warning("a task has run, and runs again: its message cannot be finished: %s", error)
+            logger.warning(
+                "a task has run, and runs again: its message cannot be finished: %s", error, extra=RESPONSE_FAILED
+            )
 
     return ack
 

@@ -25,6 +25,7 @@ from nsq_fast._codec import fin_columns, req_columns
 from nsq_fast._frame import Columns, join_columns
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConnectionLost, LocalProtocolError, NsqError
+from nsq_fast.log_events import DISCONNECTED
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import Dialect
 from nsq_fast.protocol.identify import ServerInfo
@@ -231,4 +232,4 @@ class ColumnSubscription:
         try:  # what the failed block held is for the next who tries
             self.close(timeout=1.0)
         except (NsqError, OSError) as error:
-            logger.info("%s: closed after an error: %s", self.address, error)
+            logger.info("%s: closed after an error: %s", self.address, error, extra=DISCONNECTED)

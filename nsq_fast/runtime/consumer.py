@@ -18,6 +18,7 @@ from gevent import get_hub
 from nsq_fast._codec import Message
 from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, split_options
 from nsq_fast.errors import ConfigError, NotRunning, NsqError
+from nsq_fast.log_events import STARTED_ALREADY
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, check_channel, check_topic, listed, parse_addresses
 from nsq_fast.protocol.backoff import Backoff, RequeueDelay
 from nsq_fast.protocol.position import StartPositions, parse_start
@@ -244,7 +245,7 @@ class Consumer(ObservedConsumer, ConsumerOptions):
         if self._closing.has_begun:
             raise NotRunning(f"{self.name}: already closed")
         if self._is_started:
-            self.logger.warning("%s: already started", self.name)
+            self.logger.warning("%s: already started", self.name, extra=STARTED_ALREADY)
             return
         if is_heard(self, "on_message"):
             for receiver in receivers(self.on_message, self):

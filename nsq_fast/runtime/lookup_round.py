@@ -15,6 +15,7 @@ from gevent.event import Event
 
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import HttpError, NsqError
+from nsq_fast.log_events import DISCOVERY_EXCLUDED, DISCOVERY_FAILED, LOOKUP_UNANSWERED, TOPIC_FOUND, TOPIC_UNKNOWN
 from nsq_fast.printable import printable
 from nsq_fast.protocol.discovery import Keep, left_out, only
 from nsq_fast.protocol.topology import LookupAnswer, Topology, merge
@@ -95,7 +96,7 @@ class PolledTopic:
             and not found.is_empty
             and (self.topology is None or partitions != self.topology.excluded_partitions)
         ):
-            log.warning("topic %s: %s", self.name, left_out(partitions))
+            log.warning("topic %s: %s", self.name, left_out(partitions), extra=DISCOVERY_EXCLUDED)
 
     def _filtered(self, named: Topology, keep: Keep) -> Topology:
         """What the filter leaves. One that raises leaves what was known before: nothing at first."""
@@ -103,7 +104,11 @@ class PolledTopic:
             found = only(named, keep)
         except Exception as error:  # a user's function
             if not self._is_filter_bad:
-                log.exception("discovery_filter failed for topic %s; what was known of it is kept", self.name)
+                log.exception(
+                    "discovery_filter failed for topic %s; what was known of it is kept",
+                    self.name,
+                    extra=DISCOVERY_FAILED,
+                )
             self._is_filter_bad = True
             problem = f"discovery_filter failed: {printable(repr(error))}"
             return self.topology or Topology(problem=problem, excluded=named.nsqds)
@@ -113,7 +118,9 @@ class PolledTopic:
     def unanswered(self, now: float) -> None:
         """No lookupd answered: what is known stays, and the next question comes sooner."""
         if not self._failures:
-            log.warning("no lookupd answers for topic %s; what was known of it is kept", self.name)
+            log.warning(
+                "no lookupd answers for topic %s; what was known of it is kept", self.name, extra=LOOKUP_UNANSWERED
+            )
         delay = min(_FIRST_RETRY * 2 ** min(self._failures, 16), self._config.lookupd_poll_interval)
         self._failures += 1
         self._hurry(now, delay)
@@ -122,9 +129,16 @@ class PolledTopic:
         """No lookupd names an nsqd for it, and its first message may come at any moment: ask again soon."""
         if not self._searches:
             if self.topology is not None and self.topology.excluded:
-                log.warning("topic %s: %s; asking again until one is left", self.name, self.topology.problem)
+                log.warning(
+                    "topic %s: %s; asking again until one is left",
+                    self.name,
+                    self.topology.problem,
+                    extra=DISCOVERY_EXCLUDED,
+                )
             else:
-                log.warning("no nsqlookupd knows topic %s yet; asking again until one does", self.name)
+                log.warning(
+                    "no nsqlookupd knows topic %s yet; asking again until one does", self.name, extra=TOPIC_UNKNOWN
+                )
         delay = min(_FIRST_SEARCH * 2 ** min(self._searches, 16), _LONGEST_SEARCH)
         self._searches += 1
         self._hurry(now, delay)
@@ -134,7 +148,9 @@ class PolledTopic:
         if self._searches:
             self._searches = 0
             nsqds = topology.nsqds
-            log.warning("topic %s is known now: %d nsqds, first %s", self.name, len(nsqds), nsqds[0].tcp)
+            log.warning(
+                "topic %s is known now: %d nsqds, first %s", self.name, len(nsqds), nsqds[0].tcp, extra=TOPIC_FOUND
+            )
 
     def _hurry(self, now: float, delay: float) -> None:
         self.due = min(self.due, now + self._jittered(delay))

@@ -11,6 +11,7 @@ import logging
 
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import HttpError, NsqError
+from nsq_fast.log_events import LOOKUPD_FAILED, LOOKUPD_RECOVERED
 from nsq_fast.names import Address
 from nsq_fast.printable import printable
 from nsq_fast.protocol.topology import (
@@ -93,7 +94,12 @@ class Lookupd:
                 self._list_at = now + self._interval * _RELIST_POLLS
             elif not self._is_listing_bad:
                 self._is_listing_bad = True
-                log.warning("lookupd %s does not list the lookupds of its cluster: %s", self.endpoint, error)
+                log.warning(
+                    "lookupd %s does not list the lookupds of its cluster: %s",
+                    self.endpoint,
+                    error,
+                    extra=LOOKUPD_FAILED,
+                )
             return None
 
     def is_preferred(self, now: float) -> bool:
@@ -103,14 +109,16 @@ class Lookupd:
     def succeeded(self) -> None:
         """It gave a good answer."""
         if self.failures:
-            log.info("lookupd %s answers again after %d failures", self.endpoint, self.failures)
+            log.info(
+                "lookupd %s answers again after %d failures", self.endpoint, self.failures, extra=LOOKUPD_RECOVERED
+            )
         self.failures = 0
         self.last_error = ""
 
     def failed(self, reason: str, now: float) -> None:
         """It gave a bad answer or none."""
         if not self.failures:
-            log.warning("lookupd %s fails: %s", self.endpoint, reason)
+            log.warning("lookupd %s fails: %s", self.endpoint, reason, extra=LOOKUPD_FAILED)
         self.failures += 1
         self.last_error = reason
         polls = min(2 ** min(self.failures - 1, 16), _MAX_SKIPPED_POLLS)

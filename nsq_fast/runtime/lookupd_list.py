@@ -8,6 +8,7 @@ from time import monotonic
 
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import ConfigError
+from nsq_fast.log_events import LOOKUPDS_LEARNT
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT
 
 from .lookupd import Lookupd
@@ -59,7 +60,7 @@ class LookupdList:
         self._known = {endpoint: self._known.get(endpoint) or self._lookupd(endpoint) for endpoint in wanted}
         self._listings = {source: listing for source, listing in self._listings.items() if source in self._known}
         if new:
-            log.info("learnt of lookupds %s from %s", ", ".join(map(str, new)), lookupd.endpoint)
+            log.info("learnt of lookupds %s from %s", ", ".join(map(str, new)), lookupd.endpoint, extra=LOOKUPDS_LEARNT)
         return bool(new)
 
     def _lookupd(self, endpoint: Endpoint) -> Lookupd:

@@ -14,6 +14,8 @@ from typing import Any, overload
 import blinker
 from gevent import getcurrent
 
+from nsq_fast.log_events import RECEIVER_FAILED
+
 logger = logging.getLogger(__name__)
 
 _emitting: set[Any] = set()  # greenlets that are calling receivers
@@ -78,7 +80,7 @@ def _call(receiver: Callable[..., Any], sender: object, name: str, values: dict[
     try:
         receiver(sender, **values)
     except Exception:
-        logger.exception("a receiver of %s failed: %r", name, receiver)
+        logger.exception("a receiver of %s failed: %r", name, receiver, extra=RECEIVER_FAILED)
 
 
 def is_emitting() -> bool:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gevent import Timeout, getcurrent, killall, sleep
 
 from nsq_fast.errors import InternalError, NsqError
+from nsq_fast.log_events import INTERNAL_ERROR
 from nsq_fast.printable import printable
 
 from .fork import Greenlet
@@ -63,7 +64,7 @@ class Supervisor:
     def report(self, name: str, fault: BaseException, consequence: str) -> None:
         """Log a fault and hand it to ``on_fault``. ``consequence`` says what happens now."""
         text = f"nsq_fast itself failed in {name}: {printable(repr(fault))}; {consequence}"
-        self._log.error("%s", text, exc_info=fault)
+        self._log.error("%s", text, exc_info=fault, extra=INTERNAL_ERROR)
         if self._on_fault is None:
             return
         error = InternalError(text)
@@ -71,7 +72,7 @@ class Supervisor:
         try:
             self._on_fault(error)
         except Exception:  # a receiver must not end what is supervised
-            self._log.exception("%s: on_fault failed", name)
+            self._log.exception("%s: on_fault failed", name, extra=INTERNAL_ERROR)
 
 
 class Loop(_Greenlet):

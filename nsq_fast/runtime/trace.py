@@ -23,6 +23,7 @@ import msgspec
 
 from nsq_fast._codec import Message, TracedReply
 from nsq_fast.errors import ConfigError
+from nsq_fast.log_events import TRACE_CONSUMED, TRACE_PUBLISHED, TRACE_RECEIVED
 from nsq_fast.names import Address, check_topic
 
 LOGGER_NAME = "nsq_fast.trace"
@@ -194,14 +195,17 @@ class TraceLog:
                 trace_id=trace_id,
                 offset=offset,
                 size=size,
-            )
+            ),
+            extra=TRACE_PUBLISHED,
         )
 
     def received(
         self, topic: str, channel: str, message: Message, *, nsqd: Address | str, local: Address | str | None
     ) -> None:
         """Record that a delivery has arrived. ``nsqd`` and ``local`` are the two ends of the connection."""
-        self._log.info(ReceiveRecord(time=self._clock(), **_delivery(topic, channel, message, nsqd, local)))
+        self._log.info(
+            ReceiveRecord(time=self._clock(), **_delivery(topic, channel, message, nsqd, local)), extra=TRACE_RECEIVED
+        )
 
     def consumed(
         self,
@@ -227,7 +231,8 @@ class TraceLog:
                 outcome=outcome,
                 handling_time=handling_time,
                 **_delivery(topic, channel, message, nsqd, local),
-            )
+            ),
+            extra=TRACE_CONSUMED,
         )
 
 

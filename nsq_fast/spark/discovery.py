@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from gevent import joinall, sleep
 
 from nsq_fast.errors import ConfigError, HttpError, LookupFailed, RemoteProtocolError
+from nsq_fast.log_events import SPARK_LOOKUP_FAILED
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import REDESIGNED_MARK
 from nsq_fast.protocol.topology import Meta, Topology
@@ -139,7 +140,7 @@ def check_redesigned(options: SourceOptions, timeout: float = TIMEOUT) -> None:
         servers = discover(options, timeout=timeout)
         nsqds = servers.nsqds or (all_nsqds(options, timeout) if options.servers.lookupd_http else ())
     except (HttpError, LookupFailed, RemoteProtocolError, OSError) as error:
-        logger.warning("topic %s: %s", options.topic, error)
+        logger.warning("topic %s: %s", options.topic, error, extra=SPARK_LOOKUP_FAILED)
         return
     known = [nsqd for nsqd in nsqds if nsqd.version]
     if known and not any(nsqd.is_redesigned for nsqd in known):
@@ -297,7 +298,7 @@ def _ask_nsqds(options: SourceOptions, timeout: float) -> TopicServers:
         raise answers[0].error or LookupFailed("no nsqd is named")
     for answer in answers:
         if answer.error:
-            logger.warning("nsqd %s does not answer: %s", answer.nsqd, answer.error)
+            logger.warning("nsqd %s does not answer: %s", answer.nsqd, answer.error, extra=SPARK_LOOKUP_FAILED)
     rows = [row for answer in answers for row in answer.rows]
     leaders = {int(row["topic_partition"]): answer.nsqd for answer in answers for row in answer.rows}
     nsqds = tuple(answer.nsqd for answer in answers)

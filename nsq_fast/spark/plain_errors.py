@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 from nsq_fast.errors import NsqError
+from nsq_fast.log_events import SPARK_ERROR
 
 logger = logging.getLogger(__name__)
 
@@ -56,5 +57,5 @@ def in_worker() -> bool:
 
 def _hide_traceback(error: NsqError) -> None:
     if in_worker():
-        logger.info("%s", error, exc_info=True)
+        logger.info("%s", error, exc_info=True, extra=SPARK_ERROR)
         os.environ[_HIDE] = "1"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
+from nsq_fast.log_events import SPARK_WAIT_OVER, SPARK_WAITS
+
 INTERVAL = 60.0
 """Seconds between two warnings of the same thing."""
 
@@ -26,14 +28,14 @@ class Reminder:
             return
         self._told_at[key] = now
         lasting = f" (for {now - since:.0f} s now)" if now > since else ""
-        self._logger.warning("%s%s", text, lasting)
+        self._logger.warning("%s%s", text, lasting, extra=SPARK_WAITS)
 
     def over(self, key: str) -> None:
         """It is so no more."""
         since = self._since.pop(key, None)
         if since is not None:
             del self._told_at[key]
-            self._logger.warning("%s: over after %.0f s", key, time.monotonic() - since)
+            self._logger.warning("%s: over after %.0f s", key, time.monotonic() - since, extra=SPARK_WAIT_OVER)
 
     def age(self, key: str) -> float | None:
         """For how many seconds it has been so; None when it is not."""

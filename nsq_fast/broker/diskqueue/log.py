@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nsq_fast.broker.message import Message
+from nsq_fast.log_events import BROKER_DATA_DAMAGED, BROKER_FILE_IGNORED
 
 from .record import join, parse, size_of_first
 from .segment import SUFFIX, Segment
@@ -155,7 +156,7 @@ class SegmentLog:
                 data = segment.read(offset, min(size_of_first(data), stop - offset))
                 parsed = parse(data, sequence, count, is_checked=is_checked)
         except OSError as error:
-            logger.error("%s: reading at byte %d failed: %s", segment, offset, error)
+            logger.error("%s: reading at byte %d failed: %s", segment, offset, error, extra=BROKER_DATA_DAMAGED)
             return None
         if parsed.is_damaged or not parsed.messages:
             return None
@@ -208,7 +209,9 @@ class SegmentLog:
             if path.stem.isdecimal():
                 segments.append(Segment(path, int(path.stem), path.stat().st_size))
             else:
-                logger.warning("%s is no part of the log: its name is no number; it is left alone", path)
+                logger.warning(
+                    "%s is no part of the log: its name is no number; it is left alone", path, extra=BROKER_FILE_IGNORED
+                )
         segments.sort(key=lambda segment: segment.first)
         if self._last is not None:
             self._recover(self._last)

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from nsq_fast.log_events import BROKER_DATA_DAMAGED
+
 from .damage import Whole, number, whole_spans
 from .segment import Segment
 
@@ -88,7 +90,7 @@ class Segments:
         try:
             whole = whole_spans(segment.read(0, segment.size))
         except OSError as error:
-            logger.error("%s cannot be read: %s", segment, error)
+            logger.error("%s cannot be read: %s", segment, error, extra=BROKER_DATA_DAMAGED)
         if end is not None:
             end = self.end_of(self.all.index(segment), end)
         segment.pieces = number(whole.spans, segment.size, segment.first, end)
@@ -99,7 +101,7 @@ class Segments:
 
     def give_up(self, segment: Segment, end: int) -> None:
         """Read no more of a segment: what was whole in it is not any more, or cannot be read."""
-        logger.error("%s: what was whole in it cannot be read any more and is lost", segment)
+        logger.error("%s: what was whole in it cannot be read any more and is lost", segment, extra=BROKER_DATA_DAMAGED)
         segment.pieces = []
         self.find_gaps(end)
 
@@ -143,9 +145,10 @@ def _report(segment: Segment, end: int) -> None:
             " %d whole messages are read from it; %s",
             segment, bad, segment.size, first_bad, whole,
             f"the file is kept as {aside}" if aside else "the file could not be kept under another name",
+            extra=BROKER_DATA_DAMAGED,
         )  # fmt: skip
     elif whole < end - segment.first:
         logger.error(
             "%s: %d messages behind it are missing: the next one that is known of is number %d",
-            segment, end - segment.first - whole, end,
+            segment, end - segment.first - whole, end, extra=BROKER_DATA_DAMAGED,
         )  # fmt: skip

@@ -26,6 +26,7 @@ from gevent.ssl import SSLContext
 from nsq_fast.broker.net.faults import Faults
 from nsq_fast.broker.net.listener import Listener, bind
 from nsq_fast.errors import HttpError
+from nsq_fast.log_events import BROKER_INTERNAL_ERROR
 from nsq_fast.names import Address
 
 logger = logging.getLogger("nsq_fast.broker.http.router")
@@ -196,7 +197,7 @@ class Router:
         except HttpError as error:
             return route.style(request, error.status or 500, error.text)
         except Exception:
-            logger.exception("%s %s failed", request.method, request.path)
+            logger.exception("%s %s failed", request.method, request.path, extra=BROKER_INTERNAL_ERROR)
             return route.style(request, 500, "INTERNAL_ERROR")
 
     def _find(self, request: Request) -> dict[str, _Route] | None:

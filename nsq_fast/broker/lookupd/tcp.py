@@ -20,6 +20,7 @@ import msgspec
 from nsq_fast.broker import go_json
 from nsq_fast.broker.net.faults import Faults
 from nsq_fast.errors import BadBody, BadChannel, BadTopic, Invalid, ServerError
+from nsq_fast.log_events import BROKER_NSQD_JOINED, BROKER_NSQD_LEFT
 from nsq_fast.names import Address, is_valid_name
 from nsq_fast.printable import printable
 
@@ -96,12 +97,12 @@ class _Connection:
             while (line := self._reader.readline(MAX_LINE)).endswith(b"\n"):
                 self._sock.sendall(frame(self._execute(line)))
         except ServerError as error:
-            logger.info("nsqd at %s: %s", self._address, error)
+            logger.info("nsqd at %s: %s", self._address, error, extra=BROKER_NSQD_LEFT)
             self._sock.sendall(frame(f"{error.code} {error.detail}".encode()))
         finally:
             if self._peer is not None:
                 self._db.remove_peer(self._peer)
-                logger.info("nsqd at %s left", self._address)
+                logger.info("nsqd at %s left", self._address, extra=BROKER_NSQD_LEFT)
 
     def _execute(self, line: bytes) -> bytes:
         name, *params = line.decode("utf-8", "replace").strip().split(" ")
@@ -127,7 +128,13 @@ class _Connection:
         remote = str(self._address)
         self._peer = Peer(id=remote, remote_address=remote, last_update=time.time(), **msgspec.structs.asdict(info))
         self._db.add_peer(self._peer)
-        logger.info("nsqd %s:%s (%s) joined", printable(info.broadcast_address), info.tcp_port, printable(info.version))
+        logger.info(
+            "nsqd %s:%s (%s) joined",
+            printable(info.broadcast_address),
+            info.tcp_port,
+            printable(info.version),
+            extra=BROKER_NSQD_JOINED,
+        )
         return msgspec.json.encode(self._identity())
 
     def _read_body(self) -> bytes:

@@ -16,6 +16,7 @@ from gevent.pool import Pool
 from gevent.server import StreamServer
 from gevent.ssl import SSLContext
 
+from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED
 from nsq_fast.names import Address
 
 from .faults import Faults
@@ -92,6 +93,8 @@ class Listener:
                     sock = self._ssl_context.wrap_socket(sock, server_side=True)
             self._handle(sock, address)
         except OSError as error:
-            logger.debug("%s: connection from %s ended: %s", self._name, address, error)
+            logger.debug(
+                "%s: connection from %s ended: %s", self._name, address, error, extra=BROKER_CLIENT_DISCONNECTED
+            )
         finally:
             sock.close()

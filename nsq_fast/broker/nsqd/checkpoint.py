@@ -13,6 +13,7 @@ import msgspec
 
 from nsq_fast.broker.diskqueue.log import SegmentLog
 from nsq_fast.broker.message import Message
+from nsq_fast.log_events import BROKER_DATA_DAMAGED
 
 from .channel import Channel
 from .topic import Topic
@@ -113,7 +114,12 @@ def restore(topic: Topic, checkpoint: Checkpoint | None) -> None:
     log.start_at(checkpoint.end)
     if checkpoint.first() < min(log.first, checkpoint.end):
         missing = min(log.first, checkpoint.end) - checkpoint.first()
-        logger.error("the first %d messages that topic %s had not finished are missing in its log", missing, topic.name)
+        logger.error(
+            "the first %d messages that topic %s had not finished are missing in its log",
+            missing,
+            topic.name,
+            extra=BROKER_DATA_DAMAGED,
+        )
     held_at = log.end if checkpoint.held_at is None else log.seek(checkpoint.held_at)
     log.held_at = None
     for channel in topic.channels.values():

@@ -24,6 +24,7 @@ from gevent.queue import Empty, Queue
 from nsq_fast.broker.client import Endpoint, HttpClient
 from nsq_fast.broker.lookupd.tcp import MAGIC_V1, MAX_BODY
 from nsq_fast.errors import HttpError, RemoteProtocolError
+from nsq_fast.log_events import BROKER_LOOKUPD_FAILED, BROKER_LOOKUPD_REGISTERED
 from nsq_fast.names import Address, is_ephemeral, parse_address
 from nsq_fast.printable import printable
 
@@ -148,7 +149,7 @@ class _Peer:
             try:
                 self._connect_and_serve()
             except (OSError, RemoteProtocolError) as error:
-                logger.info("nsqlookupd %s: %s", self._address, error)
+                logger.info("nsqlookupd %s: %s", self._address, error, extra=BROKER_LOOKUPD_FAILED)
             delay = FIRST_RETRY_DELAY if self._connected else min(2 * delay, MAX_RETRY_DELAY)
             self._connected = False
             sleep(delay)
@@ -175,7 +176,7 @@ class _Peer:
             raise RemoteProtocolError(f"the answer to IDENTIFY makes no sense: {error}") from None
         if info.broadcast_address and info.http_port:
             self.http_address = Address(info.broadcast_address, info.http_port)
-        logger.info("nsqlookupd %s: registered there", self._address)
+        logger.info("nsqlookupd %s: registered there", self._address, extra=BROKER_LOOKUPD_REGISTERED)
         # Nothing may switch greenlets between these lines, or a change could be lost or sent twice.
         self._commands = Queue()
         self._unanswered = 0
@@ -203,7 +204,7 @@ class _Peer:
         while True:
             reply = _read_reply(sock)
             if reply.startswith(b"E_"):
-                logger.warning("nsqlookupd %s: %s", self._address, printable(reply))
+                logger.warning("nsqlookupd %s: %s", self._address, printable(reply), extra=BROKER_LOOKUPD_FAILED)
             self._unanswered -= 1
             if not self._unanswered and self._commands.empty():
                 self.settled.set()
@@ -234,7 +235,9 @@ def _ask_channels(lookupd: Address | None, topic: str) -> set[str]:
     try:
         reply = msgspec.json.decode(client.request("GET", "/channels", {"topic": topic}).body, type=_Channels)
     except (HttpError, msgspec.MsgspecError) as error:
-        logger.warning("nsqlookupd at %s did not tell the channels of %s: %s", lookupd, topic, error)
+        logger.warning(
+            "nsqlookupd at %s did not tell the channels of %s: %s", lookupd, topic, error, extra=BROKER_LOOKUPD_FAILED
+        )
         return set()
     finally:
         client.close()

@@ -21,6 +21,7 @@ from nsq_fast.broker.diskqueue.log import SegmentLog
 from nsq_fast.broker.errors import Exiting as Exiting
 from nsq_fast.broker.errors import NotFound as NotFound
 from nsq_fast.broker.options import NsqdOptions
+from nsq_fast.log_events import BROKER_METADATA_INVALID, BROKER_WRITE_FAILED, BROKER_WRITE_RECOVERED
 from nsq_fast.names import is_ephemeral, is_valid_name
 
 from .channel import Channel
@@ -167,7 +168,7 @@ class Nsqd(Host):
             if is_valid_name(saved.name) and saved.name not in self.topics:
                 self._load_topic(saved, self._store)
             else:
-                logger.warning("skipping creation of invalid topic %r", saved.name)
+                logger.warning("skipping creation of invalid topic %r", saved.name, extra=BROKER_METADATA_INVALID)
         self._is_loading = False
 
     def _load_topic(self, saved: TopicMetadata, store: Store) -> None:
@@ -223,13 +224,13 @@ class Nsqd(Host):
             if not self._is_disk_failing:
                 logger.error(
                     "failed to write to %s: %s; what is in memory is served, and writing is tried every %g s",
-                    self.options.data_path, error, self.options.sync_timeout,
+                    self.options.data_path, error, self.options.sync_timeout, extra=BROKER_WRITE_FAILED,
                 )  # fmt: skip
             self._is_disk_failing = True
             self.error = error
         else:
             if self._is_disk_failing:
-                logger.warning("writing to %s succeeds again", self.options.data_path)
+                logger.warning("writing to %s succeeds again", self.options.data_path, extra=BROKER_WRITE_RECOVERED)
             self._is_disk_failing = False
             self.error = None
 

@@ -9,6 +9,7 @@ from typing import Any
 from gevent import Greenlet, sleep, socket, spawn
 
 from nsq_fast.broker.net.listener import split_listen_address
+from nsq_fast.log_events import BROKER_STATSD_FAILED
 from nsq_fast.names import is_ephemeral
 
 from .nsqd import Nsqd
@@ -67,7 +68,7 @@ class StatsdPusher:
             try:
                 self._push(options.statsd_address, options.statsd_udp_packet_size)
             except OSError as error:
-                logger.warning("statsd at %s: %s", options.statsd_address, error)
+                logger.warning("statsd at %s: %s", options.statsd_address, error, extra=BROKER_STATSD_FAILED)
 
     def _push(self, address: str, packet_size: int) -> None:
         family, kind, protocol, _, target = socket.getaddrinfo(*split_listen_address(address), type=socket.SOCK_DGRAM)[

@@ -29,6 +29,7 @@ import msgspec
 from nsq_fast.broker.diskqueue.files import replace_file, set_aside
 from nsq_fast.broker.diskqueue.log import SegmentLog
 from nsq_fast.broker.errors import DataPathError
+from nsq_fast.log_events import BROKER_METADATA_INVALID
 from nsq_fast.names import is_ephemeral, is_valid_name
 
 from .checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, take_checkpoint
@@ -113,6 +114,7 @@ class Store:
                 self._path / _METADATA,
                 ", ".join(found),
                 self._path / _TOPICS,
+                extra=BROKER_METADATA_INVALID,
             )
         return Metadata([*topics, *map(TopicMetadata, found)])
 
@@ -141,10 +143,16 @@ class Store:
             return decode_checkpoint(path.read_bytes())
         except FileNotFoundError:
             if log.first < log.end.sequence:
-                logger.error("%s is missing: every message of the topic comes again", path)
+                logger.error(
+                    "%s is missing: every message of the topic comes again", path, extra=BROKER_METADATA_INVALID
+                )
         except (ValueError, OSError) as error:
             logger.error(
-                "%s cannot be read: %s; every message of the topic comes again; %s", path, error, set_aside(path)
+                "%s cannot be read: %s; every message of the topic comes again; %s",
+                path,
+                error,
+                set_aside(path),
+                extra=BROKER_METADATA_INVALID,
             )
         return None
 
@@ -175,7 +183,13 @@ def _read_metadata(path: Path) -> Metadata | None:
         return Metadata()
     except (ValueError, OSError) as error:
         what = set_aside(path)
-        logger.error("failed to parse metadata in %s: %s; topics are found by their folders; %s", path, error, what)
+        logger.error(
+            "failed to parse metadata in %s: %s; topics are found by their folders; %s",
+            path,
+            error,
+            what,
+            extra=BROKER_METADATA_INVALID,
+        )
         return None
 
 

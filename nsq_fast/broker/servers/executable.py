@@ -19,6 +19,7 @@ from typing import Any
 from nsq_fast._version import __version__
 from nsq_fast.broker.options import LookupdOptions, NsqdOptions
 from nsq_fast.errors import ConfigError
+from nsq_fast.log_events import BROKER_LISTENING, BROKER_START_FAILED
 
 from .group import ServerGroup, serve
 from .lookupd import LookupdServer
@@ -83,7 +84,7 @@ def main(kind: str, arguments: Sequence[str]) -> int:
     try:
         serve(_One(server), lambda: _log_addresses(log, server))
     except OSError as error:
-        log.critical("%s", error)
+        log.critical("%s", error, extra=BROKER_START_FAILED)
         return 1
     return 0
 
@@ -152,7 +153,7 @@ def _logger(kind: str, level: str) -> logging.Logger:
 
 
 def _log_addresses(log: logging.Logger, server: NsqdServer | LookupdServer) -> None:
-    log.info("TCP: listening on %s", server.tcp_address)
-    log.info("HTTP: listening on %s", server.http_address)
+    log.info("TCP: listening on %s", server.tcp_address, extra=BROKER_LISTENING)
+    log.info("HTTP: listening on %s", server.http_address, extra=BROKER_LISTENING)
     if isinstance(server, NsqdServer) and server.https_address is not None:
-        log.info("HTTPS: listening on %s", server.https_address)
+        log.info("HTTPS: listening on %s", server.https_address, extra=BROKER_LISTENING)

@@ -11,6 +11,7 @@ import time
 import msgspec
 
 from nsq_fast.errors import NsqError
+from nsq_fast.log_events import BROKER_AUTH_FAILED
 from nsq_fast.printable import printable
 
 from .auth import PUBLISH, SUBSCRIBE, query_auth
@@ -73,6 +74,6 @@ def _query(conn: Connection) -> None:
         )
     except NsqError as error:
         # Why it failed is the server's business: the client may be anybody.
-        logger.warning("%s: AUTH failed: %s", conn.remote_address, printable(str(error)))
+        logger.warning("%s: AUTH failed: %s", conn.remote_address, printable(str(error)), extra=BROKER_AUTH_FAILED)
         raise FatalError("E_AUTH_FAILED", "AUTH failed") from error
     conn.auth_expires_at = time.monotonic() + conn.auth.ttl

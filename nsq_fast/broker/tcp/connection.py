@@ -23,6 +23,7 @@ from nsq_fast.broker.net.faults import Faults, reset_on_close
 from nsq_fast.broker.nsqd.channel import Subscribable
 from nsq_fast.broker.nsqd.host import Host
 from nsq_fast.broker.nsqd.in_flight import InFlight
+from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED, BROKER_CLIENT_REFUSED
 from nsq_fast.printable import printable
 
 from .client_stats import client_stats
@@ -153,10 +154,12 @@ class Connection:
         try:
             self._read_loop()
         except FatalError as error:
-            logger.debug("%s: %s %s", self.remote_address, error.code, printable(error.text))
+            logger.debug(
+                "%s: %s %s", self.remote_address, error.code, printable(error.text), extra=BROKER_CLIENT_REFUSED
+            )
             self.output.send_last(error.frame())
         except (Dropped, OSError) as error:
-            logger.debug("%s: connection ended: %s", self.remote_address, error)
+            logger.debug("%s: connection ended: %s", self.remote_address, error, extra=BROKER_CLIENT_DISCONNECTED)
         finally:
             self._end()
             pump.join()
@@ -230,7 +233,7 @@ class Connection:
                 output.flush()
                 sleep(0)
         except OSError as error:
-            logger.debug("%s: write failed: %s", self.remote_address, error)
+            logger.debug("%s: write failed: %s", self.remote_address, error, extra=BROKER_CLIENT_DISCONNECTED)
             self.close()
 
     def _deliver(self) -> bool:

@@ -17,6 +17,7 @@ from gevent.queue import Channel, Empty
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import NSQException
+from nsq_fast.log_events import HANDLER_FAILED, RESPONSE_FAILED
 
 TIMEOUT_WARNING = "batching timed out. batch size may be too large"
 STARVED_WARNING = "consumer is starved. batch size may be too large"
@@ -101,7 +102,7 @@ class BatchHandler:
             try:
                 self.handle_batch(batch)
             except Exception as error:
-                self.logger.exception("caught exception while handling batch")
+                self.logger.exception("caught exception while handling batch", extra=HANDLER_FAILED)
                 self._tell(self.handle_batch_error, error, messages, batch)
                 self.requeue_messages(messages)
                 return
@@ -113,7 +114,7 @@ class BatchHandler:
             try:
                 batch.append(self.handle_message(message))
             except Exception as error:  # noqa: PERF203
-                self.logger.exception("caught exception while handling message")
+                self.logger.exception("caught exception while handling message", extra=HANDLER_FAILED)
                 self._tell(self.handle_message_error, error, message)
                 self.requeue_message(message)
         return batch
@@ -122,7 +123,7 @@ class BatchHandler:
         try:
             handler(*args)
         except Exception:  # the messages need a response all the same
-            self.logger.exception("caught exception while handling an error")
+            self.logger.exception("caught exception while handling an error", extra=HANDLER_FAILED)
 
     # Responses
 
@@ -150,7 +151,7 @@ class BatchHandler:
         try:
             answer()
         except NSQException as error:
-            self.logger.warning("error %s message (%r)", doing, error)
+            self.logger.warning("error %s message (%r)", doing, error, extra=RESPONSE_FAILED)
 
     # Given as arguments, or overridden
 

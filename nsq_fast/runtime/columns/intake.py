@@ -9,6 +9,7 @@ from typing import Any
 from nsq_fast._frame import ColumnReader, Columns
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import FinFailed, NsqError, ServerError
+from nsq_fast.log_events import MESSAGE_UNREADABLE, RESPONSE_FAILED, SERVER_ERROR
 from nsq_fast.names import Address
 from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Heartbeat, MessageSkipped, Reply, ServerFailed
 from nsq_fast.protocol.session import Session
@@ -108,19 +109,21 @@ class ColumnIntake:
             if event.fatal:
                 self.stream.close()
                 raise event.error
-            logger.warning("%s: %s", self._address, event.error)
+            logger.warning("%s: %s", self._address, event.error, extra=SERVER_ERROR)
 
     def _message_skipped(self, event: MessageSkipped) -> None:
         """Give a message above ``max_frame_size`` back, so that the rest goes on."""
         if self._is_ordered:  # the server ignores the delay, and sends nothing else before it
             self.stream.close()
             raise event.error
-        logger.error("%s: %s; requeued for %s s", self._address, event.error, SKIPPED_DELAY_MS // 1000)
+        logger.error(
+            "%s: %s; requeued for %s s", self._address, event.error, SKIPPED_DELAY_MS // 1000, extra=MESSAGE_UNREADABLE
+        )
         self.stream.send(self._session.req(event.message, SKIPPED_DELAY_MS))
 
     def _answer_failed(self, event: AnswerFailed) -> None:
         if not isinstance(event.error, FinFailed):
-            logger.info("%s: %s", self._address, event.error)
+            logger.info("%s: %s", self._address, event.error, extra=RESPONSE_FAILED)
         elif event.message_id is not None:
             self.unfinished.append(event.message_id)
         else:  # which one cannot be told, so none is known to be finished

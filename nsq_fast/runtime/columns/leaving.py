@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from nsq_fast._codec import req_columns
+from nsq_fast.log_events import CLOSE_FAILED
 from nsq_fast.protocol.session import Session
 
 from .intake import ColumnIntake
@@ -41,4 +42,4 @@ def leave(intake: ColumnIntake, session: Session) -> None:
     try:
         stream.end()
     except OSError as error:
-        logger.info("%s: while closing: %s", stream.address, error)
+        logger.info("%s: while closing: %s", stream.address, error, extra=CLOSE_FAILED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nsq_fast.errors import ConfigError
+from nsq_fast.log_events import PARTITIONS_MISSING
 from nsq_fast.protocol.targets import missing
 from nsq_fast.protocol.topology import Topology
 from nsq_fast.runtime.signals import emit
@@ -28,5 +29,5 @@ class AbsentPartitions:
                 f"partitions: topic {consumer.topic} has partitions 0 to {topology.meta.partition_num - 1};"
                 f" nothing comes of {', '.join(map(str, absent))} until it has more"
             )
-            consumer.logger.warning("%s", error)
+            consumer.logger.warning("%s", error, extra=PARTITIONS_MISSING)
             emit(consumer, "on_error", error=error)

@@ -7,6 +7,7 @@ from typing import Any
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import NsqError, ServerError
+from nsq_fast.log_events import HEARTBEAT_LATE, RESPONSE_FAILED, SERVER_ERROR
 from nsq_fast.protocol.targets import Target
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.signals import emit
@@ -43,11 +44,11 @@ class Announcer:
 
     def on_answer_failed(self, conn: Connection, error: ServerError, message_id: bytes | None) -> None:
         self.counters.answers_failed += 1
-        self._consumer.logger.warning("%s: answered too late: %s", self.target, error)
+        self._consumer.logger.warning("%s: answered too late: %s", self.target, error, extra=RESPONSE_FAILED)
         emit(self._consumer, "on_error", error=error)
 
     def on_error(self, conn: Connection, error: ServerError) -> None:
-        self._consumer.logger.error("%s: %s", self.target, error)
+        self._consumer.logger.error("%s: %s", self.target, error, extra=SERVER_ERROR)
         emit(self._consumer, "on_error", error=error)
 
     def on_reply(self, conn: Connection, token: Any, data: bytes) -> None:
@@ -59,7 +60,9 @@ class Announcer:
     def on_heartbeat_overdue(self, conn: Connection) -> None:
         """The nsqd is silent. It may hang, and another lead its partition by now."""
         self.overdue_since = conn.last_received_at
-        self._consumer.logger.warning("%s: its heartbeat is late; asking lookup who serves the topic", self.target)
+        self._consumer.logger.warning(
+            "%s: its heartbeat is late; asking lookup who serves the topic", self.target, extra=HEARTBEAT_LATE
+        )
         self._on_doubt()
 
     def on_heartbeat(self, conn: Connection) -> None:

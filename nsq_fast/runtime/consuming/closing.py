@@ -11,6 +11,7 @@ from gevent import joinall
 from gevent.event import Event
 
 from nsq_fast.errors import ConfigError, ConnectionClosed, NsqError
+from nsq_fast.log_events import CLOSE_FAILED, CLOSE_TIMED_OUT, CONSUMER_FAILED
 from nsq_fast.runtime.net.connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
 from nsq_fast.runtime.signals import emit
 from nsq_fast.runtime.supervised import Supervisor
@@ -106,7 +107,7 @@ class Closing:
         """Begin to close because of ``error``, unless it is closing already. Does not block."""
         if not self.has_begun:
             self.failure = error
-            self._consumer.logger.error("%s: closing: %s", self._consumer.name, error)
+            self._consumer.logger.error("%s: closing: %s", self._consumer.name, error, extra=CONSUMER_FAILED)
             self.begin(drain=True, timeout=CLOSE_TIMEOUT)
 
     def skip(self) -> None:
@@ -137,7 +138,7 @@ class Closing:
         try:
             close()
         except Exception:  # a user's policy must not keep join() waiting
-            self._consumer.logger.exception("closing the give-up policy failed")
+            self._consumer.logger.exception("closing the give-up policy failed", extra=CLOSE_FAILED)
 
 
 def check_timeout(timeout: object) -> None:
@@ -174,8 +175,8 @@ def close_subscribers(
 def _wait(subscribers: Sequence[Subscriber], deadline: float | None, log: logging.Logger) -> None:
     for subscriber in subscribers:
         if not wait_for_close_wait(subscriber.subscription, deadline):
-            log.warning("%s: no CLOSE_WAIT in time", subscriber.address)
+            log.warning("%s: no CLOSE_WAIT in time", subscriber.address, extra=CLOSE_TIMED_OUT)
     for subscriber in subscribers:
         if not wait_for_answers(subscriber.subscription, deadline):
             count = subscriber.connection.in_flight
-            log.warning("%s: closed with %d messages unanswered", subscriber.address, count)
+            log.warning("%s: closed with %d messages unanswered", subscriber.address, count, extra=CLOSE_TIMED_OUT)

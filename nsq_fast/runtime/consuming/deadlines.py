@@ -15,6 +15,7 @@ from gevent.event import Event
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import NsqError
+from nsq_fast.log_events import HANDLER_SLOW
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.supervised import Supervisor
 
@@ -147,7 +148,7 @@ class Deadlines:
             self._warned.add(message)
             self._log.warning(
                 "message %s is still being handled %.3g s after it arrived; nsqd takes it back in %.3g s",
-                message_name(message), now - message.received_at, max(0.0, deadline - now),
+                message_name(message), now - message.received_at, max(0.0, deadline - now), extra=HANDLER_SLOW,
             )  # fmt: skip
         return spent >= STUCK_AT
 

@@ -15,6 +15,15 @@ from gevent import GreenletExit, Timeout, get_hub, getcurrent
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import ConnectionLost, HandlerDeferred, NsqError, RequeueMessage
+from nsq_fast.log_events import (
+    HANDLER_DEFERRED,
+    HANDLER_FAILED,
+    HANDLER_KILLED,
+    INTERNAL_ERROR,
+    MESSAGE_FAILS_AGAIN,
+    MESSAGE_UNREADABLE,
+    RESPONSE_LOST,
+)
 from nsq_fast.protocol.backoff import RequeueDelay
 from nsq_fast.runtime.fork import CopyEnded
 from nsq_fast.runtime.signals import emit, is_heard, receivers
@@ -126,7 +135,11 @@ class Disposition:
         if over > 0 and over & (over - 1) == 0:  # the first, second, fourth...: one bad message fills no log
             end = f"max_tries={self.max_tries} ends that" if self.max_tries < NO_LIMIT else "max_tries=0 sets no end"
             self._log.warning(
-                "message %s has failed in its %dth attempt; %s", message_name(message), message.attempts, end
+                "message %s has failed in its %dth attempt; %s",
+                message_name(message),
+                message.attempts,
+                end,
+                extra=MESSAGE_FAILS_AGAIN,
             )
 
     def batch_failed(self, messages: list[Message], error: BaseException) -> None:
@@ -139,7 +152,7 @@ class Disposition:
 
     def unreadable(self, message: Message, error: NsqError) -> None:
         """A body that cannot be decompressed, or was too large to be received: no handler sees it; requeue it."""
-        self._log.error("message %s cannot be read: %s", message_name(message), error)
+        self._log.error("message %s cannot be read: %s", message_name(message), error, extra=MESSAGE_UNREADABLE)
         emit(self.consumer, "on_exception", message=message, error=error)
         self.requeue(message, None, False)
 
@@ -150,12 +163,14 @@ class Disposition:
         try:
             message.requeue(delay_ms, backoff)
         except ConnectionLost:
-            self._log.info("message %s could not be requeued: its connection is lost", message_name(message))
+            self._log.info(
+                "message %s could not be requeued: its connection is lost", message_name(message), extra=RESPONSE_LOST
+            )
             self.consumer.flow.changed()
 
     def log_fault(self, handled: Message | list[Message] | None) -> None:
         """Log an exception that no handler raised, and requeue what was being handled."""
-        self._log.exception("nsq_fast itself failed while handling %r", handled)
+        self._log.exception("nsq_fast itself failed while handling %r", handled, extra=INTERNAL_ERROR)
         for message in [handled] if isinstance(handled, Message) else handled or ():
             if not message.is_async():
                 self.requeue(message, None, True)
@@ -167,17 +182,21 @@ class Disposition:
         if isinstance(error, HandlerDeferred):
             level = logging.DEBUG if self._has_deferred else logging.ERROR
             self._has_deferred = True  # once is loud enough: it is the same with every message
-            self._log.log(level, "message %s is requeued: %s", message_name(message), error)
+            self._log.log(level, "message %s is requeued: %s", message_name(message), error, extra=HANDLER_DEFERRED)
             emit(self.consumer, "on_exception", message=message, error=error)
             return True
         if isinstance(error, (Exception, Timeout)):
-            self._log.error("handler failed on message %s: %r", message_name(message), error, exc_info=error)
+            self._log.error(
+                "handler failed on message %s: %r", message_name(message), error, exc_info=error, extra=HANDLER_FAILED
+            )
             emit(self.consumer, "on_exception", message=message, error=error)
             return True
         if isinstance(error, CopyEnded):
             return False
         if isinstance(error, GreenletExit):
-            self._log.warning("handler of message %s was killed; requeuing it", message_name(message))
+            self._log.warning(
+                "handler of message %s was killed; requeuing it", message_name(message), extra=HANDLER_KILLED
+            )
             return False
         # KeyboardInterrupt and SystemExit go to the main greenlet, as from any greenlet; the worker goes on.
         get_hub().handle_error(getcurrent(), type(error), error, error.__traceback__)

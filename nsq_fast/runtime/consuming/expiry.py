@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Protocol
 
 from nsq_fast._codec import Message
+from nsq_fast.log_events import MESSAGES_EXPIRED
 from nsq_fast.runtime.signals import emit
 
 from .flow import Flow
@@ -56,6 +57,6 @@ class Expiry:
         self._consumer.logger.warning(
             "%d messages were not answered before their msg_timeout was over, and nsqd delivers them again;"
             " no handler had begun with %d of them",
-            self._count, self._unstarted,
+            self._count, self._unstarted, extra=MESSAGES_EXPIRED,
         )  # fmt: skip
         self._count = self._unstarted = 0

@@ -27,6 +27,7 @@ from gevent import get_hub
 from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast.config import Config, ConnectionConfig, LookupConfig
 from nsq_fast.errors import ConfigError, MessageTooLarge
+from nsq_fast.log_events import MESSAGE_GIVEN_UP
 from nsq_fast.names import Address, check_topic
 from nsq_fast.protocol.compression import CODEC_HEADER, SIZE_HEADER
 from nsq_fast.protocol.dialect import RESERVED_PREFIX, TAG_KEY
@@ -83,6 +84,7 @@ class Discard:
         logger.warning(
             "giving up message %s of %s/%s after %d attempts%s",
             message_name(message), consumer.topic, consumer.channel, message.attempts - 1, _note_on_body(message),
+            extra=MESSAGE_GIVEN_UP,
         )  # fmt: skip
 
 
@@ -103,7 +105,7 @@ class LogMessage:
             self._level,
             "given up: message %s of %s/%s after %d attempts%s: %r",
             message_name(message), consumer.topic, consumer.channel, message.attempts - 1, _note_on_body(message),
-            message.body,
+            message.body, extra=MESSAGE_GIVEN_UP,
         )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from typing import Protocol
 from gevent.event import Event
 
 from nsq_fast.errors import NsqError
+from nsq_fast.log_events import BACKOFF_BEGAN, BACKOFF_ENDED, MAX_IN_FLIGHT_HIGH, MAX_IN_FLIGHT_LOW
 from nsq_fast.protocol import rdy
 from nsq_fast.protocol.backoff import Backoff
 from nsq_fast.runtime.net.connection import Connection
@@ -125,9 +126,14 @@ class Flow:
         if not self.backoff.record(success, now):
             return
         if self.backoff.is_on:
-            self._log.warning("backoff level %d: pausing for %.3g s", self.backoff.level, self.backoff.until - now)
+            self._log.warning(
+                "backoff level %d: pausing for %.3g s",
+                self.backoff.level,
+                self.backoff.until - now,
+                extra=BACKOFF_BEGAN,
+            )
         else:
-            self._log.info("backoff is over")
+            self._log.info("backoff is over", extra=BACKOFF_ENDED)
         self._wake.set()
 
     @property
@@ -193,6 +199,7 @@ class Flow:
                 "max_in_flight=%d is less than the number of connections, %d: they take turns, and messages of the"
                 " others wait for up to %.3g s; leave max_in_flight out, or set it to %d at least",
                 self.max_in_flight, connections, rdy.HOLD_FACTOR * self._idle_timeout, connections,
+                extra=MAX_IN_FLIGHT_LOW,
             )  # fmt: skip
         if self._has_warned_of_handlers:
             return
@@ -203,7 +210,7 @@ class Flow:
                 "handlers are too slow for max_in_flight=%d: at %.3g s a message they begin with no more than %d in"
                 " time, before msg_timeout=%.3g s is over; asking for that many; set max_in_flight lower, or"
                 " concurrency or msg_timeout higher",
-                self.limit, self._workload.pace, capacity, self._workload.msg_timeout,
+                self.limit, self._workload.pace, capacity, self._workload.msg_timeout, extra=MAX_IN_FLIGHT_HIGH,
             )  # fmt: skip
 
     def _send(self, member: Member, count: int, now: float) -> None:

@@ -15,6 +15,7 @@ from time import monotonic
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import ConfigError, NsqError, OrderViolated, PartitionBlocked
+from nsq_fast.log_events import ORDER_VIOLATED, PARTITION_BLOCKED
 from nsq_fast.protocol.order import OrderLedger, Position, Verdict
 from nsq_fast.protocol.targets import Target
 from nsq_fast.runtime.net.connection import Connection
@@ -119,7 +120,7 @@ class Ordered:
     def _violates(self, target: Target, last: Position, message: Message, seen: Position) -> bool:
         """Tell of a message that goes backwards, and do what the policy says; whether it shall be handled."""
         error = OrderViolated(target.partition, last, seen)
-        self._log.error("%s: %s: %s", target, error, self._order_policy)
+        self._log.error("%s: %s: %s", target, error, self._order_policy, extra=ORDER_VIOLATED)
         emit(self._consumer, "on_order_violation", message=message, error=error)
         if self._order_policy == "deliver":
             self.ledger.rewind(_key(target), seen)
@@ -161,7 +162,7 @@ class Ordered:
         self.blocked += 1
         over = message.attempts - self.threshold
         if over & (over - 1) == 0:  # the first, second, fourth...: a message that fails all night fills no disk
-            self._log.error("%s", _blocked_text(message))
+            self._log.error("%s", _blocked_text(message), extra=PARTITION_BLOCKED)
         emit(self._consumer, "on_blocked", message=message)
 
     def requeue_delay_ms(self, message: Message) -> int:

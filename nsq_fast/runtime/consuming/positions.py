@@ -14,6 +14,7 @@ from typing import Any
 
 from nsq_fast.config import EACH_START
 from nsq_fast.errors import ConfigError, HttpError, NotLeader, RemoteProtocolError
+from nsq_fast.log_events import START_POSITION_KEPT, START_POSITION_SET
 from nsq_fast.protocol.position import StartPositions
 from nsq_fast.protocol.targets import Target
 from nsq_fast.protocol.topology import Nsqd
@@ -66,7 +67,7 @@ class Starter:
         if channel is not None and not is_ours and _has_begun(channel):
             self._log.info(
                 "%s: channel %s has begun there already, start_position=%r changes nothing",
-                target, self._channel, position,
+                target, self._channel, position, extra=START_POSITION_KEPT,
             )  # fmt: skip
             return
         if channel is None:
@@ -75,7 +76,7 @@ class Starter:
             client.call("POST", "/channel/create", **query)
             self._created.add(target.partition)
         client.call("POST", "/channel/setoffset", position.encode(), **query)
-        self._log.info("%s: channel %s begins at %s", target, self._channel, position)
+        self._log.info("%s: channel %s begins at %s", target, self._channel, position, extra=START_POSITION_SET)
 
     def _find(self, client: NsqdHTTPClient, query: dict[str, Any]) -> dict[str, Any] | None:
         """The stats of the channel; None when it does not exist."""

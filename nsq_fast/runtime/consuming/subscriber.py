@@ -37,6 +37,7 @@ from nsq_fast.errors import (
     OrderedSubRequired,
     ServerError,
 )
+from nsq_fast.log_events import SUBSCRIBED, SUBSCRIPTION_FAILED
 from nsq_fast.protocol.backoff import ReconnectDelay
 from nsq_fast.protocol.targets import Mode, Target
 from nsq_fast.runtime.net.connection import Connection
@@ -241,7 +242,7 @@ class Subscriber:
         subscription.begin()
         self.counters.subscriptions += 1
         consumer = self._consumer
-        consumer.logger.info("%s: subscribed to %s/%s", self.target, consumer.topic, consumer.channel)
+        consumer.logger.info("%s: subscribed to %s/%s", self.target, consumer.topic, consumer.channel, extra=SUBSCRIBED)
         self._owner.joined(self)
         return State.LIVE
 
@@ -257,7 +258,7 @@ class Subscriber:
         is_repeated = is_move and str(error) == self._last_failure
         self._last_failure = str(error)
         level = logging.ERROR if is_final else logging.INFO if is_repeated else logging.WARNING
-        self._consumer.logger.log(level, "%s: %s", self.target, error)
+        self._consumer.logger.log(level, "%s: %s", self.target, error, extra=SUBSCRIPTION_FAILED)
         emit(self._consumer, "on_error", error=error if is_final else cause)
         self.connection.close(error)
         if not is_final:

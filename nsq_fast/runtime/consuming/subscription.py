@@ -12,6 +12,7 @@ from contextlib import suppress
 from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConfigError, MessageTooLarge, NsqError
+from nsq_fast.log_events import RESPONSE_LOST, SUBSCRIPTION_LOST
 from nsq_fast.protocol.rdy import Share
 from nsq_fast.protocol.targets import Mode, Target
 from nsq_fast.runtime.net.connection import Connection
@@ -215,6 +216,7 @@ class Subscription(Announcer):
         self._consumer.logger.info(
             "%s: connection lost before the FIN of %d messages%s and the REQ of %d",
             self.target, len(finished), f" (first {message_name(finished[0])})" if finished else "", requeued,
+            extra=RESPONSE_LOST,
         )  # fmt: skip
         self._consumer.flow.changed()
         self._freed()
@@ -266,7 +268,9 @@ class Subscription(Announcer):
         consumer.flow.remove(self)
         if self.is_ending:
             return
-        consumer.logger.warning("%s: %s; %d unstarted messages dropped", self.target, error, len(unstarted))
+        consumer.logger.warning(
+            "%s: %s; %d unstarted messages dropped", self.target, error, len(unstarted), extra=SUBSCRIPTION_LOST
+        )
         emit(consumer, "on_error", error=error)
         self._on_doubt()
 

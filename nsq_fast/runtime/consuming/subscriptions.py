@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from nsq_fast.errors import ConfigError
+from nsq_fast.log_events import SUBSCRIPTION_MODE
 from nsq_fast.names import Address
 from nsq_fast.protocol.position import StartPositions
 from nsq_fast.protocol.targets import Mode, Target, impossible, is_complete, targets
@@ -108,7 +109,7 @@ class Subscriptions:
         mode = self.mode.learn(topology.meta, self._consumer.config.ordered)
         if mode == self.mode:
             return
-        self._consumer.logger.info("%s: subscribing with %s", self._consumer.topic, mode)
+        self._consumer.logger.info("%s: subscribing with %s", self._consumer.topic, mode, extra=SUBSCRIPTION_MODE)
         self.mode = mode
         for subscriber in self:
             subscriber.mode_changed()

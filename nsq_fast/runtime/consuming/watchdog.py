@@ -18,6 +18,7 @@ from typing import Protocol
 from gevent.hub import Hub
 from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
 
+from nsq_fast.log_events import HUB_BLOCKED
 from nsq_fast.runtime.fork import tell_forks
 from nsq_fast.runtime.loop_turns import LoopTurns, loop_turns
 from nsq_fast.runtime.owner_thread import get_ident
@@ -106,7 +107,7 @@ class HubWatch:
         self._quiet_until, self._suppressed = now + QUIET, 0
         self._log.warning(
             "a handler has kept the hub from running for %.1f s%s. %s. It is here:\n%s",
-            now - self._since, more, _REMEDY, "".join(lines).rstrip(),
+            now - self._since, more, _REMEDY, "".join(lines).rstrip(), extra=HUB_BLOCKED,
         )  # fmt: skip
 
 

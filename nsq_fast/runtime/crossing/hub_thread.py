@@ -24,6 +24,7 @@ from gevent.event import Event
 from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
 
 from nsq_fast.errors import NotRunning
+from nsq_fast.log_events import INTERNAL_ERROR, PUBLISHES_UNCONFIRMED
 from nsq_fast.runtime.fork import tell_forks
 from nsq_fast.runtime.owner_thread import get_ident, refuse_calls, take_calls
 from nsq_fast.runtime.publishing.publish import Promise
@@ -121,7 +122,7 @@ class HubThread:
         if reply.wait(2 * END_TIMEOUT) and reply.error is None and (lost := reply.get_now()):
             logger.warning(
                 "the interpreter ended before %d publishes were confirmed: whether they are stored is unknown."
-                " Call close() of the producer, which waits for them", lost,
+                " Call close() of the producer, which waits for them", lost, extra=PUBLISHES_UNCONFIRMED,
             )  # fmt: skip
         self.submit(self._stopping.set)
         self.is_over = self.is_stopped = True
@@ -159,7 +160,7 @@ class HubThread:
             try:
                 function(*arguments)
             except Exception:  # one call must not harm the others
-                logger.exception("nsq_fast itself failed in %r", function)
+                logger.exception("nsq_fast itself failed in %r", function, extra=INTERNAL_ERROR)
 
     def _close_clients(self) -> int:
         jobs = [self.start_job(client.close_at_exit, EXIT_TIMEOUT) for client in list(self._clients)]

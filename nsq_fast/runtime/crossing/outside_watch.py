@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
+from nsq_fast.log_events import OUTSIDE_BLOCKED
 from nsq_fast.runtime.consuming.watchdog import MAX_FRAMES, QUIET, WARN_AFTER, watchdog
 from nsq_fast.runtime.owner_thread import get_ident
 
@@ -47,5 +48,5 @@ class OutsideWatch:
         self._log.warning(
             "%s has not run for %.1f s: results and messages of nsq_fast wait for it; heartbeats go on. It is here:"
             "\n%s",
-            self._what, now - since, "".join(lines).rstrip(),
+            self._what, now - since, "".join(lines).rstrip(), extra=OUTSIDE_BLOCKED,
         )  # fmt: skip

@@ -31,6 +31,7 @@ from nsq_fast.errors import (
     LocalProtocolError,
     NsqError,
 )
+from nsq_fast.log_events import CLOSE_FAILED, CLOSE_TIMED_OUT, CONNECTED, DISCONNECTED, INTERNAL_ERROR
 from nsq_fast.names import Address
 from nsq_fast.printable import printable
 from nsq_fast.protocol.identify import AuthInfo
@@ -137,7 +138,7 @@ class Connection(Incoming):
         self._reader = _supervisor.job(f"nsq_fast-reader-{self.address}", self._read_loop)
         self._reader.start()
         version = printable(self.info.version)
-        logger.info("%s: connected, version %s, %s", self.address, version, self.session.dialect.name)
+        logger.info("%s: connected, version %s, %s", self.address, version, self.session.dialect.name, extra=CONNECTED)
 
     def subscribe(
         self,
@@ -279,9 +280,14 @@ class Connection(Incoming):
         except Timeout as timeout:
             if timeout is not limit:
                 raise
-            logger.warning("%s: closed after %s s without the server's consent", self.address, self._close_timeout)
+            logger.warning(
+                "%s: closed after %s s without the server's consent",
+                self.address,
+                self._close_timeout,
+                extra=CLOSE_TIMED_OUT,
+            )
         except (NsqError, OSError) as error:
-            logger.info("%s: while closing: %s", self.address, error)
+            logger.info("%s: while closing: %s", self.address, error, extra=CLOSE_FAILED)
         finally:
             limit.close()
 
@@ -305,7 +311,7 @@ class Connection(Incoming):
             error.was_first = number == 0
             error.__cause__ = reason
             self._report_pending(token, error)
-        logger.info("%s: disconnected: %s", self.address, reason)
+        logger.info("%s: disconnected: %s", self.address, reason, extra=DISCONNECTED)
         try:
             self._owner.on_disconnect(self, reason)
         finally:
@@ -315,4 +321,4 @@ class Connection(Incoming):
         try:
             self._failed(token, error)
         except Exception:  # the others must still hear of theirs
-            logger.exception("%s: on_failed", self.address)
+            logger.exception("%s: on_failed", self.address, extra=INTERNAL_ERROR)

@@ -16,6 +16,7 @@ from typing import Any
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import ConnectionClosed, ConnectionLost, NsqError
+from nsq_fast.log_events import RESPONSE_LOST
 from nsq_fast.names import Address
 from nsq_fast.protocol.session import Session
 from nsq_fast.runtime.message_signals import MessageSignals, SignalBook
@@ -140,7 +141,9 @@ class Responder:
         try:
             answer(message, *arguments)
         except NsqError as error:  # whoever asked for it has gone on meanwhile
-            logger.info("%s: the answer of a handler's thread was not sent: %s", self.address, error)
+            logger.info(
+                "%s: the answer of a handler's thread was not sent: %s", self.address, error, extra=RESPONSE_LOST
+            )
 
     def _check_open(self) -> None:
         if self.closed_error is not None:

@@ -13,6 +13,7 @@ from gevent.event import Event
 
 from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig, split_options
 from nsq_fast.errors import ConfigError, NotRunning
+from nsq_fast.log_events import STARTED_ALREADY
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, listed, parse_addresses
 from nsq_fast.runtime.fork import keep, tell_forks
 from nsq_fast.runtime.net.tls import check_tls_options
@@ -98,7 +99,7 @@ class ProducerLife:
         if self._is_closed:
             raise NotRunning("the producer was closed; make a new one")
         if self._is_running:
-            logger.warning("%r: started already", self)
+            logger.warning("%r: started already", self, extra=STARTED_ALREADY)
             return
         if self._hub is not get_hub():
             self._build()  # its parts belong to the hub of the thread that makes them

@@ -20,6 +20,7 @@ from gevent.event import Event
 
 from nsq_fast.config import ConnectionConfig, ProducerConfig
 from nsq_fast.errors import ConnectionClosed, ConnectionLost, NsqError, ServerError
+from nsq_fast.log_events import CONNECT_FAILED, CONNECTED, CONNECTION_LOST, CONNECTION_RECOVERED, CONNECTION_STALLED
 from nsq_fast.names import Address
 from nsq_fast.protocol.backoff import ReconnectDelay
 from nsq_fast.protocol.retry import classify
@@ -172,7 +173,7 @@ class Link(_NoConsumer):
         if self._stopping.is_set():
             conn.close()
         elif not self._lost.is_set():
-            logger.info("[%s] connected", self.address)
+            logger.info("[%s] connected", self.address, extra=CONNECTED)
             self.error = None
             self._has_failed = False
             self.overdue = self.owed = 0
@@ -184,7 +185,7 @@ class Link(_NoConsumer):
         self.error = error
         level = logging.DEBUG if self._has_failed else logging.WARNING
         self._has_failed = True
-        logger.log(level, "[%s] cannot connect, will keep trying: %s", self.address, error)
+        logger.log(level, "[%s] cannot connect, will keep trying: %s", self.address, error, extra=CONNECT_FAILED)
         self._handler.link_failed(self)
 
     def _pause(self) -> None:
@@ -228,7 +229,12 @@ class Link(_NoConsumer):
         self.on_reply = self._late_reply
         self._sample = None
         self.error = ConnectionLost(f"{self.address}: connected, but has not replied for {limit:.3g} s")
-        logger.warning("[%s] has not replied for %.3g s, gets no publishes until it does", self.address, limit)
+        logger.warning(
+            "[%s] has not replied for %.3g s, gets no publishes until it does",
+            self.address,
+            limit,
+            extra=CONNECTION_STALLED,
+        )
         self._handler.link_stalled(self)
 
     def _late_reply(self, conn: Connection, command: Command, data: bytes) -> None:
@@ -239,7 +245,7 @@ class Link(_NoConsumer):
         if conn is self.conn and self.owed:
             self.owed -= 1
             if not self.owed:
-                logger.info("[%s] replies again", self.address)
+                logger.info("[%s] replies again", self.address, extra=CONNECTION_RECOVERED)
                 self.on_reply = self._handler.replied
                 self.error = None
                 self._handler.link_recovered(self)
@@ -263,7 +269,7 @@ class Link(_NoConsumer):
 
     def on_disconnect(self, conn: Connection, error: NsqError) -> None:
         if self.conn is conn and not self._stopping.is_set():
-            logger.warning("[%s] connection lost: %s", self.address, error)
+            logger.warning("[%s] connection lost: %s", self.address, error, extra=CONNECTION_LOST)
         self.drop(conn, error)
         self._lost.set()
 

@@ -17,6 +17,7 @@ from gevent.pool import Group
 
 from nsq_fast.config import LookupConfig, ProducerConfig
 from nsq_fast.errors import ConfigError, LookupFailed
+from nsq_fast.log_events import LEADER_MOVED, LOOKUP_UNANSWERED
 from nsq_fast.names import Address, check_topic
 from nsq_fast.protocol.discovery import left_out
 from nsq_fast.protocol.partitioner import key_partitioner
@@ -239,7 +240,9 @@ class Routes:
             former = known.get(queue.number)
             if former is not None:
                 self.leader_moves += 1
-                logger.info("%s-%d moved from %s to %s", route.topic, queue.number, former, queue.leader)
+                logger.info(
+                    "%s-%d moved from %s to %s", route.topic, queue.number, former, queue.leader, extra=LEADER_MOVED
+                )
             queue.moved()
         self._decided(route)
 
@@ -267,7 +270,7 @@ class Routes:
         try:
             nodes = self.lookup.nodes(self._config.lookupd_timeout)
         except LookupFailed as error:
-            logger.warning("no nsqds from lookup: %s", error)
+            logger.warning("no nsqds from lookup: %s", error, extra=LOOKUP_UNANSWERED)
             return
         finally:
             self._asked_for.discard(route)

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Any
 
 from nsq_fast.errors import ConfigError, NoNsqd, NsqError
+from nsq_fast.log_events import COMPRESSION_OFF, PUBLISHES_WAIT
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import EXT_RECORD_BYTES
 from nsq_fast.protocol.partitioner import Key
@@ -142,7 +143,9 @@ class TopicRoute:
             self.any = self._any_partition
         if topology.meta is not None:
             if self.is_ext is None and not topology.meta.extend_support and self._compressed_from <= self.max_msg_size:
-                logger.warning("[%s] carries no extended headers: bodies are not compressed", self.topic)
+                logger.warning(
+                    "[%s] carries no extended headers: bodies are not compressed", self.topic, extra=COMPRESSION_OFF
+                )
             self.partition_num = topology.meta.partition_num
             self.is_ext = topology.meta.extend_support
             self.max_msg_size = self.plain_size = self._largest
@@ -183,7 +186,7 @@ class TopicRoute:
         """Log once that publishes wait because nobody takes them; ``problem`` says why."""
         if not self.is_lack_told:
             self.is_lack_told = True
-            logger.warning("publishes to topic %s wait for an nsqd: %s", self.topic, problem)
+            logger.warning("publishes to topic %s wait for an nsqd: %s", self.topic, problem, extra=PUBLISHES_WAIT)
 
     def end_if_absent(self, problem: str, finish: Callable[[Publish, NsqError], object]) -> None:
         """Fail what waits for a topic that does not exist, and that nobody will create by publishing to it.

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NsqError
+from nsq_fast.log_events import SPARK_LOOKUP_FAILED
 from nsq_fast.runtime import NsqdHTTPClient
 from nsq_fast.spark.discovery import (
     TIMEOUT,
@@ -72,7 +73,9 @@ class Backlog:
         except (HttpError, LookupFailed, OSError) as error:
             if self._servers is None or not is_transient(error):
                 raise
-            logger.warning("the servers of topic %s are as before: %s", self._options.topic, error)
+            logger.warning(
+                "the servers of topic %s are as before: %s", self._options.topic, error, extra=SPARK_LOOKUP_FAILED
+            )
             found = self._servers
         if found.is_ordered:
             raise ConfigError(

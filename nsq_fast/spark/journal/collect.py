@@ -26,6 +26,7 @@ from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast._frame import Columns, join_columns
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ProtocolError, ServerError
+from nsq_fast.log_events import SPARK_CONNECTION_LOST, SPARK_MESSAGES_LATE, SPARK_SLOT_EMPTY
 from nsq_fast.names import Address
 from nsq_fast.runtime import ColumnSubscription
 
@@ -172,14 +173,16 @@ class Collector:
 
     def _open_connections(self) -> bool:
         if self.slot.address is None:
-            logger.warning("slot %s stays empty: nobody leads the partition now", self.slot.name)
+            logger.warning(
+                "slot %s stays empty: nobody leads the partition now", self.slot.name, extra=SPARK_SLOT_EMPTY
+            )
             return False
         try:
             self._add_connection()
         except (ConnectFailed, ServerError) as error:
             if not _is_passing(error):
                 raise
-            logger.warning("slot %s stays empty: %s", self.slot.name, error)
+            logger.warning("slot %s stays empty: %s", self.slot.name, error, extra=SPARK_SLOT_EMPTY)
             return False
         with contextlib.suppress(ConnectFailed, ServerError):  # one is enough
             while self._quota.left and len(self._connections) < self.connections:
@@ -250,7 +253,10 @@ class Collector:
     def _refuse(self, connection: JournalConnection, work: Work) -> None:
         """It is too late to keep these messages: the server gives them to another consumer, or has done so."""
         logger.warning(
-            "slot %s: %s messages came too late to be kept", self.slot.name, len(work.ids) // MESSAGE_ID_SIZE
+            "slot %s: %s messages came too late to be kept",
+            self.slot.name,
+            len(work.ids) // MESSAGE_ID_SIZE,
+            extra=SPARK_MESSAGES_LATE,
         )
         self._quota.is_over = True
         self._quota.grant(connection)
@@ -271,7 +277,7 @@ class Collector:
         """
         if not _is_passing(error):
             raise error
-        logger.warning("slot %s: connection lost: %s", self.slot.name, error)
+        logger.warning("slot %s: connection lost: %s", self.slot.name, error, extra=SPARK_CONNECTION_LOST)
         work, connection.work = connection.work, None
         connection.give_up()
         connection.subscription.abort()

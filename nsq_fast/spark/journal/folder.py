@@ -23,6 +23,7 @@ from collections.abc import Iterator
 import msgspec
 
 from nsq_fast.errors import ConfigError, JournalError, JournalMissing
+from nsq_fast.log_events import SPARK_JOURNAL_CLEAN_FAILED, SPARK_JOURNAL_CLEANED
 
 from .chain import Chain, claim_file, encode_json, replace_file, seals, sync_folder
 from .location import check_links
@@ -141,7 +142,7 @@ class JournalFolder:
         try:
             os.rename(self.batch_path(batch), self._file(f"{_GONE}{batch}-{uuid.uuid4().hex}"))
         except FileNotFoundError:
-            logger.info("batch %s of %s was moved away before", batch, self.path)
+            logger.info("batch %s of %s was moved away before", batch, self.path, extra=SPARK_JOURNAL_CLEANED)
 
     def _delete(self) -> None:
         """Also what an earlier driver left behind."""
@@ -151,7 +152,13 @@ class JournalFolder:
                     shutil.rmtree(self._file(name))
                 except OSError as error:  # a network file system keeps names of files that are mapped
                     level = logging.INFO if error.errno in (errno.ENOTEMPTY, errno.EBUSY) else logging.WARNING
-                    logger.log(level, "%s: %s: tried again at the next commit", self._file(name), error)
+                    logger.log(
+                        level,
+                        "%s: %s: tried again at the next commit",
+                        self._file(name),
+                        error,
+                        extra=SPARK_JOURNAL_CLEAN_FAILED,
+                    )
 
     def _batches(self) -> Iterator[int]:
         for name in os.listdir(self.path):

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast._frame import Columns
+from nsq_fast.log_events import SPARK_READ_PARTIAL
 from nsq_fast.runtime import ColumnSubscription
 from nsq_fast.spark.schema import to_batch
 
@@ -68,7 +69,13 @@ class Peek:
                 if columns.count < window or len(self._seen) >= slot.rows:
                     break
             else:
-                logger.warning("slot %s: %s of %s messages were seen", slot.name, len(self._seen), slot.rows)
+                logger.warning(
+                    "slot %s: %s of %s messages were seen",
+                    slot.name,
+                    len(self._seen),
+                    slot.rows,
+                    extra=SPARK_READ_PARTIAL,
+                )
 
     def _take(self, subscription: ColumnSubscription, window: int) -> Columns:
         """A window, requeued at once: nothing is held while Spark works on its rows."""

@@ -13,6 +13,7 @@ from gevent import sleep
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from nsq_fast.errors import ConfigError
+from nsq_fast.log_events import SPARK_JOURNAL_CLEAN_FAILED
 from nsq_fast.names import is_ephemeral
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.pace import Pace
@@ -157,7 +158,13 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             self._folder(offset).commit(offset.batch)
         except OSError as error:  # costs space until the next commit
-            logger.warning("journal %s: batch %s not deleted: %s", offset.journal, offset.batch, error)
+            logger.warning(
+                "journal %s: batch %s not deleted: %s",
+                offset.journal,
+                offset.batch,
+                error,
+                extra=SPARK_JOURNAL_CLEAN_FAILED,
+            )
 
     def stop(self) -> None:
         """Close connections."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from nsq_fast.errors import ConfigError
+from nsq_fast.log_events import SPARK_DATA_LOST
 from nsq_fast.spark.discovery import TopicFinder, check_redesigned
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.plain_errors import plain_errors
@@ -90,5 +91,9 @@ def _checked(options: SourceOptions, partition: int, start: int, log: Log) -> in
     """The start, or where the log begins when that is behind it and ``failOnDataLoss`` is false."""
     if start >= log.start:
         return start
-    logger.warning("%s", checked_loss(options, partition, (start, log.start), f"the log begins at {log.start}"))
+    logger.warning(
+        "%s",
+        checked_loss(options, partition, (start, log.start), f"the log begins at {log.start}"),
+        extra=SPARK_DATA_LOST,
+    )
     return log.start

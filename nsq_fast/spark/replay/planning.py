@@ -12,6 +12,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from nsq_fast.log_events import SPARK_WAITS
+
 from .log import Log, TopicLogs
 from .position import Offsets
 
@@ -82,7 +84,7 @@ class Planner:
         number = self._count(partition, begin, log) + rows + 1
         record = self._topic_logs.record_number(log, partition, number)
         if record is None or record.number != number:
-            logger.info("%s-%d: record %d is not there yet", log.nsqd, partition, number)
+            logger.info("%s-%d: record %d is not there yet", log.nsqd, partition, number, extra=SPARK_WAITS)
             return begin
         self._remember(partition, record.offset, record.number - 1)
         return min(record.offset, stretch.ends[partition])

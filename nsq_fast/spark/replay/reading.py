@@ -35,6 +35,7 @@ from nsq_fast.errors import (
     RemoteProtocolError,
     ServerError,
 )
+from nsq_fast.log_events import SPARK_DATA_LOST, SPARK_READ_AGAIN
 from nsq_fast.names import MAX_NAME_LENGTH
 from nsq_fast.runtime import ColumnSubscription
 from nsq_fast.spark.options import SourceOptions
@@ -199,14 +200,20 @@ class PieceReader:
             self._skip_to(self.piece.end)
 
     def _send_again(self, route: Route, channel: str) -> None:
-        logger.info("%s: partition %d again from %d on", route.nsqd, self.piece.partition, self._assembly.expected)
+        logger.info(
+            "%s: partition %d again from %d on",
+            route.nsqd,
+            self.piece.partition,
+            self._assembly.expected,
+            extra=SPARK_READ_AGAIN,
+        )
         if self._assembly.held_rows > MAX_HELD:
             self._assembly.forget_held()
         self.set_position(route, channel, self._assembly.expected)
 
     def _lose(self, offset: int, reason: str) -> None:
         lost = (self._assembly.expected, min(offset, self.piece.end))
-        logger.warning("%s", checked_loss(self.options, self.piece.partition, lost, reason))
+        logger.warning("%s", checked_loss(self.options, self.piece.partition, lost, reason), extra=SPARK_DATA_LOST)
         self._skip_to(offset)
 
     def _skip_to(self, offset: int) -> None:
@@ -220,7 +227,9 @@ class PieceReader:
         if isinstance(refusal, ServerError) and not (refusal.stale_topology or isinstance(refusal, _STALE_ROUTE)):
             raise error
         self._check_patience(error)
-        logger.info("partition %d at %d: %s", self.piece.partition, self._assembly.expected, error)
+        logger.info(
+            "partition %d at %d: %s", self.piece.partition, self._assembly.expected, error, extra=SPARK_READ_AGAIN
+        )
         sleep(self._pause * random.uniform(0.5, 1.0))
         self._pause = min(2 * self._pause, _MAX_PAUSE)
         self._route = None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 
 from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NsqError
+from nsq_fast.log_events import SPARK_DATA_LOST, SPARK_LOOKUP_FAILED, SPARK_POSITION_LATER
 from nsq_fast.spark.discovery import check_redesigned, retried
 from nsq_fast.spark.options import SourceOptions
 
@@ -81,7 +82,9 @@ class TopicDriver:
             try:
                 self._recent_logs()
             except NsqError as error:
-                logger.warning("topic %s: its leaders are not known: %s", self._options.topic, error)
+                logger.warning(
+                    "topic %s: its leaders are not known: %s", self._options.topic, error, extra=SPARK_LOOKUP_FAILED
+                )
         return {partition: Route.of(log) for partition, log in self._logs.items()}
 
     def release(self, offsets: Offsets) -> None:
@@ -126,7 +129,7 @@ class TopicDriver:
         loss = checked_loss(self._options, partition, (offset, log.start), reason)
         if partition not in self._warned:
             self._warned.add(partition)
-            logger.warning("%s", loss)
+            logger.warning("%s", loss, extra=SPARK_DATA_LOST)
 
     # The channel
 
@@ -147,4 +150,10 @@ class TopicDriver:
             self._topic_logs.create_channel(log, partition)
             self._topic_logs.set_position(log.nsqd, partition, self._options.channel, offset)
         except HttpError as error:
-            logger.info("channel %s of partition %d is moved later: %s", self._options.channel, partition, error)
+            logger.info(
+                "channel %s of partition %d is moved later: %s",
+                self._options.channel,
+                partition,
+                error,
+                extra=SPARK_POSITION_LATER,
+            )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from nsq_fast.log_events import SPARK_BATCH_WRITTEN
 from nsq_fast.spark.options import SinkOptions
 
 from .schema import column_names
@@ -35,7 +36,13 @@ def foreach_batch_sink(**options: Any) -> Callable[[Any, int], None]:
             yield pa.record_batch({"rows": pa.array([report.rows], pa.int64())})
 
         tasks = frame.mapInArrow(publish, "rows long").collect()
-        logger.info("batch-%d: %d rows by %d tasks", batch, sum(task.rows for task in tasks), len(tasks))
+        logger.info(
+            "batch-%d: %d rows by %d tasks",
+            batch,
+            sum(task.rows for task in tasks),
+            len(tasks),
+            extra=SPARK_BATCH_WRITTEN,
+        )
 
     return write
 

@@ -27,6 +27,7 @@ from pyspark.sql.types import (
 )
 
 from nsq_fast.errors import ConfigError
+from nsq_fast.log_events import SPARK_BATCH_WRITTEN, SPARK_WRITE_ABORTED
 from nsq_fast.spark.options import SinkOptions
 from nsq_fast.spark.plain_errors import plain_errors
 from nsq_fast.spark.versions import STREAMS_ARROW, StreamWriterBase, WriterCommitMessage
@@ -73,7 +74,7 @@ class _Writer:
 
     def _committed(self, messages: Sequence[WriterCommitMessage | None], name: str) -> WriteReport:
         report = WriteReport.of(messages)
-        logger.info("%s: %s", name, report)
+        logger.info("%s: %s", name, report, extra=SPARK_BATCH_WRITTEN)
         self._keep(report, name, is_committed=True)
         return report
 
@@ -85,6 +86,7 @@ class _Writer:
             name,
             report,
             report.failed,
+            extra=SPARK_WRITE_ABORTED,
         )
         self._keep(report, name, is_committed=False)
         return report
