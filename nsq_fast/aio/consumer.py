@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TypeAlias
 
 from nsq_fast._codec import Message
-from nsq_fast.errors import NotRunning
+from nsq_fast.errors import ConfigError, NotRunning
 from nsq_fast.runtime import (
     Batch,
     CrossingConsumer,
@@ -17,26 +17,18 @@ from nsq_fast.runtime import (
     OutsideConsumer,
     OutsideHandlers,
     TakenBatches,
-    TraceLog,
-    check_handlers_callable,
 )
 
 from .gate import LoopGate
 from .handlers import LoopHandlers
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from nsq_fast.keywords import ConsumerKeywords
-
 CLOSE_TIMEOUT = 30.0
 
-Addresses: TypeAlias = str | Iterable[str | tuple[str, int]]
 Handler: TypeAlias = Callable[["Consumer", Message], Awaitable[object]]
 BatchHandler: TypeAlias = Callable[["Consumer", list[Message]], Awaitable[object]]
 
 
-class Consumer(OutsideConsumer):
+class Consumer(OutsideConsumer[Handler, BatchHandler]):
     """Consume a topic through a channel, in the loop in which it was started.
 
     Arguments, options, guarantees and errors are those of ``nsq_fast.Consumer``. Handlers are coroutine functions:
@@ -53,55 +45,13 @@ class Consumer(OutsideConsumer):
     ``give_up``, ``blocked_policy`` and receivers of signals run in the hub thread: they must not block.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        channel: str,
-        nsqd_tcp_addresses: Addresses = (),
-        lookupd_http_addresses: Addresses = (),
-        name: str | None = None,
-        message_handler: Handler | None = None,
-        max_tries: int = 5,
-        max_in_flight: int | None = None,
-        requeue_delay: int | None = None,
-        lookupd_poll_interval: float = 60,
-        lookupd_poll_jitter: float = 0.3,
-        low_ready_idle_timeout: float = 10,
-        max_backoff_duration: float = 128,
-        backoff_on_requeue: bool = True,
-        *,
-        batch_handler: BatchHandler | None = None,
-        give_up: Callable[[Any, Message], object] | None = None,
-        blocked_policy: Any = "pause",
-        start_position: Any = None,
-        trace: TraceLog | None = None,
-        **options: Unpack[ConsumerKeywords],
-    ) -> None:
-        check_handlers_callable(message_handler, batch_handler)
-        arguments: dict[str, Any] = {
-            "topic": topic,
-            "channel": channel,
-            "nsqd_tcp_addresses": nsqd_tcp_addresses,
-            "lookupd_http_addresses": lookupd_http_addresses,
-            "name": name,
-            "max_tries": max_tries,
-            "max_in_flight": max_in_flight,
-            "requeue_delay": requeue_delay,
-            "lookupd_poll_interval": lookupd_poll_interval,
-            "lookupd_poll_jitter": lookupd_poll_jitter,
-            "low_ready_idle_timeout": low_ready_idle_timeout,
-            "max_backoff_duration": max_backoff_duration,
-            "backoff_on_requeue": backoff_on_requeue,
-            "give_up": give_up,
-            "blocked_policy": blocked_policy,
-            "start_position": start_position,
-            "trace": trace,
-            **options,
-        }
-        self._gate: LoopGate | None = None
-        self._handlers: LoopHandlers | None = None
-        self._messages: _Messages | None = None
-        super().__init__(arguments, message_handler, batch_handler)
+    _gate: LoopGate | None = None
+    _handlers: LoopHandlers | None = None
+    _messages: _Messages | None = None
+
+    def _check_handler(self, name: str, handler: Handler | BatchHandler | None) -> None:
+        if handler is not None and not callable(handler):
+            raise ConfigError(f"{name}={handler!r}: must be callable")
 
     # Running
 

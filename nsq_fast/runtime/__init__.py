@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from .crossing.consuming import CrossingConsumer as CrossingConsumer
     from .crossing.hub_thread import HubThread as HubThread
     from .crossing.outside_consumer import OutsideConsumer as OutsideConsumer
-    from .crossing.outside_consumer import check_handlers as check_handlers
-    from .crossing.outside_consumer import check_handlers_callable as check_handlers_callable
     from .crossing.outside_producer import OutsideProducer as OutsideProducer
     from .crossing.outside_watch import OutsideWatch as OutsideWatch
     from .crossing.publishing import CrossingProducer as CrossingProducer
@@ -129,8 +127,6 @@ _HOME = {
     "OutsideConsumer": "crossing.outside_consumer",
     "OutsideProducer": "crossing.outside_producer",
     "OutsideWatch": "crossing.outside_watch",
-    "check_handlers": "crossing.outside_consumer",
-    "check_handlers_callable": "crossing.outside_consumer",
     "OutsideHandlers": "consuming.outside_handlers",
     "Batch": "consuming.outside_handlers",
     "TakenBatches": "crossing.taken_batches",

@@ -38,7 +38,7 @@ def refuse_calls() -> None:
 
 
 class Queued:
-    """What a call returns that was handed over to another thread, and will be made. It may be awaited: no wait."""
+    """What a response returns: it is queued here, or in the thread that owns the message. To await it is no wait."""
 
     __slots__ = ()
 

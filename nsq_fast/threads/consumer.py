@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import NotRunning
-from nsq_fast.runtime import Batch, CrossingConsumer, Cursor, OutsideConsumer, TakenBatches, TraceLog, check_handlers
+from nsq_fast.runtime import Batch, CrossingConsumer, Cursor, OutsideConsumer, TakenBatches
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from nsq_fast.keywords import ConsumerKeywords
 
 CLOSE_TIMEOUT = 30.0
 
-Addresses: TypeAlias = str | Iterable[str | tuple[str, int]]
 Handler: TypeAlias = Callable[["Consumer", Message], object]
 BatchHandler: TypeAlias = Callable[["Consumer", list[Message]], object]
 
 
-class Consumer(OutsideConsumer):
+class Consumer(OutsideConsumer[Handler, BatchHandler]):
     """Consume a topic through a channel; handlers run on ``handler_threads`` native threads, 1 by default.
 
     Arguments, options, guarantees and errors are those of ``nsq_fast.Consumer``. Handlers may block, and any thread
@@ -34,55 +31,11 @@ class Consumer(OutsideConsumer):
     ``give_up``, ``blocked_policy`` and receivers of signals run in the hub thread: they must not block.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        channel: str,
-        nsqd_tcp_addresses: Addresses = (),
-        lookupd_http_addresses: Addresses = (),
-        name: str | None = None,
-        message_handler: Handler | None = None,
-        max_tries: int = 5,
-        max_in_flight: int | None = None,
-        requeue_delay: int | None = None,
-        lookupd_poll_interval: float = 60,
-        lookupd_poll_jitter: float = 0.3,
-        low_ready_idle_timeout: float = 10,
-        max_backoff_duration: float = 128,
-        backoff_on_requeue: bool = True,
-        *,
-        batch_handler: BatchHandler | None = None,
-        give_up: Callable[[Any, Message], object] | None = None,
-        blocked_policy: Any = "pause",
-        start_position: Any = None,
-        trace: TraceLog | None = None,
-        **options: Unpack[ConsumerKeywords],
-    ) -> None:
-        check_handlers(message_handler, batch_handler)
-        arguments: dict[str, Any] = {
-            "topic": topic,
-            "channel": channel,
-            "nsqd_tcp_addresses": nsqd_tcp_addresses,
-            "lookupd_http_addresses": lookupd_http_addresses,
-            "name": name,
-            "max_tries": max_tries,
-            "max_in_flight": max_in_flight,
-            "requeue_delay": requeue_delay,
-            "lookupd_poll_interval": lookupd_poll_interval,
-            "lookupd_poll_jitter": lookupd_poll_jitter,
-            "low_ready_idle_timeout": low_ready_idle_timeout,
-            "max_backoff_duration": max_backoff_duration,
-            "backoff_on_requeue": backoff_on_requeue,
-            "give_up": give_up,
-            "blocked_policy": blocked_policy,
-            "start_position": start_position,
-            "trace": trace,
-            **options,
-        }
-        arguments["handler_threads"] = options.get("handler_threads") or options.get("concurrency") or 1
-        self._batches: SimpleQueue[Batch | None] = SimpleQueue()
-        self._taken: TakenBatches | None = None
-        super().__init__(arguments, message_handler, batch_handler)
+    _taken: TakenBatches | None = None
+
+    def _handler_options(self, options: ConsumerKeywords) -> dict[str, int]:
+        threads = options.get("handler_threads") or options.get("concurrency") or 1
+        return {**super()._handler_options(options), "handler_threads": threads}
 
     # Running
 
@@ -155,8 +108,10 @@ class Consumer(OutsideConsumer):
     def _new_handlers(self, consumer: CrossingConsumer) -> TakenBatches | None:
         if not self._is_iterated:
             return None
+        self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         self._taken = TakenBatches(self._batches.put)
         return self._taken
 
     def _closed(self, sender: object) -> None:
-        self._batches.put(None)
+        if self._taken is not None:
+            self._batches.put(None)

@@ -47,6 +47,32 @@ with Producer("127.0.0.1:4150", linger=0.002, max_pending=10) as producer:
     producer.multipublish("topic", [1, 2])  # wrong
 Producer("127.0.0.1:4150", lingers=0.002)  # wrong
 
+
+async def respond(consumer: aio.Consumer, message: Message) -> None:
+    await message.finish()
+    message.finish()
+    await message.touch()
+    await message.requeue(1000)
+    await message.body  # wrong
+
+
+async def respond_to_all(consumer: aio.Consumer, messages: list[Message]) -> None:
+    for each in messages:
+        await each.finish()
+
+
+def respond_in_a_thread(consumer: threads.Consumer, message: Message) -> None:
+    message.finish()
+
+
+aio.Consumer("topic", "channel", "127.0.0.1:4150", message_handler=respond, concurrency=8)
+aio.Consumer("topic", "channel", "127.0.0.1:4150", batch_handler=respond_to_all)
+aio.Consumer("topic", "channel", "127.0.0.1:4150", message_handler=respond_in_a_thread)  # wrong
+aio.Consumer("topic", "channel", "127.0.0.1:4150", batch_handler=respond)  # wrong
+threads.Consumer("topic", "channel", "127.0.0.1:4150", message_handler=respond_in_a_thread, handler_threads=4)
+threads.Consumer("topic", "channel", "127.0.0.1:4150", message_handler=handle)  # wrong
+threads.Consumer("topic", "channel", "127.0.0.1:4150", handler_thread=4)  # wrong
+
 metrics = ClientCollector()
 metrics.add_consumer("billing", consumer)
 metrics.add_consumer("threads", threads.Consumer("topic", "channel", "127.0.0.1:4150"))

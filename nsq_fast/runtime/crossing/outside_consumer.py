@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
+from nsq_fast._codec import Message
 from nsq_fast.errors import ConfigError
 from nsq_fast.runtime.consuming.handlers import check_handler
 from nsq_fast.runtime.option_attributes import ConsumerOptions
+from nsq_fast.runtime.trace import TraceLog
 
 from .consuming import CrossingConsumer
 from .hub_thread import HubThread
@@ -15,20 +17,25 @@ from .place import Place
 
 if TYPE_CHECKING:
     import blinker
+    from typing_extensions import Unpack
 
     from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig
+    from nsq_fast.keywords import ConsumerKeywords
     from nsq_fast.runtime.consuming.outside_handlers import OutsideHandlers
     from nsq_fast.runtime.consuming.stats import ConsumerStats
 
 T = TypeVar("T")
+HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
+BatchHandlerT = TypeVar("BatchHandlerT", bound=Callable[..., object])
+
+Addresses: TypeAlias = str | Iterable[str | tuple[str, int]]
 
 
-class OutsideConsumer(ConsumerOptions):
-    """Base of those Consumers.
+class OutsideConsumer(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
+    """Base of those Consumers. Its arguments are those of ``nsq_fast.Consumer``.
 
-    Args:
-        arguments: of ``nsq_fast.Consumer``, but for its handlers.
-        handler, batch_handler: called with this object and a message, or a list. Without either it is iterated.
+    A handler is called with this object and a message, or a list. Without one it is iterated. The type parameters are
+    the types of handlers.
 
     Signals are those of the consumer in the hub thread, which is their sender. Their receivers run there.
     """
@@ -53,14 +60,58 @@ class OutsideConsumer(ConsumerOptions):
         channel: str
         name: str
 
-    def __init__(self, arguments: dict[str, Any], handler: Any, batch_handler: Any) -> None:
-        if handler is not None and batch_handler is not None:
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        nsqd_tcp_addresses: Addresses = (),
+        lookupd_http_addresses: Addresses = (),
+        name: str | None = None,
+        message_handler: HandlerT | None = None,
+        max_tries: int = 5,
+        max_in_flight: int | None = None,
+        requeue_delay: int | None = None,
+        lookupd_poll_interval: float = 60,
+        lookupd_poll_jitter: float = 0.3,
+        low_ready_idle_timeout: float = 10,
+        max_backoff_duration: float = 128,
+        backoff_on_requeue: bool = True,
+        *,
+        batch_handler: BatchHandlerT | None = None,
+        give_up: Callable[[Any, Message], object] | None = None,
+        blocked_policy: Any = "pause",
+        start_position: Any = None,
+        trace: TraceLog | None = None,
+        **options: Unpack[ConsumerKeywords],
+    ) -> None:
+        self._check_handler("message_handler", message_handler)
+        self._check_handler("batch_handler", batch_handler)
+        if message_handler is not None and batch_handler is not None:
             raise ConfigError("message_handler and batch_handler are both given: choose one")
-        self._is_iterated = handler is None and batch_handler is None
-        arguments["message_handler"] = self._with_self(handler) if batch_handler is None else None
-        arguments["batch_handler"] = batch_handler and self._with_self(batch_handler)
-        if self._is_iterated:
-            arguments["concurrency"] = arguments.get("concurrency") or 1
+        self._is_iterated = message_handler is None and batch_handler is None
+        arguments: dict[str, Any] = {
+            "topic": topic,
+            "channel": channel,
+            "nsqd_tcp_addresses": nsqd_tcp_addresses,
+            "lookupd_http_addresses": lookupd_http_addresses,
+            "name": name,
+            "message_handler": self._with_self(message_handler) if batch_handler is None else None,
+            "max_tries": max_tries,
+            "max_in_flight": max_in_flight,
+            "requeue_delay": requeue_delay,
+            "lookupd_poll_interval": lookupd_poll_interval,
+            "lookupd_poll_jitter": lookupd_poll_jitter,
+            "low_ready_idle_timeout": low_ready_idle_timeout,
+            "max_backoff_duration": max_backoff_duration,
+            "backoff_on_requeue": backoff_on_requeue,
+            "batch_handler": None if batch_handler is None else self._with_self(batch_handler),
+            "give_up": give_up,
+            "blocked_policy": blocked_policy,
+            "start_position": start_position,
+            "trace": trace,
+            **options,
+            **self._handler_options(options),
+        }
 
         def make(thread: HubThread) -> CrossingConsumer:
             consumer = CrossingConsumer(**arguments).live_in(thread, self._new_handlers)
@@ -69,6 +120,14 @@ class OutsideConsumer(ConsumerOptions):
 
         self._is_started = False
         self._place: Place[CrossingConsumer] = Place(make, self._renewed)
+
+    def _check_handler(self, name: str, handler: HandlerT | BatchHandlerT | None) -> None:
+        """Raise ConfigError if it can be none."""
+        check_handler(name, handler)
+
+    def _handler_options(self, options: ConsumerKeywords) -> dict[str, int]:
+        """Options that follow from ``options``, which say how many handlers run at once."""
+        return {"concurrency": options.get("concurrency") or 1} if self._is_iterated else {}
 
     def _with_self(self, handler: Any) -> Callable[[object, Any], object]:
         return lambda consumer, item: handler(self, item)
@@ -154,16 +213,3 @@ class OutsideConsumer(ConsumerOptions):
 _READABLE = frozenset(
     ("config", "connection_config", "lookup_config", "topic", "channel", "name", "nsqd_tcp_addresses", "given_up")
 )
-
-
-def check_handlers(message_handler: Any, batch_handler: Any) -> None:
-    """Raise ConfigError unless both are None, or functions that have run when they return."""
-    check_handler("message_handler", message_handler)
-    check_handler("batch_handler", batch_handler)
-
-
-def check_handlers_callable(message_handler: Any, batch_handler: Any) -> None:
-    """Raise ConfigError unless both are None, or can be called; they may be coroutine functions."""
-    for name, handler in (("message_handler", message_handler), ("batch_handler", batch_handler)):
-        if handler is not None and not callable(handler):
-            raise ConfigError(f"{name}={handler!r}: must be callable")

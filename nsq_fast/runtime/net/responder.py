@@ -54,7 +54,7 @@ class Responder:
         self._on_touch: Callable[..., Any] | None = getattr(owner, "on_touch", None)
         self._delay_of: Callable[..., int] | None = getattr(owner, "requeue_delay_ms", None)
 
-    def finish(self, message: Message) -> Queued | None:
+    def finish(self, message: Message) -> Queued:
         """FIN, together with the others of this turn of the hub."""
         if get_ident() != self._thread.ident and self._is_handed_over(self.finish, message):
             return QUEUED
@@ -65,13 +65,13 @@ class Responder:
             self._on_finish(self, message)
         if self._signals.entries:
             self._signals.finished((message,))
-        return None
+        return QUEUED
 
     def finish_returned(self, message: Message) -> None:
         """FIN a message that is marked as answered because its handler has returned. Raises nothing."""
         self._outbox.finish(message)
 
-    def requeue(self, message: Message, time_ms: int | None = None, backoff: bool = True) -> Queued | None:
+    def requeue(self, message: Message, time_ms: int | None = None, backoff: bool = True) -> Queued:
         """REQ. Without ``time_ms`` the owner's ``requeue_delay_ms`` decides. A delay may be left to ``hold``."""
         if get_ident() != self._thread.ident and self._is_handed_over(self.requeue, message, time_ms, backoff):
             return QUEUED
@@ -81,15 +81,15 @@ class Responder:
             time_ms = 0 if self._delay_of is None else self._delay_of(self, message)
         if time_ms and self.hold is not None:
             self.hold(self, message, time_ms)
-            return None
+            return QUEUED
         self._outbox.requeue(self.session.req(message, time_ms))
         if self._on_requeue is not None:
             self._on_requeue(self, message, time_ms, backoff)
         if self._signals.entries:
             self._signals.requeued(message, time_ms, backoff)
-        return None
+        return QUEUED
 
-    def touch(self, message: Message) -> Queued | None:
+    def touch(self, message: Message) -> Queued:
         """TOUCH: more time for a message."""
         if get_ident() != self._thread.ident and self._is_handed_over(self.touch, message):
             return QUEUED
@@ -99,7 +99,7 @@ class Responder:
             self._on_touch(self, message)
         if self._signals.entries:
             self._signals.touched(message)
-        return None
+        return QUEUED
 
     def schedule_flush(self) -> None:
         """Have what is queued sent before the hub waits for anything."""
