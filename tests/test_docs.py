@@ -70,7 +70,6 @@ def broker() -> Iterator[BrokerProcess]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("program", list(programs()), ids=lambda each: f"{each.page}-{each.number}")
 def test_the_programs_of_the_pages_run(program: Program, broker: BrokerProcess, tmp_path: Path) -> None:
     text = program.text.replace("127.0.0.1:4161", str(broker.lookupd.http))

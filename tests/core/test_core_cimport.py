@@ -68,7 +68,6 @@ print(json.dumps([outside.summary(stream), message.offset, message.internal_id, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_an_outside_extension(tmp_path: Path) -> None:
     pytest.importorskip("Cython")
     pytest.importorskip("setuptools")

@@ -145,7 +145,6 @@ def test_the_asyncio_clients_speak_the_redesigned_dialect(start: Start) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_the_cython_counter(tmp_path: Path) -> None:
     pytest.importorskip("Cython")
     pytest.importorskip("setuptools")

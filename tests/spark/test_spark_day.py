@@ -24,7 +24,7 @@ from nsq_fast.broker import BrokerProcess, ClusterProcess
 SHORT = 15.0
 RATE = 400
 MSG_TIMEOUT = 5
-OTHER_TIME = 300  # before and after the day: JVMs, and what was in flight when something died
+OTHER_TIME = 900  # before and after the day: JVMs, and what was in flight when something died
 Cleanup = ExitStack
 
 

@@ -105,8 +105,8 @@ def test_a_stream_brings_all_once_and_the_sink_stores_all_that_is_written(
     paths = {"out": str(tmp_path / "out"), "checkpoint": str(tmp_path / "checkpoint")}
     driver = spark_driver(READ_AND_WRITE, **deployment, **paths, options=source, sink=sink, count=len(BODIES))
     driver.start()
-    assert driver.wait_said("read", timeout=200.0)["progress"] >= 3
-    driver.wait_said("written", timeout=200.0)
+    assert driver.wait_said("read")["progress"] >= 3
+    driver.wait_said("written")
     driver.wait()
     rows = read_sink(tmp_path / "out")
     account(BODIES, rows["body"].to_pylist()).check()

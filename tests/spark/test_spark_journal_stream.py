@@ -129,7 +129,6 @@ def check(server: Server, bodies: list[bytes], folder: Path, replays: int) -> No
 PLACES = ("before claim 0", "after claim 0", "after finish 0", "before seal", "in the sink")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("master", "server"), [(LOCAL, "real"), (LOCAL_CLUSTER, "ours")], indirect=["server"])
 def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
     server: Server, master: str, spark_driver: Drivers, tmp_path: Path
@@ -139,7 +138,7 @@ def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
     driver = spark_driver(PROGRAM, master, **arguments(server, tmp_path, dict.fromkeys(places, "hold")))
     for number, place in enumerate(places):
         driver.start()
-        driver.wait_mark(place, timeout=120)
+        driver.wait_mark(place)
         driver.kill()
         if number == 1:  # the server goes away, too
             server.restart()
@@ -149,7 +148,6 @@ def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
     check(server, bodies, tmp_path, 1)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("master", "server"), [(LOCAL_RETRYING, "ours"), (LOCAL_CLUSTER, "real")], indirect=["server"])
 def test_tasks_that_fail_lose_and_double_nothing(
     server: Server, master: str, spark_driver: Drivers, tmp_path: Path
@@ -163,7 +161,7 @@ def test_tasks_that_fail_lose_and_double_nothing(
     driver = spark_driver(PROGRAM, master, {**settings, "spark.task.maxFailures": "8"}, **given)
     driver.start()
     if master == LOCAL_CLUSTER:
-        driver.wait_mark("after finish 1", timeout=180)
+        driver.wait_mark("after finish 1")
         os.kill(driver.executors()[0], signal.SIGKILL)
         driver.marks.release("after finish 1 go")
     driver.wait()
@@ -205,12 +203,11 @@ spark.dataSource.register(Source)
 reader = spark.readStream.format("nsq").options(**ARGUMENTS["options"])
 writer = reader.load().writeStream.foreachBatch(Collector(ARGUMENTS["out"]))
 query = writer.option("checkpointLocation", ARGUMENTS["checkpoint"]).start()
-HERE.wait("enough", timeout=120)
+HERE.wait("enough")
 query.stop()
 """
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("server", ["ours"], indirect=True)
 def test_a_zombie_of_a_killed_driver_acknowledges_nothing_after_the_commit(
     server: Server, spark_driver: Drivers, tmp_path: Path
@@ -220,7 +217,7 @@ def test_a_zombie_of_a_killed_driver_acknowledges_nothing_after_the_commit(
     given = arguments(server, tmp_path, {}, maxOffsetsPerTrigger="2000", **{"nsq.msg_timeout": "60"})
     driver = spark_driver(LATE, LOCAL_CLUSTER, **given)
     driver.start()
-    driver.wait_mark("holds", timeout=120)
+    driver.wait_mark("holds")
     (zombie,) = driver.marks.pids("holds")
     stopped = [zombie, *driver.executors()]
     for pid in stopped:
@@ -228,12 +225,12 @@ def test_a_zombie_of_a_killed_driver_acknowledges_nothing_after_the_commit(
     driver.kill_driver()
     driver.start()
     delivered = Delivered(tmp_path / "out")
-    poll(lambda: len(delivered.bodies()) >= 4_000, 120, what="two batches")
-    poll(lambda: not list((tmp_path / "journal").glob("*/b1")), 120, what="the first committed")
+    poll(lambda: len(delivered.bodies()) >= 4_000, what="two batches")
+    poll(lambda: not list((tmp_path / "journal").glob("*/b1")), what="the first committed")
     driver.marks.release("wakes")
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
-    poll(lambda: len(delivered.bodies()) >= 6_000, 60, what="what the zombie gave back or left")
+    poll(lambda: len(delivered.bodies()) >= 6_000, what="what the zombie gave back or left")
     driver.marks.reach("enough")
     driver.wait()
     check(server, bodies, tmp_path, 0)

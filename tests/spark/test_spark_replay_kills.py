@@ -42,7 +42,6 @@ def start(spark_driver: Drivers, tmp_path: Path, topic: Topic) -> Start:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_driver_is_killed_at_every_point_and_tasks_fail(start: Start, topic: Topic, tmp_path: Path) -> None:
     bodies = topic.fill(COUNT)
     kills = ["planning", "partitions", "reading", "sink"]
@@ -58,7 +57,6 @@ def test_a_driver_is_killed_at_every_point_and_tasks_fail(start: Start, topic: T
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_drivers_and_executors_of_a_cluster_are_killed(start: Start, topic: Topic, tmp_path: Path) -> None:
     bodies = topic.fill(COUNT)
     points = ["before", "reading", "sink"]
@@ -87,7 +85,7 @@ def next_hold(driver: Driver, points: list[str]) -> str:
         assert driver.is_running, driver.log()
         return [name for name in points if name not in passed and driver.marks.count(name)]
 
-    return poll(held, 120.0, "the next point")[0]
+    return poll(held, what="the next point")[0]
 
 
 def executor_of(driver: Driver, worker: int) -> int:
@@ -100,7 +98,6 @@ def executor_of(driver: Driver, worker: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_two_attempts_at_one_task(standalone: Any, start: Start, topic: Topic, tmp_path: Path) -> None:
     bodies = topic.fill(COUNT)
     speculative = {
@@ -121,7 +118,6 @@ def test_two_attempts_at_one_task(standalone: Any, start: Start, topic: Topic, t
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_leaders_move_and_die_while_a_query_runs(
     start: Start, topic: Topic, cluster: ClusterProcess, tmp_path: Path
 ) -> None:

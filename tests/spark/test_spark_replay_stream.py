@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.spark_ledger import account, read_sink
-from support.spark_marks import poll
+from support.spark_marks import LIMIT, poll
 from support.spark_publisher import Publisher
 from support.spark_replay import Topic
 
@@ -35,7 +35,7 @@ class Query:
     def run(self, trigger: dict[str, Any], **options: str) -> list[int]:
         """Start one that ends by itself; the rows of its batches."""
         query = self.start(trigger, **options)
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(int(LIMIT))
         return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
 
     def bodies(self) -> list[bytes]:
@@ -89,11 +89,11 @@ def test_a_stream_goes_on_and_tells_how_far_it_is(query: Query, topic: Topic) ->
     running = query.start({"processingTime": "0 seconds"}, maxOffsetsPerTrigger="400")
     try:
         bodies = topic.fill(1000, label="one")
-        poll(lambda: len(query.bodies()) == 1000, 30)
+        poll(lambda: len(query.bodies()) == 1000)
         bodies += topic.fill(10, label="two")
-        poll(lambda: len(query.bodies()) == 1010, 30)
+        poll(lambda: len(query.bodies()) == 1010)
         account(bodies, query.bodies()).check()
-        poll(lambda: sum(each["numInputRows"] for each in running.recentProgress) == 1010, 30)
+        poll(lambda: sum(each["numInputRows"] for each in running.recentProgress) == 1010)
         batches = [each for each in running.recentProgress if each["numInputRows"]]
         if not TELLS_START:  # nor asks for the progress of a source
             return
@@ -140,7 +140,7 @@ def test_what_retention_has_taken_ends_a_query_or_not(query: Query, topic: Topic
     cluster.forget_log(topic.name, 0, 100 * size)
     running = query.start(AVAILABLE_NOW)
     with pytest.raises(Exception, match=rf"partition 0: offsets {50 * size} up to {100 * size} are lost"):
-        running.awaitTermination(60)
+        running.awaitTermination(int(LIMIT))
     assert query.run(AVAILABLE_NOW, failOnDataLoss="false") == [150]
     expected = {*gone[1::2], *kept}
     assert {body for body in query.bodies() if not body.startswith(b"read")} == expected
@@ -151,7 +151,7 @@ def test_a_query_with_the_offsets_of_another_source_says_so(
 ) -> None:
     other = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
     writer = other.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
-    writer.trigger(availableNow=True).start().awaitTermination(60)
+    writer.trigger(availableNow=True).start().awaitTermination(int(LIMIT))
     topic.fill(10)
     with pytest.raises(Exception, match="checkpointLocation: its offset"):
         query.run(AVAILABLE_NOW)

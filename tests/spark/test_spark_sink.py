@@ -339,7 +339,7 @@ def test_a_stream_that_is_killed_loses_nothing_and_repeats_one_batch(
     options = {"topic": "stream", "nsqd_tcp_addresses": str(broker.nsqd.tcp), "reportPath": str(reports)}
     driver = spark_driver(STREAM, files=str(folder), checkpoint=str(tmp_path / "checkpoint"), options=options)
     driver.start()
-    poll(lambda: list(reports.glob("batch-3-*.json")), 60, "batch 3 committed")
+    poll(lambda: list(reports.glob("batch-3-*.json")), what="batch 3 committed")
     driver.kill()
     driver.start()
     driver.wait()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.spark_marks import LIMIT
 from support.spark_replay import Topic
 from support.spark_sink import numbered, taken
 
@@ -164,7 +165,7 @@ def test_the_replayable_reader_refuses_original_servers_at_once(
         )
         writer = rows.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path / topic))
         query = writer.trigger(availableNow=True).start()
-        assert "are the original NSQ's" in failure(lambda query=query: query.awaitTermination(60))
+        assert "are the original NSQ's" in failure(lambda query=query: query.awaitTermination(int(LIMIT)))
 
 
 def test_a_schema_of_the_users_own_chooses_columns(spark: SparkSession, broker: BrokerProcess, name: str) -> None:

@@ -181,7 +181,6 @@ def test_slow_messages_are_drawn_on_one_scale(page: Page) -> None:
     assert all(length < longest for length in others)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_it_can_be_read_on_any_screen(report: Report, browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from .spark_marks import poll
 
-GONE_TIMEOUT = 15.0
+GONE_TIMEOUT = 120.0
 
 
 class Process(NamedTuple):

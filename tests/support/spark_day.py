@@ -18,7 +18,7 @@ from typing import Any
 from . import processes
 from .spark_driver import Driver
 from .spark_ledger import Account, Delivered, account
-from .spark_marks import poll
+from .spark_marks import LIMIT, poll
 from .spark_publisher import Publisher
 
 PROGRAM = """
@@ -35,7 +35,6 @@ query.stop()
 SECONDS = float(os.environ.get("NSQ_FAST_DAY_SECONDS", "0"))
 """How long each day lasts; 0: as short as the test likes."""
 SEED = int(os.environ.get("NSQ_FAST_DAY_SEED", "1"))
-PROGRESS_TIMEOUT = 120.0  # a JVM, its executors and their Pythons start again, on a machine that may be busy
 Happening = Callable[[random.Random], object]
 
 
@@ -123,7 +122,7 @@ class Day:
             self._keep_running()
             return self._batches() > before
 
-        poll(more, PROGRESS_TIMEOUT, f"progress; {self}\n{self._driver.log()}")
+        poll(more, LIMIT, f"progress; {self}\n{self._driver.log()}")
         time.sleep(self._random.random())  # sleep: part of the story, not a wait for something
 
     def _keep_running(self) -> None:

@@ -26,8 +26,6 @@ from .spark_marks import LIMIT, Marks, poll
 from .spark_program import GIVEN, SAID
 from .spark_settings import LOCAL, spark_environment, spark_settings
 
-ENDED_TIMEOUT = 200.0
-
 
 class Driver:
     """One program, any number of times. ``arguments`` are what it is given; paths and addresses as strings.
@@ -89,7 +87,7 @@ class Driver:
         assert not self.is_running
         return self._process.returncode
 
-    def wait(self, timeout: float = ENDED_TIMEOUT) -> None:
+    def wait(self, timeout: float = LIMIT) -> None:
         """Return when the program has ended well. Raises AssertionError with its log otherwise."""
         assert self._process is not None
         try:
@@ -98,7 +96,7 @@ class Driver:
             raise AssertionError(f"the program still runs after {timeout} s\n{self.log()}") from None
         assert status == 0, f"the program ended with {status}\n{self.log()}"
 
-    def fails(self, timeout: float = ENDED_TIMEOUT) -> str:
+    def fails(self, timeout: float = LIMIT) -> str:
         """Wait for the program to end badly; what it wrote to stderr."""
         assert self._process is not None
         assert self._process.wait(timeout) > 0, self.log()

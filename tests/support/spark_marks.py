@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 POLL = 0.01
-LIMIT = 120.0
+LIMIT = 600.0  # how long anything of Spark may take where the machine is busy: it ends hangs, and measures nothing
 T = TypeVar("T")
 
 

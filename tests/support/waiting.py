@@ -11,7 +11,7 @@ from gevent import sleep
 
 T = TypeVar("T")
 
-WAIT = 30.0
+WAIT = 60.0
 """Seconds until a test gives up: as long as a busy machine may need. A test that passes does not wait for it."""
 
 PROMPT = 20.0
