@@ -21,6 +21,7 @@ _HOME = {
     "ColumnSubscription": "runtime.column_subscription",
     "NsqdHTTPClient": "runtime.admin",
     "LookupdHTTPClient": "runtime.admin",
+    "EtcdLookupds": "runtime.lookupd_source",
     "ClusterAdmin": "runtime.cluster_admin",
     "TraceLog": "runtime.trace",
     "trace_log": "runtime.trace",

@@ -33,6 +33,7 @@ from .runtime.cluster_admin import ClusterAdmin as ClusterAdmin
 from .runtime.column_producer import ColumnProducer as ColumnProducer
 from .runtime.column_subscription import ColumnSubscription as ColumnSubscription
 from .runtime.consumer import Consumer as Consumer
+from .runtime.lookupd_source import EtcdLookupds as EtcdLookupds
 from .runtime.producer import Producer as Producer
 from .runtime.trace import TraceLog as TraceLog
 from .runtime.trace import new_trace_id as new_trace_id

@@ -7,17 +7,18 @@ every poll; one that keeps failing is asked less often until it answers again.
 A round that waits for a slow lookupd publishes what the others said, and does
 not hold up the next round. When all of them fail, what was known stays, and
 rounds come quicker; so they do for a consumer's topic that nobody knows yet.
-The list of lookupds grows by what they say of each other.
+The list of lookupds grows by what they say of each other, and by what an etcd says.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from time import monotonic
 from typing import Literal
 
-from gevent import getcurrent, sleep
+from gevent import getcurrent, killall, sleep
 from gevent.event import Event
 
 from nsq_fast.config import LookupConfig
@@ -29,7 +30,8 @@ from nsq_fast.protocol.topology import LookupAnswer, Nsqd, Topology
 
 from .lookup_round import LookupRound, PolledTopic
 from .lookupd import Lookupd
-from .lookupd_list import LookupdList
+from .lookupd_list import LookupdArgument, LookupdList, follow
+from .net.http import Endpoint
 from .node_list import STRAGGLER_GRACE, NodeList
 from .owner_thread import OwnerThread
 from .supervised import FAULTS, JobGroup, Loop, Supervisor
@@ -48,7 +50,8 @@ class LookupPoller:
 
     Args:
         lookupds: ``host``, ``host:port``, ``http://...``, ``https://...`` or (host, port) pairs; a string may
-            hold several, separated by commas. Default port 4161.
+            hold several, separated by commas. Default port 4161. ``etcd://host:port/cluster`` or EtcdLookupds stand for
+            those that are registered in the etcd of a redesigned cluster.
         config: intervals, timeout, Authorization header.
         access: ``"r"`` for consumers, ``"w"`` for producers. Original lookupds ignore it.
         listener: called as ``listener(topic, topology)`` in the poller's greenlet after each round that at least
@@ -63,7 +66,7 @@ class LookupPoller:
 
     def __init__(
         self,
-        lookupds: str | Iterable[str | tuple[str, int]],
+        lookupds: LookupdArgument,
         config: LookupConfig | None = None,
         access: Access = "r",
         listener: Listener | None = None,
@@ -88,12 +91,13 @@ class LookupPoller:
         self.errors = 0
         self._wake = Event()
         self._poller: Loop | None = None
+        self._followers: list[Loop] = []
         self._jobs = JobGroup(self._supervisor, "nsq_fast lookup")
         self._nodes = NodeList(self._lookupds, self._jobs, self._config.lookupd_refresh_interval)
 
     @property
     def lookupds(self) -> tuple[str, ...]:
-        """URLs of the lookupds that are asked: the configured ones, and those learnt from them."""
+        """URLs of the lookupds that are asked: the configured ones, those of an etcd, those learnt from them."""
         return tuple(str(lookupd.endpoint) for lookupd in self._lookupds)
 
     @property
@@ -114,6 +118,10 @@ class LookupPoller:
                 topic.ready.clear()
         self._poller = self._supervisor.loop("nsq_fast lookup", self._poll_loop)
         self._poller.start()
+        for source in self._lookupds.sources:
+            body = partial(follow, source, self._lookupds, partial(_ask_now, self._topics.values(), self._wake))
+            self._followers.append(self._supervisor.loop(f"nsq_fast lookup through {source}", body))
+            self._followers[-1].start()
 
     def stop(self) -> None:
         """End polling and give up requests under way. Returns soon; may be called from the listener."""
@@ -124,6 +132,8 @@ class LookupPoller:
         self._wake.set()
         self._rounds.clear()
         self._jobs.kill()
+        killall([each for each in self._followers if each is not getcurrent()], block=False)
+        self._followers.clear()
         for lookupd in self._lookupds:
             lookupd.is_busy = False  # a job that was killed before it began cannot say so itself
         for topic in self._topics.values():
@@ -205,6 +215,12 @@ class LookupPoller:
         """The URLs of the lookupds whose last answer was not a bad one."""
         return [str(lookupd.endpoint) for lookupd in self._lookupds if not lookupd.last_error]
 
+    def change_lookupds(self, added: tuple[Endpoint, ...], removed: frozenset[Endpoint]) -> None:
+        """Ask ``added``, too, and never ``removed``, in place of what an earlier call said. Takes effect at once."""
+        self._thread.check("LookupPoller.change_lookupds()")
+        if self._lookupds.change(added, removed):
+            _ask_now(self._topics.values(), self._wake)
+
     # The poller's greenlet
 
     def _poll_loop(self) -> None:
@@ -213,7 +229,7 @@ class LookupPoller:
             self._wake.clear()
             self._start_round()
             self._publish_rounds()
-            pause = self._pause()
+            pause = _pause(self._rounds, self._lookupds, self._topics.values())
             if self._poller is me:
                 self._wake.wait(pause)
 
@@ -269,21 +285,6 @@ class LookupPoller:
         if self._listener is not None and is_wanted:
             self._listener(topic.name, topology)
 
-    def _pause(self) -> float | None:
-        """Seconds until there is something to do without being woken; None when there is nothing.
-
-        With every lookupd busy no round can start: the one that gets free wakes the loop.
-        """
-        now = monotonic()
-        moments = [
-            current.started_at + STRAGGLER_GRACE
-            for current in self._rounds
-            if now - current.started_at < STRAGGLER_GRACE
-        ]
-        if self._lookupds.free(now):
-            moments.extend(topic.due for topic in self._topics.values())
-        return max(0.0, min(moments) - now) if moments else None
-
     def _ask(self, lookupd: Lookupd, current: LookupRound) -> None:
         """In a greenlet for each lookupd."""
         try:
@@ -295,9 +296,27 @@ class LookupPoller:
                 self._wake.set()
             # It has named other lookupds: they are asked now, not in a poll interval.
             if self._lookupds.grow(lookupd):
-                for topic in self._topics.values():
-                    topic.due = monotonic()
+                _ask_now(self._topics.values(), self._wake)
         finally:
             lookupd.close()
             lookupd.is_busy = False
             self._wake.set()
+
+
+def _ask_now(topics: Iterable[PolledTopic], wake: Event) -> None:
+    """There are lookupds that were never asked: what they know is wanted now, not in a poll interval."""
+    for topic in topics:
+        topic.due = monotonic()
+    wake.set()
+
+
+def _pause(rounds: Iterable[LookupRound], lookupds: LookupdList, topics: Iterable[PolledTopic]) -> float | None:
+    """Seconds until there is something to do without being woken; None when there is nothing.
+
+    With every lookupd busy no round can start: the one that gets free wakes the loop.
+    """
+    now = monotonic()
+    moments = [current.started_at + STRAGGLER_GRACE for current in rounds if now - current.started_at < STRAGGLER_GRACE]
+    if lookupds.free(now):
+        moments.extend(topic.due for topic in topics)
+    return max(0.0, min(moments) - now) if moments else None

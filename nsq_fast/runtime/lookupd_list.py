@@ -1,34 +1,53 @@
-"""The lookupds that are asked: those that were configured, and those that they name as members of their cluster."""
+"""The lookupds that are asked: configured ones, those that an etcd names, and those that they name themselves.
+
+What they name are the other members of their cluster. The program may add and
+remove some at run time.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
+from typing import Any, TypeAlias
+
+from gevent import sleep
 
 from nsq_fast.config import LookupConfig
-from nsq_fast.errors import ConfigError
-from nsq_fast.log_events import LOOKUPDS_LEARNT
+from nsq_fast.errors import ConfigError, NsqError
+from nsq_fast.log_events import ETCD_FAILED, ETCD_LOOKUPDS, ETCD_RECOVERED, LOOKUPDS_LEARNT
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT
 
 from .lookupd import Lookupd
+from .lookupd_source import EtcdLookupds, LookupdSource, etcds_of, is_etcd_url, source_pause
 from .net.http import Endpoint, parse_endpoint
 
 MAX_LOOKUPDS = 64
 """Most lookupds that are asked, the ones learnt from others included."""
 
+LookupdArgument: TypeAlias = str | Iterable[str | tuple[str, int] | EtcdLookupds]
+
 log = logging.getLogger("nsq_fast.lookup")
 
 
 class LookupdList:
-    """Some lookupds. Raises ConfigError for an address that cannot be used."""
+    """Some lookupds. Raises ConfigError for an address that cannot be used.
 
-    def __init__(self, lookupds: str | Iterable[str | tuple[str, int]], config: LookupConfig, access: str) -> None:
+    Attributes:
+        sources: the etcds that name some.
+    """
+
+    def __init__(self, lookupds: LookupdArgument, config: LookupConfig, access: str) -> None:
         self._config = config
         self._access = access
-        self._seeds = _parse(lookupds)
+        self._configured, origins = _parse(lookupds, config)
+        self.sources = [LookupdSource(origin, config) for origin in origins]
+        self._added: tuple[Endpoint, ...] = ()
+        self._removed: frozenset[Endpoint] = frozenset()
         self._listings: dict[Endpoint, tuple[Endpoint, ...]] = {}
-        self._known = {endpoint: self._lookupd(endpoint) for endpoint in self._seeds}
+        self._known: dict[Endpoint, Lookupd] = {}
+        self.rebuild()
 
     def __iter__(self) -> Iterator[Lookupd]:
         return iter(list(self._known.values()))
@@ -46,7 +65,8 @@ class LookupdList:
 
     def failure(self) -> str:
         """Why lookupds did not answer the last time; empty when all did."""
-        return "; ".join(lookupd.last_error for lookupd in self if lookupd.last_error)
+        problems = [] if self._known else [source.problem for source in self.sources]
+        return "; ".join([*problems, *(lookupd.last_error for lookupd in self if lookupd.last_error)])
 
     def grow(self, lookupd: Lookupd) -> bool:
         """Ask a lookupd that works which others there are; whether any is new."""
@@ -54,25 +74,75 @@ class LookupdList:
         if addresses is None:
             return False
         self._listings[lookupd.endpoint] = tuple(Endpoint(lookupd.endpoint.scheme, each) for each in addresses)
-        listed = (endpoint for listing in self._listings.values() for endpoint in listing)
-        wanted = list(dict.fromkeys([*self._seeds, *listed]))[: max(MAX_LOOKUPDS, len(self._seeds))]
-        new = [endpoint for endpoint in wanted if endpoint not in self._known]
-        self._known = {endpoint: self._known.get(endpoint) or self._lookupd(endpoint) for endpoint in wanted}
-        self._listings = {source: listing for source, listing in self._listings.items() if source in self._known}
+        new = self.rebuild()
         if new:
             log.info("learnt of lookupds %s from %s", ", ".join(map(str, new)), lookupd.endpoint, extra=LOOKUPDS_LEARNT)
         return bool(new)
+
+    def change(self, added: tuple[Endpoint, ...], removed: frozenset[Endpoint]) -> bool:
+        """Ask ``added``, too, and never ``removed``, whoever names them; whether any is new."""
+        self._added, self._removed = added, removed
+        return bool(self.rebuild())
+
+    def rebuild(self) -> list[Endpoint]:
+        """Put together whom to ask, from all who name lookupds; returns those that were not asked before."""
+        found = (endpoint for source in self.sources for endpoint in source.found)
+        seeds = list(dict.fromkeys([*self._configured, *found, *self._added]))
+        listed = (endpoint for listing in self._listings.values() for endpoint in listing)
+        wanted = list(dict.fromkeys([*seeds, *listed]))[: max(MAX_LOOKUPDS, len(seeds))]
+        wanted = [endpoint for endpoint in wanted if endpoint not in self._removed]
+        new = [endpoint for endpoint in wanted if endpoint not in self._known]
+        self._known = {endpoint: self._known.get(endpoint) or self._lookupd(endpoint) for endpoint in wanted}
+        self._listings = {source: listing for source, listing in self._listings.items() if source in self._known}
+        return new
 
     def _lookupd(self, endpoint: Endpoint) -> Lookupd:
         return Lookupd(endpoint, self._config, self._access)
 
 
-def _parse(lookupds: str | Iterable[str | tuple[str, int]]) -> tuple[Endpoint, ...]:
+def parse_lookupds(lookupds: Iterable[Any]) -> tuple[Endpoint, ...]:
+    """Addresses of lookupds, without repeats. Raises ConfigError."""
+    return tuple(dict.fromkeys(parse_endpoint(each, DEFAULT_LOOKUPD_HTTP_PORT) for each in lookupds))
+
+
+def _parse(lookupds: LookupdArgument, config: LookupConfig) -> tuple[tuple[Endpoint, ...], list[EtcdLookupds]]:
+    """The addresses of lookupds, and the etcds that name others."""
     if isinstance(lookupds, str):
-        lookupds = [part for part in lookupds.split(",") if part.strip()]
+        lookupds = [part.strip() for part in lookupds.split(",") if part.strip()]
     elif not isinstance(lookupds, Iterable):
         raise ConfigError(f"lookupd addresses must be a string or a list of them, not {lookupds!r}")
-    found = tuple(dict.fromkeys(parse_endpoint(each, DEFAULT_LOOKUPD_HTTP_PORT) for each in lookupds))
-    if not found:
+    given = list(lookupds)
+    origins = [each for each in given if isinstance(each, EtcdLookupds)]
+    urls = [str(each).strip() for each in given if is_etcd_url(each)]
+    found = parse_lookupds(each for each in given if not isinstance(each, EtcdLookupds) and not is_etcd_url(each))
+    if not found and not origins and not urls:
         raise ConfigError("no lookupd address is given")
-    return found
+    return found, [*origins, *etcds_of(urls, config)]
+
+
+def follow(source: LookupdSource, lookupds: LookupdList, on_new: Callable[[], object]) -> None:
+    """In a greenlet: keep up with the lookupds that an etcd names. Those it named last stay while it does not answer.
+
+    ``on_new()`` is called when there are some that were not asked before.
+    """
+    failures = 0
+    said = ""
+    while True:
+        try:
+            source.read()
+            if lookupds.rebuild():
+                log.info("%s names lookupds %s", source, ", ".join(map(str, source.found)), extra=ETCD_LOOKUPDS)
+                on_new()
+            if not source.problem:
+                if said:
+                    log.warning("lookup through %s works again; it had failed: %s", source, said, extra=ETCD_RECOVERED)
+                failures, said = 0, ""
+                source.wait()
+                continue
+        except NsqError as error:
+            source.problem = source.problem or f"{source}: {error}"
+        if not said:
+            said = source.problem
+            log.warning("lookup through %s; asking again", said, extra=ETCD_FAILED)
+        sleep(source_pause(failures, random.random()))
+        failures += 1

@@ -73,9 +73,11 @@ class RedesignedCluster:
     def __init__(self, path: Path, nsqds: int = 3, lookupds: int = 2) -> None:
         self._path = path
         etcd_port, peer_port = _free_ports(2)
+        self.cluster_id = f"test-{etcd_port}"
+        self.etcd_address = Address(LOOPBACK, etcd_port)
         self._flags = [
             f"-cluster-leadership-addresses=http://{LOOPBACK}:{etcd_port}",
-            f"-cluster-id=test-{etcd_port}",
+            f"-cluster-id={self.cluster_id}",
             "-broadcast-interface=lo",
             f"-broadcast-address={LOOPBACK}",
         ]
@@ -84,7 +86,7 @@ class RedesignedCluster:
         self.nsqds: list[Nsqd] = []
         self._daemons: list[Daemon] = []
         try:
-            self._run(Daemon(_etcd_command(path / "etcd", etcd_port, peer_port), path / "etcd.log"))
+            self._run(Daemon(etcd_command(path / "etcd", etcd_port, peer_port), path / "etcd.log"))
             _wait_for(lambda: _get(f"http://{LOOPBACK}:{etcd_port}/v2/keys") is not None, "etcd")
             for number in range(lookupds):
                 self._start_lookupd(number)
@@ -247,7 +249,8 @@ class Standalone:
             daemon.kill()
 
 
-def _etcd_command(data: Path, port: int, peer_port: int) -> list[str]:
+def etcd_command(data: Path, port: int, peer_port: int) -> list[str]:
+    """The command line of an etcd of one member, with the v2 API."""
     client, peer = f"http://{LOOPBACK}:{port}", f"http://{LOOPBACK}:{peer_port}"
     return [
         "etcd",

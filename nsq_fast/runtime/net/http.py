@@ -52,10 +52,11 @@ class Endpoint(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An HTTP reply with status 200 to 299."""
+    """An HTTP reply with status 200 to 299; the names of its headers are in lower case."""
 
     status: int
     body: bytes
+    headers: Mapping[str, str]
 
 
 def parse_endpoint(text: str | tuple[str, int] | Endpoint, default_port: int) -> Endpoint:
@@ -104,7 +105,7 @@ class HttpClient:
         self.timeout = timeout
         self.max_reply_size = max_reply_size
         fixed = {"Host": str(endpoint.address), "User-Agent": f"nsq_fast/{__version__}", **(headers or {})}
-        self._headers = "".join(f"{name}: {_header_value(name, value)}\r\n" for name, value in fixed.items())
+        self._headers = _header_lines(fixed)
         self._context = client_context(tls_options) if endpoint.scheme == "https" else None
         self._server_hostname = server_hostname(tls_options, endpoint.address.host)
         self._idle: list[tuple[Hub, Socket]] = []
@@ -120,10 +121,13 @@ class HttpClient:
         *,
         timeout: float | None = None,
         max_reply_size: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Reply:
         """Send one request and return the reply.
 
-        Query values of None are left out; ``timeout`` and ``max_reply_size`` are those of the client by default.
+        Query values of None are left out; ``headers`` are sent with this request only; ``timeout`` and
+        ``max_reply_size`` are those of the client by default.
+
         Raises HttpError for a status that is not 200 to 299, and with ``status`` None when there is no proper reply:
         refused, timed out, broken, too large.
         """
@@ -132,7 +136,8 @@ class HttpClient:
         expired = Timeout(limit)
         try:
             with expired:
-                response = self._exchange(method, target, body, max_reply_size or self.max_reply_size)
+                head = f"{method} {target} HTTP/1.1\r\n{self._headers}{_header_lines(headers or {})}"
+                response = self._exchange(head, body, max_reply_size or self.max_reply_size)
         except Timeout as error:
             if error is not expired:
                 raise
@@ -148,7 +153,7 @@ class HttpClient:
         content = bytes(response.body)
         if not 200 <= status < 300:
             raise HttpError(f"{self.endpoint}{target}", status, error_text(content))
-        return Reply(status, content)
+        return Reply(status, content, {name.lower(): value for name, value in response.items()})
 
     def close(self) -> None:
         """Close the idle connections; the client can be used again."""
@@ -169,8 +174,8 @@ class HttpClient:
     def _no_reply(self, target: str, reason: str) -> HttpError:
         return HttpError(f"{self.endpoint}{target}", None, reason)
 
-    def _exchange(self, method: str, target: str, body: bytes, max_reply_size: int) -> _Response:
-        head = f"{method} {target} HTTP/1.1\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
+    def _exchange(self, head: str, body: bytes, max_reply_size: int) -> _Response:
+        head = f"{head}Content-Length: {len(body)}\r\n\r\n"
         sock = self._idle_socket() or self._connect()
         keep = False
         try:
@@ -262,6 +267,10 @@ class _Response(HTTPResponse):
 def _target(path: str, query: Mapping[str, Any] | None) -> str:
     given = {name: value for name, value in (query or {}).items() if value is not None}
     return f"{path}?{urlencode(given)}" if given else path
+
+
+def _header_lines(headers: Mapping[str, str]) -> str:
+    return "".join(f"{name}: {_header_value(name, value)}\r\n" for name, value in headers.items())
 
 
 def _header_value(name: str, value: str) -> str:

@@ -88,7 +88,7 @@ class ProducerLife:
         self._timeout = self.config.publish_timeout
 
     def __repr__(self) -> str:
-        addresses = [*map(str, self.nsqd_addresses), *self.lookupd_http_addresses]
+        addresses = map(str, [*self.nsqd_addresses, *self.lookupd_http_addresses])
         return f"<Producer {', '.join(addresses)} {'running' if self._is_running else 'not running'}>"
 
     # Life
