@@ -130,6 +130,11 @@ cdef class Message:
         return getattr(self.responder, "partition", None)
 
     @property
+    def topic(self):
+        """Topic of the connection that delivered it; None when its responder names none."""
+        return getattr(self.responder, "topic", None)
+
+    @property
     def on_finish(self):
         """Signal on_finish() of this message, by its responder: a FIN was queued. Its sender is the message."""
         return self._signal("on_finish")

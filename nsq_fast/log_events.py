@@ -47,6 +47,9 @@ ETCD_RECOVERED = _event("etcd_recovered", "an etcd that failed names nsqlookupds
 LOOKUP_UNANSWERED = _event("lookup_unanswered", "no nsqlookupd gives a good answer: what was known stays in use")
 TOPIC_UNKNOWN = _event("topic_unknown", "no nsqlookupd knows the topic yet")
 TOPIC_FOUND = _event("topic_found", "an nsqlookupd knows the topic now")
+TOPIC_MATCHED = _event("topic_matched", "a topic that a consumer's pattern matches is listed: it is consumed")
+TOPIC_LEFT = _event("topic_left", "a topic that a consumer's pattern matches is listed no longer")
+TOPICS_UNKNOWN = _event("topics_unknown", "nothing that lookup lists matches a consumer's pattern, or nobody answers")
 PARTITIONS_MISSING = _event("partitions_missing", "the topic lacks partitions that the option partitions names")
 DISCOVERY_EXCLUDED = _event(
     "discovery_excluded", "discovery_filter leaves out all nsqds of a topic, or a partition's leader"

@@ -29,7 +29,7 @@ BatchHandler: TypeAlias = Callable[["Consumer", list[Message]], Awaitable[object
 
 
 class Consumer(OutsideConsumer[Handler, BatchHandler]):
-    """Consume a topic through a channel, in the loop in which it was started.
+    """Consume one topic, or several, through a channel, in the loop in which it was started.
 
     Arguments, options, guarantees and errors are those of ``nsq_fast.Consumer``. Handlers are coroutine functions:
     one at a time for each nsqd, in the order of arrival; ``concurrency=N`` has N at work over all. The message is

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-from gevent import joinall, spawn
 from gevent.event import Event
 
 from nsq_fast._codec import Message
@@ -87,41 +86,35 @@ def command(
     settings: dict[str, Any] = {
         "nsqd_tcp_addresses": list(nsqds),
         "lookupd_http_addresses": [str(lookupd) for lookupd in lookupds],
-        "max_in_flight": min(total, max_in_flight) or max_in_flight,
+        "max_in_flight": max(min(total, max_in_flight) or max_in_flight, len(names)),
         "max_tries": 0,
         **security.of_client,
         **dict(consumer_opt),
     }
     with warnings_shown(), stop_signals() as stop:
-        printer = _Printer(total, stop)
-        consumers = [
-            Consumer(name, channel, message_handler=printer.handler(name if print_topic else None), **settings)
-            for name in names
-        ]
-        for consumer in consumers:
-            consumer.start(block=False)
+        printer = _Printer(total, print_topic, stop)
+        consumer = Consumer(names, channel, message_handler=printer.handle, **settings)
+        consumer.start(block=False)
         stop.wait()
-        joinall([spawn(consumer.close, drain=True, timeout=_CLOSE_TIMEOUT) for consumer in consumers])
+        consumer.close(drain=True, timeout=_CLOSE_TIMEOUT)
     printer.check()
 
 
 class _Printer:
     """Writes messages to standard output until there were ``total``, or nobody reads any more."""
 
-    def __init__(self, total: int, stop: Event) -> None:
+    def __init__(self, total: int, print_topic: bool, stop: Event) -> None:
         self._left = total or -1
+        self._print_topic = print_topic
         self._stop = stop
         self._error: OSError | None = None
 
-    def handler(self, topic: str | None) -> Any:
-        prefix = f"{topic} | ".encode() if topic else b""
-
-        def handle(_consumer: Consumer, message: Message) -> None:
-            if self._stop.is_set():
-                raise RequeueMessage(0, backoff=False)
-            self._write(prefix + message.body + b"\n")
-
-        return handle
+    def handle(self, _consumer: Consumer, message: Message) -> None:
+        """The handler."""
+        if self._stop.is_set():
+            raise RequeueMessage(0, backoff=False)
+        prefix = f"{message.topic} | ".encode() if self._print_topic else b""
+        self._write(prefix + message.body + b"\n")
 
     def _write(self, line: bytes) -> None:
         try:

@@ -177,7 +177,7 @@ class Consumer(BackoffStates, _Consumer):
     def query_lookupd(self) -> None:
         """Ask the nsqlookupds now."""
         if self._subscriptions.lookup is not None:
-            self._subscriptions.lookup.refresh(self.topic)
+            self._subscriptions.lookup.refresh()
 
     def connect_to_nsqd(self, address: str, port: int) -> None:
         """Consume from one more nsqd, and keep connected to it. Returns at once."""

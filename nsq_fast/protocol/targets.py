@@ -8,7 +8,7 @@ lookup's meta data unless an option says it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from nsq_fast.names import Address
@@ -17,13 +17,15 @@ from .topology import Meta, Nsqd, Topology
 
 
 class Target(NamedTuple):
-    """One subscription: an nsqd, and a partition that it leads; None for an nsqd without partitions."""
+    """One subscription: an nsqd, a partition that it leads (None for an nsqd without partitions), and the topic."""
 
     address: Address
     partition: int | None = None
+    topic: str = ""
 
     def __str__(self) -> str:
-        return str(self.address) if self.partition is None else f"{self.address} partition {self.partition}"
+        place = str(self.address) if self.partition is None else f"{self.address} partition {self.partition}"
+        return f"{self.topic} at {place}" if self.topic else place
 
 
 class Mode(NamedTuple):
@@ -45,16 +47,38 @@ class Mode(NamedTuple):
         )
 
 
-def targets(topology: Topology, chosen: Collection[int] | None = None) -> dict[Target, Nsqd]:
-    """The subscriptions a topic takes: all, or only those of the ``chosen`` partitions."""
+def targets(topology: Topology, chosen: Collection[int] | None = None, topic: str = "") -> dict[Target, Nsqd]:
+    """The subscriptions that ``topic`` takes: all, or only those of the ``chosen`` partitions."""
     found = {
-        Target(leader.tcp, number): leader
+        Target(leader.tcp, number, topic): leader
         for number, leader in topology.partitions.items()
         if chosen is None or number in chosen
     }
     if chosen is None:
-        found.update((Target(nsqd.tcp), nsqd) for nsqd in topology.unpartitioned)
+        found.update((Target(nsqd.tcp, None, topic), nsqd) for nsqd in topology.unpartitioned)
     return found
+
+
+def configured(
+    addresses: Iterable[Address], chosen: Collection[int] | None, found: Collection[Target], topic: str = ""
+) -> Iterator[Target]:
+    """The targets that options name, without those of which lookup knows better: ``found``."""
+    # A configured nsqd that leads partitions would be subscribed to twice: plainly, and for each partition.
+    leaders = {target.address for target in found if target.partition is not None}
+    led = {target.partition for target in found}
+    for address in addresses:
+        for partition in chosen or (None,):
+            if address not in leaders if partition is None else partition not in led:
+                yield Target(address, partition, topic)
+
+
+def is_replaced(target: Target, live: Iterable[Target]) -> bool:
+    """Whether one of the ``live`` subscriptions of the topic does what that of ``target`` does."""
+    return any(
+        each.address == target.address if target.partition is None else each.partition == target.partition
+        for each in live
+        if each.partition is not None
+    )
 
 
 def is_complete(topology: Topology, chosen: Collection[int] | None = None) -> bool:

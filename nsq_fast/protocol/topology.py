@@ -171,6 +171,14 @@ def parse_nodes(body: bytes, max_producers: int = MAX_PRODUCERS) -> tuple[Nsqd, 
     return distinct(_usable(producers))
 
 
+def parse_topics(body: bytes) -> tuple[str, ...]:
+    """Decode the body of a /topics reply. Raises RemoteProtocolError."""
+    topics = _decode(_WireTopics, body).topics
+    if topics is msgspec.UNSET:
+        raise RemoteProtocolError("not a reply of nsqlookupd: no topics")
+    return tuple(topics or ())
+
+
 def parse_listlookup(body: bytes) -> tuple[Address, ...]:
     """Decode the body of a /listlookup reply into HTTP addresses: none where there is no coordinator.
 
@@ -263,6 +271,10 @@ class _WireLookup(msgspec.Struct):
     producers: list[_WirePeer] | msgspec.UnsetType | None = msgspec.UNSET
     partitions: dict[str, _WirePeer] | msgspec.UnsetType | None = msgspec.UNSET
     meta: _WireMeta | None = None
+
+
+class _WireTopics(msgspec.Struct):
+    topics: list[str] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class _WireLookupNode(msgspec.Struct):

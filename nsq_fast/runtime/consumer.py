@@ -1,4 +1,4 @@
-"""Consumer: take the messages of a topic from all the nsqds that have it, and answer every one of them.
+"""Consumer: take the messages of some topics from all the nsqds that have them, and answer every one of them.
 
 This module is the public face and puts the parts together: ``subscriber`` (one
 nsqd), ``flow`` (RDY and backoff), ``dispatch`` (worker greenlets), ``disposition``
@@ -19,9 +19,10 @@ from nsq_fast._codec import Message
 from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, split_options
 from nsq_fast.errors import ConfigError, NotRunning, NsqError
 from nsq_fast.log_events import STARTED_ALREADY
-from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, check_channel, check_topic, listed, parse_addresses
+from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, check_channel, listed, parse_addresses
 from nsq_fast.protocol.backoff import Backoff, RequeueDelay
 from nsq_fast.protocol.position import StartPositions, parse_start
+from nsq_fast.protocol.topic_choice import TopicArgument, TopicChoice
 
 from .consuming.closing import CLOSE_TIMEOUT, Closing, check_timeout
 from .consuming.deadlines import Deadlines
@@ -57,7 +58,7 @@ AddressArgument = str | Iterable[str | tuple[str, int]]
 
 
 class Consumer(ObservedConsumer, ConsumerOptions):
-    """Consume a topic through a channel.
+    """Consume one topic, or several, through a channel.
 
     A handler is called as ``message_handler(consumer, message)``. When it returns, the message is finished, unless
     the handler answered it (``message.finish()``, ``message.requeue()``) or called ``message.enable_async()`` to
@@ -67,14 +68,17 @@ class Consumer(ObservedConsumer, ConsumerOptions):
     Instead of a handler, iterate: ``for message in consumer``. Asking for the next message finishes the one before.
 
     Args:
-        topic, channel: what to consume. ``#ephemeral`` channels vanish with their last consumer.
+        topic: what to consume: the name of a topic, several names, or a compiled regular expression
+            (``re.compile("orders_.*")``) that the whole name has to match. Topics that match later are taken up when
+            lookup lists them. ``message.topic`` says where a message came from.
+        channel: of each of these topics. ``#ephemeral`` channels vanish with their last consumer.
         nsqd_tcp_addresses: nsqds to connect to, always; 'host:port', or several. Default port 4150.
         lookupd_http_addresses: nsqlookupds that know which nsqds have the topic. Default port 4161.
-        name: of the logger; default ``nsq_fast.consumer.<topic>.<channel>``.
+        name: of the logger; default ``nsq_fast.consumer.<topic>.<channel>``; of several topics ``<first>+<others>``.
         message_handler: called with every message.
         max_tries: attempts before a message goes to ``give_up``; 0: no limit.
-        max_in_flight: most messages held at once, over all connections; None: one for each connection. With a number
-            below that of the connections they take turns.
+        max_in_flight: most messages held at once, over all topics and connections; None: one for each connection. With
+            a number below that of the connections they take turns.
         requeue_delay: ms until a failed message is delivered again; None: computed from its attempts.
         lookupd_poll_interval, lookupd_poll_jitter: s, and the share that chance adds.
         low_ready_idle_timeout: s after which an idle connection passes its RDY on, when there are more
@@ -84,8 +88,8 @@ class Consumer(ObservedConsumer, ConsumerOptions):
         handler_threads: N runs handlers on N native threads, N over all connections at once: for handlers that block.
             There ``consumer.close()`` and the messages' own methods may be called, and no other method of ours.
         batch_handler: in place of ``message_handler``; called as ``batch_handler(consumer, messages)`` with at most
-            ``batch_size`` messages, as many as are there. It may answer each by itself; the others are finished when
-            it returns and requeued when it raises.
+            ``batch_size`` messages of one topic, as many as are there. It may answer each by itself; the others are
+            finished when it returns and requeued when it raises.
         give_up: called as ``give_up(consumer, message)`` for a message that exceeds ``max_tries``; see ``failures``.
         blocked_policy: what becomes of an ordered message with more attempts than ``attempts_threshold``: ``pause``
             (its handler goes on trying, after pauses that grow), ``retry`` (without pauses), ``stop`` (the consumer),
@@ -121,7 +125,7 @@ class Consumer(ObservedConsumer, ConsumerOptions):
 
     def __init__(
         self,
-        topic: str,
+        topic: TopicArgument,
         channel: str,
         nsqd_tcp_addresses: AddressArgument = (),
         lookupd_http_addresses: AddressArgument = (),
@@ -143,7 +147,8 @@ class Consumer(ObservedConsumer, ConsumerOptions):
         trace: TraceLog | None = None,
         **options: Unpack[ConsumerKeywords],
     ) -> None:
-        self.topic = check_topic(topic)
+        self._choice = TopicChoice(topic)
+        self.topic = str(self._choice)
         self.channel = check_channel(channel)
         self.nsqd_addresses = parse_addresses(nsqd_tcp_addresses, DEFAULT_NSQD_TCP_PORT, "nsqd_tcp_addresses")
         given = {
@@ -164,6 +169,8 @@ class Consumer(ObservedConsumer, ConsumerOptions):
         self.config, self.connection_config, self.lookup_config = configs
         self.lookupd_addresses = listed(lookupd_http_addresses, "lookupd_http_addresses")
         _check_addresses(self.nsqd_addresses, self.lookupd_addresses, needs_lookup=start_position is not None)
+        if self._choice.pattern is not None:
+            _check_addresses_of_pattern(self.nsqd_addresses, self.lookupd_addresses)
         check_handler("message_handler", message_handler)
         check_handler("batch_handler", batch_handler)
         check_handler("give_up", give_up)
@@ -172,7 +179,7 @@ class Consumer(ObservedConsumer, ConsumerOptions):
         if name is not None and not isinstance(name, str):
             raise ConfigError(f"name={name!r}: must be a string, or None")
         check_tls_options(self.connection_config)
-        self.name = name or f"nsq_fast.consumer.{topic}.{channel}"
+        self.name = name or f"nsq_fast.consumer.{self._choice.label}.{channel}"
         self.logger = logging.getLogger(self.name)
         self.supervisor = Supervisor(self.logger, lambda error: emit(self, "on_error", error=error))
         self.given_up = 0
@@ -218,10 +225,10 @@ class Consumer(ObservedConsumer, ConsumerOptions):
             self.supervisor,
             self.logger,
         )
-        self.tracer = Tracer(trace, self.topic, self.channel)
+        self.tracer = Tracer(trace, self.channel)
         self.workers = WorkerPools(self.disposition, self.workload, lambda: self.flow.limit, self.name, self._thread)
         self._is_started = False
-        self._subscriptions: Subscriptions = Subscriptions(self, start)
+        self._subscriptions: Subscriptions = Subscriptions(self, self._choice, start)
         self._closing = Closing(self, self._subscriptions, (self._give_up, self._blocked_policy))
 
     # Running
@@ -381,3 +388,11 @@ def _check_addresses(nsqds: Sequence[Address], lookupds: Sequence[object], needs
         )
     if needs_lookup and not lookupds:
         raise ConfigError("start_position needs lookupd_http_addresses: it is set over HTTP")
+
+
+def _check_addresses_of_pattern(nsqds: Sequence[Address], lookupds: Sequence[object]) -> None:
+    if nsqds or not lookupds:
+        raise ConfigError(
+            "a pattern of topics takes what lookup lists: give lookupd_http_addresses, and no nsqd_tcp_addresses"
+            " (an nsqd of the original creates each topic that it is asked for)"
+        )

@@ -35,6 +35,7 @@ from .net.http import Endpoint
 from .node_list import STRAGGLER_GRACE, NodeList
 from .owner_thread import OwnerThread
 from .supervised import FAULTS, JobGroup, Loop, Supervisor
+from .topic_lister import TopicLister
 
 Access = Literal["r", "w"]
 Listener = Callable[[str, Topology], None]
@@ -60,6 +61,7 @@ class LookupPoller:
 
     Attributes:
         errors: questions that a lookupd gave no good answer to, since the start.
+        lister: asks which topics there are, while the poller runs.
 
     Raises ConfigError for an address that cannot be used.
     """
@@ -94,6 +96,7 @@ class LookupPoller:
         self._followers: list[Loop] = []
         self._jobs = JobGroup(self._supervisor, "nsq_fast lookup")
         self._nodes = NodeList(self._lookupds, self._jobs, self._config.lookupd_refresh_interval)
+        self.lister = TopicLister(self._lookupds, self._jobs)
 
     @property
     def lookupds(self) -> tuple[str, ...]:
@@ -141,11 +144,15 @@ class LookupPoller:
         if poller is not getcurrent():
             poller.join(_STOP_TIMEOUT)
 
-    def add_topic(self, topic: str) -> None:
-        """Poll for ``topic`` too; a running poller asks for it at once. Raises NameInvalid."""
+    def add_topic(self, topic: str, is_sought: bool = True) -> None:
+        """Poll for ``topic`` too; a running poller asks for it at once. Raises NameInvalid.
+
+        A consumer's topic that nobody knows yet is asked for more often, unless ``is_sought`` is False.
+        """
         self._thread.check("LookupPoller.add_topic()")
         if topic not in self._topics:
-            self._topics[check_topic(topic)] = PolledTopic(topic, self._config, self._keep)
+            is_sought = is_sought and self._searches
+            self._topics[check_topic(topic)] = PolledTopic(topic, self._config, self._keep, is_sought)
             self._wake.set()
 
     def remove_topic(self, topic: str) -> None:
@@ -279,7 +286,7 @@ class LookupPoller:
         topology = topic.learn(answers)
         if not topology.is_empty:
             topic.found(topology)
-        elif is_first and self._searches:  # a producer need not wait: it takes any nsqd for a topic that none has
+        elif is_first and topic.is_sought:  # a producer need not wait: it takes any nsqd for a topic that none has
             topic.missing(monotonic())
         is_wanted = self._topics.get(topic.name) is topic and self._poller is getcurrent()
         if self._listener is not None and is_wanted:

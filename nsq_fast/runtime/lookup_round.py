@@ -40,14 +40,16 @@ class PolledTopic:
         keep: the nsqds that are used, of those that lookup names; None: all.
 
     Attributes:
+        is_sought: whether it is asked for more often as long as nobody knows it.
         topology: what the last good round said; None before there was one.
         ready: set when there is a topology, or there will be none.
         asked_at, due: monotonic times of the last question and the next one.
         round_number: the latest round that it was published of.
     """
 
-    def __init__(self, name: str, config: LookupConfig, keep: Keep | None = None) -> None:
+    def __init__(self, name: str, config: LookupConfig, keep: Keep | None = None, is_sought: bool = True) -> None:
         self.name = name
+        self.is_sought = is_sought
         self.topology: Topology | None = None
         self.ready = Event()
         self.asked_at = float("-inf")

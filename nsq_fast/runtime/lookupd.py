@@ -22,6 +22,7 @@ from nsq_fast.protocol.topology import (
     parse_listlookup,
     parse_lookup,
     parse_nodes,
+    parse_topics,
 )
 
 from .net.http import Endpoint, HttpClient
@@ -78,6 +79,11 @@ class Lookupd:
     def nodes(self) -> tuple[Nsqd, ...]:
         """Ask for every nsqd it knows."""
         return parse_nodes(self._http.request("GET", "/nodes").body, self._max_producers)
+
+    def topics(self) -> tuple[str, ...]:
+        """Ask for the names of all topics it knows."""
+        # nsqio/nsq: nsqlookupd/http.go, doTopics; youzan/nsq: the same
+        return parse_topics(self._http.request("GET", "/topics").body)
 
     def list_lookupds(self, now: float) -> tuple[Address, ...] | None:
         """Ask for the lookupds of its cluster, once a poll interval; None when it was not asked, or does not know.

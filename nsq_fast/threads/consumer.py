@@ -21,10 +21,11 @@ BatchHandler: TypeAlias = Callable[["Consumer", list[Message]], object]
 
 
 class Consumer(OutsideConsumer[Handler, BatchHandler]):
-    """Consume a topic through a channel; handlers run on ``handler_threads`` native threads, 1 by default.
+    """Consume one topic, or several, through a channel; handlers run on native threads.
 
-    Arguments, options, guarantees and errors are those of ``nsq_fast.Consumer``. Handlers may block, and any thread
-    may call the consumer and respond to its messages: a FIN, REQ or TOUCH leaves soon after the call.
+    There are ``handler_threads`` of them, 1 by default. Arguments, options, guarantees and errors are those of
+    ``nsq_fast.Consumer``. Handlers may block, and any thread may call the consumer and respond to its messages: a FIN,
+    REQ or TOUCH leaves soon after the call.
 
     Instead of a handler, iterate: ``for message in consumer``. Asking for the next message finishes the one before.
 

@@ -381,3 +381,20 @@ def test_no_more_than_max_in_flight_cross_over(limit: int, concurrency: int, ste
         over.set()
         until(lambda: not thread.is_alive())
         server.stop()
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_one_consumer_takes_several_topics(filled: str, new_loop: NewLoop) -> None:
+    with Producer(filled) as producer:
+        producer.multipublish("u", [b"%d" % number for number in range(100)])
+
+    async def main() -> None:
+        seen: dict[str | None, set[bytes]] = {"t": set(), "u": set()}
+        async with Consumer(["t", "u"], "c", filled, max_in_flight=10) as consumer:
+            assert consumer.topics == ("t", "u")
+            async for message in consumer:
+                seen[message.topic].add(message.body)
+                if len(seen["t"]) == len(seen["u"]) == 100:
+                    return
+
+    run(main(), new_loop)

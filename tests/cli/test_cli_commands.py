@@ -166,6 +166,15 @@ def test_pub_finds_nsqds_through_lookupd_and_so_does_tail(broker: Servers, topic
     assert sorted(printed.stdout.splitlines()) == [f"{topic} | a", f"{topic} | b"]
 
 
+def test_tail_prints_several_topics_and_ends_after_so_many_messages(broker: Servers, topic: str) -> None:
+    nsqd, other = str(broker.nsqd.tcp), f"{topic}_other"
+    for name in (topic, other):
+        assert pub(name, b"a\n", "--nsqd", nsqd, "-q") == (0, "")
+    printed = run("tail", topic, other, "-n", "2", "--take-backlog", "--nsqd", nsqd, "--print-topic")
+    assert printed.exit_code == 0, printed.output
+    assert sorted(printed.stdout.splitlines()) == sorted([f"{topic} | a", f"{other} | a"])
+
+
 def test_pub_reads_files_with_another_delimiter(broker: Servers, topic: str, tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"a\nb\0c\0")
     (tmp_path / "two").write_bytes(b"d")

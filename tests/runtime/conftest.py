@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import gevent
@@ -13,7 +14,9 @@ from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import WAIT
 
 from nsq_fast import Consumer, Producer
-from nsq_fast.broker import RedesignedCluster
+from nsq_fast.broker import LookupdServer, NsqdServer, RedesignedCluster
+from nsq_fast.broker.options import NsqdOptions
+from nsq_fast.names import parse_address
 from nsq_fast.protocol.topology import Topology
 
 
@@ -36,6 +39,69 @@ def cluster() -> Iterator[RedesignedCluster]:
     """An embedded cluster of three nodes."""
     with RedesignedCluster(nodes=3, kind=True) as running:
         yield running
+
+
+class Restartable:
+    """An embedded server, with the calls of a server process."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        server.start()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+    def restart(self) -> None:
+        self._server.kill()
+        self._server.start()
+
+
+@pytest.fixture(params=["embedded", "original"])
+def family(request: pytest.FixtureRequest) -> str:
+    """Which servers a test runs against."""
+    return str(request.param)
+
+
+@pytest.fixture
+def make_nsqd(family: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """A factory of nsqds that take the original's flags."""
+    if family == "original":
+        yield request.getfixturevalue("real_nsqd")
+        return
+    servers: list[NsqdServer] = []
+
+    def make(*flags: str) -> Restartable:
+        given = dict(flag.lstrip("-").replace("-", "_", flag.count("-")).split("=", 1) for flag in flags)
+        options: dict[str, Any] = {name: int(value) if value.isdigit() else value for name, value in given.items()}
+        lookupds = options.pop("lookupd_tcp_address", None)
+        path = tmp_path / f"embedded{len(servers)}"
+        path.mkdir()
+        server = NsqdServer(NsqdOptions(data_path=str(path), **options))
+        if lookupds is not None:
+            server.register_at(parse_address(lookupds, 4160))
+        servers.append(server)
+        return Restartable(server)
+
+    yield make
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture
+def make_lookupd(family: str, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """A factory of nsqlookupds."""
+    if family == "original":
+        yield request.getfixturevalue("real_lookupd")
+        return
+    servers: list[LookupdServer] = []
+
+    def make() -> Restartable:
+        servers.append(LookupdServer())
+        return Restartable(servers[-1])
+
+    yield make
+    for server in servers:
+        server.kill()
 
 
 @pytest.fixture

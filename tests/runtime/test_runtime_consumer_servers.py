@@ -13,73 +13,7 @@ from geventhttpclient import HTTPClient
 from support.waiting import until
 
 from nsq_fast import Consumer, Producer, RequeueMessage
-from nsq_fast.broker import LookupdServer, NsqdServer
-from nsq_fast.broker.options import NsqdOptions
-from nsq_fast.names import parse_address
 from nsq_fast.runtime.consuming.failures import PublishTo
-
-
-class Restartable:
-    """An embedded server, with the calls of a server process."""
-
-    def __init__(self, server):
-        self._server = server
-        server.start()
-
-    def __getattr__(self, name):
-        return getattr(self._server, name)
-
-    def restart(self):
-        self._server.kill()
-        self._server.start()
-
-
-@pytest.fixture(params=["embedded", "original"])
-def family(request):
-    """Which servers a test runs against."""
-    return request.param
-
-
-@pytest.fixture
-def make_nsqd(family, request, tmp_path):
-    """A factory of nsqds that take the original's flags."""
-    if family == "original":
-        yield request.getfixturevalue("real_nsqd")
-        return
-    servers = []
-
-    def make(*flags):
-        options = dict(flag.lstrip("-").replace("-", "_", flag.count("-")).split("=", 1) for flag in flags)
-        options = {name: int(value) if value.isdigit() else value for name, value in options.items()}
-        lookupds = options.pop("lookupd_tcp_address", None)
-        path = tmp_path / f"embedded{len(servers)}"
-        path.mkdir()
-        server = NsqdServer(NsqdOptions(data_path=str(path), **options))
-        if lookupds is not None:
-            server.register_at(parse_address(lookupds, 4160))
-        servers.append(server)
-        return Restartable(server)
-
-    yield make
-    for server in servers:
-        server.kill()
-
-
-@pytest.fixture
-def make_lookupd(family, request):
-    """A factory of nsqlookupds."""
-    if family == "original":
-        yield request.getfixturevalue("real_lookupd")
-        return
-    servers = []
-
-    def make():
-        servers.append(LookupdServer())
-        return Restartable(servers[-1])
-
-    yield make
-    for server in servers:
-        server.kill()
 
 
 def post(server, path, body=b""):

@@ -79,9 +79,10 @@ def handle(consumer, message):
     if len(seen) == 20:
         consumer.close()
 
-consumer = Consumer("t", "c", **ADDRESS, message_handler=handle, max_in_flight=5)
+consumer = Consumer(**{"topic": "t", "channel": "c", **ADDRESS}, message_handler=handle, max_in_flight=5)
 with Producer(TCP) as producer:
-    producer.multipublish("t", [b"%d" % n for n in range(20)])
+    for first, topic in enumerate(consumer.topics or ("t",)):
+        producer.multipublish(topic, [b"%d" % n for n in range(first, 20, max(1, len(consumer.topics)))])
 
 def work():
     consumer.start()
@@ -308,7 +309,15 @@ def test_a_producer_publishes_on_both_sides(broker: BrokerProcess, way: str, opt
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("address", ["nsqd_tcp_addresses=TCP", "lookupd_http_addresses=LOOKUPD"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "nsqd_tcp_addresses=TCP",
+        "lookupd_http_addresses=LOOKUPD",
+        "topic=['t', 'u'], nsqd_tcp_addresses=TCP",
+        "topic=__import__('re').compile('t'), lookupd_http_addresses=LOOKUPD",
+    ],
+)
 def test_a_consumer_made_before_the_fork_starts_in_the_child(broker: BrokerProcess, way: str, address: str) -> None:
     run(broker, way, f"ADDRESS = dict({address})\n", START_IN_CHILD)
 

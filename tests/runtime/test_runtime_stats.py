@@ -59,7 +59,7 @@ def test_a_subscriber_that_ends_during_a_snapshot_is_not_counted_twice(
 
     def ending(subscriber: Subscriber) -> Any:
         taken = snapshot(subscriber)
-        consumer._subscriptions.forget(subscriber)  # what its greenlet does meanwhile
+        consumer._subscriptions.of_topic(consumer.topic).forget(subscriber)  # what its greenlet does meanwhile
         return taken
 
     monkeypatch.setattr(Subscriber, "stats", ending)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import gc
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,8 +100,8 @@ class Scenario:
         }
         self.producer = Producer([str(self.nsqds[0].tcp_address)], lookupds, **options)
         self.consumer = Consumer(
-            "topic", "channel", [], lookupds, message_handler=self.handle, max_in_flight=10, auto_touch=True,
-            max_backoff_duration=0, concurrency=2, **options,
+            re.compile("topic"), "channel", [], lookupds, message_handler=self.handle, max_in_flight=10,
+            auto_touch=True, max_backoff_duration=0, concurrency=2, **options,
         )  # fmt: skip
         self.consumer.on_error.connect(self.told_of, weak=False)
         self.producer.on_error.connect(self.told_of, weak=False)
@@ -154,7 +155,7 @@ class Scenario:
 def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scenario]:
     monkeypatch.setattr(Seeker, "_is_seeking", lambda self: not self._stopped.is_set())
     made = Scenario(tmp_path)
-    made.consumer._subscriptions.lost(None)  # type: ignore[arg-type]  # the seeker begins
+    made.consumer._subscriptions.of_topic("topic").lost(None)  # type: ignore[arg-type]  # the seeker begins
     yield made
     made.close()
 

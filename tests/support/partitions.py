@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Meta, Nsqd, Topology
+from nsq_fast.runtime.topic_lister import TopicListing
 from support.scripted_nsqd import ScriptedConnection, ScriptedNsqd, frame, wait_for
 from support.waiting import WAIT
 
@@ -107,10 +108,23 @@ class ScriptedLookup:
         self.errors = 0
         self.answer: Topology | None = None
         self.topic = ""
+        self.added: list[str] = []
+        self.listing = TopicListing(frozenset(), is_whole=True)
         self.is_stopped = False
 
-    def add_topic(self, topic: str) -> None:
+    def add_topic(self, topic: str, is_sought: bool = True) -> None:
         self.topic = topic
+        self.added.append(topic)
+
+    def remove_topic(self, topic: str) -> None:
+        self.added.remove(topic)
+
+    @property
+    def lister(self) -> ScriptedLookup:
+        return self
+
+    def ask(self) -> TopicListing:
+        return self.listing
 
     def start(self) -> None:
         pass
@@ -138,6 +152,6 @@ class ScriptedLookup:
         if self.answer is not None:
             spawn(lambda: self.is_stopped or self.listener(self.topic, self.answer))
 
-    def tell(self, answer: Topology) -> None:
+    def tell(self, answer: Topology, topic: str = "") -> None:
         self.answer = answer
-        self.listener(self.topic, answer)
+        self.listener(topic or self.topic, answer)

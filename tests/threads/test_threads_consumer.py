@@ -354,3 +354,14 @@ consumer.close(drain=False)
 def _run(program: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program]
     return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, cwd=ROOT)
+
+
+def test_one_consumer_takes_several_topics(filled: str) -> None:
+    with Producer(filled) as producer:
+        producer.multipublish("u", [b"%d" % number for number in range(100)])
+    found: dict[str | None, set[bytes]] = {"t": set(), "u": set()}
+    handle = lambda _, message: found[message.topic].add(message.body)  # noqa: E731
+    with Consumer(["t", "u"], "c", filled, message_handler=handle, max_in_flight=10) as consumer:
+        until(lambda: all(map(all_of, found.values())))
+        assert consumer.topics == ("t", "u")
+        assert set(consumer.stats().topics) == {"t", "u"}

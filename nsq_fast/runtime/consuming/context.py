@@ -187,10 +187,9 @@ class Context(HandlingContext, Protocol):
     """A consumer, as its subscriptions see it.
 
     Attributes:
-        past: counts of the subscribers that have ended.
+        past: counts of topics that are no longer consumed, and of what belongs to no connection.
     """
 
-    topic: str
     channel: str
     name: str
     connection_config: ConnectionConfig

@@ -83,8 +83,8 @@ class Discard:
             refuse_deferred(self._callback(consumer, message))
         logger.warning(
             "giving up message %s of %s/%s after %d attempts%s",
-            message_name(message), consumer.topic, consumer.channel, message.attempts - 1, _note_on_body(message),
-            extra=MESSAGE_GIVEN_UP,
+            message_name(message), topic_of(consumer, message), consumer.channel, message.attempts - 1,
+            _note_on_body(message), extra=MESSAGE_GIVEN_UP,
         )  # fmt: skip
 
 
@@ -104,8 +104,8 @@ class LogMessage:
         self._log.log(
             self._level,
             "given up: message %s of %s/%s after %d attempts%s: %r",
-            message_name(message), consumer.topic, consumer.channel, message.attempts - 1, _note_on_body(message),
-            message.body, extra=MESSAGE_GIVEN_UP,
+            message_name(message), topic_of(consumer, message), consumer.channel, message.attempts - 1,
+            _note_on_body(message), message.body, extra=MESSAGE_GIVEN_UP,
         )  # fmt: skip
 
 
@@ -124,9 +124,10 @@ class WriteToFolder:
 
     def __call__(self, consumer: GivingUp, message: Message) -> None:
         _check_body(message)
-        base = f"{consumer.topic}.{consumer.channel}.{message_name(message)}"
+        topic = topic_of(consumer, message)
+        base = f"{topic}.{consumer.channel}.{message_name(message)}"
         about = {
-            "topic": consumer.topic,
+            "topic": topic,
             "channel": consumer.channel,
             "id": message.id.hex(),
             "timestamp": message.timestamp,
@@ -176,8 +177,9 @@ class PublishTo:
         _check_body(message)
         body = message.body if self._convert is None else self._convert(message)
         producer = self._producer if self._producer is not None else self._own_producer(consumer)
-        if self._topic is None or self._topic == consumer.topic:
-            producer.publish(consumer.topic, body, **place_of(message))
+        topic = topic_of(consumer, message)
+        if self._topic is None or self._topic == topic:
+            producer.publish(topic, body, **place_of(message))
         else:
             producer.publish(self._topic, body)
 
@@ -196,6 +198,11 @@ class PublishTo:
         own, self._own = self._own, None
         if own is not None:
             own.close()
+
+
+def topic_of(consumer: GivingUp, message: Message) -> str:
+    """Where a message came from: one that was made by hand does not say it."""
+    return message.topic or consumer.topic
 
 
 def _note_on_body(message: Message) -> str:

@@ -21,8 +21,18 @@ from .subscriber import Subscriber
 class Subscribed(Protocol):
     """The subscribers of a consumer; a ``Subscriptions``."""
 
-    leader_moves: int
     lookup: LookupPoller | None
+
+    @property
+    def leader_moves(self) -> int:
+        """Times that lookup named another leader of a partition."""
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are consumed now."""
+
+    def past(self) -> dict[str, Counters]:
+        """Counts of the subscribers that have ended, for each of these topics."""
 
     def __iter__(self) -> Iterator[Subscriber]:
         """Those of now."""
@@ -41,6 +51,11 @@ class ObservedConsumer:
     _closing: Closing
     _is_started: bool
     _thread: OwnerThread
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are consumed now: those that were named, or those that match and are listed."""
+        return self._subscriptions.topics
 
     @property
     def is_paused(self) -> bool:
@@ -85,10 +100,12 @@ class ObservedConsumer:
         time that the consumer looked.
         """
         # In this order: a subscriber that ends meanwhile is in the list no longer, before its counts are in the past.
-        totals = self.past.copy()
+        totals, topics = self.past.copy(), self._subscriptions.past()
         connections = tuple(each.stats() for each in self._subscriptions)
         for each in connections:
-            totals.add(each.counters)
+            topics.setdefault(each.topic, Counters()).add(each.counters)
+        for counters in topics.values():
+            totals.add(counters)
         lookup = self._subscriptions.lookup
         return ConsumerStats(
             connections=connections,
@@ -108,6 +125,7 @@ class ObservedConsumer:
             orphaned=self._count_orphaned(),
             leader_moves=self._subscriptions.leader_moves,
             lookup_errors=0 if lookup is None else lookup.errors,
+            topics=topics,
         )
 
     def _count_orphaned(self) -> int:

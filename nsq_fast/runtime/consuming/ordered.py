@@ -9,7 +9,7 @@ or shortly before the server would take it back by itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 
@@ -87,7 +87,7 @@ class Ordered:
         self.threshold = consumer.config.attempts_threshold
         self._order_policy = consumer.config.order_policy
         self._blocked_policy = blocked_policy
-        self._turns: dict[Hashable, Turn] = {}
+        self._turns: dict[str, Turn] = {}
         self._held: dict[Message, Job] = {}
         self._log = log
 
@@ -194,12 +194,13 @@ class Ordered:
             message.responder.requeue(message, 0, False)
 
 
-def _key(target: Target) -> Hashable:
-    return target.address if target.partition is None else target.partition
+def _key(target: Target) -> str:
+    """Names a partition, whoever leads it; text, whose hash is computed once."""
+    return f"{target.topic} {target.address if target.partition is None else target.partition}"
 
 
 def _blocked_text(message: Message) -> str:
     return (
-        f"partition {message.partition} is blocked: message {message_name(message)}"
+        f"topic {message.topic}: partition {message.partition} is blocked: message {message_name(message)}"
         f" (internal id {message.internal_id}, offset {message.offset}) is delivered for the {message.attempts}th time"
     )

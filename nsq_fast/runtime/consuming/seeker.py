@@ -53,6 +53,10 @@ class Seeker:
         """Ask no more."""
         self._stopped.set()
 
+    def resume(self) -> None:
+        """Ask again when ``ask`` or ``seek`` is called, after ``stop``."""
+        self._stopped.clear()
+
     def _is_seeking(self) -> bool:
         return self._lookup is not None and not self._stopped.is_set() and self._is_missing()
 

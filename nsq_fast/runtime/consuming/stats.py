@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from nsq_fast.names import Address
 
@@ -45,7 +46,7 @@ class Counters:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConnectionStats:
-    """One nsqd, or one partition that it leads. Counts go over all connections that were made to it."""
+    """One nsqd of a topic, or one partition that it leads. Counts go over all connections that were made to it."""
 
     address: Address
     is_connected: bool
@@ -54,6 +55,7 @@ class ConnectionStats:
     unstarted: int
     counters: Counters
     partition: int | None = None
+    topic: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class ConsumerStats:
     Attributes:
         connections: one for each nsqd known now, or for each partition.
         totals: over all nsqds there have been.
+        topics: the same for each topic that is consumed now.
         given_up: messages handed to the give-up policy and finished.
         max_in_flight: most messages held at once; with the option left out as many as there are connections.
         in_flight: messages received, not answered and not expired; ``unstarted`` of them wait for a handler.
@@ -93,3 +96,4 @@ class ConsumerStats:
     orphaned: int = 0
     leader_moves: int = 0
     lookup_errors: int = 0
+    topics: Mapping[str, Counters] = dataclasses.field(default_factory=dict)

@@ -96,9 +96,15 @@ class Wish(Enum):
 
 
 class Owner(Protocol):
-    """Who keeps a subscriber, and is told what becomes of it; a ``Subscriptions``."""
+    """Who keeps a subscriber, and is told what becomes of it; a ``TopicSubscriptions``.
+
+    Attributes:
+        mode: how to subscribe.
+        first_delay: shortest pause in seconds after a connection was lost.
+    """
 
     mode: Mode
+    first_delay: float
 
     def place(self, target: Target) -> None:
         """Set the start position of a target, the first time. Blocks."""
@@ -149,7 +155,7 @@ class Subscriber:
         self._is_pool_shared = pool is not None
         longest = consumer.config.max_reconnect_delay
         self._is_led = is_led
-        self._reconnect = ReconnectDelay(longest, random=random.random)
+        self._reconnect = ReconnectDelay(longest, random=random.random, base=min(longest, owner.first_delay))
         self._leader_delay = ReconnectDelay(min(longest, LONGEST_LEADER_DELAY), random=random.random)
         self._delay = self._reconnect
         self._last_failure = ""
@@ -242,7 +248,8 @@ class Subscriber:
         subscription.begin()
         self.counters.subscriptions += 1
         consumer = self._consumer
-        consumer.logger.info("%s: subscribed to %s/%s", self.target, consumer.topic, consumer.channel, extra=SUBSCRIBED)
+        text, topic = "%s: subscribed to %s/%s", self.target.topic
+        consumer.logger.info(text, self.target, topic, consumer.channel, extra=SUBSCRIBED)
         self._owner.joined(self)
         return State.LIVE
 
@@ -336,4 +343,5 @@ class Subscriber:
             unstarted=len(self.subscription.inbound.waiting),
             counters=self.counters.copy(),
             partition=self.target.partition,
+            topic=self.target.topic,
         )

@@ -96,10 +96,10 @@ class Subscription(Announcer):
         consumer, config = self._consumer, self._consumer.config
         is_redesigned = self.connection.session.dialect.has_partitions
         if not (is_redesigned and self.mode.extend_support):
-            _refuse_filters(consumer.connection_config, consumer.topic, self.target)
+            _refuse_filters(consumer.connection_config, self.target)
         self.is_ordered = self.mode.ordered and (is_redesigned or bool(config.ordered))
         self.connection.subscribe(
-            consumer.topic,
+            self.target.topic,
             consumer.channel,
             partition=self.target.partition,
             ordered=self.is_ordered,
@@ -275,12 +275,12 @@ class Subscription(Announcer):
         self._on_doubt()
 
 
-def _refuse_filters(config: ConnectionConfig, topic: str, target: Target) -> None:
+def _refuse_filters(config: ConnectionConfig, target: Target) -> None:
     """Raise ConfigError where a filter is set: only of messages with extended headers do servers filter any."""
     for name in ("desired_tag", "ext_filter"):
         value = getattr(config, name)
         if value:
             raise ConfigError(
-                f"{name}={value!r}: topic {topic} has no extended headers on {target}, and every message would come;"
-                f" create it with extend, or leave {name} out"
+                f"{name}={value!r}: topic {target.topic} has no extended headers on {target.address}, and every message"
+                f" would come; create it with extend, or leave {name} out"
             )

@@ -16,21 +16,20 @@ class Tracer:
     Only redesigned servers have ids that mean something, so only their messages are recorded.
     """
 
-    def __init__(self, log: TraceLog, topic: str, channel: str) -> None:
+    def __init__(self, log: TraceLog, channel: str) -> None:
         self._log = log
-        self._topic = topic
         self._channel = channel
 
     def is_on(self, connection: Connection) -> bool:
         """Whether messages of ``connection`` are recorded now."""
         log = self._log
-        return log.is_active and log.is_on(self._topic) and connection.session.dialect.has_partitions
+        return log.is_active and log.is_on(connection.topic or "") and connection.session.dialect.has_partitions
 
     def received(self, connection: Connection, messages: Iterable[Message]) -> None:
         """Record messages that have arrived just now."""
         for message in messages:
             self._log.received(
-                self._topic, self._channel, message, nsqd=connection.address, local=connection.local_address
+                connection.topic or "", self._channel, message, nsqd=connection.address, local=connection.local_address
             )
 
     def record(self, connection: Connection, messages: Iterable[Message], outcome: Outcome) -> None:
@@ -40,7 +39,7 @@ class Tracer:
             # nsqd takes no response for a message that it has sent to somebody else, and may not even say so.
             is_late = message.has_expired() or now > connection.session.ledger.deadline(message)
             self._log.consumed(
-                self._topic,
+                connection.topic or "",
                 self._channel,
                 message,
                 "TIMEOUT" if is_late else outcome,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import ConfigError
+from nsq_fast.protocol.topic_choice import TopicArgument
 from nsq_fast.runtime.consuming.handlers import check_handler
 from nsq_fast.runtime.option_attributes import ConsumerOptions
 from nsq_fast.runtime.trace import TraceLog
@@ -57,12 +58,13 @@ class OutsideConsumer(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         connection_config: ConnectionConfig
         lookup_config: LookupConfig
         topic: str
+        topics: tuple[str, ...]
         channel: str
         name: str
 
     def __init__(
         self,
-        topic: str,
+        topic: TopicArgument,
         channel: str,
         nsqd_tcp_addresses: Addresses = (),
         lookupd_http_addresses: Addresses = (),
@@ -211,5 +213,15 @@ class OutsideConsumer(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
 
 
 _READABLE = frozenset(
-    ("config", "connection_config", "lookup_config", "topic", "channel", "name", "nsqd_tcp_addresses", "given_up")
+    [
+        "config",
+        "connection_config",
+        "lookup_config",
+        "topic",
+        "topics",
+        "channel",
+        "name",
+        "nsqd_tcp_addresses",
+        "given_up",
+    ]
 )

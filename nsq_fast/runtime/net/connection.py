@@ -66,7 +66,7 @@ class Connection(Incoming):
         session: the protocol state.
         closed_error: why the connection ended or is ending; None while it is open.
         auth, auth_data: the reply to AUTH, parsed and as it came; None when there was none.
-        partition: the partition subscribed to, which its messages show too; None when none was named.
+        topic, partition: what is subscribed to, which its messages show too; None before, or when none was named.
     """
 
     def __init__(self, address: Address, config: ConnectionConfig, owner: ConnectionOwner[Connection]) -> None:
@@ -77,6 +77,7 @@ class Connection(Incoming):
         self.local_address: Address | None = None
         self.auth: AuthInfo | None = None
         self.auth_data: bytes | None = None
+        self.topic: str | None = None
         self.partition: int | None = None
         self._has_begun = False
         self._connecting: greenlet | None = None
@@ -160,7 +161,7 @@ class Connection(Incoming):
         self._outbox.write(
             self.session.sub(topic, channel, partition=partition, ordered=ordered, advanced=advanced, token=waiter)
         )
-        self.partition = partition
+        self.topic, self.partition = topic, partition
         waiter.wait(self.config.connect_timeout)
         if not waiter.ready():
             error = ConnectionLost(f"{self.address}: no reply to SUB within {self.config.connect_timeout} s")
