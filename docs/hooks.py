@@ -20,6 +20,7 @@ CONFIGS = {
     options.ProducerConfig: "Producer",
     options.ConnectionConfig: "Connections (consumers and producers)",
     options.LookupConfig: "Lookup (consumers and producers)",
+    options.WorkerConfig: "The worker (nsq-fast run)",
 }
 
 
@@ -41,8 +42,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def option_page() -> str:
     """Every option, as it is declared in ``nsq_fast/config.py``."""
     parts = [
-        "# Options\n\nKeyword arguments of `Consumer` and `Producer`. A wrong name, type or value raises `ConfigError`"
-        " when the object is made. Numbers may be given as text. This page is generated from `nsq_fast/config.py`."
+        "# Options\n\nKeyword arguments of `Consumer` and `Producer`, and the flags of [the worker](production.md). A"
+        " wrong name, type or value raises `ConfigError` when the object is made. Numbers may be given as text. This"
+        " page is generated from `nsq_fast/config.py`."
     ]
     for cls, title in CONFIGS.items():
         rows = [

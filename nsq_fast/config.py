@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from .errors import ConfigError
 from .header_patterns import PatternInvalid, check_glob, check_regexp
+from .names import parse_listen_address
 
 ConfigT = TypeVar("ConfigT", bound="Config")
 
@@ -39,6 +40,9 @@ DISCOVERY_FIELDS = (
     "topology_zone",
     "topology_region",
 )
+HANDLER_PLACES = ("gevent", "threads")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
@@ -358,6 +362,11 @@ class ConsumerConfig(Config):
         "do not handle a message whose msg_timeout is over, which nsqd has taken back, and ask for no more messages"
         " than handlers can begin with in time",
     )
+    requeue_unfinished: bool = option(
+        False,
+        "when the timeout of close() is over, requeue at once what handlers have not finished; otherwise nsqd delivers"
+        " it again after its msg_timeout",
+    )
     requeue_delay: int | None = option(
         None, "delay of every requeue; None: computed from the attempts", unit="ms", minimum=0, kind=int
     )
@@ -509,3 +518,48 @@ class ProducerConfig(Config):
     def attempt_limit(self) -> float:
         """``attempt_timeout``, or what None stands for. Seconds."""
         return self.publish_timeout / 6 if self.attempt_timeout is None else self.attempt_timeout
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerConfig(Config):
+    """What `nsq-fast run` does around the consumers of a program."""
+
+    processes: int = option(1, "processes that consume", minimum=1, maximum=1024)
+    handlers: str = option("gevent", "where handlers run that are plain functions: gevent (as greenlets) or threads")
+    drain_timeout: float = option(
+        25.0,
+        "limit for handlers to finish after SIGTERM, SIGINT, or in a restart; what is unfinished then is requeued",
+        unit="s",
+        minimum=0.0,
+        maximum=86400.0,
+    )
+    start_timeout: float = option(
+        60.0, "limit for a new process to be ready before the old one is ended; then the old one stays", unit="s",
+        minimum=0.1,
+    )  # fmt: skip
+    alive_timeout: float = option(
+        60.0, "a process whose event loop has not turned for so long is not alive", unit="s", minimum=5.0
+    )
+    restart_delay: float = option(
+        1.0, "pause before a process that has ended is started again; doubles", unit="s", minimum=0.0
+    )
+    max_restart_delay: float = option(30.0, "longest such pause", unit="s", minimum=0.0)
+    http: str | None = option(
+        None, "where /healthz, /readyz and /metrics are served: host:port, or :port for all interfaces; None: not",
+        kind=str,
+    )  # fmt: skip
+    log_level: str = option("info", "least severe log records that are written: debug, info, warning or error")
+    log_format: str = option("text", "log records as text or json, one a line, on stderr")
+    reload: bool = option(False, "for development: restart the processes when a Python file below the folder changes")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, values in (
+            ("handlers", HANDLER_PLACES),
+            ("log_level", LOG_LEVELS),
+            ("log_format", LOG_FORMATS),
+        ):
+            if getattr(self, name) not in values:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(values)}")
+        if self.http is not None:
+            parse_listen_address(self.http, "http")

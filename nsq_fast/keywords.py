@@ -54,6 +54,7 @@ class ConsumerKeywords(ConnectionKeywords, LookupKeywords, total=False):
     """The options of a Consumer, without those that are parameters of it."""
 
     drop_expired: bool
+    requeue_unfinished: bool
     requeue_base_delay: float
     requeue_factor: float
     requeue_max_delay: float

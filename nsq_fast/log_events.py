@@ -92,9 +92,25 @@ STARTED_ALREADY = _event("started_already", "start was called again and does not
 CONSUMER_FAILED = _event("consumer_failed", "a consumer closes because of an error that no new attempt cures")
 CLOSE_TIMED_OUT = _event("close_timed_out", "the time for closing was over before all was responded to")
 CLOSE_FAILED = _event("close_failed", "something failed while it was being closed")
+MESSAGES_REQUEUED = _event("messages_requeued", "what handlers had not finished at the end was requeued")
 PUBLISHES_UNCONFIRMED = _event("publishes_unconfirmed", "the program ended before publishes were confirmed")
 INTERNAL_ERROR = _event("internal_error", "a defect of nsq_fast; what was at work begins again")
 METRICS_FAILED = _event("metrics_failed", "the figures of a client cannot be read")
+
+# The worker
+
+WORKER_LISTENING = _event("worker_listening", "the supervisor answers probes and scrapes")
+WORKER_PROCESS_STARTED = _event("worker_process_started", "a process of a worker is started")
+WORKER_PROCESS_ENDED = _event("worker_process_ended", "a process has ended that was asked to")
+WORKER_PROCESS_DIED = _event("worker_process_died", "a process has ended by itself, and why")
+WORKER_PROCESS_DELAYED = _event("worker_process_delayed", "a process is started again after a pause")
+WORKER_PROCESS_LATE = _event("worker_process_late", "a process is not ready, or has not ended, in time")
+WORKER_PROGRAM_FAILED = _event("worker_program_failed", "the program of a worker cannot be run")
+WORKER_CONSUMER_CLOSED = _event("worker_consumer_closed", "a consumer of a worker is closed, and what it has done")
+WORKER_RESTART_BEGAN = _event("worker_restart_began", "the processes are replaced one by one")
+WORKER_RESTART_ENDED = _event("worker_restart_ended", "the processes are replaced; an ERROR says that not all are")
+WORKER_DRAINING = _event("worker_draining", "processes finish what they have begun, and end")
+WORKER_KILLED = _event("worker_killed", "a second signal ended the processes at once")
 
 # Traced messages
 

@@ -118,6 +118,20 @@ def _split_address(text: str, default_port: int) -> tuple[str, int | str]:
     return host, port if colon else default_port
 
 
+def parse_listen_address(text: str, name: str = "address") -> tuple[str, int]:
+    """Read ``host:port`` or ``:port``, with an empty host for all interfaces; port 0: one that is free.
+
+    ``name`` is what the argument is called in an error.
+    """
+    host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{name}={text!r}: must be host:port, or :port for all interfaces")
+    if host:
+        _check_host(host, text)
+    return host, int(port)
+
+
 def parse_addresses(
     value: str | Iterable[str | tuple[str, int]], default_port: int, name: str = "addresses"
 ) -> list[Address]:

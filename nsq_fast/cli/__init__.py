@@ -30,6 +30,7 @@ COMMANDS = (
     "bench",
     "soak",
     "trace-report",
+    "run",
     "run-as-gnsq",
 )
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from time import monotonic
 
 import gevent
@@ -93,6 +94,29 @@ def test_a_timeout_ends_the_wait_and_a_late_answer_says_so(nsqd, caplog):
     assert "1 messages unanswered" in caplog.text
     with pytest.raises(ConnectionLost):
         kept[0].finish()
+
+
+@pytest.mark.parametrize("drain", [True, False])
+@pytest.mark.parametrize("options", [{}, {"handler_threads": 1}], ids=["greenlet", "thread"])
+def test_what_is_unfinished_at_the_end_goes_back_where_that_is_wished(nsqd, drain, options, caplog):
+    release, running = threading.Event(), []
+    wait = release.wait if options else Event().wait
+
+    def handle(consumer, message):
+        if not running.append(message):
+            wait(WAIT)
+
+    consumer = started(nsqd, handle, requeue_unfinished=True, **options)
+    conn = nsqd.connection()
+    conn.push(1, 2)
+    conn.wait_for(lambda: running)
+    with promptly():
+        consumer.close(drain=drain, timeout=0.1)
+    conn.wait_for(lambda: sorted(conn.answered(b"REQ")) == [1, 2])
+    assert {command[2] for command in conn.commands if command[0] == b"REQ"} == {b"0"}
+    assert "requeued 1 messages that handlers have not finished" in caplog.text
+    assert conn.answered(b"FIN") == []
+    release.set()
 
 
 def test_without_drain_nobody_waits_for_handlers(nsqd):

@@ -10,14 +10,15 @@ from typing import Protocol
 from gevent import joinall
 from gevent.event import Event
 
+from nsq_fast.config import ConsumerConfig
 from nsq_fast.errors import ConfigError, ConnectionClosed, NsqError
-from nsq_fast.log_events import CLOSE_FAILED, CLOSE_TIMED_OUT, CONSUMER_FAILED
+from nsq_fast.log_events import CLOSE_FAILED, CLOSE_TIMED_OUT, CONSUMER_FAILED, MESSAGES_REQUEUED
 from nsq_fast.runtime.net.connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
 from nsq_fast.runtime.signals import emit
 from nsq_fast.runtime.supervised import Supervisor
 
 from .deadlines import Deadlines
-from .draining import wait_for_answers, wait_for_close_wait
+from .draining import give_back_unfinished, wait_for_answers, wait_for_close_wait
 from .flow import Flow
 from .subscriber import Subscriber
 from .worker_pools import WorkerPools
@@ -37,7 +38,8 @@ CLOSE_TIMEOUT = 30.0
 # 6. end the workers.
 #
 # Steps 1 and 2 happen at once, so that no handler begins after close() was called. 3 and 4 together end after the
-# timeout; without drain they are left out. What is not answered then is delivered again by nsqd when it times out.
+# timeout; without drain they are left out. What is not answered then is delivered again by nsqd when it times out, or,
+# with ``requeue_unfinished``, is given back with REQ 0.
 # Step 5 has a share of the timeout of its own, and happens on all connections at once: a server that does not answer
 # makes it last as long as it may.
 CLOSING_SHARE = 0.1
@@ -65,6 +67,7 @@ class ClosingContext(Protocol):
     flow: Flow
     deadlines: Deadlines
     workers: WorkerPools
+    config: ConsumerConfig
 
     @property
     def supervisor(self) -> Supervisor:
@@ -119,7 +122,7 @@ class Closing:
         consumer = self._consumer
         try:
             self._subscriptions.stop()
-            close_subscribers(list(self._subscriptions), drain, timeout, consumer.supervisor, consumer.logger)
+            self._close_subscribers(drain, timeout)
         finally:
             consumer.flow.stop()
             consumer.deadlines.stop()
@@ -130,6 +133,17 @@ class Closing:
                 emit(consumer, "on_close")
             finally:  # a receiver may be ended by what is no Exception
                 self.done.set()
+
+    def _close_subscribers(self, drain: bool, timeout: float | None) -> None:
+        consumer = self._consumer
+        close_subscribers(
+            list(self._subscriptions),
+            drain,
+            timeout,
+            consumer.supervisor,
+            consumer.logger,
+            is_requeued=consumer.config.requeue_unfinished,
+        )
 
     def _close_policy(self, policy: object) -> None:
         close = getattr(policy, "close", None)
@@ -153,8 +167,13 @@ def close_subscribers(
     timeout: float | None,
     supervisor: Supervisor,
     log: logging.Logger,
+    is_requeued: bool = False,
 ) -> None:
-    """Steps 3 to 5, each for all connections before the next."""
+    """Steps 3 to 5, each for all connections before the next.
+
+    Args:
+        is_requeued: whether what handlers have not finished is given back.
+    """
     closing_time = CONNECTION_CLOSE_TIMEOUT
     deadline = None
     if timeout is not None:
@@ -166,6 +185,8 @@ def close_subscribers(
             subscriber.connection.close(ConnectionClosed(f"{subscriber.address}: the consumer is closed"))
     if drain:
         _wait(subscribers, deadline, log)
+    if is_requeued:
+        _requeue(subscribers, log)
     jobs = [supervisor.job("closing", each.close, closing_time) for each in subscribers]
     for job in jobs:
         job.start()
@@ -180,3 +201,11 @@ def _wait(subscribers: Sequence[Subscriber], deadline: float | None, log: loggin
         if not wait_for_answers(subscriber.subscription, deadline):
             count = subscriber.connection.in_flight
             log.warning("%s: closed with %d messages unanswered", subscriber.address, count, extra=CLOSE_TIMED_OUT)
+
+
+def _requeue(subscribers: Sequence[Subscriber], log: logging.Logger) -> None:
+    for subscriber in subscribers:
+        subscriber.subscription.give_back_unstarted()
+        if count := give_back_unfinished(subscriber.subscription):
+            text = "%s: requeued %d messages that handlers have not finished"
+            log.warning(text, subscriber.address, count, extra=MESSAGES_REQUEUED)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from nsq_fast.errors import NsqError
+
 from .subscription import Subscription
 
 
@@ -16,3 +20,13 @@ def wait_for_answers(subscription: Subscription, deadline: float | None) -> bool
     return subscription.changes.wait_while(
         lambda: subscription.is_live and subscription.connection.in_flight > 0, deadline
     )
+
+
+def give_back_unfinished(subscription: Subscription) -> int:
+    """REQ 0 for what handlers have begun with and not responded to; return how many there were."""
+    count = 0
+    for message in subscription.inbound.ledger.pending() if subscription.is_live else ():
+        with suppress(NsqError):  # a handler on a native thread has responded just now
+            message.requeue(0, False)
+            count += 1
+    return count

@@ -1,0 +1,101 @@
+"""`nsq-fast run`: run the consumers of a program, in processes that are looked after. See ``nsq_fast.worker``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nsq_fast.config import WorkerConfig
+from nsq_fast.errors import ConfigError
+from nsq_fast.worker.logs import write_logs
+from nsq_fast.worker.settings import Given, SettingsReader
+from nsq_fast.worker.supervisor import Supervisor, check
+from nsq_fast.worker.task import Task
+
+_ADDRESSES = (
+    ("--nsqd-tcp-address", "--nsqd", "nsqd_tcp_addresses", "An nsqd (repeatable; port 4150)."),
+    ("--lookupd-http-address", "--lookupd", "lookupd_http_addresses", "An nsqlookupd (repeatable; port 4161)."),
+)
+
+
+def _worker_options() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option for each field of WorkerConfig; None where it is not given."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for field in reversed(dataclasses.fields(WorkerConfig)):
+            flag = f"--{field.name.replace('_', '-')}"
+            if field.metadata["kind"] is bool:
+                function = click.option(f"{flag}/--no-{flag[2:]}", default=None, help=_help(field))(function)
+            else:
+                function = click.option(flag, metavar=_metavar(field), help=_help(field))(function)
+        for flag, short, name, help in reversed(_ADDRESSES):
+            function = click.option(flag, short, name, multiple=True, metavar="HOST:PORT", help=help)(function)
+        return function
+
+    return decorate
+
+
+def _help(field: dataclasses.Field[Any]) -> str:
+    doc = field.metadata["doc"]
+    default = "" if field.default in (None, False) else f"  [default: {field.default}]"
+    return f"{doc[:1].upper()}{doc[1:]}.{default}"
+
+
+def _metavar(field: dataclasses.Field[Any]) -> str:
+    return {"s": "SECONDS"}.get(field.metadata["unit"], {int: "N"}.get(field.metadata["kind"], "TEXT"))
+
+
+@click.command("run", short_help="Run the consumers of a program, in processes.")
+@click.argument("app")
+@click.option("--config", type=click.Path(), metavar="FILE", help="A TOML file; also NSQ_FAST_CONFIG.")
+@_worker_options()
+@click.option(
+    "--consumer-opt", metavar="NAME=VALUE", multiple=True, help="Any option of Consumer, for all (repeatable)."
+)
+@click.option(
+    "--app-dir", type=click.Path(file_okay=False, exists=True), default=".", help="Where APP is imported from."
+)
+@click.option("--check", "is_check", is_flag=True, help="Say what is wrong with the configuration and APP, and end.")
+def command(
+    app: str, config: str | None, consumer_opt: Sequence[str], app_dir: str, is_check: bool, **flags: Any
+) -> None:
+    """Run the consumers that APP, a `module` or `module:attribute`, declares.
+
+    APP's functions are declared with nsq_fast.worker.subscribe; an attribute may also be a Consumer, a list, or a
+    function that returns them. SIGTERM and SIGINT drain, a second one ends at once, SIGHUP replaces the processes one
+    by one.
+
+    Each option may also stand in the environment, as NSQ_FAST_PROCESSES, or in the file, below [worker]; options of
+    consumers in the environment, below [consumer] or below [subscription."topic/channel"]. A flag counts before the
+    environment, that before the file, and that before what the program says. The exit code is 0, 2 for a wrong
+    configuration, 78 when APP cannot be run, 128 and more after a second signal.
+    """
+    reader = SettingsReader()
+    try:
+        settings = reader.read(config, os.environ, _given(flags, consumer_opt))
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    finally:
+        for doubt in reader.doubts:
+            click.echo(doubt, err=True)
+    task = Task(app, str(Path(app_dir).resolve()), settings, is_check)
+    if is_check:
+        raise SystemExit(check(task))
+    write_logs(settings.worker)
+    raise SystemExit(Supervisor(task).run())
+
+
+def _given(flags: dict[str, Any], consumer_opt: Sequence[str]) -> Iterator[Given]:
+    for name, value in flags.items():
+        if value not in (None, ()):
+            yield Given(name, list(value) if isinstance(value, tuple) else value, f"--{name.replace('_', '-')}")
+    for text in consumer_opt:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--consumer-opt {text!r}: must be NAME=VALUE")
+        yield Given(name.strip().replace("-", "_"), value, "--consumer-opt")

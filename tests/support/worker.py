@@ -1,0 +1,146 @@
+"""`nsq-fast run` as a process, with the programs that tests give it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.processes import kill_session, of_session
+from support.waiting import WAIT, until
+
+ROOT = Path(__file__).parent.parent.parent
+START = 2 * WAIT
+"""Seconds for processes to be there: each is an interpreter that imports everything."""
+
+NOTING = """
+import os, time
+from nsq_fast.worker import subscribe
+
+def note(text):
+    with open(os.environ["LEDGER"], "ab", buffering=0) as ledger:
+        ledger.write(b"%d %s\\n" % (os.getpid(), text))
+"""
+
+
+class Worker:
+    """One run in a session of its own, so that nothing of it is left after the test."""
+
+    def __init__(self, folder: Path, program: str, *flags: str, nsqd: str = "", **environment: str) -> None:
+        self.folder = folder
+        self.ledger = folder / "ledger"
+        self.target = "app"
+        self.lines: list[str] = []
+        self._flags = [*flags, "--http", "127.0.0.1:0", *(["--nsqd", nsqd] if nsqd else [])]
+        self._environment = {**os.environ, "PYTHONPATH": str(ROOT), "LEDGER": str(self.ledger), **environment}
+        self._process: subprocess.Popen[str] | None = None
+        self.write(program)
+
+    def write(self, program: str) -> None:
+        """Put another program in the place of the present one."""
+        path = self.folder / "app.new"
+        path.write_text(NOTING + program)
+        path.rename(self.folder / "app.py")
+
+    def start(self) -> Worker:
+        """Begin; the supervisor is there when this returns."""
+        command = [sys.executable, "-m", "nsq_fast", "run", self.target, *self._flags]
+        self._process = subprocess.Popen(
+            command, cwd=self.folder, env=self._environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        threading.Thread(target=self._follow, daemon=True).start()
+        until(lambda: self._port() or self._process.poll() is not None, START, about=self.log)  # type: ignore[union-attr]
+        return self
+
+    def ready(self) -> Worker:
+        """As ``start``, and wait until messages can arrive at each consumer of each process."""
+        self.start()
+        until(self.is_ready, START, 0.05, about=self.log)
+        return self
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def log(self) -> str:
+        """What was written on stderr."""
+        return "\n".join(self.lines)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the supervisor."""
+        os.kill(self.pid, number)
+
+    def ended(self) -> int:
+        """Wait for the end; return the exit code. No process may be left."""
+        assert self._process is not None
+        code = self._process.wait(START)
+        until(lambda: not of_session(self.pid), about=self.log)
+        return code
+
+    def stop(self) -> None:
+        """SIGKILL to all that is left."""
+        if self._process is not None:
+            kill_session(self.pid)
+            self._process.wait()
+
+    # What it answers
+
+    def is_ready(self) -> bool:
+        return self.asked("/readyz")[0] == 200
+
+    def asked(self, path: str) -> tuple[int, str]:
+        """Status and body."""
+        try:
+            with urlopen(f"http://127.0.0.1:{self._port()}{path}", timeout=WAIT) as answer:
+                return answer.status, answer.read().decode()
+        except HTTPError as error:
+            return error.code, error.read().decode()
+
+    def probed(self, path: str) -> dict[str, Any]:
+        """What a probe says, parsed."""
+        answer: dict[str, Any] = json.loads(self.asked(path)[1])
+        return answer
+
+    def children(self) -> dict[int, int]:
+        """The process of each number, without those that are leaving."""
+        found = self.probed("/healthz")["processes"]
+        return {each["number"]: each["pid"] for each in found if not each["leaving"]}
+
+    def figure(self, name: str, **labels: str) -> float:
+        """The sum of the samples of a metric that have these labels."""
+        families = text_string_to_metric_families(self.asked("/metrics")[1])
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return sum(each.value for each in samples if labels.items() <= each.labels.items())
+
+    def noted(self) -> list[tuple[int, str]]:
+        """What handlers noted, with the process in which they ran."""
+        if not self.ledger.exists():
+            return []
+        return [(int(pid), text) for pid, text in (line.split(" ", 1) for line in self.ledger.read_text().splitlines())]
+
+    def handled(self) -> set[str]:
+        """What handlers noted, wherever they ran."""
+        return {text for _, text in self.noted()}
+
+    def _port(self) -> str:
+        found = re.search(r"http://[^ ]*:(\d+) has", self.log())
+        return found[1] if found else ""
+
+    def _follow(self) -> None:
+        assert self._process is not None
+        assert self._process.stderr is not None
+        with suppress(ValueError):
+            for line in self._process.stderr:
+                self.lines.append(line.rstrip())

@@ -1,0 +1,205 @@
+"""What a supervisor decides, on a clock of the test's own and with processes that are none."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from nsq_fast.config import WorkerConfig
+from nsq_fast.worker.health import ProcessState, Snapshot, liveness, readiness
+from nsq_fast.worker.reports import WRONG_PROGRAM, ConsumerReport, Family, Phase, Report, parse_report
+from nsq_fast.worker.slot import GOOD_AFTER, Slot
+from nsq_fast.worker.totals import Totals
+
+READY = Report(Phase.RUNNING, consumers=[ConsumerReport("orders/billing", True, 1, 2)])
+WAITING = Report(Phase.RUNNING, consumers=[ConsumerReport("orders/billing", True, 0, 2)])
+
+
+class FakeProcess:
+    """A process that does as the test says."""
+
+    def __init__(self, number: int, now: float = 0.0) -> None:
+        self.number = number
+        self.report = Report()
+        self.started_at = now
+        self.is_leaving = False
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.is_leaving and self.report.is_ready
+
+    def why(self, code: int) -> str:
+        return f"ended with {code}"
+
+    def drain(self) -> None:
+        self.is_leaving = True
+
+    def enforce(self, now: float) -> None:
+        """It ends when the test says so."""
+
+
+def slot_of(**options: Any) -> tuple[Slot, list[FakeProcess]]:
+    started: list[FakeProcess] = []
+
+    def start(number: int) -> Any:
+        started.append(FakeProcess(number))
+        return started[-1]
+
+    slot = Slot(0, WorkerConfig(**options), start)
+    slot.start()
+    return slot, started
+
+
+def test_pauses_before_restarts_double_up_to_the_longest_and_begin_anew_after_a_good_time() -> None:
+    slot, started = slot_of(restart_delay=1.0, max_restart_delay=4.0)
+    now, pauses = 0.0, []
+    for lived in (0.0, 0.0, 0.0, 0.0, GOOD_AFTER, 0.0):
+        process: Any = started[-1]
+        process.started_at, now = now, now + lived
+        slot.ended(process, -9, now)
+        due = slot.due_at()
+        pauses.append(due - now)
+        slot.look(due - 0.01)
+        assert started[-1] is process
+        slot.look(due)
+        assert started[-1] is not process
+        now = due
+    assert pauses == [1.0, 2.0, 4.0, 4.0, 1.0, 2.0]
+    assert slot.restarts == 6
+
+
+def test_what_the_system_cannot_start_is_tried_again() -> None:
+    def start(number: int) -> Any:
+        raise BlockingIOError("no more processes")
+
+    slot = Slot(0, WorkerConfig(restart_delay=1.0), start)
+    slot.start()
+    assert slot.current is None
+    slot.look(slot.due_at())
+    assert slot.due_at() > 0
+
+
+def test_the_old_process_leaves_only_when_the_new_one_is_ready() -> None:
+    slot, (old,) = slot_of()
+    old.report = READY
+    slot.replace()
+    new: Any = slot.successor
+    for report in (Report(), WAITING):
+        new.report = report
+        assert slot.look(1.0) is False
+        assert not old.is_leaving
+    new.report = READY
+    slot.look(2.0)
+    assert (slot.current, slot.leaving, old.is_leaving) == (new, [old], True)
+    assert slot.is_replacing
+    slot.ended(slot.leaving[0], 0, 3.0)
+    assert not slot.is_replacing
+
+
+def test_where_no_nsqd_is_there_the_new_process_need_not_be_ready() -> None:
+    slot, (old,) = slot_of()
+    old.report = WAITING
+    slot.replace()
+    new: Any = slot.successor
+    slot.look(1.0)
+    assert slot.successor is new
+    new.report = WAITING
+    slot.look(1.0)
+    assert slot.current is new
+
+
+@pytest.mark.parametrize("fails", ["is late", "dies"])
+def test_a_new_process_that_fails_leaves_the_old_one(fails: str) -> None:
+    slot, (old,) = slot_of(start_timeout=10.0)
+    old.report = READY
+    slot.replace()
+    new: Any = slot.successor
+    assert slot.look(9.9) is False
+    failed = slot.look(10.0) if fails == "is late" else slot.ended(new, 1, 5.0)
+    assert failed is True
+    assert (slot.current, slot.successor, old.is_leaving) == (old, None, False)
+
+
+def test_a_new_process_takes_the_place_of_an_old_one_that_dies() -> None:
+    slot, (old,) = slot_of()
+    slot.replace()
+    new: Any = slot.successor
+    assert slot.ended(old, -9, 1.0) is False  # type: ignore[arg-type]
+    assert slot.current is new
+
+
+def test_only_a_program_that_never_ran_is_wrong() -> None:
+    slot, (first,) = slot_of()
+    slot.ended(first, WRONG_PROGRAM, 0.0)  # type: ignore[arg-type]
+    assert slot.is_wrong
+    slot, (first,) = slot_of()
+    first.report = READY
+    slot.look(0.0)
+    slot.ended(first, WRONG_PROGRAM, 1.0)  # type: ignore[arg-type]
+    assert not slot.is_wrong
+
+
+def state(report: Report, at: float = 100.0, number: int = 0, is_leaving: bool = False) -> ProcessState:
+    return ProcessState(number, 41, report, at, is_leaving)
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "alive", "ready"),
+    [
+        (Snapshot(100.0, (state(READY),)), "", ""),
+        (Snapshot(100.0, (state(WAITING),)), "", "orders/billing is connected to 0 of 2"),
+        (Snapshot(100.0, (state(Report()),)), "", "process 0 (pid 41) is starting"),
+        (Snapshot(100.0, (), missing=(0,)), "", "process 0 is to be started again"),
+        (Snapshot(100.0, (state(READY),), is_stopping=True), "", "the worker is ending"),
+        (Snapshot(100.0, (state(READY), state(Report()))), "", ""),
+        (Snapshot(100.0, (state(READY, is_leaving=True), state(Report()))), "", "is starting"),
+        (Snapshot(100.0, (state(READY, at=90.0),)), "has not turned for 10 s", "has not turned for 10 s"),
+        (Snapshot(90.0, (state(READY),)), "the supervisor has done nothing for 10 s", "the supervisor"),
+    ],
+)
+def test_a_probe_says_no_with_its_reason(snapshot: Snapshot, alive: str, ready: str) -> None:
+    for expected, verdict in ((alive, liveness(snapshot, 100.0, 5.0)), (ready, readiness(snapshot, 100.0, 5.0))):
+        assert verdict.is_well is (expected == "")
+        assert expected in "; ".join(verdict.reasons)
+
+
+def test_a_loop_that_does_not_turn_counts_though_its_process_reports() -> None:
+    blocked = Report(Phase.RUNNING, loop_age=7.0, consumers=READY.consumers)
+    assert not liveness(Snapshot(100.0, (state(blocked),)), 100.0, 5.0).is_well
+
+
+def test_reports_arrive_as_they_were_sent() -> None:
+    report = Report(Phase.DRAINING, 1.5, READY.consumers, [Family("f", "h", "gauge", [("f", {"a": "b"}, 2.0)])], "why")
+    assert parse_report(report.line()) == report
+    assert report.line().count(b"\n") == 1
+
+
+def family(value: float, name: str = "n_total", kind: str = "counter") -> Family:
+    return Family(name.removesuffix("_total"), "Help.", kind, [(name, {"a": "1"}, value), ("n_created", {}, 3.0)])
+
+
+def test_counters_never_go_down_whatever_processes_come_and_go() -> None:
+    chance = random.Random(17)
+    past, alive, highest, total = Totals(), [0.0], 0.0, 0.0
+    for _ in range(300):
+        if chance.random() < 0.2:
+            past = past.with_ended([family(alive.pop(chance.randrange(len(alive))))])
+            alive.append(0.0)
+        elif chance.random() < 0.1:
+            alive.append(0.0)
+        step = float(chance.randrange(5))
+        alive[chance.randrange(len(alive))] += step
+        total += step
+        (shown,) = past.now([family(each)] for each in alive)
+        assert shown.samples == [("n_total", {"a": "1"}, total)]
+        assert total >= highest
+        highest = total
+
+
+def test_gauges_of_processes_that_ended_are_gone_and_levels_do_not_add_up() -> None:
+    level = "nsq_fast_consumer_backoff_level"
+    past = Totals().with_ended([family(5, "n", "gauge"), family(9, level, "gauge")])
+    shown = past.now([[family(1, "n", "gauge"), family(2, level, "gauge")], [family(1, "n", "gauge")]])
+    assert {each.name: each.samples[0][2] for each in shown} == {"n": 2.0, level: 2.0}

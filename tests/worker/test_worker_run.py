@@ -1,0 +1,354 @@
+"""`nsq-fast run` with real processes: what it starts, replaces and ends, and that no message is lost on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+from support.processes import of_session
+from support.waiting import WAIT, holds, promptly, until
+from support.worker import START, Worker
+
+from nsq_fast import NsqdHTTPClient, Producer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+HANDLER = """
+@subscribe("orders", "billing", concurrency=4, max_in_flight=40)
+def handle(consumer, message):
+    note(message.body)
+"""
+BLOCKED = """
+@subscribe("orders", "billing", handler_threads=1, max_in_flight=1)
+def handle(consumer, message):
+    note(message.body)
+    time.sleep(3600)  # sleep: a handler that does not end
+"""
+COUNTING = """
+from prometheus_client import Counter, Histogram
+
+seen = Counter("seen", "Seen.", ["kind"])
+size = Histogram("size", "Size.", buckets=[1, 10])
+
+@subscribe("orders", "billing", max_in_flight=3)
+def handle(consumer, message):
+    seen.labels("any").inc()
+    size.observe(5)
+"""
+
+Run = Callable[..., Worker]
+
+
+@pytest.fixture
+def run(tmp_path: Path, nsqd_process: Any) -> Iterator[Run]:
+    """A factory of workers on an nsqd in a process of its own, which are killed after the test."""
+    made: list[Worker] = []
+
+    def make(program: str, *flags: str, **environment: str) -> Worker:
+        made.append(Worker(tmp_path, program, *flags, nsqd=nsqd_process.address, **environment))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.stop()
+
+
+def embedded(test: Any) -> Any:
+    """For what does not depend on the server."""
+    return pytest.mark.parametrize("nsqd_process", ["embedded"], indirect=True)(test)
+
+
+def channel(nsqd_process: Any) -> dict[str, Any]:
+    """What nsqd says of the channel; counts are 0 where there is none yet."""
+    with NsqdHTTPClient(*nsqd_process.http) as client:
+        topics = client.stats("orders")["topics"]
+    found: dict[str, Any] = next((each for topic in topics for each in topic["channels"]), {})
+    return {"in_flight_count": 0, "depth": 0, "client_count": 0, **found}
+
+
+def publish(nsqd_process: Any, *bodies: str) -> set[str]:
+    with Producer(nsqd_process.address) as producer:
+        for body in bodies:
+            producer.publish("orders", body.encode())
+    return set(bodies)
+
+
+@embedded
+def test_handlers_run_where_their_kind_says(run: Run, nsqd_process: Any) -> None:
+    worker = run(
+        """
+import threading
+from asyncio import sleep
+main = threading.get_ident()
+
+@subscribe("orders", "greenlets")
+def first(consumer, message):
+    note(b"greenlet %d" % (threading.get_ident() == main))
+
+@subscribe("orders", "threads", handler_threads=1)
+def second(consumer, message):
+    note(b"thread %d" % (threading.get_ident() == main))
+
+@subscribe("orders", "loop")
+async def third(consumer, message):
+    await sleep(0)
+    note(b"loop %d" % (threading.get_ident() == main))
+
+@subscribe("orders", "batches", batch=True)
+def fourth(consumer, messages):
+    note(b"batch %d" % len(messages))
+"""
+    ).ready()
+    publish(nsqd_process, "message")
+    expected = {"greenlet 1", "thread 0", "loop 0", "batch 1"}
+    until(lambda: worker.handled() == expected, START, about=worker.log)
+    until(lambda: worker.figure("nsq_fast_consumer_messages_finished_total") == 4, about=worker.log)
+    worker.send(signal.SIGTERM)
+    assert worker.ended() == 0, worker.log()
+    assert "orders/greenlets: closed: 1 finished, 0 requeued" in worker.log()
+
+
+@embedded
+def test_a_function_may_make_the_consumers(run: Run, nsqd_process: Any) -> None:
+    program = f"""
+from nsq_fast import Consumer
+
+def handle(consumer, message):
+    note(message.body)
+
+class workers:
+    def consumers():
+        return [Consumer("orders", "billing", "{nsqd_process.address}", message_handler=handle)]
+"""
+    worker = run(program)
+    worker.target = "app:workers.consumers"
+    worker.ready()
+    bodies = publish(nsqd_process, "one")
+    until(lambda: worker.handled() == bodies, about=worker.log)
+    worker.send(signal.SIGINT)
+    assert worker.ended() == 0, worker.log()
+
+
+@pytest.mark.kill
+def test_a_rolling_restart_under_load_loses_nothing_and_leaves_no_gap(run: Run, nsqd_process: Any) -> None:
+    worker = run(HANDLER, "--processes", "2").ready()
+    first = set(worker.children().values())
+    published: set[str] = set()
+    clients: list[int] = []
+
+    def load() -> None:
+        with Producer(nsqd_process.address) as producer:
+            while first & set(current) or len(published) < 500:
+                body = str(len(published))
+                producer.publish("orders", body.encode())
+                published.add(body)
+                gevent.sleep(0.002)  # sleep: a load, and not as much as there is room for
+
+    def watch() -> None:
+        while True:
+            clients.append(channel(nsqd_process)["client_count"])
+            gevent.sleep(0.05)  # sleep: looks again and again
+
+    current = list(first)
+    loader, watcher = gevent.spawn(load), gevent.spawn(watch)
+    worker.send(signal.SIGHUP)
+    until(lambda: "all processes are replaced" in worker.log(), 3 * START, 0.1, about=worker.log)
+    current = list(worker.children().values())
+    loader.get(timeout=WAIT)
+    watcher.kill()
+    assert not first & set(current)
+    until(lambda: worker.handled() == published, START, about=worker.log)
+    until(lambda: channel(nsqd_process)["in_flight_count"] == 0)
+    assert min(clients) >= 2
+    assert {pid for pid, _ in worker.noted()} >= set(current)
+    found = channel(nsqd_process)
+    assert (found["depth"], found["timeout_count"]) == (0, 0)
+    worker.send(signal.SIGTERM)
+    assert worker.ended() == 0, worker.log()
+
+
+@pytest.mark.kill
+def test_a_killed_process_is_started_again_and_what_it_held_is_handled(run: Run, nsqd_process: Any) -> None:
+    program = """
+@subscribe("orders", "billing", msg_timeout=2, max_in_flight=10)
+def handle(consumer, message):
+    note(message.body)
+    if message.body == b"deadly" and message.attempts == 1:
+        os.kill(os.getpid(), 9)
+"""
+    worker = run(program, "--processes", "2", "--restart-delay", "0.1").ready()
+    bodies = publish(nsqd_process, *map(str, range(20)), "deadly", *map(str, range(20, 40)))
+    until(lambda: worker.handled() == bodies and channel(nsqd_process)["in_flight_count"] == 0, START, about=worker.log)
+    until(worker.is_ready, START, about=worker.log)
+    assert len([pid for pid, text in worker.noted() if text == "deadly"]) >= 2
+    assert channel(nsqd_process)["depth"] == 0
+    assert "was killed by SIGKILL" in worker.log()
+    assert worker.figure("nsq_fast_worker_restarts_total") == 1
+    worker.send(signal.SIGTERM)
+    assert worker.ended() == 0, worker.log()
+
+
+@pytest.mark.parametrize(
+    ("place", "nsqd_process"),
+    [("threads", "original"), ("threads", "embedded"), ("gevent", "embedded"), ("asyncio", "embedded")],
+    indirect=["nsqd_process"],
+)
+def test_what_is_unfinished_at_the_end_of_the_drain_is_requeued(run: Run, nsqd_process: Any, place: str) -> None:
+    program = {
+        "threads": BLOCKED,
+        "gevent": BLOCKED.replace("handler_threads=1, ", "").replace("time.sleep", "__import__('gevent').sleep"),
+        "asyncio": "from asyncio import sleep\n"
+        + BLOCKED.replace("handler_threads=1, ", "").replace("def h", "async def h").replace("time.", "await "),
+    }[place]
+    worker = run(program, "--drain-timeout", "0.5").ready()
+    publish(nsqd_process, "long")
+    until(lambda: worker.handled() == {"long"}, about=worker.log)
+    worker.send(signal.SIGTERM)
+    assert worker.ended() == 0, worker.log()
+    assert "requeued 1 messages that handlers have not finished" in worker.log()
+    # Long before nsqd would take it back by itself, after 60 s.
+    until(lambda: channel(nsqd_process)["depth"] == 1)
+    assert channel(nsqd_process)["in_flight_count"] == 0
+
+
+@embedded
+def test_a_second_signal_waits_for_nobody(run: Run, nsqd_process: Any) -> None:
+    worker = run(BLOCKED, "--drain-timeout", "3600").ready()
+    publish(nsqd_process, "long")
+    until(lambda: worker.handled() == {"long"}, about=worker.log)
+    worker.send(signal.SIGTERM)
+    until(lambda: "draining for 3600 s at most" in worker.log(), about=worker.log)
+    assert worker.probed("/readyz")["ok"] is False
+    with promptly():
+        worker.send(signal.SIGTERM)
+        assert worker.ended() == 128 + signal.SIGTERM
+    assert "nsqd delivers again what they held" in worker.log()
+
+
+@pytest.mark.kill
+@embedded
+def test_no_process_outlives_a_killed_supervisor(run: Run, nsqd_process: Any) -> None:
+    worker = run(HANDLER, "--processes", "2").ready()
+    session = worker.pid
+    assert len(of_session(session)) == 3
+    worker.send(signal.SIGKILL)
+    until(lambda: not of_session(session), START)
+    bodies = publish(nsqd_process, "later")
+    until(lambda: channel(nsqd_process)["depth"] == len(bodies))
+    assert channel(nsqd_process)["client_count"] == 0
+
+
+@pytest.mark.kill
+def test_readiness_follows_the_nsqds_and_liveness_does_not(run: Run, nsqd_process: Any) -> None:
+    worker = run(HANDLER, "--consumer-opt", "max_reconnect_delay=0.1").ready()
+    nsqd_process.kill()
+    until(lambda: not worker.is_ready(), about=worker.log)
+    assert "orders/billing is connected to 0 of 1" in worker.probed("/readyz")["reasons"][0]
+    assert worker.asked("/healthz")[0] == 200
+    nsqd_process.start()
+    until(worker.is_ready, START, about=worker.log)
+
+
+@embedded
+def test_the_figures_of_three_processes_add_up_and_outlive_them(run: Run, nsqd_process: Any) -> None:
+    worker = run(COUNTING, "--processes", "3").ready()
+    assert worker.figure("nsq_fast_worker_processes_ready") == 3
+    assert worker.figure("nsq_fast_consumer_connections", channel="billing") == 3
+
+    def finished() -> float:
+        return worker.figure("nsq_fast_consumer_messages_finished_total", channel="billing")
+
+    publish(nsqd_process, *map(str, range(60)))
+    until(lambda: finished() == 60, about=worker.log)
+    until(lambda: worker.figure("seen_total", kind="any") == 60)
+    assert worker.figure("size_bucket", le="10.0") == 60
+    os.kill(worker.children()[0], signal.SIGTERM)
+    until(lambda: worker.figure("nsq_fast_worker_restarts_total") == 1 and worker.is_ready(), START, about=worker.log)
+    assert (finished(), worker.figure("seen_total")) == (60, 60)
+    publish(nsqd_process, *map(str, range(60, 90)))
+    until(lambda: finished() == 90, about=worker.log)
+
+
+@embedded
+def test_a_restart_with_a_broken_program_leaves_the_old_processes_at_work(run: Run, nsqd_process: Any) -> None:
+    worker = run(HANDLER, "--processes", "2").ready()
+    before = worker.children()
+    worker.write("raise ValueError('half written')\n")
+    worker.send(signal.SIGHUP)
+    until(lambda: "not all processes are replaced" in worker.log(), START, about=worker.log)
+    assert "ValueError: half written" in worker.log()
+    assert worker.children() == before
+    bodies = publish(nsqd_process, "still")
+    until(lambda: worker.handled() == bodies, about=worker.log)
+    worker.write(HANDLER)
+    worker.send(signal.SIGHUP)
+    until(lambda: "all processes are replaced" in worker.log().replace("not all", ""), START, about=worker.log)
+
+
+@embedded
+def test_a_program_that_cannot_be_run_ends_the_worker_and_says_why(run: Run) -> None:
+    worker = run("raise ValueError('no database')\n", "--processes", "2").start()
+    assert worker.ended() == 78
+    assert "exit code 78: ValueError: no database" in worker.log()
+    assert "app cannot be run: the worker ends" in worker.log()
+
+
+@embedded
+def test_reload_takes_what_was_edited(run: Run, nsqd_process: Any) -> None:
+    pytest.importorskip("watchfiles")
+    worker = run(HANDLER, "--reload").ready()
+    before = worker.children()
+
+    def edited() -> bool:
+        # Until the watch has begun, which nothing outside can see, a change may go by unseen.
+        worker.write(HANDLER.replace("note(message.body)", "note(b'new ' + message.body)"))
+        return worker.children() != before
+
+    until(edited, START, 1.0, about=worker.log)
+    until(lambda: "all processes are replaced" in worker.log(), START, about=worker.log)
+    publish(nsqd_process, "order")
+    until(lambda: worker.handled() == {"new order"}, START, about=worker.log)
+
+
+@embedded
+def test_systemd_is_told(run: Run, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(tmp_path / "notify"))
+        sock.setblocking(False)
+        told: list[str] = []
+
+        def has(word: str) -> bool:
+            try:
+                while True:
+                    told.extend(sock.recv(4096).decode().split("\n"))
+            except BlockingIOError:
+                return word in told
+
+        worker = run(HANDLER, NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="400000").start()
+        until(lambda: has("READY=1"), START, about=worker.log)
+        until(lambda: has("STATUS=ready") and has("WATCHDOG=1"), START, about=worker.log)
+        told.clear()
+        worker.send(signal.SIGHUP)
+        until(lambda: has("RELOADING=1") and has("READY=1"), START, about=worker.log)
+        worker.send(signal.SIGTERM)
+        until(lambda: has("STOPPING=1"), about=worker.log)
+        assert worker.ended() == 0
+
+
+@embedded
+def test_a_stopped_process_is_no_longer_alive(run: Run, nsqd_process: Any) -> None:
+    worker = run(HANDLER, "--alive-timeout", "5").ready()
+    assert worker.asked("/healthz")[0] == 200
+    (pid,) = worker.children().values()
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: worker.asked("/healthz")[0] == 503, about=worker.log)
+    assert f"pid {pid}): its loop has not turned" in worker.probed("/healthz")["reasons"][0]
+    os.kill(pid, signal.SIGCONT)
+    until(lambda: worker.asked("/healthz")[0] == 200, about=worker.log)
+    holds(lambda: worker.children() == {0: pid})
