@@ -4,6 +4,7 @@
 #   make demo-spark  the same, then Spark reports on the traces: installs PySpark (about 450 MB), needs Java 17 or newer
 #   make test        the tests; those of Spark need a JRE 17 or newer, and are skipped without   ARGS="-k frame -x" JOBS=1
 #   make quick       those that need at most two minutes: core, protocol, runtime, gnsq, a round trip through each server
+#   make core        the tests of the compiled core alone: no gevent needed, so that they run on 3.14t, too
 #   make proof       what is promised for the redesigned NSQ, on a real cluster: needs etcd and its servers, many minutes
 #   make soak        chaos for five minutes, or ARGS="--hours 8": is what is promised true?      SERVERS=DIR of an nsqd
 #   make bench       the compiled core, and a short comparison of clients                        SERVERS=DIR of an nsqd
@@ -29,16 +30,16 @@ NSQ_FAST_SERVERS ?= $(HOME)/.cache/nsq-fast/servers
 SERVERS ?= $(wildcard $(abspath $(NSQ_FAST_SERVERS))/original)
 
 BIN := $(VENV)/bin
-SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi) setup.py
+SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi) setup.py version.py
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
-BUILD_NEEDS := "setuptools>=77" "Cython>=3.1,<4"
+BUILD_NEEDS := "setuptools>=77" "Cython>=3.3,<4"
 
-.PHONY: help setup demo demo-spark test quick proof soak bench bench-spark check lint build sanitize fuzz docs dist wheel clean
+.PHONY: help setup demo demo-spark test quick core proof soak bench bench-spark check lint build sanitize fuzz docs dist wheel clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,19s/^#  *//p' Makefile
+	@sed -n '3,20s/^#  *//p' Makefile
 
 # A stamp says what has been done to the environment, so that a second run is instant. An installation compiles, too.
 VENV_STAMP := $(VENV)/.created
@@ -103,6 +104,13 @@ QUICK = tests/test_*.py tests/core tests/protocol tests/runtime tests/gnsq \
 quick: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) $(QUICK) $(ARGS)
 
+# What these need and nothing else; without the conftest, which imports gevent.
+CORE_ALONE = --noconftest -p support.properties -p no:nsq_fast -p no:cacheprovider -m "not slow"
+
+core: $(VENV_STAMP) $(BUILD_STAMP)
+	$(PIP) install "pytest>=8" "pytest-timeout>=2.3" "hypothesis>=6.100"
+	PYTHONPATH=.:tests $(BIN)/python -m pytest -q $(CORE_ALONE) tests/core $(ARGS)
+
 proof: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest tests/servers --run-real-cluster $(ARGS)
 	NSQ_FAST_DAY_SECONDS=300 $(BIN)/python -m pytest -s tests/spark/test_spark_day.py
@@ -142,7 +150,7 @@ sanitize: $(DEV_STAMP)
 	NSQ_FAST_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base $(SANITIZE_DIR) --build-lib $(SANITIZE_DIR)/lib
 	LD_PRELOAD="$(call SANITIZER,libasan.so) $(call SANITIZER,libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(SANITIZE_DIR)/lib:tests \
-	  $(BIN)/pytest tests/core --noconftest -p support.properties -p no:nsq_fast -p no:cacheprovider -m "not slow" $(ARGS)
+	  $(BIN)/pytest tests/core $(CORE_ALONE) $(ARGS)
 
 # libFuzzer for the compiled readers, atheris for the Python parts.
 fuzz: $(DEV_STAMP) $(BUILD_STAMP)

@@ -43,7 +43,13 @@ setup(
     version=version,
     ext_modules=cythonize(
         [extension("_codec"), extension("_frame"), extension("_spin"), extension("_time_slice")],
-        compiler_directives={"language_level": 3, "binding": True, "linetrace": DEBUG},
+        compiler_directives={
+            "language_level": 3,
+            "binding": True,
+            "linetrace": DEBUG,
+            # tests/core/test_core_threads.py; Cython from 3.3 on guards the attributes that are public
+            "freethreading_compatible": True,
+        },
         annotate=DEBUG,
     ),
 )

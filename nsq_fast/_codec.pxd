@@ -147,6 +147,7 @@ cdef class Message:
     cpdef bint mark_responded(self) noexcept
     cpdef bint mark_returned(self) noexcept
     cdef int _claim(self) except -1
+    cdef object _current_responder(self)
     cdef object _signal(self, str name)
 
 

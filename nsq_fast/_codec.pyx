@@ -8,6 +8,10 @@
 All numbers are big endian. The one decoder of messages is ``read_layout`` in the .pxd; ``_frame`` finds the frames;
 ``_commands.pxi`` and ``_records.pxi`` are what goes the other way. Nothing here does I/O or knows of connections: a
 message has a responder.
+
+Threads without a global interpreter lock may share all objects of this module and of ``_frame``. What one of them
+changes is changed as one step: an object's own lock is held (``cython.critical_section``), also that of a caller's list
+while its items are read; flags of messages are set atomically. With the lock of the interpreter both are nothing.
 """
 
 import json
@@ -27,6 +31,39 @@ cdef extern from "Python.h":
     Py_buffer* PyMemoryView_GET_BUFFER(object view)
     object PyNumber_Index(object value)
     Py_ssize_t Py_REFCNT(PyObject* value)
+
+cdef extern from *:
+    """
+    #ifdef Py_GIL_DISABLED
+      #define nsq_load_flags(flags) __atomic_load_n(flags, __ATOMIC_ACQUIRE)
+      #define nsq_set_flags(flags, bits) ((void) __atomic_fetch_or(flags, (unsigned char) (bits), __ATOMIC_ACQ_REL))
+      #define nsq_clear_flags(flags, bits) ((void) __atomic_fetch_and(flags, (unsigned char) ~(bits), __ATOMIC_ACQ_REL))
+      static inline int nsq_claim_flags(unsigned char *flags, unsigned char bits, unsigned char unless) {
+          unsigned char old = nsq_load_flags(flags);
+          do {
+              if (old & unless)
+                  return 0;
+          } while (!__atomic_compare_exchange_n(
+              flags, &old, (unsigned char) (old | bits), 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
+          return 1;
+      }
+    #else
+      #define nsq_load_flags(flags) (*(flags))
+      #define nsq_set_flags(flags, bits) ((void) (*(flags) |= (unsigned char) (bits)))
+      #define nsq_clear_flags(flags, bits) ((void) (*(flags) &= (unsigned char) ~(bits)))
+      static inline int nsq_claim_flags(unsigned char *flags, unsigned char bits, unsigned char unless) {
+          if (*flags & unless)
+              return 0;
+          *flags |= bits;
+          return 1;
+      }
+    #endif
+    """
+    unsigned char load_flags "nsq_load_flags"(unsigned char* flags) noexcept nogil
+    void set_flags "nsq_set_flags"(unsigned char* flags, unsigned char bits) noexcept nogil
+    void clear_flags "nsq_clear_flags"(unsigned char* flags, unsigned char bits) noexcept nogil
+    # set `bits` unless one of `unless` is set; whether they were set by this call
+    bint claim_flags "nsq_claim_flags"(unsigned char* flags, unsigned char bits, unsigned char unless) noexcept nogil
 
 cdef enum:
     RESPONDED = 1
@@ -65,8 +102,8 @@ cdef class Message:
     ):
         if (offset is None) != (raw_size is None):
             raise ValueError("offset and raw_size go together")
-        self._flags = 0
-        self._headers = None
+        if self.body is not None:  # others may be reading it
+            raise TypeError("a message is made once: __init__ was called again")
         self.timestamp = checked_int(timestamp, "timestamp", _MIN_I64, _MAX_I64)
         self.attempts = checked_int(attempts, "attempts", 0, 0xffff)
         memcpy(self._id, _id_pointer(id, "id"), ID_SIZE)
@@ -78,7 +115,7 @@ cdef class Message:
         if offset is not None:
             self._offset = checked_int(offset, "offset", 0, _MAX_U64)
             self._raw_size = checked_int(raw_size, "raw_size", 0, 0xffffffff)
-            self._flags |= DETAILED
+            set_flags(&self._flags, DETAILED)
         self.responder = responder
         self.received_at = received_at
 
@@ -101,12 +138,12 @@ cdef class Message:
     @property
     def offset(self):
         """Offset of the record in the partition's log, in bytes; None without a detail header."""
-        return self._offset if self._flags & DETAILED else None
+        return self._offset if load_flags(&self._flags) & DETAILED else None
 
     @property
     def raw_size(self):
         """Size of the record in the partition's log, in bytes; None without a detail header."""
-        return self._raw_size if self._flags & DETAILED else None
+        return self._raw_size if load_flags(&self._flags) & DETAILED else None
 
     @property
     def headers(self):
@@ -115,9 +152,10 @@ cdef class Message:
         Raises RemoteProtocolError when it is not JSON at all; ``ext`` still has the bytes.
         """
         # Not decoded with the message: few handlers look at them, and JSON takes longer than the message.
-        if self._headers is None:
-            self._headers = _decode_headers(self.ext) if self.ext and self.ext_version == EXT_JSON else {}
-        return self._headers
+        with cython.critical_section(self):
+            if self._headers is None:
+                self._headers = _decode_headers(self.ext) if self.ext and self.ext_version == EXT_JSON else {}
+            return self._headers
 
     @property
     def is_truncated(self):
@@ -127,7 +165,7 @@ cdef class Message:
     @property
     def partition(self):
         """Partition of the connection that delivered it; None when that has none."""
-        return getattr(self.responder, "partition", None)
+        return getattr(self._current_responder(), "partition", None)
 
     @property
     def topic(self):
@@ -151,50 +189,45 @@ cdef class Message:
 
     cpdef bint mark_responded(self) noexcept:
         """Mark it as answered; False when it already was."""
-        if self._flags & RESPONDED:
-            return False
-        self._flags |= RESPONDED
-        return True
+        return claim_flags(&self._flags, RESPONDED, RESPONDED)
 
     cpdef bint mark_returned(self) noexcept:
         """Its handler has returned: mark it as answered, for whoever called to finish it.
 
         False when it was answered already, or is to be answered later (``enable_async``): there is nothing to do then.
         """
-        if self._flags & (RESPONDED | ASYNC):
-            return False
-        self._flags |= RESPONDED
-        return True
+        return claim_flags(&self._flags, RESPONDED, RESPONDED | ASYNC)
 
     def has_responded(self):
         """Whether it has been finished or requeued."""
-        return bool(self._flags & RESPONDED)
+        return bool(load_flags(&self._flags) & RESPONDED)
 
     def mark_expired(self):
         """Note that nsqd has taken it back: it was not answered in time, or its connection is lost."""
-        self._flags |= EXPIRED
+        set_flags(&self._flags, EXPIRED)
 
     def has_expired(self):
         """Whether nsqd has taken it back before it was answered; nsqd delivers it again, here or elsewhere."""
-        return bool(self._flags & EXPIRED)
+        return bool(load_flags(&self._flags) & EXPIRED)
 
     def enable_async(self):
         """Leave the answer to the program: a handler that returns no longer finishes the message."""
-        self._flags |= ASYNC
+        set_flags(&self._flags, ASYNC)
 
     def is_async(self):
         """Whether enable_async was called."""
-        return bool(self._flags & ASYNC)
+        return bool(load_flags(&self._flags) & ASYNC)
 
     def finish(self):
         """Send FIN; return what the responder returns. Raises AlreadyResponded the second time."""
         self._claim()
-        if self.responder is None:
+        responder = self._current_responder()
+        if responder is None:
             return None
         try:
-            return self.responder.finish(self)
+            return responder.finish(self)
         except BaseException:  # nothing was queued: the program may try again, or requeue it
-            self._flags &= ~RESPONDED
+            clear_flags(&self._flags, RESPONDED)
             raise
 
     def requeue(self, time_ms=None, backoff=True):
@@ -205,19 +238,25 @@ cdef class Message:
             backoff: whether this counts as a failure for backoff.
         """
         self._claim()
-        if self.responder is None:
+        responder = self._current_responder()
+        if responder is None:
             return None
         try:
-            return self.responder.requeue(self, time_ms, backoff)
+            return responder.requeue(self, time_ms, backoff)
         except BaseException:
-            self._flags &= ~RESPONDED
+            clear_flags(&self._flags, RESPONDED)
             raise
 
     def touch(self):
         """Send TOUCH: ask for more time; return what the responder returns. Raises AlreadyResponded after an answer."""
-        if self._flags & RESPONDED:
+        if load_flags(&self._flags) & RESPONDED:
             raise AlreadyResponded(f"message {_printable(self.id)} has been answered already")
-        return None if self.responder is None else self.responder.touch(self)
+        responder = self._current_responder()
+        return None if responder is None else responder.touch(self)
+
+    cdef object _current_responder(self):
+        with cython.critical_section(self):
+            return self.responder
 
     cdef int _claim(self) except -1:
         # Before the responder is called, which may switch to another greenlet: only one of them may answer.
@@ -227,19 +266,20 @@ cdef class Message:
 
     cdef object _signal(self, str name):
         # Signals are the responder's: one that gathers FINs queues them without a call of finish().
-        signals_of = getattr(self.responder, "signals_of", None)
+        responder = self._current_responder()
+        signals_of = getattr(responder, "signals_of", None)
         if signals_of is None:
             raise AttributeError(
-                f"{name}: the responder of this message keeps no signals: {self.responder!r} has no signals_of(message)"
+                f"{name}: the responder of this message keeps no signals: {responder!r} has no signals_of(message)"
                 ", see docs/embedding.md, Messages"
             )
         return getattr(signals_of(self), name)
 
     def __repr__(self):
         traits = f"attempts={self.attempts} timestamp={self.timestamp} body={len(self.body or b'')} bytes"
-        if self._flags & DETAILED:
+        if load_flags(&self._flags) & DETAILED:
             traits += f" offset={self._offset}"
-        if self._flags & RESPONDED:
+        if load_flags(&self._flags) & RESPONDED:
             traits += " responded"
         return f"<{type(self).__name__} {_printable(self.id)} {traits}>"
 

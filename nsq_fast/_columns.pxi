@@ -244,9 +244,10 @@ cdef int32_t _append_offsets(const int32_t* offsets, Py_ssize_t n, int32_t* to, 
 cdef class ColumnReader(FrameBuffer):
     """Turns received bytes into columns; options, errors and poisoning as FrameReader's.
 
-    The frames are decoded with the GIL released.
+    The frames are decoded with the GIL released; a feed from another thread meanwhile raises LocalProtocolError.
     """
 
+    @cython.critical_section
     def feed(self, chunk):
         """Decode what ``chunk`` completes into Columns.
 
@@ -289,8 +290,8 @@ cdef class ColumnReader(FrameBuffer):
         if self._have and size:
             at = self._top_up(data, size)
             first = self._total if self._is_whole() else 0
-        if first and is_oversized(self, first):
-            truncated = self._truncated(self._frame, first, None, 0.0)
+        if first and (self._kept < first or is_oversized(self, first)):
+            truncated = self._truncated(self._frame, self._kept, first, None, 0.0)
             self._drop_frame()
             first = 0
         with nogil:
@@ -333,6 +334,6 @@ cdef class ColumnReader(FrameBuffer):
             elif kind == FRAME_ERROR:
                 frames.append(_error_frame(data + at + FRAME_DATA_AT, total - FRAME_DATA_AT))
             elif not is_row(data + at, total, layout.max_size):
-                frames.append(self._truncated(data + at, total, None, 0.0))
+                frames.append(self._truncated(data + at, total, total, None, 0.0))
             at += total
         return 0

@@ -210,15 +210,16 @@ def mpub_body(bodies):
 def mpub_size(list bodies not None, Py_ssize_t max_msg_size):
     """The size of ``mpub_body(bodies)`` where each is a ``bytes`` of 1 to ``max_msg_size``; -1 where one is not."""
     cdef Py_ssize_t i, size, total = COUNT_ONLY
-    for i in range(PyList_GET_SIZE(bodies)):
-        body = <object> PyList_GET_ITEM(bodies, i)
-        if type(body) is not bytes:
-            return -1
-        size = PyBytes_GET_SIZE(body)
-        if not 0 < size <= max_msg_size:
-            return -1
-        total += 4 + size
-    return total
+    with cython.critical_section(bodies):
+        for i in range(PyList_GET_SIZE(bodies)):
+            body = <object> PyList_GET_ITEM(bodies, i)
+            if type(body) is not bytes:
+                return -1
+            size = PyBytes_GET_SIZE(body)
+            if not 0 < size <= max_msg_size:
+                return -1
+            total += 4 + size
+        return total
 
 
 def dpub(topic, delay_ms, body):
@@ -264,6 +265,11 @@ def fin(id):
 cpdef bytes fin_many(messages):
     """FIN of every Message or id in the iterable, as one buffer. Messages count as responded then."""
     cdef list items = messages if type(messages) is list else _listed(messages, "messages")
+    with cython.critical_section(items):
+        return _fin_each(items)
+
+
+cdef bytes _fin_each(list items):
     cdef Py_ssize_t i, count = PyList_GET_SIZE(items)
     cdef bytes out = PyBytes_FromStringAndSize(NULL, count * FIN_SIZE)
     cdef unsigned char* at = <unsigned char*> PyBytes_AS_STRING(out)
@@ -274,7 +280,7 @@ cpdef bytes fin_many(messages):
         at += FIN_SIZE
     for i in range(count):
         if isinstance(<object> PyList_GET_ITEM(items, i), Message):
-            (<Message> PyList_GET_ITEM(items, i))._flags |= RESPONDED
+            set_flags(&(<Message> PyList_GET_ITEM(items, i))._flags, RESPONDED)
     return out
 
 

@@ -29,8 +29,11 @@ cdef class FrameBuffer:
     cdef Py_ssize_t _top_up(self, const unsigned char* data, Py_ssize_t size) except -1
     cdef bint _is_whole(self) noexcept
     cdef Py_ssize_t _kept_of(self, Py_ssize_t total) noexcept
-    cdef object _truncated(self, const unsigned char* frame, Py_ssize_t total, object responder, double now)
+    cdef object _truncated(
+        self, const unsigned char* frame, Py_ssize_t available, Py_ssize_t total, object responder, double now
+    )
     cdef void _drop_frame(self) noexcept
+    cdef bytes _take(self)
 
 
 cdef class FrameReader(FrameBuffer):
@@ -45,6 +48,7 @@ cdef class FrameReader(FrameBuffer):
     cdef Py_ssize_t _decode(
         self, const unsigned char* data, Py_ssize_t size, list out, double now, Py_ssize_t limit
     ) except -1
+    cdef object _decode_kept(self, double now)
     cdef object _decode_frame(self, const unsigned char* frame, Py_ssize_t total, double now)
 
 

@@ -74,6 +74,8 @@ cdef class Response:
     """A response frame. The three that servers repeat are always the same objects: OK, HEARTBEAT, CLOSE_WAIT."""
 
     def __init__(self, data):
+        if self.data is not None:  # others may be reading it
+            raise TypeError("a Response is made once: __init__ was called again")
         self.data = bytes(bytes_like(data, "data"))
 
     def __repr__(self):
@@ -84,6 +86,8 @@ cdef class ErrorFrame:
     """An error frame."""
 
     def __init__(self, data):
+        if self.data is not None:
+            raise TypeError("an ErrorFrame is made once: __init__ was called again")
         self.data = bytes(bytes_like(data, "data"))
 
     @property
@@ -186,6 +190,7 @@ cdef int _raise_frame_error(Py_ssize_t code, const unsigned char* frame, Py_ssiz
 cdef class FrameBuffer:
     """What both readers share: the layout in force, the partial frame, the error that poisoned them."""
 
+    @cython.critical_section
     def __init__(self, *, detail=False, ext=False, max_frame_size=DEFAULT_MAX_FRAME_SIZE, skip_oversized=False):
         self.detail = detail
         self.ext = ext
@@ -232,10 +237,13 @@ cdef class FrameBuffer:
             headers += DETAIL_SIZE
         return min(total, headers)
 
-    cdef object _truncated(self, const unsigned char* frame, Py_ssize_t total, object responder, double now):
-        # a message that is too large, of which `frame` has the bytes that are kept
+    cdef object _truncated(
+        self, const unsigned char* frame, Py_ssize_t available, Py_ssize_t total, object responder, double now
+    ):
+        # a message that is too large, of which `frame` has `available` bytes: those that are kept, or all
         cdef MessageView view
-        cdef Py_ssize_t kept = self._kept_of(total)
+        # Fewer were kept where the layout has changed since: then the message ends within its headers.
+        cdef Py_ssize_t kept = min(available, self._kept_of(total))
         cdef int code = read_layout(frame + FRAME_DATA_AT, kept - FRAME_DATA_AT, self.ext, self.detail, &view)
         if code != LAYOUT_OK:
             raise_layout_error(code, total - FRAME_DATA_AT)
@@ -271,18 +279,23 @@ cdef class FrameBuffer:
     @property
     def error(self):
         """What poisoned the reader, also when frames before it were still returned; None while it works."""
-        return self._error
+        with cython.critical_section(self):
+            return self._error
 
     @property
     def buffered(self):
         """Bytes that were fed and are not decoded yet."""
         return self._have
 
+    @cython.critical_section
     def take_buffered(self):
         """Take those bytes out, for whoever reads the stream from here on.
 
         Raises LocalProtocolError when bytes of an oversized message have been passed over: nobody can go on there.
         """
+        return self._take()
+
+    cdef bytes _take(self):
         if self._busy:
             raise LocalProtocolError("take_buffered was called inside feed")
         if self._frame != NULL and self._have > self._kept:
@@ -318,6 +331,7 @@ cdef class FrameReader(FrameBuffer):
         )
         self.responder = responder
 
+    @cython.critical_section
     cpdef list feed(self, data, double now=0.0, Py_ssize_t max_frames=0):
         """Decode what ``data`` completes: a list of Message, TruncatedMessage, Response and ErrorFrame.
 
@@ -380,7 +394,7 @@ cdef class FrameReader(FrameBuffer):
             at = self._top_up(data, size)
             if not self._is_whole():
                 return at
-            out.append(self._decode_frame(self._frame, self._total, now))
+            out.append(self._decode_kept(now))
             self._drop_frame()
         while at < size and len(out) < limit:
             total = frame_total(data + at, size - at, self.max_frame_size, self.skip_oversized)
@@ -394,6 +408,12 @@ cdef class FrameReader(FrameBuffer):
             at += total
         return at
 
+    cdef object _decode_kept(self, double now):
+        # the frame that came in pieces; a message of which some was dropped is oversized, whatever the limit is by now
+        if self._kept < self._total:
+            return self._truncated(self._frame, self._kept, self._total, self.responder, now)
+        return self._decode_frame(self._frame, self._total, now)
+
     cdef object _decode_frame(self, const unsigned char* frame, Py_ssize_t total, double now):
         cdef MessageView view
         cdef int code
@@ -403,7 +423,7 @@ cdef class FrameReader(FrameBuffer):
         cdef Py_ssize_t size = total - FRAME_DATA_AT
         if kind == FRAME_MESSAGE:
             if is_oversized(self, total):
-                return self._truncated(frame, total, self.responder, now)
+                return self._truncated(frame, total, total, self.responder, now)
             code = read_layout(data, size, self.ext, detail, &view)
             if code != LAYOUT_OK:
                 raise_layout_error(code, size)
@@ -416,13 +436,15 @@ cdef class FrameReader(FrameBuffer):
     @property
     def buffered(self):
         """Bytes that were fed and are not decoded yet."""
-        if self._backlog is None:
-            return self._have
-        return self._have + sum(map(len, self._backlog)) - self._backlog_at
+        with cython.critical_section(self):
+            if self._backlog is None:
+                return self._have
+            return self._have + sum(map(len, self._backlog)) - self._backlog_at
 
+    @cython.critical_section
     def take_buffered(self):
         """Take those bytes out, for whoever reads the stream from here on."""
-        taken = FrameBuffer.take_buffered(self)
+        taken = self._take()
         if self._backlog is not None:
             taken += b"".join(self._backlog)[self._backlog_at:]
             self._backlog = None

@@ -31,10 +31,12 @@ cdef class HeldMessages:
         self._messages = []
         self.next_deadline = INFINITY
 
+    @cython.critical_section
     def __len__(self):
         """Messages that are held, answered ones among them."""
         return PyList_GET_SIZE(self._messages) - self._at
 
+    @cython.critical_section
     def received(self, list messages not None):
         """These messages have arrived, all at the same time. Returns how many are in flight now."""
         if self.next_deadline == INFINITY and PyList_GET_SIZE(messages):
@@ -42,9 +44,10 @@ cdef class HeldMessages:
         self.count += PyList_GET_SIZE(messages)
         self._messages += messages
         if PyList_GET_SIZE(self._messages) - self._at > 2 * self.count + SLACK:
-            self.unanswered()
+            self._drop_answered()
         return self.count
 
+    @cython.critical_section
     def follow(self, Message message not None):
         """A message stands for another, which is counted already and marked as responded."""
         self._messages.append(message)
@@ -52,13 +55,17 @@ cdef class HeldMessages:
     def finish(self, messages):
         """FIN of these messages, as one buffer; they are marked as responded, and in flight no more."""
         cdef list items = messages if type(messages) is list else _listed(messages, "messages")
-        cdef bytes data = fin_many(items)
-        self._answered(items)
+        cdef bytes data
+        with cython.critical_section(self, items):
+            data = _fin_each(items)
+            self._answered(items)
         return data
 
     def answered(self, messages):
         """FIN or REQ of these messages is about to be sent; they are marked as responded."""
-        self._answered(messages if type(messages) is list else list(messages))
+        cdef list items = messages if type(messages) is list else list(messages)
+        with cython.critical_section(self, items):
+            self._answered(items)
 
     cdef int _answered(self, list items) except -1:
         cdef list held = self._messages
@@ -85,21 +92,28 @@ cdef class HeldMessages:
             self._at = 0
         return 0
 
+    @cython.critical_section
     def unanswered(self):
         """Drop what is answered or expired; return the others, in order of arrival."""
-        self._messages = unanswered(self._messages[self._at:])
-        self._at = 0
+        self._drop_answered()
         return self._messages[:]
 
+    cdef int _drop_answered(self) except -1:
+        self._messages = unanswered(self._messages[self._at:])
+        self._at = 0
+        return 0
+
+    @cython.critical_section
     def keep(self, list messages not None):
         """Hold these, and nothing else; what is counted stays as it is."""
         self._messages = messages[:]
         self._at = 0
 
+    @cython.critical_section
     def unreachable(self):
         """Messages that nothing but this list refers to: nobody can answer them any more."""
-        self.unanswered()
         cdef Py_ssize_t i
+        self._drop_answered()
         return [
             <object> PyList_GET_ITEM(self._messages, i)
             for i in range(PyList_GET_SIZE(self._messages))
@@ -111,6 +125,6 @@ cdef list unanswered(list messages):
     cdef list left = []
     cdef Message message
     for message in messages:
-        if not message._flags & (RESPONDED | EXPIRED):
+        if not load_flags(&message._flags) & (RESPONDED | EXPIRED):
             left.append(message)
     return left

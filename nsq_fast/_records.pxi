@@ -46,6 +46,10 @@ cdef inline Py_ssize_t _row_at(const Chosen* chosen, Py_ssize_t at) noexcept nog
     return at if chosen.rows == NULL else _int32_at(chosen.rows, at)
 
 
+cdef bytes _frozen(object array, str argument):
+    return array if type(array) is bytes else bytes(bytes_like(array, argument))
+
+
 cdef Py_ssize_t _items(object piece, str argument, Py_ssize_t item_size, const unsigned char** data) except -1:
     cdef Py_ssize_t size = bytes_view(piece, data)
     if size % item_size:
@@ -59,7 +63,8 @@ cdef class Records:
     """Messages to publish, as columns: commands of many are built with no object for each.
 
     Body n is ``body[body_offsets[n]:body_offsets[n + 1]]``, and so are the ext headers; ``trace_ids`` has one for
-    each. The buffers are held, not copied: they must stay as they are.
+    each. Bodies and headers are held, not copied: they must stay as they are. Offsets, trace ids and rows are copied
+    unless they are bytes: what was measured must be what is written, whatever other threads do to their arrays.
 
     The methods take ``rows``, the numbers of the messages meant, in order, or None for all; and of these the ones
     from ``start`` to before ``stop``. Raises ValueError for a number that is none, and for offsets beyond the data.
@@ -75,16 +80,16 @@ cdef class Records:
     def __cinit__(self, body_offsets, body, *, trace_ids=None, header_offsets=None, headers=None):
         if (header_offsets is None) != (headers is None):
             raise ValueError("header_offsets and headers go together")
-        held = [bytes_like(body_offsets, "body_offsets"), bytes_like(body, "body")]
+        held = [_frozen(body_offsets, "body_offsets"), bytes_like(body, "body")]
         self.count = _items(held[0], "body_offsets", 4, &self._bodies.offsets) - 1
         self._bodies.size = bytes_view(held[1], &self._bodies.data)
         if self.count < 0:
             raise ValueError("body_offsets must have one more than there are messages")
         if trace_ids is not None:
-            held.append(bytes_like(trace_ids, "trace_ids"))
+            held.append(_frozen(trace_ids, "trace_ids"))
             _check_count(_items(held[-1], "trace_ids", 8, &self._trace_ids), self.count, "trace_ids")
         if headers is not None:
-            held.append(bytes_like(header_offsets, "header_offsets"))
+            held.append(_frozen(header_offsets, "header_offsets"))
             _check_count(
                 _items(held[-1], "header_offsets", 4, &self._headers.offsets), self.count + 1, "header_offsets"
             )
@@ -103,7 +108,7 @@ cdef class Records:
         return self._headers.offsets != NULL
 
     cdef Py_ssize_t _choose(self, object rows, object start, object stop, Chosen* chosen) except -1:
-        # how many; `rows` is what bytes_like returned, or None
+        # how many; `rows` is what _frozen returned, or None
         cdef Py_ssize_t available = self.count
         chosen.rows = NULL
         if rows is not None:
@@ -151,7 +156,7 @@ cdef class Records:
         cdef Py_ssize_t limit = checked_int(max_bytes, "max_bytes", 1, MAX_BODY)
         cdef bint traced = self._trace_ids != NULL, headed = self._headers.offsets != NULL
         cdef Py_ssize_t at, size, total = 4, count = 0
-        piece = None if rows is None else bytes_like(rows, "rows")
+        piece = None if rows is None else _frozen(rows, "rows")
         self._choose(piece, start, stop, &chosen)
         ends = []
         for at in range(chosen.start, chosen.stop):
@@ -169,7 +174,7 @@ cdef class Records:
         """(trace id, body size) of each: what ``split_receipt`` needs. Trace ids are 0 where there are none."""
         cdef Chosen chosen
         cdef Py_ssize_t at, row, size
-        piece = None if rows is None else bytes_like(rows, "rows")
+        piece = None if rows is None else _frozen(rows, "rows")
         self._choose(piece, start, stop, &chosen)
         found = []
         for at in range(chosen.start, chosen.stop):
@@ -197,7 +202,7 @@ cdef class Records:
     cdef bytes _command(self, bytes line, bint traced, bint headed, object rows, object start, object stop):
         cdef Chosen chosen
         cdef Py_ssize_t at, total = 4
-        piece = None if rows is None else bytes_like(rows, "rows")
+        piece = None if rows is None else _frozen(rows, "rows")
         cdef Py_ssize_t count = self._choose(piece, start, stop, &chosen)
         if count == 0:
             raise ValueError("bodies must not be empty: servers refuse a publish of nothing")
@@ -251,7 +256,7 @@ def group_rows(targets, groups):
     cdef const unsigned char* target
     cdef int32_t row, group
     cdef Py_ssize_t limit = checked_int(groups, "groups", 0, 0x7fffffff)
-    piece = bytes_like(targets, "targets")
+    cdef bytes piece = _frozen(targets, "targets")
     cdef Py_ssize_t count = _items(piece, "targets", 4, &target)
     if count > 0x7fffffff:
         raise ValueError("targets must be less than 2**31")

@@ -245,6 +245,10 @@ def test_classifiers_wheels_and_ci_name_the_same_pythons() -> None:
     assert classified == [f"3.{minor}" for minor in range(10, 15)]
     assert wheels.split() == [f"cp{each.replace('.', '')}-*" for each in classified]
     assert re.findall(r"3\.\d+", tested) == classified
+    assert '"Programming Language :: Python :: Free Threading :: 2 - Beta"' in project
+    assert re.findall(r'python-version: "(3\.\d+t)"\n      - run: make core\n', ci.read_text()) == [
+        f"{classified[-1]}t"
+    ]
 
 
 @pytest.mark.slow

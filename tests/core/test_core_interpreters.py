@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
+
+from support.threads import THREADS, in_threads
 
 import nsq_fast
 from nsq_fast._codec import encode_frame, encode_message
 from nsq_fast._frame import ColumnReader, FrameReader
 
 ID = b"0123456789abcdef"
-THREADS = 4
 ROUNDS = 200
 
 # An interpreter of its own either runs the core, or refuses to import it with a reason; the first goes on in any case.
@@ -53,26 +52,6 @@ def test_another_interpreter_is_refused_with_a_reason_and_harms_nothing() -> Non
     path = {**os.environ, "PYTHONPATH": str(Path(nsq_fast.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", INTERPRETERS], capture_output=True, text=True, timeout=60, env=path)
     assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
-
-
-def in_threads(work: Callable[[int], object]) -> list[BaseException]:
-    """Call ``work(number)`` in several threads at once; what they raised."""
-    failures: list[BaseException] = []
-    ready = threading.Barrier(THREADS)
-
-    def run(number: int) -> None:
-        ready.wait()
-        try:
-            work(number)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return failures
 
 
 def test_threads_with_a_reader_each_do_not_disturb_one_another() -> None:

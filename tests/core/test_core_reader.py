@@ -416,3 +416,14 @@ def test_an_error_in_the_backlog() -> None:
         with pytest.raises(errors.RemoteProtocolError, match="HTTP"):
             reader.feed(b"")
     assert reader.buffered == 0
+
+
+@both_readers
+def test_a_layout_that_changes_within_an_oversized_message_is_judged_by_what_is_kept(reader_type: Reader) -> None:
+    """Of its headers only those of the layout before are here: nothing beyond them may be read."""
+    frame = encode_message(1, 1, ID, b"x" * 5000)
+    reader: Any = reader_type(max_frame_size=1024, skip_oversized=True)
+    reader.feed(frame[:100])
+    reader.ext = reader.detail = True
+    with pytest.raises(errors.RemoteProtocolError, match="cut short"):
+        reader.feed(frame[100:])
