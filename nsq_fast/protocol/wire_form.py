@@ -79,6 +79,9 @@ class Form(Protocol):
     @property
     def overhead(self) -> int: ...
 
+    def record_size(self, body: Any) -> int:
+        """Bytes of the largest message that count as its body for a server; 0 where that is not known here."""
+
     def command(self, topic: str, body: Any, partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
         """The name of the command that publishes ``body``, and its bytes."""
 
@@ -127,6 +130,10 @@ class WireForm(_FormFields):
         if self.kind == "PUB_EXT":
             return 2 + len(self.header)
         return 8 if self.kind == "PUB_TRACE" else 0
+
+    def record_size(self, body: bytes) -> int:
+        # A trace id that goes before the body is no part of the record behind its head.
+        return len(body) + (self.overhead if self.kind == "PUB_EXT" else 0)
 
     def command(self, topic: str, body: bytes, partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
         kind = _kind_for(self, dialect)
@@ -179,6 +186,10 @@ class BatchForm:
             return "MPUB", _codec.mpub(topic, body, partition)
         return batch_command(topic, body, self._forms, self._forms[0], partition, dialect)
 
+    def record_size(self, body: list[bytes]) -> int:
+        forms = self._forms or [PLAIN] * len(body)
+        return max(form.record_size(each) for each, form in zip(body, forms, strict=True))
+
     def traces(self, body: list[bytes]) -> list[tuple[int, int]]:
         forms = self._forms or [PLAIN] * len(body)
         return [(form.trace_id, len(each)) for each, form in zip(body, forms, strict=True)]
@@ -217,6 +228,9 @@ class RowsForm:
         dialect.require(name)
         build = getattr(self._records, name.lower())
         return name, build(topic, partition, *self._span)
+
+    def record_size(self, body: object) -> int:
+        return 0
 
     def traces(self, body: object) -> list[tuple[int, int]]:
         return self._records.pairs(*self._span)

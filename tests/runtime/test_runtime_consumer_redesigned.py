@@ -260,6 +260,17 @@ def test_a_leader_whose_heartbeat_is_late_is_left_when_lookup_knows_another(nsqd
     assert lookup.refreshed > asked
 
 
+@pytest.mark.parametrize(("wanted", "asked"), [(30.0, 14_000), (1.0, 1_000)])
+def test_a_leader_is_asked_for_heartbeats_that_show_in_time_when_it_hangs(nsqds, consume, wanted, asked):
+    leader, old = nsqds(), nsqds(ScriptedNsqd)
+    consumer = consume(ignore, heartbeat_interval=wanted)
+    consumer._subscriptions.lookup.tell(topology({0: leader}, old))
+    assert leader.subscriber(0).identify["heartbeat_interval"] == asked
+    until(lambda: old.connections)
+    old.connections[0].wait_for(lambda: old.connections[0].identify)
+    assert old.connections[0].identify["heartbeat_interval"] == wanted * 1000
+
+
 def test_a_leader_that_refuses_is_left_for_the_new_one(nsqds, consume):
     before = nsqds(replies={b"SUB": frame(1, b"E_FAILED_ON_NOT_LEADER ")})
     after = nsqds()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import gevent
 import pytest
@@ -20,9 +21,9 @@ LONG = 600.0
 LARGEST = 10_000
 
 
-def producer_of(cluster: RedesignedCluster) -> Producer:
+def producer_of(cluster: RedesignedCluster, **options: Any) -> Producer:
     lookupds = [str(lookupd.http_address) for lookupd in cluster.lookupds]
-    return Producer(lookupd_http_addresses=lookupds, lookupd_refresh_interval=0.05)
+    return Producer(lookupd_http_addresses=lookupds, lookupd_refresh_interval=0.05, **options)
 
 
 # What lookup says
@@ -142,6 +143,26 @@ def test_the_largest_body_of_an_extended_topic_leaves_room_for_its_record(
             with pytest.raises(errors.BodyInvalid, match="less the 1 byte that an extended topic's records need"):
                 call()
         assert len(nsqd.commands) == before
+
+
+@pytest.mark.parametrize("call", ["publish", "multipublish"])
+@pytest.mark.parametrize(
+    ("room", "arguments"), [(0, {}), (0, {"key": "k"}), (2 + len(b'{"a":1}'), {"headers": {"a": 1}})], ids=str
+)
+def test_a_body_too_large_for_its_record_is_refused_from_the_first_publish_on(
+    cluster: RedesignedCluster, call: str, room: int, arguments: dict[str, Any]
+) -> None:
+    cluster.create_topic("t", 2, 1, channels=["ch"], ext=True)
+
+    def publish(size: int) -> object:
+        body = b"x" * size
+        return getattr(producer, call)("t", body if call == "publish" else [body], timeout=LONG, **arguments)
+
+    with producer_of(cluster, max_msg_size=LARGEST) as producer:
+        for _ in range(2):  # before it is known what the topic is, and then
+            with pytest.raises(errors.BodyInvalid, match="less the 1 byte that an extended topic's records need"):
+                publish(LARGEST - room)
+        assert publish(LARGEST - room - 1) == b"OK"
 
 
 def test_the_largest_body_follows_what_lookup_says(lookup_producer: LookupProducers, publish_nsqd: Nsqds) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from support.bad_days.clusters import RealCluster
 from support.cluster import RedesignedCluster, missing_for_cluster
 from support.fleet import EmbeddedFleet, Fleet, RealFleet
+from support.namespaces import Network, missing_for_namespaces
 from support.scenarios import Scale
 
 from nsq_fast.broker import ClusterProcess
@@ -39,6 +42,14 @@ def report(request: pytest.FixtureRequest, fleet: Fleet) -> Iterator[list[str]]:
     _reports.extend(f"{request.node.originalname} ({fleet.name}): {line}" for line in lines)
 
 
+@pytest.fixture
+def printed() -> Iterator[list[str]]:
+    """Lines that stand at the end of the run as they are."""
+    lines: list[str] = []
+    yield lines
+    _reports.extend(lines)
+
+
 @pytest.fixture(scope="session")
 def embedded_fleet() -> Iterator[Fleet]:
     with ClusterProcess(nodes=3, lookupds=2) as cluster:
@@ -46,17 +57,35 @@ def embedded_fleet() -> Iterator[Fleet]:
 
 
 @pytest.fixture(scope="session")
-def real_fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def wants_real(request: pytest.FixtureRequest) -> None:
+    """Skips what needs a real cluster where there is none, or nobody asked for it."""
     if not request.config.getoption(OPTION):
         pytest.skip(f"takes many minutes: {OPTION} runs it")
     missing = missing_for_cluster()
     if missing is not None:
         pytest.skip(f"{missing}: no real redesigned cluster")
+
+
+@pytest.fixture(scope="session")
+def real_fleet(wants_real: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     cluster = RedesignedCluster(tmp_path_factory.mktemp("cluster"))
     try:
         yield RealFleet(cluster)
     finally:
         cluster.stop()
+
+
+@pytest.fixture
+def real_cluster(wants_real: None, tmp_path: Path) -> Iterator[RealCluster]:
+    """A real cluster for one test, whose nsqds are on hosts of their own where the machine has such."""
+    with ExitStack() as stack:
+        missing = missing_for_namespaces()
+        network = None if missing else stack.enter_context(closing(Network(3)))
+        folder = tmp_path / "cluster"
+        folder.mkdir()
+        cluster = RedesignedCluster(folder, network=network)
+        stack.callback(cluster.stop)
+        yield RealCluster(cluster, network, missing)
 
 
 @pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.timeout(REAL_TIMEOUT))])

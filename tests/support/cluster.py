@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -21,6 +22,7 @@ from typing import Any
 
 from nsq_fast.names import Address
 
+from .namespaces import INTERFACE, Network
 from .ports import free_address
 from .servers import find_server
 from .wire import WireClient
@@ -28,6 +30,9 @@ from .wire import WireClient
 # A brand-new cluster elects leaders for new topics slowly in its first minutes, and calls itself stable later still.
 READY_TIMEOUT = 900.0
 POLL = 0.1
+END_TIMEOUT = 30.0
+"""Seconds that a server may take to end by itself."""
+
 LOOPBACK = "127.0.0.1"
 
 
@@ -40,7 +45,7 @@ def missing_for_cluster() -> str | None:
 
 
 class Daemon:
-    """One child process with its command line, so that it can be killed and started again as it was."""
+    """One child process with its command line, so that it can be ended and started again as it was."""
 
     def __init__(self, command: list[str], log: Path) -> None:
         self._command = command
@@ -52,10 +57,34 @@ class Daemon:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
 
     def kill(self) -> None:
+        """SIGKILL; nothing happens when it has ended already."""
+        self._end(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """SIGTERM, and wait for the end."""
+        self._end(signal.SIGTERM)
+
+    def freeze(self) -> None:
+        """SIGSTOP: it keeps its connections, and says nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """End ``freeze``."""
+        self._signal(signal.SIGCONT)
+
+    def _end(self, number: signal.Signals) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            self._process.send_signal(number)
+            try:
+                self._process.wait(END_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
             self._process = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
 
 class Nsqd(Daemon):
@@ -68,26 +97,31 @@ class Nsqd(Daemon):
 
 
 class RedesignedCluster:
-    """``nsqds`` nsqds under ``lookupds`` nsqlookupds; every topic is made by ``create_topic``."""
+    """``nsqds`` nsqds under ``lookupds`` nsqlookupds; every topic is made by ``create_topic``.
 
-    def __init__(self, path: Path, nsqds: int = 3, lookupds: int = 2) -> None:
+    With a ``network`` each nsqd is on a host of its own there; all others are on this side of it.
+    """
+
+    def __init__(self, path: Path, nsqds: int = 3, lookupds: int = 2, network: Network | None = None) -> None:
         self._path = path
+        self._network = network
+        self._host = network.address if network else LOOPBACK
         etcd_port, peer_port = _free_ports(2)
         self.cluster_id = f"test-{etcd_port}"
-        self.etcd_address = Address(LOOPBACK, etcd_port)
+        self.etcd_address = Address(self._host, etcd_port)
         self._flags = [
-            f"-cluster-leadership-addresses=http://{LOOPBACK}:{etcd_port}",
+            f"-cluster-leadership-addresses=http://{self.etcd_address}",
             f"-cluster-id={self.cluster_id}",
-            "-broadcast-interface=lo",
-            f"-broadcast-address={LOOPBACK}",
         ]
         self.lookupd_addresses: list[Address] = []
         self.lookupd_tcp_addresses: list[Address] = []
+        self.lookupds: list[Daemon] = []
         self.nsqds: list[Nsqd] = []
+        self.etcd = Daemon(etcd_command(path / "etcd", etcd_port, peer_port, self._host), path / "etcd.log")
         self._daemons: list[Daemon] = []
         try:
-            self._run(Daemon(etcd_command(path / "etcd", etcd_port, peer_port), path / "etcd.log"))
-            _wait_for(lambda: _get(f"http://{LOOPBACK}:{etcd_port}/v2/keys") is not None, "etcd")
+            self._run(self.etcd)
+            _wait_for(lambda: _get(f"http://{self.etcd_address}/v2/keys") is not None, "etcd")
             for number in range(lookupds):
                 self._start_lookupd(number)
             _wait_for(lambda: self.leader() is not None, "a lookupd leader")
@@ -150,16 +184,20 @@ class RedesignedCluster:
 
     def leader_of(self, topic: str, partition: int) -> Nsqd:
         """The nsqd that leads a partition now."""
-        port = self.partitions(topic)[partition]["tcp_port"]
-        return next(nsqd for nsqd in self.nsqds if nsqd.tcp_address.port == port)
+        node = self.partitions(topic)[partition]
+        address = Address(node["broadcast_address"], node["tcp_port"])
+        return next(nsqd for nsqd in self.nsqds if nsqd.tcp_address == address)
+
+    def in_sync(self, topic: str, partition: int) -> set[str]:
+        """The ids of the nodes that have all of a partition, as its leader says; none where none leads."""
+        node = self.partitions(topic).get(partition)
+        return _replicas(node, topic, partition) if node else set()
 
     def _replica_other_than(self, topic: str, partition: int, leader: str) -> str | None:
         for node in self._lookup("/nodes")["producers"]:
-            url = f"http://{LOOPBACK}:{node['http_port']}/coordinator/stats?topic={topic}&partition={partition}"
-            for stats in (_get(url) or {}).get("topic_coord_stats") or []:
-                for replica in stats.get("isr_stats") or []:
-                    if replica.get("node_id") not in (None, leader):
-                        return str(replica["node_id"])
+            others = _replicas(node, topic, partition) - {leader}
+            if others:
+                return min(others)
         return None
 
     def _admin(self, route: str) -> bool:
@@ -170,37 +208,43 @@ class RedesignedCluster:
         return _get(f"http://{self.leader() or self.lookupd_addresses[0]}{route}") or {}
 
     def _start_lookupd(self, number: int) -> None:
-        tcp, http, rpc, metric = _free_ports(4)
-        self.lookupd_addresses.append(Address(LOOPBACK, http))
-        self.lookupd_tcp_addresses.append(Address(LOOPBACK, tcp))
-        command, log = self._command("nsqlookupd", number, tcp, http, rpc, metric)
-        self._run(Daemon(command, log))
-        _wait_for(lambda: _get(f"http://{LOOPBACK}:{http}/info") is not None, f"nsqlookupd {number}")
+        interface = self._network.bridge if self._network else "lo"
+        command, log, tcp, http = self._command("nsqlookupd", number, self._host, interface)
+        lookupd = Daemon(command, log)
+        self._run(lookupd)
+        self.lookupds.append(lookupd)
+        self.lookupd_addresses.append(http)
+        self.lookupd_tcp_addresses.append(tcp)
+        _wait_for(lambda: _get(f"http://{http}/info") is not None, f"nsqlookupd {number}")
 
     def _start_nsqd(self, number: int) -> None:
-        tcp, http, rpc, metric = _free_ports(4)
+        host, interface = (self._network.addresses[number], INTERFACE) if self._network else (LOOPBACK, "lo")
         data = self._path / f"data{number}"
         data.mkdir()
-        command, log = self._command("nsqd", number, tcp, http, rpc, metric)
+        command, log, tcp, http = self._command("nsqd", number, host, interface)
         command += [f"-data-path={data}", f"-worker-id={number + 1}", "-https-address="]
-        nsqd = Nsqd(command, log, Address(LOOPBACK, tcp), Address(LOOPBACK, http))
+        nsqd = Nsqd(self._network.command(number, command) if self._network else command, log, tcp, http)
         self._run(nsqd)
         self.nsqds.append(nsqd)
-        _wait_for(lambda: _get(f"http://{LOOPBACK}:{http}/info") is not None, f"nsqd {number}")
+        _wait_for(lambda: _get(f"http://{http}/info") is not None, f"nsqd {number}")
 
-    def _command(self, name: str, number: int, tcp: int, http: int, rpc: int, metric: int) -> tuple[list[str], Path]:
+    def _command(self, name: str, number: int, host: str, interface: str) -> tuple[list[str], Path, Address, Address]:
+        """The command line of a server, its log, and its TCP and HTTP address."""
+        tcp, http, rpc, metric = _free_ports(4)
         log = self._path / f"{name}{number}"
         log.mkdir()
         command = [
             str(find_server(name, "redesigned")),
-            f"-tcp-address={LOOPBACK}:{tcp}",
-            f"-http-address={LOOPBACK}:{http}",
-            f"-metric-address={LOOPBACK}:{metric}",
+            f"-tcp-address={host}:{tcp}",
+            f"-http-address={host}:{http}",
+            f"-metric-address={host}:{metric}",
             f"-rpc-port={rpc}",
             f"-log-dir={log}",
+            f"-broadcast-interface={interface}",
+            f"-broadcast-address={host}",
             *self._flags,
         ]
-        return command, log / "out.log"
+        return command, log / "out.log", Address(host, tcp), Address(host, http)
 
     def _run(self, daemon: Daemon) -> None:
         self._daemons.append(daemon)
@@ -249,9 +293,9 @@ class Standalone:
             daemon.kill()
 
 
-def etcd_command(data: Path, port: int, peer_port: int) -> list[str]:
+def etcd_command(data: Path, port: int, peer_port: int, host: str = LOOPBACK) -> list[str]:
     """The command line of an etcd of one member, with the v2 API."""
-    client, peer = f"http://{LOOPBACK}:{port}", f"http://{LOOPBACK}:{peer_port}"
+    client, peer = f"http://{host}:{port}", f"http://{host}:{peer_port}"
     return [
         "etcd",
         "--enable-v2=true",
@@ -262,6 +306,14 @@ def etcd_command(data: Path, port: int, peer_port: int) -> list[str]:
         f"--initial-advertise-peer-urls={peer}",
         f"--initial-cluster=default={peer}",
     ]
+
+
+def _replicas(node: dict[str, Any], topic: str, partition: int) -> set[str]:
+    """The ids of the replicas in sync, as a node says; none unless it leads the partition."""
+    query = f"topic={topic}&partition={partition}"
+    found = _get(f"http://{node['broadcast_address']}:{node['http_port']}/coordinator/stats?{query}") or {}
+    replicas = [each for stats in found.get("topic_coord_stats") or [] for each in stats.get("isr_stats") or []]
+    return {str(replica["node_id"]) for replica in replicas if replica.get("node_id") is not None}
 
 
 def _free_ports(count: int) -> list[int]:

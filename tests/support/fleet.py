@@ -163,10 +163,10 @@ class RealFleet:
             server.kill()
 
 
-def leaders(lookupd: str, topic: str) -> dict[int, Address]:
-    """Partition -> leader, as an nsqlookupd shows it for writing."""
+def leaders(lookupd: str, topic: str, access: str = "w") -> dict[int, Address]:
+    """Partition -> leader, as an nsqlookupd shows it for an access: "w", to publish, or "r", to consume."""
     with LookupdHTTPClient.from_url(lookupd) as client:
-        partitions = client.lookup(topic, access="w", metainfo=True).get("partitions") or {}
+        partitions = client.lookup(topic, access=access, metainfo=True).get("partitions") or {}
     return {int(number): Address(node["broadcast_address"], node["tcp_port"]) for number, node in partitions.items()}
 
 

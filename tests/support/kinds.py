@@ -24,7 +24,7 @@ LONGEST_FIRST = (
 )  # fmt: skip
 """Files that take minutes begin first: two that run side by side are then done at about the same time."""
 
-REAL_FIXTURES = {"real_nsqd", "real_lookupd", "real_fleet", "standalone_nsqd"}
+REAL_FIXTURES = {"real_nsqd", "real_lookupd", "real_fleet", "real_cluster", "standalone_nsqd"}
 REAL_PARAMETERS = {"original", "real"}  # of fixtures that have the same test run on embedded servers, too
 
 

@@ -26,6 +26,11 @@ from .failures import message_name
 from .selection import Selection
 from .stats import Counters
 
+LEADER_HEARTBEAT = 14.0
+"""Longest interval, in seconds, of the heartbeats of a partition's leader. One that is late says that the leader hangs:
+that is to be known before the cluster names another, 18 s after it heard of the old one at the earliest.
+youzan/nsq: consistence/nsqd_node_etcd.go, ETCD_TTL and refresh."""
+
 
 class Subscription(Announcer):
     """The owner of one Connection. Used once.
@@ -60,9 +65,9 @@ class Subscription(Announcer):
         on_doubt: Callable[[], None],
     ) -> None:
         super().__init__(consumer, target, counters, on_doubt)
-        config = consumer.connection_config
-        if mode.extend_support != config.extend_support:
-            config = config.replace(extend_support=mode.extend_support)
+        config = consumer.connection_config.replace(extend_support=mode.extend_support)
+        if target.partition is not None:
+            config = config.replace(heartbeat_interval=min(config.heartbeat_interval, LEADER_HEARTBEAT))
         self.mode = mode
         self.changes = changes
         self.connection = Connection(target.address, config, self)

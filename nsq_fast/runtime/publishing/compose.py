@@ -114,15 +114,7 @@ class Composer:
         return len(body) + form.overhead <= limit
 
     def _excess(self, route: TopicRoute, body: Body, form: WireForm) -> str:
-        return (
-            f"of {len(body)} bytes with {form.overhead} bytes of trace id or header is above {self._limit_text(route)}"
-        )
-
-    def _limit_text(self, route: TopicRoute) -> str:
-        text = f"max_msg_size={self._max_msg_size}"
-        if route.max_msg_size < self._max_msg_size:
-            text += f", less the {self._max_msg_size - route.max_msg_size} byte that an extended topic's records need"
-        return text
+        return f"of {len(body)} bytes with {form.overhead} bytes of trace id or header is above {route.limit_text}"
 
     def _is_bare(self, route: TopicRoute, extras: Extras) -> bool:
         """Whether it says nothing but its body. Original servers cannot trace; lookup shows them."""
@@ -175,7 +167,7 @@ class Composer:
         """Raise TypeError or BodyInvalid unless ``body`` can be a message."""
         size = size_of(body)
         if size > route.max_msg_size:
-            raise BodyInvalid(f"body of {size} bytes is above {self._limit_text(route)}")
+            raise BodyInvalid(f"body of {size} bytes is above {route.limit_text}")
 
     # Batches
 

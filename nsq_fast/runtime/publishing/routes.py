@@ -230,9 +230,12 @@ class Routes:
         return is_idle
 
     def _set_partitions(self, route: TopicRoute, topology: Topology) -> None:
-        if not route.is_partitioned and topology.meta is not None and not topology.meta.extend_support:
-            route.refuse_headers(self._owner.finish)
         known = {number: queue.leader for number, queue in route.partitions.items()}
+        if topology.meta is not None:
+            is_news = route.is_ext is None
+            route.learn(topology.meta)
+            if is_news:
+                route.refuse_misfits(self._owner.finish)
         moved = route.set_partitions(topology)
         leaders = (queue.leader for queue in route.partitions.values())
         self._connect(route, frozenset(leader for leader in leaders if leader is not None))

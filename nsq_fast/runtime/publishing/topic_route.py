@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
 
-from nsq_fast.errors import ConfigError, NoNsqd, NsqError
+from nsq_fast.errors import BodyInvalid, ConfigError, NoNsqd, NsqError
 from nsq_fast.log_events import COMPRESSION_OFF, PUBLISHES_WAIT
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import EXT_RECORD_BYTES
 from nsq_fast.protocol.partitioner import Key
-from nsq_fast.protocol.topology import Topology
+from nsq_fast.protocol.topology import Meta, Topology
 
 from .destination import AnyPartition, NsqdQueue, PartitionQueue, Queue, Sender, UndecidedQueue
 from .link import Link
@@ -135,23 +135,25 @@ class TopicRoute:
 
     # What is learnt of the topic
 
+    def learn(self, meta: Meta) -> None:
+        """Take over how many partitions it has, and what messages it carries."""
+        if self.is_ext is None and not meta.extend_support and self._compressed_from <= self.max_msg_size:
+            logger.warning(
+                "[%s] carries no extended headers: bodies are not compressed", self.topic, extra=COMPRESSION_OFF
+            )
+        self.partition_num = meta.partition_num
+        self.is_ext = meta.extend_support
+        self.max_msg_size = self.plain_size = self._largest
+        if self.is_ext:
+            self.max_msg_size -= EXT_RECORD_BYTES
+            self.plain_size = min(self.max_msg_size, self._compressed_from - 1)
+
     def set_partitions(self, topology: Topology) -> list[PartitionQueue]:
         """It has partitions. Take their leaders over; return the partitions that have got another one."""
         if not self.is_partitioned:
             self.is_partitioned, self.is_plain = True, False
             self.any.hand_over(self._any_of)
             self.any = self._any_partition
-        if topology.meta is not None:
-            if self.is_ext is None and not topology.meta.extend_support and self._compressed_from <= self.max_msg_size:
-                logger.warning(
-                    "[%s] carries no extended headers: bodies are not compressed", self.topic, extra=COMPRESSION_OFF
-                )
-            self.partition_num = topology.meta.partition_num
-            self.is_ext = topology.meta.extend_support
-            self.max_msg_size = self.plain_size = self._largest
-            if self.is_ext:
-                self.max_msg_size -= EXT_RECORD_BYTES
-                self.plain_size = min(self.max_msg_size, self._compressed_from - 1)
         # An answer that names no partition at all says nothing of the leaders: that of a lookupd that has just started
         # looks the same.
         return self._set_leaders(topology) if topology.partitions else []
@@ -204,9 +206,25 @@ class TopicRoute:
         )
         self._fail_waiting(finish, lambda publish: NoNsqd(text))
 
-    def refuse_headers(self, finish: Callable[[Publish, NsqError], object]) -> None:
-        """Fail what came with headers before it was known that the topic carries none, as later ones are refused."""
-        self._fail_waiting(finish, lambda publish: no_headers(self.topic) if publish.form.kind == "PUB_EXT" else None)
+    def refuse_misfits(self, finish: Callable[[Publish, NsqError], object]) -> None:
+        """Fail what came before it was known what the topic carries, as later ones are refused."""
+        self._fail_waiting(finish, self._misfit)
+
+    def _misfit(self, publish: Publish) -> NsqError | None:
+        if not self.is_ext and publish.form.kind == "PUB_EXT":
+            return no_headers(self.topic)
+        size = publish.form.record_size(publish.body)
+        if size > self.max_msg_size:
+            return BodyInvalid(f"body of {size} bytes, its header included, is above {self.limit_text}")
+        return None
+
+    @property
+    def limit_text(self) -> str:
+        """The largest message that its servers take, as errors name it."""
+        text = f"max_msg_size={self._largest}"
+        if self.max_msg_size < self._largest:
+            text += f", less the {self._largest - self.max_msg_size} byte that an extended topic's records need"
+        return text
 
     def _fail_waiting(
         self, finish: Callable[[Publish, NsqError], object], error_of: Callable[[Publish], NsqError | None]
