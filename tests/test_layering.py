@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from support.sources import parsed
 
 from nsq_fast import runtime
 from nsq_fast.broker import client
@@ -105,7 +106,7 @@ def module_of(path: Path, package: Path = PACKAGE) -> str:
 
 
 def imports_of(path: Path, package: Path = PACKAGE) -> list[Import]:
-    return list(_walk(ast.parse(path.read_text()), module_of(path, package), True))
+    return list(_walk(parsed(path), module_of(path, package), True))
 
 
 def _walk(node: ast.AST, module: str, at_run_time: bool) -> Iterator[Import]:
@@ -320,7 +321,7 @@ def test_classes_of_servers_and_consumers_have_at_most_20_methods() -> None:
         f"{path.relative_to(PACKAGE.parent)}:{node.lineno} {node.name}"
         for path in SOURCES
         if path in consuming or folders & set(path.parents)
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.ClassDef) and sum(isinstance(item, ast.FunctionDef) for item in node.body) > 20
     ]
     assert wrong == []
@@ -376,7 +377,7 @@ def test_public_exceptions_live_in_errors() -> None:
         f"{path.relative_to(PACKAGE.parent)}:{node.lineno} {node.name}"
         for path in SOURCES
         if layer_of(path) in {"protocol", "runtime", "config", "names"}
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
         if any(re.search(r"(Error|Exception|Lost|Failed|Invalid)$", ast.unparse(base)) for base in node.bases)
     ]
@@ -408,7 +409,7 @@ def test_a_class_has_at_most_twenty_methods() -> None:
     large = {
         f"{module_of(path)}.{node.name}": len(methods_of(node))
         for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.ClassDef) and len(methods_of(node)) > MOST_METHODS
     }
     assert large == {}

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.scripted_nsqd import ScriptedNsqd, frame
+from support.sources import parsed
 from support.waiting import WAIT, until
 
 from nsq_fast import Consumer, NsqdHTTPClient, Producer, log_events
@@ -40,7 +41,7 @@ def log_calls() -> Iterator[tuple[str, ast.Call]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.relative_to(PACKAGE).parts[0] in PROGRAMS:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
                 owner = ast.unparse(node.func.value).rpartition(".")[2]
                 if owner in LOGGERS:

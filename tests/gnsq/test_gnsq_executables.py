@@ -59,7 +59,7 @@ def run(folder: Path, tmp_path: Path) -> Iterator[object]:
 @pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
 def test_the_version_line_is_that_of_the_original(folder, kind):
     line = subprocess.check_output([folder / kind, "--version"], text=True, cwd=ROOT)
-    assert re.fullmatch(rf"{kind} v\d+\.\d+\.\d+ \(built w/[a-z0-9.-]+\)\n", line)
+    assert re.fullmatch(rf"{kind} v\d+\.\d+\.\d+ \(built w/nsq-fast-[a-z0-9.+]+\)\n", line)
 
 
 def test_an_nsqd_registers_and_serves(run, tmp_path):
