@@ -26,6 +26,7 @@ from .gnsq import stream as stream
 from .gnsq import util as util
 from .gnsq.install import install_as_gnsq as install_as_gnsq
 from .names import Address as Address
+from .protocol.dynamic_config import DynamicConfig as DynamicConfig
 from .protocol.wire_form import Receipt as Receipt
 from .runtime.admin import LookupdHTTPClient as LookupdHTTPClient
 from .runtime.admin import NsqdHTTPClient as NsqdHTTPClient
@@ -33,6 +34,11 @@ from .runtime.cluster_admin import ClusterAdmin as ClusterAdmin
 from .runtime.column_producer import ColumnProducer as ColumnProducer
 from .runtime.column_subscription import ColumnSubscription as ColumnSubscription
 from .runtime.consumer import Consumer as Consumer
+from .runtime.dynamic.documents import ConfigDocument as ConfigDocument
+from .runtime.dynamic.documents import ConfigSource as ConfigSource
+from .runtime.dynamic.sources import EtcdConfigSource as EtcdConfigSource
+from .runtime.dynamic.sources import FileConfigSource as FileConfigSource
+from .runtime.dynamic.sources import HttpConfigSource as HttpConfigSource
 from .runtime.lookupd_source import EtcdLookupds as EtcdLookupds
 from .runtime.producer import Producer as Producer
 from .runtime.trace import TraceLog as TraceLog

@@ -332,6 +332,12 @@ class LookupConfig(Config):
         " to patterns such as {'topology_zone': 'a'}; None: all",
         kind=object,
     )
+    config_source: Any = option(
+        None,
+        "where trace switches, nsqlookupds and routes of topics are read from while the client runs: a"
+        " FileConfigSource, HttpConfigSource, EtcdConfigSource, or a ConfigSource of yours; None: nowhere",
+        kind=object,
+    )
     lookupd_authorization: str | None = option(None, "Authorization header for lookup services", secret=True)
     lookupd_tls_options: Mapping[str, Any] | Any = option(
         None,
@@ -343,6 +349,10 @@ class LookupConfig(Config):
         super().__post_init__()
         if self.discovery_filter is not None and not callable(self.discovery_filter):
             _check_discovery_filter(self.discovery_filter)
+        if self.config_source is not None and not callable(getattr(self.config_source, "next", None)):
+            raise ConfigError(
+                f"config_source={self.config_source!r}: must have a method next, as a ConfigSource, or None"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,6 +46,7 @@ class LookupKeywords(TypedDict, total=False):
     lookupd_refresh_interval: float
     lookupd_max_producers: int
     discovery_filter: Any
+    config_source: Any
     lookupd_authorization: str | None
     lookupd_tls_options: Mapping[str, Any] | Any
 

@@ -57,6 +57,13 @@ DISCOVERY_EXCLUDED = _event(
 DISCOVERY_FAILED = _event("discovery_failed", "discovery_filter raised: what was known stays in use")
 LEADER_MOVED = _event("leader_moved", "a partition has another leader")
 
+# Dynamic configuration
+
+CONFIG_CHANGED = _event("config_changed", "a document of the config source is applied: what it changes")
+CONFIG_REFUSED = _event("config_refused", "a document of the config source is not valid: what was before stays")
+CONFIG_AWAY = _event("config_away", "the config source cannot be read: what it said last stays")
+CONFIG_BACK = _event("config_back", "a config source that could not be read can be read again")
+
 # Messages and their handlers
 
 HANDLER_FAILED = _event("handler_failed", "a handler raised; its message is requeued")

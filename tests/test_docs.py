@@ -28,6 +28,7 @@ PAGES = [
     "consumer",
     "producer",
     "discovery",
+    "dynamic-configuration",
     "asyncio",
     "threads",
     "integrations",

@@ -21,6 +21,7 @@ from nsq_fast.errors import ConfigError, NotRunning, NsqError
 from nsq_fast.log_events import STARTED_ALREADY
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, check_channel, listed, parse_addresses
 from nsq_fast.protocol.backoff import Backoff, RequeueDelay
+from nsq_fast.protocol.dynamic_config import DynamicConfig
 from nsq_fast.protocol.position import StartPositions, parse_start
 from nsq_fast.protocol.topic_choice import TopicArgument, TopicChoice
 
@@ -40,7 +41,9 @@ from .consuming.stats import Counters
 from .consuming.subscriptions import Subscriptions
 from .consuming.tracing import Tracer
 from .consuming.worker_pools import WorkerPools
+from .dynamic.keeper import keeper_of
 from .fork import keep, tell_forks
+from .lookupd_list import lookupd_changes
 from .net.tls import check_tls_options
 from .option_attributes import ConsumerOptions
 from .owner_thread import OwnerThread
@@ -229,7 +232,19 @@ class Consumer(ObservedConsumer, ConsumerOptions):
         self.workers = WorkerPools(self.disposition, self.workload, lambda: self.flow.limit, self.name, self._thread)
         self._is_started = False
         self._subscriptions: Subscriptions = Subscriptions(self, self._choice, start)
-        self._closing = Closing(self, self._subscriptions, (self._give_up, self._blocked_policy))
+        self._keeper = keeper_of(self.lookup_config.config_source, self._apply_config, self.supervisor, self.name)
+        policies = self._give_up, self._blocked_policy
+        self._closing = Closing(self, self._subscriptions, policies, self._keeper)
+
+    def _apply_config(self, config: DynamicConfig) -> None:
+        """Do what a new document says. Raises ConfigError where it cannot be done, before any of it is."""
+        lookup = self._subscriptions.lookup
+        changes = lookupd_changes(config, lookup)
+        if config.routes:
+            raise ConfigError("routes: moving a topic to another cluster is not supported yet")
+        self._made_of[2].follow(config.share if config.trace else None)
+        if lookup is not None:
+            lookup.change_lookupds(*changes)
 
     # Running
 
@@ -262,7 +277,11 @@ class Consumer(ObservedConsumer, ConsumerOptions):
         self.workers.start(self.config, is_iterated, self.logger)
         self.flow.start(f"{self.name} flow")
         self.deadlines.start(f"{self.name} deadlines")
-        self._subscriptions.start()
+        if self._keeper is not None:
+            self._keeper.start()
+            self._keeper.wait_first()
+        if not self._closing.has_begun:
+            self._subscriptions.start()
 
     def join(self, timeout: float | None = None, raise_error: bool = False) -> bool:
         """Wait until the consumer is closed; False if ``timeout`` seconds passed first.

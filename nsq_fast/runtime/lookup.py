@@ -311,7 +311,7 @@ class LookupPoller:
 
 
 def _ask_now(topics: Iterable[PolledTopic], wake: Event) -> None:
-    """There are lookupds that were never asked: what they know is wanted now, not in a poll interval."""
+    """Others are asked than before: what they know is wanted now, not in a poll interval."""
     for topic in topics:
         topic.due = monotonic()
     wake.set()

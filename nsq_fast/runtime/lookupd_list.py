@@ -18,6 +18,7 @@ from nsq_fast.config import LookupConfig
 from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.log_events import ETCD_FAILED, ETCD_LOOKUPDS, ETCD_RECOVERED, LOOKUPDS_LEARNT
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT
+from nsq_fast.protocol.dynamic_config import DynamicConfig
 
 from .lookupd import Lookupd
 from .lookupd_source import EtcdLookupds, LookupdSource, etcds_of, is_etcd_url, source_pause
@@ -80,9 +81,11 @@ class LookupdList:
         return bool(new)
 
     def change(self, added: tuple[Endpoint, ...], removed: frozenset[Endpoint]) -> bool:
-        """Ask ``added``, too, and never ``removed``, whoever names them; whether any is new."""
+        """Ask ``added``, too, and never ``removed``, whoever names them; whether that changes who is asked."""
+        before = set(self._known)
         self._added, self._removed = added, removed
-        return bool(self.rebuild())
+        self.rebuild()
+        return set(self._known) != before
 
     def rebuild(self) -> list[Endpoint]:
         """Put together whom to ask, from all who name lookupds; returns those that were not asked before."""
@@ -103,6 +106,14 @@ class LookupdList:
 def parse_lookupds(lookupds: Iterable[Any]) -> tuple[Endpoint, ...]:
     """Addresses of lookupds, without repeats. Raises ConfigError."""
     return tuple(dict.fromkeys(parse_endpoint(each, DEFAULT_LOOKUPD_HTTP_PORT) for each in lookupds))
+
+
+def lookupd_changes(config: DynamicConfig, lookup: object | None) -> tuple[tuple[Endpoint, ...], frozenset[Endpoint]]:
+    """The nsqlookupds that a document adds and removes. Raises ConfigError for a client that asks none."""
+    found = parse_lookupds(config.lookupds.add), frozenset(parse_lookupds(config.lookupds.remove))
+    if lookup is None and any(found):
+        raise ConfigError("lookupds: this client was made without lookupd_http_addresses, and asks no nsqlookupd")
+    return found
 
 
 def _parse(lookupds: LookupdArgument, config: LookupConfig) -> tuple[tuple[Endpoint, ...], list[EtcdLookupds]]:

@@ -117,7 +117,8 @@ class TraceLog:
     """A switch per topic, and the writer of the records.
 
     Its methods may be called from any greenlet or thread. ``trace_log`` is the one that producers and consumers
-    share unless they are given their own.
+    share unless they are given their own. What a document of dynamic configuration says of a topic stands above
+    ``enable`` and ``disable``.
 
     Args:
         log: where the records go; ``nsq_fast.trace`` by default.
@@ -133,6 +134,7 @@ class TraceLog:
         self._clock = clock
         self._is_on_by_default = False
         self._exceptions: frozenset[str] = frozenset()
+        self._share_of: Callable[[str], float | None] | None = None
 
     def enable(self, topic: str | None = None) -> None:
         """Switch on: one topic, or all (those that were switched off one by one included)."""
@@ -143,8 +145,25 @@ class TraceLog:
         self._switch(topic, False)
 
     def is_on(self, topic: str) -> bool:
-        """Whether ``topic`` is traced now."""
-        return (topic in self._exceptions) is not self._is_on_by_default
+        """Whether ``topic`` is traced now, if only a share of it."""
+        share = None if self._share_of is None else self._share_of(topic)
+        return (topic in self._exceptions) is not self._is_on_by_default if share is None else share > 0.0
+
+    def takes(self, topic: str, number: int) -> bool:
+        """Whether a message of a traced topic is in the share that is: the same for all who ask with its trace id.
+
+        ``number`` is its trace id, or its internal id where it has none.
+        """
+        share = None if self._share_of is None else self._share_of(topic)
+        return share is None or ((number * _SPREAD) & MAX_TRACE_ID) < share * (MAX_TRACE_ID + 1)
+
+    def follow(self, share_of: Callable[[str], float | None] | None) -> None:
+        """From now on ``share_of(topic)`` says how much of it is traced, 0 to 1; None leaves it to the switches.
+
+        What is called before is forgotten; ``follow(None)`` leaves everything to the switches.
+        """
+        self._share_of = share_of
+        self._update()
 
     def _switch(self, topic: str | None, is_on: bool) -> None:
         if topic is None:
@@ -153,7 +172,10 @@ class TraceLog:
             self._exceptions -= {topic}
         else:
             self._exceptions |= {check_topic(topic)}
-        self.is_active = self._is_on_by_default or bool(self._exceptions)
+        self._update()
+
+    def _update(self) -> None:
+        self.is_active = self._is_on_by_default or bool(self._exceptions) or self._share_of is not None
 
     def published(
         self, topic: str, receipt: TracedReply | Stored, *, partition: int | None, nsqd: Address | str
@@ -185,6 +207,8 @@ class TraceLog:
         offset: int | None,
         size: int | None,
     ) -> None:
+        if not self.takes(topic, trace_id):
+            return
         self._log.info(
             PublishRecord(
                 time=self._clock(),
@@ -203,6 +227,8 @@ class TraceLog:
         self, topic: str, channel: str, message: Message, *, nsqd: Address | str, local: Address | str | None
     ) -> None:
         """Record that a delivery has arrived. ``nsqd`` and ``local`` are the two ends of the connection."""
+        if not self.takes(topic, message.trace_id or message.internal_id):
+            return
         self._log.info(
             ReceiveRecord(time=self._clock(), **_delivery(topic, channel, message, nsqd, local)), extra=TRACE_RECEIVED
         )
@@ -225,6 +251,8 @@ class TraceLog:
             nsqd, local: ``address`` and ``local_address`` of the connection.
             handling_time: seconds.
         """
+        if not self.takes(topic, message.trace_id or message.internal_id):
+            return
         self._log.info(
             ConsumeRecord(
                 time=self._clock(),
@@ -311,6 +339,8 @@ def read_records(lines: Iterable[str | bytes]) -> Iterator[TraceRecord]:
 # Trace ids
 
 MAX_TRACE_ID = 2**64 - 1
+# Odd, and near 2**64 divided by the golden ratio: multiples of it, modulo 2**64, are spread evenly.
+_SPREAD = 0x9E3779B97F4A7C15
 _PREFIX_BITS = 43
 _COUNTER_BITS = 20
 

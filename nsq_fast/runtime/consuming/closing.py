@@ -59,6 +59,13 @@ class Freezable(Protocol):
         """Ask lookup no more, after ``freeze``."""
 
 
+class Stoppable(Protocol):
+    """What reads the config source of a consumer; a ``ConfigKeeper``."""
+
+    def stop(self) -> None:
+        """Read no more. Does not block."""
+
+
 class ClosingContext(Protocol):
     """A consumer, as its end sees it; the sender of ``on_close``."""
 
@@ -80,6 +87,7 @@ class Closing:
     Args:
         subscriptions: all that the consumer is subscribed to.
         policies: of the consumer; those that have a ``close()`` method are closed, too.
+        keeper: reads its config source; None without one.
 
     Attributes:
         has_begun: whether the consumer is closing or closed.
@@ -87,13 +95,20 @@ class Closing:
         failure: why it closed by itself; None when somebody asked for it.
     """
 
-    def __init__(self, consumer: ClosingContext, subscriptions: Freezable, policies: Iterable[object]) -> None:
+    def __init__(
+        self,
+        consumer: ClosingContext,
+        subscriptions: Freezable,
+        policies: Iterable[object],
+        keeper: Stoppable | None = None,
+    ) -> None:
         self.has_begun = False
         self.done = Event()
         self.failure: NsqError | None = None
         self._consumer = consumer
         self._subscriptions = subscriptions
         self._policies = policies
+        self._keeper = keeper
 
     def begin(self, drain: bool, timeout: float | None) -> None:
         """Steps 1 and 2; the others follow in a greenlet of their own. Does not block; later calls do nothing."""
@@ -101,6 +116,8 @@ class Closing:
             return
         self.has_begun = True
         consumer = self._consumer
+        if self._keeper is not None:
+            self._keeper.stop()
         self._subscriptions.freeze()
         for subscriber in self._subscriptions:
             subscriber.begin_closing()

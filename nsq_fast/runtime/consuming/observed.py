@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 from nsq_fast.names import Address
 from nsq_fast.runtime.lookup import LookupPoller
@@ -38,6 +38,19 @@ class Subscribed(Protocol):
         """Those of now."""
 
 
+class Kept(Protocol):
+    """What reads the config source; a ``ConfigKeeper``."""
+
+    def start(self) -> None:
+        """Begin to read."""
+
+    def wait_first(self) -> None:
+        """Return when there is a document, or there will be none soon."""
+
+    def stats(self) -> dict[str, Any]:
+        """What is applied, and what is wrong."""
+
+
 class ObservedConsumer:
     """The questions that a ``Consumer`` answers about itself."""
 
@@ -49,6 +62,7 @@ class ObservedConsumer:
     nsqd_addresses: list[Address]
     _subscriptions: Subscribed
     _closing: Closing
+    _keeper: Kept | None
     _is_started: bool
     _thread: OwnerThread
 
@@ -126,6 +140,7 @@ class ObservedConsumer:
             leader_moves=self._subscriptions.leader_moves,
             lookup_errors=0 if lookup is None else lookup.errors,
             topics=topics,
+            config=None if self._keeper is None else self._keeper.stats(),
         )
 
     def _count_orphaned(self) -> int:

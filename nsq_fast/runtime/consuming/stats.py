@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from nsq_fast.names import Address
 
@@ -76,6 +77,7 @@ class ConsumerStats:
         repeated: messages of ordered partitions that were delivered again.
         leader_moves: times that lookup named another leader of a partition.
         lookup_errors: questions to an nsqlookupd that got no good answer.
+        config: what the config source said last, and why it cannot be read or was refused; None without one.
         blocked: deliveries of ordered messages with more than ``attempts_threshold`` attempts.
     """
 
@@ -97,3 +99,4 @@ class ConsumerStats:
     leader_moves: int = 0
     lookup_errors: int = 0
     topics: Mapping[str, Counters] = dataclasses.field(default_factory=dict)
+    config: dict[str, Any] | None = None

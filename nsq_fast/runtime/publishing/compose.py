@@ -131,12 +131,15 @@ class Composer:
             fields, trace_id = _merge(headers, tag, trace_id)
             self._check_ext(route)
             if trace_id is None and not is_batch and self._trace.is_on(route.topic):
-                trace_id = new_trace_id()
+                drawn = new_trace_id()
+                trace_id = drawn if self._trace.takes(route.topic, drawn) else None
             return _with_header(fields, trace_id)
         if trace_id is None:
             if not self._trace.is_on(route.topic):
                 return PLAIN
             trace_id, is_optional = new_trace_id(), True
+            if not is_batch and not self._trace.takes(route.topic, trace_id):
+                return PLAIN
         check_trace_id(trace_id)
         if route.is_ext and not is_batch:
             return _with_header({}, trace_id)._replace(is_optional=is_optional)

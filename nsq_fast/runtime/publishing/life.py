@@ -15,7 +15,10 @@ from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig, spli
 from nsq_fast.errors import ConfigError, NotRunning
 from nsq_fast.log_events import STARTED_ALREADY
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, listed, parse_addresses
+from nsq_fast.protocol.dynamic_config import DynamicConfig
+from nsq_fast.runtime.dynamic.keeper import keeper_of
 from nsq_fast.runtime.fork import keep, tell_forks
+from nsq_fast.runtime.lookupd_list import lookupd_changes
 from nsq_fast.runtime.net.tls import check_tls_options
 from nsq_fast.runtime.owner_thread import OwnerThread
 from nsq_fast.runtime.signals import LazySignal, emit
@@ -86,6 +89,18 @@ class ProducerLife:
         self._pending_limit = self._delivery.pending_limit
         self._wakeups = self._delivery.wakeups
         self._timeout = self.config.publish_timeout
+        source = self.lookup_config.config_source
+        self._keeper = keeper_of(source, self._apply_config, self._delivery.supervisor, "producer")
+
+    def _apply_config(self, config: DynamicConfig) -> None:
+        """Do what a new document says. Raises ConfigError where it cannot be done, before any of it is."""
+        lookup = self._delivery.routes.lookup
+        changes = lookupd_changes(config, lookup)
+        if config.routes:
+            raise ConfigError("routes: moving a topic to another cluster is not supported yet")
+        self._trace.follow(config.share if config.trace else None)
+        if lookup is not None:
+            lookup.change_lookupds(*changes)
 
     def __repr__(self) -> str:
         addresses = map(str, [*self.nsqd_addresses, *self.lookupd_http_addresses])
@@ -104,6 +119,11 @@ class ProducerLife:
         if self._hub is not get_hub():
             self._build()  # its parts belong to the hub of the thread that makes them
         self._thread.claim()
+        if self._keeper is not None:
+            self._keeper.start()
+            self._keeper.wait_first()
+            if self._is_running or self._is_closed:
+                return  # another greenlet was faster
         self._is_running = True
         self._is_inherited = False
         self._delivery.routes.start()
@@ -136,6 +156,8 @@ class ProducerLife:
             self._delivery.drain(timeout)
             self._closed.wait()
             return
+        if self._keeper is not None:
+            self._keeper.stop()
         if not self._is_running:
             self._is_closed = True
             self._is_inherited = False
@@ -194,6 +216,7 @@ class ProducerLife:
 
         ``stored``, ``refused`` and ``unknown`` count the publishes that have ended, by outcome; a multipublish that
         went to several partitions counts once for each. With the outcome unknown a server may have stored it.
+        ``config`` is what the config source said last, and why it cannot be read or was refused; None without one.
         """
         delivery = self._delivery
         links = list(delivery.pool)
@@ -211,6 +234,7 @@ class ProducerLife:
             "connected": [str(link.address) for link in links if link.conn is not None],
             "stalled": [str(link.address) for link in links if link.owed],
             "disconnected": {str(link.address): str(link.error) for link in links if link.is_down},
+            "config": None if self._keeper is None else self._keeper.stats(),
         }
 
     def forked(self) -> None:

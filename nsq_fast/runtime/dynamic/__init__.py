@@ -1,0 +1,1 @@
+"""Dynamic configuration: documents from outside, followed while a client runs."""

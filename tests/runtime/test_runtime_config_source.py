@@ -1,0 +1,373 @@
+"""Dynamic configuration: what a document says is done without a restart; the last good one stays."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from gevent.event import Event
+from gevent.pywsgi import WSGIServer
+from support.etcd import Etcd, RealEtcd, StandInEtcd, has_etcd
+from support.ports import free_address
+from support.waiting import until
+
+import nsq_fast
+from nsq_fast import (
+    ConfigDocument,
+    ConfigSource,
+    Consumer,
+    EtcdConfigSource,
+    FileConfigSource,
+    HttpConfigSource,
+    Producer,
+    TraceLog,
+    threads,
+)
+from nsq_fast.broker import Broker, RedesignedCluster
+from nsq_fast.errors import ConfigError
+from nsq_fast.runtime.trace import PublishRecord
+
+
+class Kept(Protocol):
+    """A place that a source reads; ``away`` and ``back`` say whether it can."""
+
+    source: ConfigSource
+
+    def write(self, content: str) -> None: ...
+    def away(self) -> None: ...
+    def back(self) -> None: ...
+
+
+class KeptFile:
+    def __init__(self, path: Path) -> None:
+        self._path = path / "config.json"
+        self.source = FileConfigSource(self._path, interval=0.02)
+
+    def write(self, content: str) -> None:
+        new = self._path.with_suffix(".new")
+        new.write_text(content)
+        new.rename(self._path)
+
+    def away(self) -> None:
+        self._path.rename(self._path.with_suffix(".away"))
+
+    def back(self) -> None:
+        self._path.with_suffix(".away").rename(self._path)
+
+    def stop(self) -> None:
+        pass
+
+
+class KeptUrl:
+    """An HTTP server of one document; with an ETag it sends it once only."""
+
+    def __init__(self, has_tags: bool) -> None:
+        self._has_tags = has_tags
+        self._content = b""
+        self.sent: list[bytes] = []
+        address = free_address()
+        self._server = WSGIServer(tuple(address), self._serve, log=None, error_log=None)
+        self._server.start()
+        self._is_away = False
+        self.source = HttpConfigSource(f"http://{address}/clients/config.json?team=a", 0.02, authorization="Bearer x")
+
+    def _serve(self, request: dict[str, Any], begin: Callable[..., Any]) -> list[bytes]:
+        if self._is_away or not self._content:
+            begin("503 Service Unavailable", [])
+            return [b"away"]
+        assert request["PATH_INFO"], request["QUERY_STRING"] == ("/clients/config.json", "team=a")
+        assert request["HTTP_AUTHORIZATION"] == "Bearer x"
+        tag = f'"{hash(self._content)}"'
+        if self._has_tags and request.get("HTTP_IF_NONE_MATCH") == tag:
+            begin("304 Not Modified", [("ETag", tag)])
+            return []
+        self.sent.append(self._content)
+        begin("200 OK", [("ETag", tag)] if self._has_tags else [])
+        return [self._content]
+
+    def write(self, content: str) -> None:
+        self._content = content.encode()
+
+    def away(self) -> None:
+        self._is_away = True
+
+    def back(self) -> None:
+        self._is_away = False
+
+    def stop(self) -> None:
+        self._server.stop(timeout=0)
+
+
+class KeptKey:
+    def __init__(self, etcd: Etcd) -> None:
+        self._etcd = etcd
+        self.source = EtcdConfigSource(str(etcd.address), "/nsq/config.json")
+        self.away, self.back, self.stop = etcd.stop, etcd.start, etcd.stop
+
+    def write(self, content: str) -> None:
+        self._etcd.put("/nsq/config.json", content)
+
+
+@pytest.fixture(params=["file", "http", "http-without-tags", "etcd-stand-in", "etcd"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    if request.param == "etcd" and not has_etcd():
+        pytest.skip("no etcd on PATH")
+    made: dict[str, Callable[[], Any]] = {
+        "file": lambda: KeptFile(tmp_path),
+        "http": lambda: KeptUrl(has_tags=True),
+        "http-without-tags": lambda: KeptUrl(has_tags=False),
+        "etcd-stand-in": lambda: KeptKey(StandInEtcd()),
+        "etcd": lambda: KeptKey(RealEtcd(tmp_path)),
+    }
+    place = made[request.param]()
+    yield place
+    place.stop()
+
+
+class Told:
+    """A source of the test's own: ``tell`` gives it a document."""
+
+    def __init__(self, *documents: dict[str, Any]) -> None:
+        self._told = Event()
+        self._last: ConfigDocument | None = None
+        for document in documents:
+            self.tell(document)
+
+    def tell(self, document: Any) -> None:
+        self._last = ConfigDocument(document, object())
+        told, self._told = self._told, Event()
+        told.set()
+
+    def next(self, last: ConfigDocument | None) -> ConfigDocument:
+        while self._last is None or self._last is last:
+            self._told.wait()
+        return self._last
+
+
+def config_of(client: Any) -> dict[str, Any]:
+    stats = client.stats()
+    found: dict[str, Any] = stats["config"] if isinstance(stats, dict) else stats.config
+    return found
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with Broker() as running:
+        yield running
+
+
+def test_documents_are_followed_and_the_last_good_one_stays(
+    kept: Any, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    kept.write(json.dumps({"trace": {"one": True}}))
+    trace = TraceLog()
+    lookupd = str(broker.lookupd.http_address)
+    with Producer(lookupd_http_addresses=lookupd, config_source=kept.source, trace=trace) as producer:
+        assert trace.is_on("one")  # start() has waited for the first document
+        assert config_of(producer)["trace"] == {"one": True}
+        kept.write(json.dumps({"trace": {"two": 0.5}}))
+        until(lambda: trace.is_on("two"))
+        assert not trace.is_on("one")
+        kept.write(json.dumps({"trace": {"three": 5}}))
+        until(lambda: config_of(producer)["refused"] == 1)
+        assert "three" in config_of(producer)["refusal"]
+        kept.away()
+        until(lambda: config_of(producer)["problem"])
+        assert trace.is_on("two")
+        kept.back()
+        until(lambda: not config_of(producer)["problem"], timeout=60.0)
+        kept.write(json.dumps({}))
+        until(lambda: not trace.is_on("two"))
+        assert config_of(producer) == {
+            "source": str(kept.source),
+            "changes": 3,
+            "refused": config_of(producer)["refused"],
+            "problem": "",
+            "refusal": "",
+            "trace": {},
+            "lookupds": {"add": [], "remove": []},
+            "routes": {},
+        }
+    changed = [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "config_changed"]
+    assert [each.partition(str(kept.source))[2] for each in changed] == [
+        ": trace one: as the program says -> on",
+        ": trace one: on -> as the program says; trace two: as the program says -> 50 %",
+        ": trace two: 50 % -> as the program says",
+    ]
+    events = [getattr(each, "event", "") for each in caplog.records]
+    assert events.count("config_away") == events.count("config_back") == 1
+
+
+def test_a_document_is_sent_once_where_the_server_has_tags(broker: Broker) -> None:
+    kept = KeptUrl(has_tags=True)
+    kept.write("{}")
+    asked: list[object] = []
+    try:
+        source = kept.source
+        first = source.next(None)
+        kept.write('{"trace":{}}')
+        second = source.next(first)
+        asked = [first.content, second.content]
+    finally:
+        kept.stop()
+    assert asked == kept.sent == [b"{}", b'{"trace":{}}']
+
+
+def test_a_source_that_is_away_at_the_start_is_said_and_waited_for(
+    tmp_path: Path, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "config.toml"
+    trace = TraceLog()
+    with Producer([broker.nsqd.tcp_address], config_source=FileConfigSource(path, 0.02), trace=trace) as producer:
+        assert "going on without it until it answers" in caplog.text
+        producer.publish("topic", b"body")
+        path.write_text("trace = { topic = true }\n")
+        until(lambda: trace.is_on("topic"))
+    assert caplog.text.count("cannot be read") == 1
+
+
+def test_a_source_of_the_programs_own(broker: Broker, no_unseen_errors: list[Any]) -> None:
+    source = Told({"trace": {"topic": True}})
+    assert isinstance(source, ConfigSource)
+    trace = TraceLog()
+    with Producer([broker.nsqd.tcp_address], config_source=source, trace=trace) as producer:
+        assert trace.is_on("topic")
+        source.tell(["no", "document"])
+        until(lambda: config_of(producer)["refused"] == 1)
+        assert trace.is_on("topic")
+        source._last = "no ConfigDocument"  # type: ignore[assignment]
+        source._told.set()
+        until(lambda: config_of(producer)["refused"] == 2)
+        source.tell({"lookupds": {"add": ["127.0.0.1:1"]}, "trace": {"topic": False}})
+        until(lambda: config_of(producer)["refused"] == 3)
+        assert "made without lookupd_http_addresses" in config_of(producer)["refusal"]
+        assert trace.is_on("topic"), "a document is applied as a whole or not at all"
+
+
+def test_lookupds_are_added_and_removed_while_messages_flow(start_consumer: Callable[..., Consumer]) -> None:
+    source = Told({})
+    taken: list[bytes] = []
+    with Broker() as first, Broker() as second:
+        old, new = str(first.lookupd.http_address), str(second.lookupd.http_address)
+        options: dict[str, Any] = {"lookupd_http_addresses": [old], "config_source": source}
+        consumer = start_consumer(
+            "topic", "channel", message_handler=lambda _, message: taken.append(message.body), **options
+        )
+        with Producer(**options) as producer:
+            for number in range(100):
+                producer.publish("topic", b"%d" % number)
+            with Producer([second.nsqd.tcp_address]) as elsewhere:
+                for number in range(100, 200):
+                    elsewhere.publish("topic", b"%d" % number)
+            until(lambda: "topic" in second.lookupd.db.topics())
+            source.tell({"lookupds": {"add": [new]}})
+            until(lambda: len(taken) == 200)
+            source.tell({"lookupds": {"add": [new], "remove": [old]}})
+            until(lambda: set(producer.stats()["connected"]) == {str(second.nsqd.tcp_address)})
+            for number in range(200, 300):
+                producer.publish("topic", b"%d" % number)
+            until(lambda: len(taken) == 300)
+        assert sorted(taken, key=int) == [b"%d" % number for number in range(300)]
+        assert config_of(consumer)["lookupds"] == {"add": [new], "remove": [old]}
+
+
+class Records(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[Any] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record.msg)
+
+
+def test_a_share_of_the_messages_is_traced_and_the_same_one_by_both(
+    cluster: RedesignedCluster, start_consumer: Callable[..., Consumer]
+) -> None:
+    cluster.create_topic("topic", 2, channels=["channel"])
+    logs, logged = {}, {}
+    for name in ("producer", "consumer"):
+        log = logging.getLogger(f"test.trace.{name}")
+        log.setLevel(logging.INFO)
+        log.propagate = False
+        logged[name] = Records()
+        log.handlers = [logged[name]]
+        logs[name] = TraceLog(log)
+    source = Told({"trace": {"topic": 0.25}})
+    options: dict[str, Any] = {
+        "lookupd_http_addresses": [str(each.http_address) for each in cluster.lookupds],
+        "config_source": source,
+    }
+    taken: list[int] = []
+    start_consumer(
+        "topic",
+        "channel",
+        message_handler=lambda _, message: taken.append(message.trace_id),
+        trace=logs["consumer"],
+        **options,
+    )
+    count = 2000
+    with Producer(trace=logs["producer"], **options) as producer:
+        for _ in range(count // 2):
+            producer.publish("topic", b"body")
+        producer.multipublish("topic", [b"body"] * (count // 2))
+    until(lambda: len(taken) == count)
+    published = {each.trace_id for each in logged["producer"].records if isinstance(each, PublishRecord)}
+    # Ids are spread evenly over the share: far from 500 is what chance cannot do.
+    assert 350 < len(published) < 650
+    until(lambda: published <= {each.trace_id for each in logged["consumer"].records if each.trace_id})
+    traced = {each.trace_id for each in logged["consumer"].records if each.trace_id}
+    assert traced == published
+
+
+@pytest.mark.parametrize("source", [5, "file.json", object()], ids=["number", "text", "object"])
+def test_what_is_no_source_is_refused(source: Any) -> None:
+    with pytest.raises(ConfigError, match="must have a method next"):
+        Producer("127.0.0.1:1", config_source=source)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: HttpConfigSource("ftp://host/x"), "must be http://host:port/path"),
+        (lambda: HttpConfigSource("http://me:secret@host/x"), "no user name or password"),
+        (lambda: HttpConfigSource("http://host/x", interval=0), "interval=0: must be a number of seconds above 0"),
+        (lambda: EtcdConfigSource("host", "key"), "key='key': must be a path"),
+        (lambda: EtcdConfigSource([], "/key"), "no etcd address is given"),
+    ],
+    ids=["scheme", "password", "interval", "key", "no-address"],
+)
+def test_sources_refuse_what_they_cannot_use(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        make()
+    assert "secret" not in str(caught.value)
+
+
+def test_clients_of_threads_follow_documents(tmp_path: Path, nsqd_process: Any) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"trace": {"topic": true}}')
+    source = FileConfigSource(path, 0.02)
+    taken = threading.Event()
+    logs = TraceLog(), TraceLog()
+    producer = threads.Producer(nsqd_process.address, config_source=source, trace=logs[0])
+    consumer = threads.Consumer(
+        "topic",
+        "channel",
+        nsqd_process.address,
+        message_handler=lambda *_: taken.set(),
+        config_source=source,
+        trace=logs[1],
+    )
+    with suppress(nsq_fast.NsqError), producer, consumer:
+        producer.publish("topic", b"body")
+        until(taken.is_set)
+        assert all(log.is_on("topic") for log in logs)
+        path.write_text("{}")
+        until(lambda: not any(log.is_on("topic") for log in logs))
+        assert config_of(producer)["changes"] == config_of(consumer)["changes"] == 2
