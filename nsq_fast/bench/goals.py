@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from .clients import ASYNCIO, THREADS
 from .figures import Figure, shown, value_of
 from .results import Run
 from .suite import CONNECTIONS, IN_FLIGHT
@@ -54,13 +55,13 @@ def _value_in(run: Run, scenario: str, client: str, metric: str) -> Figure | Non
     return value_of(result, metric, found.settings.size) if found and result else None
 
 
-def _at_most(what: str, scenario: str, metric: str, bound: float, unit: str) -> Goal:
-    return _bound(what, scenario, metric, bound, unit, False)
+def _at_most(what: str, scenario: str, metric: str, bound: float, unit: str, client: str = OURS) -> Goal:
+    return _bound(what, scenario, metric, bound, unit, False, client)
 
 
-def _bound(what: str, scenario: str, metric: str, bound: float, unit: str, is_least: bool) -> Goal:
+def _bound(what: str, scenario: str, metric: str, bound: float, unit: str, is_least: bool, client: str = OURS) -> Goal:
     def actual(run: Run) -> tuple[float, str] | None:
-        value = figure_in(run, scenario, OURS, metric)
+        value = figure_in(run, scenario, client, metric)
         return None if value is None else (value, f"{shown(value, metric)}{unit}")
 
     sign = "at least" if is_least else "at most"
@@ -142,4 +143,27 @@ def goals() -> list[Goal]:
         _at_most("idle on 100 connections: memory", "idle", "peak", 60, " MiB"),
         _growth("CPU per message, 1 to 100 connections", [f"connections-{n}" for n in CONNECTIONS]),
         _growth("CPU per message, 10 to 10,000 in flight", [f"in-flight-{n}" for n in IN_FLIGHT]),
+        *_asyncio_goals(),
+        *_thread_goals(),
+    ]
+
+
+def _asyncio_goals() -> list[Goal]:
+    return [
+        _times("asyncio, consume: messages/s", "consume", "rate", 3, "asyncnsq", ASYNCIO),
+        _times("asyncio, consume: messages/s", "consume", "rate", 4, "ansq", ASYNCIO),
+        _times("asyncio, consume: client CPU per message", "consume", "cpu", 1 / 5, "ansq", ASYNCIO),
+        _times("asyncio, handlers that sleep 5 ms, 100 at once", "sleep", "rate", 0.9, OURS, ASYNCIO),
+        _times("asyncio, publish one at a time", "publish-single", "rate", 1, "ansq", ASYNCIO),
+        _times("asyncio, publish, 100 callers", "publish-concurrent", "rate", 2, "ansq", ASYNCIO),
+        _times("asyncio, publish at 10,000/s: p99", "publish-rate", "p99", 2, OURS, ASYNCIO),
+        _at_most("asyncio, idle on 100 connections: share of a core", "idle", "busy", 0.5, " %", ASYNCIO),
+    ]
+
+
+def _thread_goals() -> list[Goal]:
+    return [
+        _bound("threads, consume, 4 handler threads", "consume", "rate", 100_000, "/s", True, THREADS),
+        _times("threads, publish from 16", "publish-16", "rate", 1, "gnsq", THREADS),
+        _at_most("threads, idle on 100 connections: share of a core", "idle", "busy", 0.5, " %", THREADS),
     ]

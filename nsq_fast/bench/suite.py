@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 
+from .clients import ASYNCIO, THREADS
 from .settings import Settings
 
 _OURS = ("nsq_fast", "nsq_fast as gnsq", "go-nsq")
+_FACES = (*_OURS, ASYNCIO, THREADS)
 _FLOOR = ("nsq_fast", "floor: core")
 _PUBLISH: dict[str, Any] = {"kind": "publish"}
 _CONSUME: dict[str, Any] = {"kind": "consume"}
@@ -53,13 +55,17 @@ def plans(duration: float, rounds: int) -> list[Plan]:
         plan("consume-snappy", "Consume, snappy", _OURS, compression="snappy", **_CONSUME),
         plan("consume-deflate", "Consume, deflate", _OURS, compression="deflate", **_CONSUME),
         plan("consume-tls", "Consume, TLS", _OURS, tls=True, **_CONSUME),
-        plan("sleep", "Handlers that sleep 5 ms, 100 at once", _OURS, handler_sleep=0.005, concurrency=100, **_CONSUME),
+        plan(
+            "sleep", "Handlers that sleep 5 ms, 100 at once", _FACES, handler_sleep=0.005, concurrency=100, **_CONSUME
+        ),
         plan("publish-single", "Publish one at a time", short=True, mode="single", **_PUBLISH),
         plan("publish-concurrent", "Publish, 100 callers", short=True, mode="concurrent", concurrency=100, **_PUBLISH),
+        plan("publish-16", "Publish, 16 callers", (*_FACES, "gnsq"), mode="concurrent", concurrency=16, **_PUBLISH),
+        plan("publish-rate", "Publish at 10,000/s", ("nsq_fast", ASYNCIO), mode="single", **_PUBLISH, **rate),
         plan("publish-batch", "MPUB x 200", short=True, mode="batch", **_PUBLISH),
         plan("latency", "Publish to handler, 10,000/s", short=True, kind="roundtrip", unbuffered=True, **rate),
         plan("latency-buffered", "The same, nsqd's output buffer on", _OURS, kind="roundtrip", **rate),
-        plan("idle", "100 idle connections", _OURS, kind="idle", connections=100, settle=2.0),
+        plan("idle", "100 idle connections", _FACES, kind="idle", connections=100, settle=2.0),
         *(
             growing("connections", many, _connections(many), connections=many, max_in_flight=10_000)
             for many in CONNECTIONS

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -243,6 +244,32 @@ def test_goals_are_judged_by_the_figures_of_the_run() -> None:
     assert ("at least 3x go-nsq", "5.00x", "met") in found
     assert ("at least 14x gnsq", "10.00x", "missed") in found
     assert ("at least 7x asyncnsq", "-", "not measured") in found
+
+
+def test_goals_of_asyncio_and_threads_are_judged_beside_other_clients() -> None:
+    consume = [
+        ClientResult(client="nsq_fast aio", rounds=[a_round(90_000, 1.0, 0.9)]),
+        ClientResult(client="nsq_fast threads", rounds=[a_round(99_000, 1.0, 0.9)]),
+        ClientResult(client="ansq", rounds=[a_round(20_000, 1.0, 1.2)]),
+    ]
+    sleep = [
+        ClientResult(client="nsq_fast", rounds=[a_round(15_000, 1.0, 0.2)]),
+        ClientResult(client="nsq_fast aio", rounds=[a_round(12_000, 1.0, 0.5)]),
+    ]
+    found = judged(scenario("consume", *consume), scenario("sleep", *sleep))
+    assert ("at least 4x ansq", "4.50x", "met") in found
+    assert ("at most 1/5 ansq", "1/6.0", "met") in found
+    assert ("at least 100,000/s", "99,000/s", "missed") in found
+    assert ("at least 0.9x nsq_fast", "0.80x", "missed") in found
+
+
+def test_the_suite_measures_every_goal() -> None:
+    measured = msgspec.structs.replace(a_round(), latency_us=[(99, 100.0)])
+    found = [
+        scenario(plan.name, *[ClientResult(client=name, rounds=[measured]) for name in plan.clients or names()])
+        for plan in plans(1.0, 1)
+    ]
+    assert "not measured" not in [verdict for _, _, verdict in judged(*found)]
 
 
 @pytest.mark.parametrize(("slowest", "verdict"), [(0.5, "met"), (0.8, "missed")])
