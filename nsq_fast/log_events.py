@@ -119,6 +119,11 @@ WORKER_RESTART_ENDED = _event("worker_restart_ended", "the processes are replace
 WORKER_DRAINING = _event("worker_draining", "processes finish what they have begun, and end")
 WORKER_KILLED = _event("worker_killed", "a second signal ended the processes at once")
 
+# The exporter
+
+EXPORTER_NSQD_FAILED = _event("exporter_nsqd_failed", "an nsqd does not answer the exporter")
+EXPORTER_NSQD_RECOVERED = _event("exporter_nsqd_recovered", "an nsqd that failed answers the exporter again")
+
 # Traced messages
 
 TRACE_PUBLISHED = _event("trace_published", "a traced message was published")

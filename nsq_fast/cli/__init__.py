@@ -31,6 +31,7 @@ COMMANDS = (
     "soak",
     "trace-report",
     "run",
+    "exporter",
     "run-as-gnsq",
 )
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -1,0 +1,104 @@
+"""`nsq-fast exporter`: depth, in flight, clients and latencies of a cluster, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import click
+from gevent.pywsgi import WSGIServer
+
+from nsq_fast.errors import ConfigError
+from nsq_fast.names import parse_listen_address
+from nsq_fast.runtime import Endpoint
+
+from . import options
+from .interrupt import stop_signals
+from .security import Security, security_options
+
+_TEXT = "text/plain; charset=utf-8"
+
+Respond = Callable[[str, list[tuple[str, str]]], object]
+
+
+@click.command("exporter", short_help="Show Prometheus depth, in flight, clients of a cluster.")
+@options.nsqd_http_option()
+@options.lookupd_http_option()
+@security_options()
+@click.option("--http", default=":9117", show_default=True, metavar="HOST:PORT", help="Where /metrics is served.")
+@click.option(
+    "--timeout",
+    type=options.duration,
+    metavar="DURATION",
+    default=2.0,
+    show_default=True,
+    help="For the answer of one server; others are not kept waiting.",
+)
+@click.option("--ephemeral", is_flag=True, help="Show #ephemeral topics and channels, too.")
+def command(
+    nsqds: Sequence[Endpoint],
+    lookupds: Sequence[Endpoint],
+    http: str,
+    timeout: float,
+    ephemeral: bool,
+    security: Security,
+) -> None:
+    """Serve what nsqds say in /stats as metrics, of either dialect: docs/metrics.md lists them. All nsqds that the
+    lookupds know are asked at each scrape, at once; one that does not answer is shown as not up. Ctrl-C ends it.
+    """
+    try:
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        from nsq_fast.exporter.cluster import Cluster
+    except ImportError as error:
+        raise click.ClickException(str(error)) from error
+    if timeout <= 0:
+        raise click.UsageError("--timeout must be more than 0")
+    nsqds, lookupds = options.find_servers(nsqds, lookupds, options.NSQD_HTTP)
+    cluster = Cluster(
+        nsqds,
+        lookupds,
+        timeout=timeout,
+        lookup_config=security.of_lookup(timeout),
+        with_ephemeral=ephemeral,
+        **security.of_http,
+    )
+
+    def application(environ: dict[str, Any], respond: Respond) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            return _answer(respond, "200 OK", generate_latest(_Scraped(cluster.scrape())), CONTENT_TYPE_LATEST)
+        if path == "/healthz":
+            return _answer(respond, "200 OK", b"ok\n")
+        return _answer(respond, "404 Not Found", b"there are /metrics and /healthz\n")
+
+    _serve(http, application)
+
+
+def _answer(respond: Respond, status: str, body: bytes, kind: str = _TEXT) -> list[bytes]:
+    respond(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
+    return [body]
+
+
+class _Scraped:
+    """Metrics as ``generate_latest`` takes them."""
+
+    def __init__(self, metrics: list[Any]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Any]:
+        return self._metrics
+
+
+def _serve(http: str, application: Callable[..., Iterable[bytes]]) -> None:
+    host, port = parse_listen_address(http, "--http")
+    server = WSGIServer((host, port), application, log=None)
+    try:
+        server.start()
+    except OSError as error:
+        raise ConfigError(f"--http={http!r}: cannot listen there: {error.strerror or error}") from error
+    shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
+    click.echo(f"http://{shown}:{server.server_port}/metrics", err=True)
+    with stop_signals() as stop:
+        stop.wait()
+        server.stop(timeout=1)
