@@ -405,7 +405,11 @@ class ConsumerConfig(Config):
         maximum=1000,
     )
     batch_size: int = option(1000, "most messages a batch handler gets in one call", minimum=1, maximum=1_000_000)
-    auto_touch: bool = option(False, "TOUCH a message while its handler runs, up to the server's max_msg_timeout")
+    auto_touch: bool = option(
+        False,
+        "TOUCH a message while its handler runs, and an asynchronous one until it is responded to, up to the server's"
+        " max_msg_timeout",
+    )
     partitions: Any = option(None, "redesigned: numbers of the partitions to consume; None: all")
     ordered: bool | None = option(
         None, "redesigned: consume in order, one message of a partition at a time; None: as lookup says", kind=bool

@@ -36,12 +36,17 @@ SHORTEST_PAUSE = 0.01
 class Expiring(Protocol):
     """A subscription whose messages expire."""
 
+    connection: Connection
+
     @property
     def next_deadline(self) -> float:
         """Before this moment ``expire`` finds nothing."""
 
     def expire(self, now: float) -> None:
         """Deal with the messages whose deadline is over."""
+
+    def asynchronous(self) -> list[Message]:
+        """The messages in flight that are responded to later than their handler returns."""
 
 
 class Deadlines:
@@ -52,7 +57,7 @@ class Deadlines:
         workload: the workers, and the messages of lost connections.
         on_expired: called with messages of lost connections that expire.
         on_work: called when something was handled since the last look, or is stuck.
-        auto_touch: TOUCH messages that are being handled, in time.
+        auto_touch: TOUCH messages that are being handled, and asynchronous ones, in time.
     """
 
     def __init__(
@@ -105,6 +110,8 @@ class Deadlines:
         """Expire what is over, touch or warn where it is time to, and measure the speed of the handlers."""
         for each in self._subscribers():
             each.expire(now)
+            if self._auto_touch:
+                self._look_at_asynchronous(each, now)
         expired = self._workload.orphans.expire(now)
         if expired:
             self._on_expired(expired)
@@ -112,6 +119,11 @@ class Deadlines:
         if any(news):
             self._on_work()
         self._warned = {message for message in self._warned if not message.has_responded()}
+
+    def _look_at_asynchronous(self, subscriber: Expiring, now: float) -> None:
+        """Touch what no worker handles any more, and somebody will respond to."""
+        for message in subscriber.asynchronous():
+            self._check(message, subscriber.connection, now)
 
     def _look_at(self, pool: Pool, now: float) -> bool:
         """Look at the workers of one pool; say whether there is any news of how busy they are."""
