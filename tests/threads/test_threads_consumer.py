@@ -16,7 +16,7 @@ from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import until
 
 from nsq_fast import Message
-from nsq_fast.errors import ConfigError, RequeueMessage
+from nsq_fast.errors import ConfigError, ConnectionLost, RequeueMessage
 from nsq_fast.threads import Consumer, Producer
 
 ROOT = Path(__file__).parent.parent.parent
@@ -365,3 +365,25 @@ def test_one_consumer_takes_several_topics(filled: str) -> None:
         until(lambda: all(map(all_of, found.values())))
         assert consumer.topics == ("t", "u")
         assert set(consumer.stats().topics) == {"t", "u"}
+
+
+def test_a_response_that_is_lost_with_its_connection_makes_room_for_another_message(nsqd: ScriptedNsqd) -> None:
+    taken: deque[Message] = deque()
+
+    def handle(consumer: Consumer, message: Message) -> None:
+        message.enable_async()
+        taken.append(message)
+
+    options = {"max_in_flight": 1, "max_reconnect_delay": 0.1}
+    with Consumer("t", "c", str(nsqd.address), message_handler=handle, **options) as consumer:
+        first = nsqd.connection()
+        first.push(1)
+        until(lambda: len(taken) == 1)
+        first.close()
+        nsqd.wait_for(lambda: len(nsqd.connections) == 2 and b"SUB" in nsqd.connections[1].words())
+        until(lambda: consumer.stats().orphaned == 1)
+        message = taken.popleft()
+        with pytest.raises(ConnectionLost):
+            message.finish()
+        nsqd.connections[1].wait_rdy(1)
+        assert consumer.stats().orphaned == 0

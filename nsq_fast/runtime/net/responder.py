@@ -129,11 +129,15 @@ class Responder:
         self._check_open()
 
     def _is_handed_over(self, answer: Callable[..., object], message: Message, *arguments: Any) -> bool:
-        """In another thread, where that is allowed: have the hub's thread send an answer. Else raises WrongThread."""
+        """In another thread, where that is allowed: have the hub's thread send an answer. Else raises WrongThread.
+
+        False where there is nobody to answer: the caller raises that.
+        """
         if not self._thread.takes_calls:
             self._thread.check(f"Message.{answer.__name__}()")
             return False
-        self._check_open()
+        if self.closed_error is not None:
+            return False
         self._thread.hand_over(self._answer_for_thread, answer, message, *arguments)
         return True
 
