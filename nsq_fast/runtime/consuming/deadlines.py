@@ -45,9 +45,6 @@ class Expiring(Protocol):
     def expire(self, now: float) -> None:
         """Deal with the messages whose deadline is over."""
 
-    def asynchronous(self) -> list[Message]:
-        """The messages in flight that are responded to later than their handler returns."""
-
 
 class Deadlines:
     """Watches the messages of one consumer.
@@ -111,7 +108,7 @@ class Deadlines:
         for each in self._subscribers():
             each.expire(now)
             if self._auto_touch:
-                self._look_at_asynchronous(each, now)
+                self._look_at_asynchronous(each.connection, now)
         expired = self._workload.orphans.expire(now)
         if expired:
             self._on_expired(expired)
@@ -120,10 +117,11 @@ class Deadlines:
             self._on_work()
         self._warned = {message for message in self._warned if not message.has_responded()}
 
-    def _look_at_asynchronous(self, subscriber: Expiring, now: float) -> None:
+    def _look_at_asynchronous(self, connection: Connection, now: float) -> None:
         """Touch what no worker handles any more, and somebody will respond to."""
-        for message in subscriber.asynchronous():
-            self._check(message, subscriber.connection, now)
+        for message in connection.session.ledger.pending():
+            if message.is_async():
+                self._check(message, connection, now)
 
     def _look_at(self, pool: Pool, now: float) -> bool:
         """Look at the workers of one pool; say whether there is any news of how busy they are."""

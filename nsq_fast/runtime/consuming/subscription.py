@@ -88,10 +88,6 @@ class Subscription(Announcer):
         """Messages that handlers have got and not answered."""
         return self.connection.in_flight - len(self.inbound.waiting)
 
-    def asynchronous(self) -> list[Message]:
-        """Messages in flight that are responded to later than their handler returns."""
-        return [message for message in self.inbound.ledger.pending() if message.is_async()]
-
     @property
     def capacity(self) -> int:
         """Messages that the workers of this target alone can begin with in time."""
