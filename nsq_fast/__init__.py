@@ -29,6 +29,8 @@ _HOME = {
     "FileConfigSource": "runtime.dynamic.sources",
     "HttpConfigSource": "runtime.dynamic.sources",
     "ClusterAdmin": "runtime.cluster_admin",
+    "BackoffStrategy": "protocol.backoff",
+    "ExponentialBackoff": "protocol.backoff",
     "TraceLog": "runtime.trace",
     "trace_log": "runtime.trace",
     "new_trace_id": "runtime.trace",

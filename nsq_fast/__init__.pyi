@@ -26,6 +26,8 @@ from .gnsq import stream as stream
 from .gnsq import util as util
 from .gnsq.install import install_as_gnsq as install_as_gnsq
 from .names import Address as Address
+from .protocol.backoff import BackoffStrategy as BackoffStrategy
+from .protocol.backoff import ExponentialBackoff as ExponentialBackoff
 from .protocol.dynamic_config import DynamicConfig as DynamicConfig
 from .protocol.wire_form import Receipt as Receipt
 from .runtime.admin import LookupdHTTPClient as LookupdHTTPClient

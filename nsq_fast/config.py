@@ -27,6 +27,7 @@ ConfigT = TypeVar("ConfigT", bound="Config")
 MAX_PARTITION = 1023
 MAX_TAG_SIZE = 100
 ORDER_POLICIES = ("deliver", "drop", "stop")
+OF_CONSUMER, OF_CONNECTION = BACKOFF_SCOPES = ("consumer", "connection")
 ONCE, EACH_START = START_POLICIES = ("once", "each_start")
 
 PARTITION_STRATEGIES = ("round_robin", "least_loaded")
@@ -355,6 +356,18 @@ class LookupConfig(Config):
             )
 
 
+def _check_strategy(strategy: Any) -> None:
+    """Raise ConfigError for what is no BackoffStrategy, before the first failure shows it."""
+    try:
+        is_one = strategy.duration(1) >= 0 and 0 <= strategy.jitter <= 1
+    except (AttributeError, TypeError):
+        is_one = False
+    if not is_one:
+        raise ConfigError(
+            f"backoff_strategy={strategy!r}: must have duration(level), which gives seconds, and jitter, 0 to 1"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class ConsumerConfig(Config):
     """How a consumer takes messages, and what it does with those that fail."""
@@ -394,6 +407,19 @@ class ConsumerConfig(Config):
     )
     max_backoff_duration: float = option(128.0, "longest pause of backoff; 0: no backoff", unit="s", minimum=0.0)
     backoff_on_requeue: bool = option(True, "a requeue counts as a failure for backoff")
+    backoff_scope: str = option(
+        OF_CONSUMER,
+        "consumer: failures pause all connections; connection: each failure, and each loss of a connection, pauses the"
+        " connection that it came from, and no other",
+    )
+    backoff_strategy: Any = option(
+        None, "how long pauses are: a BackoffStrategy; None: 1 s, doubled with each failure after a pause", kind=object
+    )
+    adaptive_in_flight: bool = option(
+        False,
+        "ask for fewer messages than max_in_flight while those in flight are not responded to within a quarter of"
+        " msg_timeout, and for more again when they are",
+    )
     max_reconnect_delay: float = option(60.0, "longest pause between attempts to reconnect", unit="s", minimum=0.01)
     concurrency: int | None = option(
         None, "handlers that run at once; None: one a connection, in order", minimum=1, kind=int
@@ -438,12 +464,15 @@ class ConsumerConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "partitions", _partitions(self.partitions))
-        if self.order_policy not in ORDER_POLICIES:
-            raise ConfigError(f"order_policy={self.order_policy!r}: must be one of {', '.join(ORDER_POLICIES)}")
-        if self.start_position_policy not in START_POLICIES:
-            raise ConfigError(
-                f"start_position_policy={self.start_position_policy!r}: must be one of {', '.join(START_POLICIES)}"
-            )
+        for name, values in (
+            ("order_policy", ORDER_POLICIES),
+            ("start_position_policy", START_POLICIES),
+            ("backoff_scope", BACKOFF_SCOPES),
+        ):
+            if getattr(self, name) not in values:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(values)}")
+        if self.backoff_strategy is not None:
+            _check_strategy(self.backoff_strategy)
         for name, minimum in (("requeue_delay", 0), ("concurrency", 1), ("max_in_flight", 0)):
             value = getattr(self, name)
             if isinstance(value, str) and value.strip().isdigit():

@@ -60,6 +60,9 @@ class ConsumerKeywords(ConnectionKeywords, LookupKeywords, total=False):
     requeue_factor: float
     requeue_max_delay: float
     requeue_jitter: float
+    backoff_scope: str
+    backoff_strategy: Any
+    adaptive_in_flight: bool
     max_reconnect_delay: float
     concurrency: int | None
     handler_threads: int

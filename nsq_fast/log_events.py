@@ -90,6 +90,7 @@ BACKOFF_BEGAN = _event("backoff_began", "a consumer pauses after failures")
 BACKOFF_ENDED = _event("backoff_ended", "a consumer asks for messages as before the backoff")
 MAX_IN_FLIGHT_LOW = _event("max_in_flight_low", "max_in_flight is less than the number of connections")
 MAX_IN_FLIGHT_HIGH = _event("max_in_flight_high", "handlers are too slow for max_in_flight: fewer are asked for")
+IN_FLIGHT_ADAPTED = _event("in_flight_adapted", "adaptive_in_flight asks for fewer messages at once, or for more again")
 PUBLISHES_WAIT = _event("publishes_wait", "publishes to a topic wait for an nsqd")
 COMPRESSION_OFF = _event("compression_off", "a topic carries no extended headers: bodies are not compressed")
 

@@ -1,7 +1,8 @@
 """The state of each connection under gnsq's names, with those that begin with an underscore: programs' tests use them.
 
 gnsq has a backoff for each connection; ours is one for the consumer, as NSQ's
-documentation asks for. So all connections show the same state.
+documentation asks for. So all connections show the same state, unless the
+option backoff_scope="connection" gives each its own.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class BackoffStates:
     def _state(self, subscriber: Subscriber) -> int:
         if not subscriber.is_connected:
             return INIT
-        backoff = self.flow.backoff
+        backoff = subscriber.backoff
         return RUNNING if not backoff.is_on else BACKOFF if backoff.is_paused(monotonic()) else THROTTLED
 
     @property

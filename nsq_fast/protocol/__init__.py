@@ -10,7 +10,7 @@ from nsq_fast._codec import Message, TracedReply, TruncatedMessage
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import LocalProtocolError, MessageTooLarge, ProtocolError, RemoteProtocolError, ServerError
 
-from .backoff import Backoff, ReconnectDelay
+from .backoff import Backoff, BackoffStrategy, ExponentialBackoff, ReconnectDelay
 from .conversation import Stage
 from .dialect import ORIGINAL, REDESIGNED, Dialect
 from .events import (
@@ -42,11 +42,13 @@ __all__ = [
     "AuthInfo",
     "Authenticating",
     "Backoff",
+    "BackoffStrategy",
     "CommandFailed",
     "ConnectionConfig",
     "Dialect",
     "Disconnected",
     "Event",
+    "ExponentialBackoff",
     "Heartbeat",
     "Identified",
     "LocalProtocolError",

@@ -7,7 +7,10 @@ however often something fails.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from math import inf
+from typing import Protocol
 
 Random = Callable[[], float]
 
@@ -22,18 +25,56 @@ def grown(base: float, factor: float, steps: int, cap: float) -> float:
         return cap
 
 
+class BackoffStrategy(Protocol):
+    """How long the pauses of backoff are. Without state and without a clock: levels in, seconds out."""
+
+    @property
+    def jitter(self) -> float:
+        """The share of each pause that chance may take away: 0.0 for none, 1.0 for all of it."""
+
+    def duration(self, level: int) -> float:
+        """The longest pause at ``level`` in seconds: 1 after the first failure, one more after each that follows."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExponentialBackoff:
+    """Pauses that grow by ``factor`` with each level, from ``base`` seconds on; a BackoffStrategy.
+
+    With ``jitter=1.0`` a pause is any time up to that: consumers that failed together do not come back together.
+    """
+
+    base: float = 1.0
+    factor: float = 2.0
+    jitter: float = 0.1
+
+    def duration(self, level: int) -> float:
+        """The longest pause at ``level`` in seconds."""
+        return grown(self.base, self.factor, level - 1, inf)
+
+
+MOST_LEVELS = 32
+"""A strategy whose pauses do not grow to the longest ends here: recovery takes no more successes than levels."""
+
+
 class Backoff:
     """Backoff of a consumer as the NSQ guide says: pause, probe with one message, recover or pause longer.
 
     Each pause is a window; results that arrive within it are not counted, so
     one result moves the level once per window. The pause doubles with each
-    level up to ``max_duration`` seconds; 0 turns backoff off.
+    level up to ``max_duration`` seconds, or does what ``strategy`` says; 0 turns backoff off.
     """
 
-    def __init__(self, max_duration: float, *, random: Random, base: float = 1.0, jitter: float = 0.1) -> None:
+    def __init__(
+        self,
+        max_duration: float,
+        *,
+        random: Random,
+        base: float = 1.0,
+        jitter: float = 0.1,
+        strategy: BackoffStrategy | None = None,
+    ) -> None:
         self._max_duration = max_duration
-        self._base = base
-        self._jitter = jitter
+        self._strategy = strategy or ExponentialBackoff(base, 2.0, jitter)
         self._random = random
         self.level = 0
         self.until = 0.0
@@ -53,7 +94,7 @@ class Backoff:
             return False
         if success:
             self.level -= 1
-        elif self.level == 0 or self._duration(self.level) < self._max_duration:
+        elif self.level == 0 or (self.level < MOST_LEVELS and self._duration(self.level) < self._max_duration):
             self.level += 1  # bounded by the cap, so that recovery takes no more steps than the cap has levels
         if self.level:
             self.pause(now)
@@ -76,10 +117,10 @@ class Backoff:
         self.until = 0.0
 
     def _duration(self, level: int) -> float:
-        return grown(self._base, 2.0, level - 1, self._max_duration)
+        return min(max(0.0, self._strategy.duration(level)), self._max_duration)
 
     def _with_jitter(self, duration: float) -> float:
-        return duration * (1.0 - self._jitter * self._random())
+        return duration * (1.0 - self._strategy.jitter * self._random())
 
 
 class ReconnectDelay:

@@ -20,7 +20,8 @@ from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, spli
 from nsq_fast.errors import ConfigError, NotRunning, NsqError
 from nsq_fast.log_events import STARTED_ALREADY
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, check_channel, listed, parse_addresses
-from nsq_fast.protocol.backoff import Backoff, RequeueDelay
+from nsq_fast.protocol.adaptive_limit import AdaptiveLimit
+from nsq_fast.protocol.backoff import RequeueDelay
 from nsq_fast.protocol.dynamic_config import DynamicConfig
 from nsq_fast.protocol.position import StartPositions, parse_start
 from nsq_fast.protocol.topic_choice import TopicArgument, TopicChoice
@@ -30,7 +31,7 @@ from .consuming.deadlines import Deadlines
 from .consuming.disposition import BatchHandler, Disposition, Handler
 from .consuming.expiry import Expiry
 from .consuming.failures import GiveUpPolicy
-from .consuming.flow import Flow
+from .consuming.flow import Flow, backoff_of
 from .consuming.handlers import check_handler
 from .consuming.iteration import messages
 from .consuming.load import Workload
@@ -213,10 +214,18 @@ class Consumer(ObservedConsumer, ConsumerOptions):
         )
         self.disposition = self.disposition_class(self, message_handler, batch_handler, self._give_up, delay)
         self.ordered = self.disposition.ordered = Ordered(self, self._blocked_policy, self.logger)
-        backoff = Backoff(config.max_backoff_duration, random=random.random)
+        adaptive = AdaptiveLimit() if config.adaptive_in_flight else None
         idle_timeout = config.low_ready_idle_timeout
         self.workload = Workload(Orphans(), is_bounded=config.drop_expired)
-        self.flow = Flow(config.max_in_flight, idle_timeout, backoff, self.workload, self.supervisor, self.logger)
+        self.flow = Flow(
+            config.max_in_flight,
+            idle_timeout,
+            backoff_of(config),
+            self.workload,
+            self.supervisor,
+            self.logger,
+            adaptive,
+        )
         self.past = Counters()
         self.expiry = Expiry(self)
         self.deadlines = Deadlines(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_fast.protocol.backoff import Backoff, ReconnectDelay, RequeueDelay
+from nsq_fast.protocol.backoff import MOST_LEVELS, Backoff, ExponentialBackoff, ReconnectDelay, RequeueDelay
 
 chance = st.floats(0.0, 1.0, exclude_max=True)
 
@@ -61,6 +61,58 @@ def test_recovery_takes_no_more_steps_than_there_are_levels():
         now = backoff.until
         successes += 1
     assert successes == 4
+
+
+class Steps:
+    """A strategy of a program: pauses of its own, no jitter."""
+
+    jitter = 0.0
+
+    def __init__(self, *pauses):
+        self._pauses = pauses
+
+    def duration(self, level):
+        return self._pauses[min(level, len(self._pauses)) - 1]
+
+
+def pauses_of(backoff, count):
+    now, pauses = 0.0, []
+    for _ in range(count):
+        backoff.record(False, now)
+        pauses.append(backoff.until - now)
+        now = backoff.until
+    return pauses
+
+
+def test_a_strategy_of_ones_own_says_how_long_pauses_are():
+    backoff = Backoff(8.0, random=no_chance, strategy=Steps(0.5, 3.0, 100.0))
+    assert pauses_of(backoff, 4) == [0.5, 3.0, 8.0, 8.0]
+    assert backoff.level == 3
+
+
+def test_pauses_that_never_grow_do_not_make_recovery_endless():
+    backoff = Backoff(8.0, random=no_chance, strategy=Steps(1.0))
+    assert pauses_of(backoff, 1000) == [1.0] * 1000
+    assert backoff.level == MOST_LEVELS
+
+
+def test_a_pause_of_less_than_nothing_is_none():
+    assert pauses_of(Backoff(8.0, random=no_chance, strategy=Steps(-1.0)), 1) == [0.0]
+
+
+@given(chance, st.integers(1, 20))
+def test_full_jitter_gives_any_pause_up_to_the_exponential_one(luck, level):
+    backoff = Backoff(128.0, random=lambda: luck, strategy=ExponentialBackoff(jitter=1.0))
+    backoff.level = level
+    backoff.pause(0.0)
+    longest = min(128.0, 2.0 ** (level - 1))
+    assert 0.0 < backoff.until <= longest
+    assert backoff.until == pytest.approx(longest * (1.0 - luck))
+
+
+@given(st.integers(1, 10**6))
+def test_a_pause_at_any_level_is_a_number(level):
+    assert ExponentialBackoff().duration(level) >= 1.0
 
 
 def test_success_without_backoff_changes_nothing():

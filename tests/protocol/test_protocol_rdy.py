@@ -238,6 +238,17 @@ class Distribution(RuleBasedStateMachine):
     def back_off(self, probe):
         self.distribute(min(probe, self.limit))
 
+    @rule(data=st.data())
+    def back_off_one_connection(self, data):
+        if self.servers:
+            share = data.draw(st.sampled_from(self.servers)).share
+            share.capacity = data.draw(st.sampled_from([0, 1, 1 << 30]))
+            self.distribute(self.limit)
+
+    @rule(limit=st.integers(0, 40))
+    def adapt(self, limit):
+        self.distribute(min(limit, self.limit))
+
     @rule(limit=st.integers(0, 40))
     def change_limit(self, limit):
         self.limit = limit

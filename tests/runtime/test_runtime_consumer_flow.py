@@ -274,7 +274,7 @@ class FakeLookup:
         self.errors = 0
         made_lookups.append(self)
 
-    def add_topic(self, topic):
+    def add_topic(self, topic, is_sought=True):
         self.topic = topic
 
     def start(self):

@@ -11,14 +11,24 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Sequence
 from time import monotonic
 from typing import Protocol
 
 from gevent.event import Event
 
+from nsq_fast._codec import Message
+from nsq_fast.config import ConsumerConfig
 from nsq_fast.errors import NsqError
-from nsq_fast.log_events import BACKOFF_BEGAN, BACKOFF_ENDED, MAX_IN_FLIGHT_HIGH, MAX_IN_FLIGHT_LOW
+from nsq_fast.log_events import (
+    BACKOFF_BEGAN,
+    BACKOFF_ENDED,
+    IN_FLIGHT_ADAPTED,
+    MAX_IN_FLIGHT_HIGH,
+    MAX_IN_FLIGHT_LOW,
+)
 from nsq_fast.protocol import rdy
+from nsq_fast.protocol.adaptive_limit import AdaptiveLimit
 from nsq_fast.protocol.backoff import Backoff
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.supervised import Supervisor
@@ -31,11 +41,17 @@ OVERDUE_PAUSE = 0.5
 LOOKS_PER_IDLE_TIMEOUT = 4
 
 
+def backoff_of(config: ConsumerConfig) -> Backoff:
+    """A backoff as the options want it."""
+    return Backoff(config.max_backoff_duration, random=random.random, strategy=config.backoff_strategy)
+
+
 class Member(Protocol):
     """A subscribed connection, as the flow sees it."""
 
     connection: Connection
     share: rdy.Share
+    backoff: Backoff
 
     @property
     def held(self) -> int:
@@ -53,6 +69,8 @@ class Flow:
         max_in_flight: messages held at once; None: as many as there are members. Call ``changed`` after a change.
         is_paused: whether RDY 0 was asked for.
         is_waiting: whether some connection waits for a share that others still hold.
+        backoff: of all connections. A connection may have one of its own instead.
+        adaptive: bounds what is asked for by how long messages take; None where nobody wants that.
         has_members: an Event, set while there is a subscribed connection.
 
     Args:
@@ -67,10 +85,12 @@ class Flow:
         workload: Workload,
         supervisor: Supervisor,
         log: logging.Logger,
+        adaptive: AdaptiveLimit | None = None,
     ) -> None:
         self._supervisor = supervisor
         self.max_in_flight = max_in_flight
         self.backoff = backoff
+        self.adaptive = adaptive
         self.is_paused = False
         self.is_waiting = False
         self._workload = workload
@@ -82,6 +102,7 @@ class Flow:
         self._log = log
         self._has_warned_of_turns = False
         self._has_warned_of_handlers = False
+        self._has_told_of_adapting = False
         self._is_stopped = False
 
     def start(self, name: str) -> None:
@@ -120,21 +141,44 @@ class Flow:
         """Recompute soon."""
         self._wake.set()
 
-    def result(self, success: bool) -> None:
-        """Count the result of a message for backoff."""
+    def result(self, success: bool, backoff: Backoff) -> None:
+        """Count the result of a message for a backoff: that of all connections, or of one."""
         now = monotonic()
-        if not self.backoff.record(success, now):
+        if not backoff.record(success, now):
             return
-        if self.backoff.is_on:
-            self._log.warning(
-                "backoff level %d: pausing for %.3g s",
-                self.backoff.level,
-                self.backoff.until - now,
-                extra=BACKOFF_BEGAN,
-            )
+        if backoff.is_on:
+            text = "backoff level %d: pausing%s for %.3g s"
+            self._log.warning(text, backoff.level, self._name_of(backoff), backoff.until - now, extra=BACKOFF_BEGAN)
         else:
-            self._log.info("backoff is over", extra=BACKOFF_ENDED)
+            self._log.info("backoff%s is over", self._name_of(backoff), extra=BACKOFF_ENDED)
         self._wake.set()
+
+    def _name_of(self, backoff: Backoff) -> str:
+        """Which connection a backoff is of; empty for that of all."""
+        return "".join(f" of {member.connection.address}" for member in self._members if member.backoff is backoff)
+
+    def responded(self, messages: Sequence[Message], msg_timeout: float, is_expired: bool = False) -> None:
+        """Messages of one connection were responded to, or expired, just now."""
+        adaptive, before = self.adaptive, self.asked
+        if adaptive is None or not messages:
+            return
+        received_at = [message.received_at for message in messages]
+        now = monotonic()
+        if not adaptive.responded(received_at, now, msg_timeout, self.limit, is_expired=is_expired):
+            return
+        self._wake.set()
+        if self.asked == before:
+            return
+        # The first time it is news; later it is how the option works.
+        level = logging.DEBUG if self._has_told_of_adapting else logging.WARNING
+        self._has_told_of_adapting = True
+        self._log.log(
+            level,
+            "asking for %d messages at once, max_in_flight=%d: adaptive_in_flight, by how long messages take of"
+            " msg_timeout=%.3g s",
+            self.asked, self.limit, msg_timeout,
+            extra=IN_FLIGHT_ADAPTED,
+        )  # fmt: skip
 
     @property
     def limit(self) -> int:
@@ -142,6 +186,13 @@ class Flow:
         if self.max_in_flight is None:
             return max(1, len(self._members) + self._expected)
         return self.max_in_flight
+
+    @property
+    def asked(self) -> int:
+        """Messages that are asked for at once: fewer than the limit while they take long, and one a connection."""
+        if self.adaptive is None:
+            return self.limit
+        return min(self.limit, max(self.adaptive.limit, len(self._members) + self._expected))
 
     @property
     def is_starved(self) -> bool:
@@ -170,6 +221,7 @@ class Flow:
         allowed = max(0, self.limit - overdue)
         limit = self._limit(allowed, now)
         self._warn(shares, allowed)
+        self._hold_back(members, now)
         expected = [rdy.Share() for _ in range(self._expected)] if limit >= len(shares) + self._expected else []
         wanted = rdy.targets(shares + expected, limit, now, idle_timeout=self._idle_timeout, random=random.random)[
             : len(shares)
@@ -180,15 +232,22 @@ class Flow:
         # IsReadyForMessages). So a share that is taken away is free only when its messages are responded to.
         for index, count in plan.changes:
             self._send(members[index], count, now)
-        pause = self._next_look(shares, limit, now)
+        pause = self._next_look(members, limit, now)
         return pause if not overdue else min(OVERDUE_PAUSE, pause or OVERDUE_PAUSE)
 
     def _limit(self, allowed: int, now: float) -> int:
         if self.is_paused or self.backoff.is_paused(now):
             return 0
-        return (
-            min(1, allowed) if self.backoff.is_on else min(allowed, self._workload.capacity_of(self._workload.shared))
-        )
+        if self.backoff.is_on:
+            return min(1, allowed)
+        return min(allowed, self.asked, self._workload.capacity_of(self._workload.shared))
+
+    def _hold_back(self, members: list[Member], now: float) -> None:
+        """Nothing for connections whose own backoff pauses them, and one message for those that it tries."""
+        for member in members:
+            backoff = member.backoff
+            if backoff is not self.backoff and backoff.is_on:
+                member.share.capacity = 0 if backoff.is_paused(now) else min(1, member.share.capacity)
 
     def _warn(self, shares: list[rdy.Share], allowed: int) -> None:
         """Say once each what keeps messages from coming as the options have it."""
@@ -220,8 +279,9 @@ class Flow:
             return  # it is lost; its owner will hear of it and remove it
         member.share.sent(count, now)
 
-    def _next_look(self, shares: list[rdy.Share], limit: int, now: float) -> float | None:
-        moments = []
+    def _next_look(self, members: list[Member], limit: int, now: float) -> float | None:
+        shares = [member.share for member in members]
+        moments = [member.backoff.until for member in members if member.backoff.is_paused(now)]
         if self.backoff.is_paused(now):
             moments.append(self.backoff.until)
         if self.is_waiting:

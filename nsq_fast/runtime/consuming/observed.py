@@ -139,6 +139,7 @@ class ObservedConsumer:
             orphaned=self._count_orphaned(),
             leader_moves=self._subscriptions.leader_moves,
             lookup_errors=0 if lookup is None else lookup.errors,
+            asked_in_flight=self.flow.asked,
             topics=topics,
             config=None if self._keeper is None else self._keeper.stats(),
         )

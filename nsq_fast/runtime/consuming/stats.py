@@ -47,7 +47,10 @@ class Counters:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConnectionStats:
-    """One nsqd of a topic, or one partition that it leads. Counts go over all connections that were made to it."""
+    """One nsqd of a topic, or one partition that it leads. Counts go over all connections that were made to it.
+
+    ``backoff_level`` and ``backoff_left`` (s) are its own with ``backoff_scope="connection"``, and else the consumer's.
+    """
 
     address: Address
     is_connected: bool
@@ -57,6 +60,8 @@ class ConnectionStats:
     counters: Counters
     partition: int | None = None
     topic: str = ""
+    backoff_level: int = 0
+    backoff_left: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class ConsumerStats:
         topics: the same for each topic that is consumed now.
         given_up: messages handed to the give-up policy and finished.
         max_in_flight: most messages held at once; with the option left out as many as there are connections.
+        asked_in_flight: the same with ``adaptive_in_flight``, which asks for fewer while messages take long.
         in_flight: messages received, not answered and not expired; ``unstarted`` of them wait for a handler.
         orphaned: messages of lost connections that the program still holds; they count towards max_in_flight.
         backoff_level: 0 when there is no backoff.
@@ -98,5 +104,6 @@ class ConsumerStats:
     orphaned: int = 0
     leader_moves: int = 0
     lookup_errors: int = 0
+    asked_in_flight: int = 0
     topics: Mapping[str, Counters] = dataclasses.field(default_factory=dict)
     config: dict[str, Any] | None = None

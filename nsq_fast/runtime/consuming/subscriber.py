@@ -24,6 +24,7 @@ from typing import Protocol
 
 from gevent import Timeout
 
+from nsq_fast.config import OF_CONNECTION
 from nsq_fast.errors import (
     ChannelNotRegistered,
     ConfigError,
@@ -47,6 +48,7 @@ from nsq_fast.runtime.supervised import FAULTS
 from .changes import Changes
 from .context import Context, Workers
 from .draining import wait_for_answers, wait_for_close_wait
+from .flow import backoff_of
 from .stats import ConnectionStats, Counters
 from .subscription import Subscription
 
@@ -137,6 +139,7 @@ class Subscriber:
         refused_in: round of lookup in which it was.
         counters: over all connections to this target.
         pool: the workers that handle its messages.
+        backoff: counts the failures of its messages: its own, or that of the consumer.
     """
 
     def __init__(
@@ -160,6 +163,9 @@ class Subscriber:
         self._delay = self._reconnect
         self._last_failure = ""
         self._changes = Changes()
+        # Kept over connections: one that was lost is tried with one message again.
+        is_own = consumer.config.backoff_scope == OF_CONNECTION
+        self.backoff = backoff_of(consumer.config) if is_own else consumer.flow.backoff
         self.subscription = self._new_subscription()
 
     def _new_subscription(self) -> Subscription:
@@ -171,6 +177,7 @@ class Subscriber:
             self._is_pool_shared,
             self.counters,
             self._changes,
+            self.backoff,
             lambda: self._owner.lost(self),
         )
 
@@ -344,4 +351,6 @@ class Subscriber:
             counters=self.counters.copy(),
             partition=self.target.partition,
             topic=self.target.topic,
+            backoff_level=self.backoff.level,
+            backoff_left=max(0.0, self.backoff.until - monotonic()),
         )

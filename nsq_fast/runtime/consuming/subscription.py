@@ -13,6 +13,7 @@ from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConfigError, MessageTooLarge, NsqError
 from nsq_fast.log_events import RESPONSE_LOST, SUBSCRIPTION_LOST
+from nsq_fast.protocol.backoff import Backoff
 from nsq_fast.protocol.rdy import Share
 from nsq_fast.protocol.targets import Mode, Target
 from nsq_fast.runtime.net.connection import Connection
@@ -41,12 +42,13 @@ class Subscription(Announcer):
         is_pool_shared: whether other connections' messages are handled there, too.
         counters: over all connections to the target.
         changes: told when something happened that others may wait for.
+        backoff: counts the failures of these messages: of all connections, or of the target alone.
         on_doubt: called when the connection is silent, or ends although nobody wanted it to.
 
     Attributes:
         connection, inbound, share: of this subscription.
         mode: how it is subscribed.
-        changes: as given.
+        changes, backoff: as given.
         is_live: whether messages may arrive.
         is_ending: whether messages are given back that no handler has begun with.
         is_ordered: whether messages come one by one and in order.
@@ -62,6 +64,7 @@ class Subscription(Announcer):
         is_pool_shared: bool,
         counters: Counters,
         changes: Changes,
+        backoff: Backoff,
         on_doubt: Callable[[], None],
     ) -> None:
         super().__init__(consumer, target, counters, on_doubt)
@@ -70,6 +73,7 @@ class Subscription(Announcer):
             config = config.replace(heartbeat_interval=min(config.heartbeat_interval, LEADER_HEARTBEAT))
         self.mode = mode
         self.changes = changes
+        self.backoff = backoff
         self.connection = Connection(target.address, config, self)
         self.inbound = InboundQueue(self.connection, self.expire)
         self.share = Share()
@@ -183,6 +187,7 @@ class Subscription(Announcer):
         if messages:
             unstarted = self.inbound.drop_expired() if self._consumer.config.drop_expired else 0
             self.counters.expired += len(messages)
+            self._consumer.flow.responded(messages, self.connection.info.msg_timeout, is_expired=True)
             self._consumer.expiry.report(messages, unstarted)
             self._freed()
 
@@ -197,7 +202,7 @@ class Subscription(Announcer):
         consumer = self._consumer
         emit(consumer, "on_requeue", message_id=message.id, timeout=delay_ms)
         if backoff and not self.is_ordered:  # an ordered partition waits for its own messages only
-            consumer.flow.result(False)
+            consumer.flow.result(False, self.backoff)
         if self._tracer.is_on(conn):
             self._tracer.record(conn, (message,), "REQ")
         self._freed()
@@ -210,8 +215,10 @@ class Subscription(Announcer):
         counters.finished += len(finished)
         counters.requeued += requeued
         if finished:
-            if consumer.flow.backoff.is_on:
-                consumer.flow.result(True)
+            if self.backoff.is_on:
+                consumer.flow.result(True, self.backoff)
+            if consumer.flow.adaptive is not None and not self.is_ordered:  # who sends one at a time has no queue here
+                consumer.flow.responded(finished, conn.info.msg_timeout)
             if self._tracer.is_on(conn):
                 self._tracer.record(conn, finished, "FIN")
         self._freed()
@@ -273,6 +280,8 @@ class Subscription(Announcer):
         consumer.flow.remove(self)
         if self.is_ending:
             return
+        if self.backoff is not consumer.flow.backoff:
+            consumer.flow.result(False, self.backoff)
         consumer.logger.warning(
             "%s: %s; %d unstarted messages dropped", self.target, error, len(unstarted), extra=SUBSCRIPTION_LOST
         )
