@@ -14,6 +14,7 @@ from gevent.event import AsyncResult
 
 from nsq_fast._codec import Records
 from nsq_fast.errors import BodyInvalid, ConfigError
+from nsq_fast.protocol.dynamic_config import DynamicConfig
 from nsq_fast.protocol.wire_form import RowsForm
 from nsq_fast.protocol.wire_form import StoredRows as StoredRows
 
@@ -46,6 +47,11 @@ class ColumnProducer(Producer):
 
     The order that a Producer promises for one partition holds for ``publish_rows`` with ``partition`` too.
     """
+
+    def _apply_config(self, config: DynamicConfig) -> None:
+        if config.routes:
+            raise ConfigError("routes: a ColumnProducer publishes rows to one cluster")
+        super()._apply_config(config)
 
     def layout(self, topic: str, timeout: float | None = None) -> TopicLayout:
         """Wait until it is known what servers take a topic, and each of them is connected or could not be.

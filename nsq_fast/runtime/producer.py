@@ -20,10 +20,9 @@ from nsq_fast.protocol.partitioner import Key
 from nsq_fast.protocol.wire_form import Form, Receipt
 
 from .owner_thread import get_ident
-from .publishing.compose import Body, Extras, extras_of
+from .publishing.compose import NO_EXTRAS, Body, Extras, extras_of
 from .publishing.life import ProducerLife, check_timeout
 from .publishing.publish import Destination, Group, Publish
-from .publishing.reasons import why_nowhere
 from .publishing.topic_route import TopicRoute
 
 Headers: TypeAlias = Mapping[str, Any]
@@ -155,7 +154,7 @@ class Producer(ProducerLife):
             return stored
         finally:
             if not publish.done:
-                self._delivery.abandon(publish)
+                publish.destination.sender.abandon(publish)
 
     def publish_nowait(
         self,
@@ -251,13 +250,13 @@ class Producer(ProducerLife):
             # An interrupted caller; or no room, or no nsqd, for a part: the others of the batch are on their way.
             if not whole.done and (result is None or entered < len(parts)):
                 for part in parts[:entered]:
-                    self._delivery.abandon(part)
+                    part.destination.sender.abandon(part)
 
     # What one publish goes through before it is sent
 
     def _new(self, topic: str, body: Any, defer: int | None, timeout: float | None, extras: Extras) -> Publish:
         """Check the arguments of a publish of one message."""
-        route = self._route(topic)
+        route = self._route(topic, extras)
         if body.__class__ is not bytes or not 0 < len(body) <= route.max_msg_size:
             self._composer.check_body(route, body)
         deadline = self._deadline(timeout)
@@ -271,7 +270,7 @@ class Producer(ProducerLife):
 
     def _parts(self, topic: str, bodies: Iterable[Any], timeout: float | None, extras: Extras) -> list[Publish]:
         """Check the arguments of a multipublish."""
-        route = self._route(topic)
+        route = self._route(topic, extras)
         deadline = self._deadline(timeout)
         parts = self._composer.parts(route, bodies, extras)
         return [self._bound(route, part.bodies, part.form, deadline, extras, len(part.bodies)) for part in parts]
@@ -287,7 +286,7 @@ class Producer(ProducerLife):
         try:
             publish = Publish(route.destination(key, partition), body, deadline, form, weight)
         except ConfigError:
-            self._delivery.routes.refresh(route.topic)
+            self._clusters.refresh(route.topic)
             raise
         publish.key, publish.pin = key, partition
         return publish
@@ -297,13 +296,13 @@ class Producer(ProducerLife):
             check_timeout(timeout)
         return monotonic() + (self._timeout if timeout is None else timeout)
 
-    def _route(self, topic: str) -> TopicRoute:
+    def _route(self, topic: str, extras: Extras = NO_EXTRAS) -> TopicRoute:
         self._thread.check("Producer.publish()")
         if not self._is_running:
             self._resume()
         route: TopicRoute | None = self._routes.get(topic) if topic.__class__ is str else None
         if route is None:
-            route = self._delivery.routes.of(topic)
+            route = self._clusters.route(topic, extras)
         route.is_used = True
         return route
 
@@ -312,7 +311,7 @@ class Producer(ProducerLife):
         if block:
             self._wait_for_room(publish)
         else:
-            nowhere = why_nowhere(publish, self._delivery.pool, self._delivery.routes)
+            nowhere = publish.destination.sender.why_nowhere(publish)
             if nowhere is not None:
                 raise nowhere
             self._take_room_now(publish)

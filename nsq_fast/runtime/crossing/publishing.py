@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from time import monotonic
 from typing import Any
 
 from nsq_fast.errors import PublishFailed
@@ -12,7 +13,6 @@ from nsq_fast.runtime.producer import Producer
 from nsq_fast.runtime.publishing.compose import Extras, owned, size_of
 from nsq_fast.runtime.publishing.life import check_timeout
 from nsq_fast.runtime.publishing.publish import Group, Promise, Publish
-from nsq_fast.runtime.publishing.reasons import why_nowhere
 from nsq_fast.runtime.supervised import Job
 from nsq_fast.runtime.waiting import is_interrupting
 
@@ -119,7 +119,7 @@ class CrossingProducer(Producer):
             parts = request.parts = self._compose(request)
             whole: Publish | Group = parts[0] if len(parts) == 1 else Group(parts)
             whole.promised = request.promise
-            if request.needs_nsqd and (nowhere := why_nowhere(parts[0], self._delivery.pool, self._delivery.routes)):
+            if request.needs_nsqd and (nowhere := parts[0].destination.sender.why_nowhere(parts[0])):
                 raise nowhere
         except Exception as error:
             request.promise.set_exception(error)
@@ -178,8 +178,8 @@ class CrossingProducer(Producer):
 
     def _abandon_entered(self, request: PublishRequest) -> None:
         for part in request.parts:
-            if part in self._delivery.pending.publishes:  # those that wait for room are not
-                self._delivery.abandon(part)
+            if any(part in each.pending.publishes for each in self._clusters):  # those that wait for room are not
+                part.destination.sender.abandon(part)
 
     def close_from_outside(self, timeout: float | None) -> None:
         """``close``, in any thread; where that must not wait, it only begins to."""
@@ -198,9 +198,12 @@ class CrossingProducer(Producer):
         """Close within ``timeout`` seconds; return how many messages were not confirmed."""
         if not self._is_running:
             return 0
-        self._delivery.linger.flush()
-        self._delivery.pending.wait_for_none(timeout)
-        lost = sum(publish.weight for publish in self._delivery.pending.publishes)
+        end = monotonic() + timeout
+        lost = 0
+        for delivery in self._clusters:
+            delivery.linger.flush()
+            delivery.pending.wait_for_none(max(0.0, end - monotonic()))
+            lost += sum(publish.weight for publish in delivery.pending.publishes)
         self.close(0.1)
         return lost
 

@@ -18,7 +18,7 @@ from gevent.event import Event
 
 from nsq_fast._codec import traced_reply
 from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig
-from nsq_fast.errors import ConfigError, ConnectionClosed, ConnectionLost, NsqError, ServerError
+from nsq_fast.errors import ConfigError, ConnectionClosed, ConnectionLost, NoNsqd, NsqError, ServerError
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import Dialect
 from nsq_fast.protocol.publish import sent, stored
@@ -36,7 +36,7 @@ from .pending import Pending
 from .pending_limit import PendingLimit
 from .pool import Pool
 from .publish import Command, Publish, Wakeups
-from .reasons import final_error, timeout_error
+from .reasons import final_error, timeout_error, why_nowhere
 from .routes import Routes
 from .seeking import Seeker
 from .timers import TimerQueue
@@ -49,6 +49,7 @@ class Delivery:
 
     Args:
         producer: in whose name signals are sent.
+        own: the delivery to the producer's own cluster, where this one is to another: they have one pending limit.
 
     Attributes:
         pending: publishes that somebody waits for.
@@ -67,6 +68,7 @@ class Delivery:
         connection: ConnectionConfig,
         lookup: LookupConfig,
         trace: TraceLog,
+        own: Delivery | None = None,
     ) -> None:
         self._producer = producer
         self._signals = producer.__dict__
@@ -81,17 +83,17 @@ class Delivery:
         self._attempt_limit = config.attempt_limit
         self.supervisor = Supervisor(logger, lambda error: emit(producer, "on_error", error=error))
         self.news = Event()
-        self.wakeups = Wakeups()
+        self.wakeups: Wakeups = Wakeups() if own is None else own.wakeups
         self.pending = Pending(
             self.supervisor, self._time_out, config.attempt_limit / LATE_AFTER_LOOKS, self._look_at_links
         )
-        self.pending_limit = PendingLimit(config.max_pending)
+        self.pending_limit: PendingLimit = PendingLimit(config.max_pending) if own is None else own.pending_limit
         self.timers = TimerQueue(self.supervisor)
         self.pool = Pool(connection, config, self)
         self.routes = Routes(self.pool, nsqds, lookupds, lookup, config, self, self.news.set)
         self.linger = Linger(config, self.supervisor)
         self.lingers = config.linger > 0
-        self.outcomes = Outcomes()
+        self.outcomes: Outcomes = Outcomes() if own is None else own.outcomes
         self.most = config.linger_max_messages if config.linger or config.coalesce else 1
         self.enough = min(config.linger_max_bytes, config.max_body_size)
         self.limit = config.max_body_size
@@ -262,6 +264,10 @@ class Delivery:
         if not publish.done and publish.attempt is None:
             interrupted = ConnectionClosed("interrupted")
             self.finish(publish, publish_failed(publish.topic, interrupted, publish.attempts, publish.possibly_stored))
+
+    def why_nowhere(self, publish: Publish) -> NoNsqd | None:
+        """Why a publish cannot be sent now, if it is for want of a connection to an nsqd that takes it."""
+        return why_nowhere(publish, self.pool, self.routes)
 
     def drain(self, timeout: float | None) -> None:
         """Wait until nothing is pending; after ``timeout`` seconds fail what is."""

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from nsq_fast.errors import ConnectionLost, NsqError
+from nsq_fast.errors import ConnectionLost, NoNsqd, NsqError
 from nsq_fast.names import Address
 from nsq_fast.protocol.publish import take_command
 from nsq_fast.protocol.wire_form import LENGTH_BYTES, PLAIN
@@ -63,6 +63,12 @@ class Sender(Protocol):
 
     def send(self, command: Command, link: Link) -> None:
         """Write a command; its end is reported by ``Queue.stored`` or ``failed``, possibly before this returns."""
+
+    def abandon(self, publish: Publish) -> None:
+        """Nobody waits for a publish any more. What was not sent yet will not be."""
+
+    def why_nowhere(self, publish: Publish) -> NoNsqd | None:
+        """Why a publish cannot be sent now, if it is for want of a connection to an nsqd that takes it."""
 
     def give_up(self, command: Command, error: NsqError) -> None:
         """Wait no longer for the reply to a command: ``Queue.failed`` is called. A late reply is taken silently."""
@@ -141,6 +147,11 @@ class Queue:
     def leaders_named(self) -> str:
         """Whom lookup names as the leaders that take its publishes, for people to read."""
         return "lookup names no partitions"
+
+    @property
+    def sender(self) -> Sender:
+        """Who sends for it."""
+        return self._sender
 
     @property
     def is_stranded(self) -> bool:
@@ -488,3 +499,12 @@ class UndecidedQueue(Queue):
 
     def missing_leader(self, is_connected: Callable[[Address], bool]) -> str | None:
         return f"lookup did not say which partitions topic {self.topic!r} has"
+
+
+class HeldQueue(UndecidedQueue):
+    """Publishes that are bound to a partition, while what comes before them is on its way to another cluster."""
+
+    __slots__ = ()
+
+    def missing_leader(self, is_connected: Callable[[Address], bool]) -> str | None:
+        return f"what was published to {self.topic!r} in another cluster before has not ended"

@@ -25,6 +25,7 @@ from nsq_fast.runtime.signals import LazySignal, emit
 from nsq_fast.runtime.trace import TraceLog, trace_log
 from nsq_fast.runtime.waiting import is_interrupting, may_wait
 
+from .clusters import Clusters
 from .compose import Composer
 from .delivery import Delivery
 
@@ -84,7 +85,8 @@ class ProducerLife:
             self.lookup_config,
             self._trace,
         )
-        self._composer = Composer(self.config, self._trace, self._delivery.routes.refresh)
+        self._clusters = Clusters(self._delivery, self._deliver_to)
+        self._composer = Composer(self.config, self._trace, self._clusters.refresh)
         self._routes = self._delivery.routes.by_topic
         self._pending_limit = self._delivery.pending_limit
         self._wakeups = self._delivery.wakeups
@@ -96,11 +98,17 @@ class ProducerLife:
         """Do what a new document says. Raises ConfigError where it cannot be done, before any of it is."""
         lookup = self._delivery.routes.lookup
         changes = lookupd_changes(config, lookup)
-        if config.routes:
-            raise ConfigError("routes: moving a topic to another cluster is not supported yet")
         self._trace.follow(config.share if config.trace else None)
         if lookup is not None:
             lookup.change_lookupds(*changes)
+        self._clusters.follow(config.routes)
+        # While a topic moves, each publish asks anew where it goes: no route is found in passing.
+        self._routes = {} if self._clusters.are_shared else self._delivery.routes.by_topic
+
+    def _deliver_to(self, lookupds: list[str]) -> Delivery:
+        """What delivers to the cluster of other nsqlookupds."""
+        configs = self.config, self.connection_config, self.lookup_config
+        return Delivery(self, (), lookupds, *configs, self._trace, self._delivery)
 
     def __repr__(self) -> str:
         addresses = map(str, [*self.nsqd_addresses, *self.lookupd_http_addresses])
@@ -126,7 +134,7 @@ class ProducerLife:
                 return  # another greenlet was faster
         self._is_running = True
         self._is_inherited = False
-        self._delivery.routes.start()
+        self._clusters.start()
 
     def close(self, timeout: float | None = None) -> None:
         """Publish no more; wait for the publishes that are pending, then close the connections.
@@ -153,7 +161,7 @@ class ProducerLife:
 
     def _close(self, timeout: float | None) -> None:
         if self._is_closing:
-            self._delivery.drain(timeout)
+            self._clusters.drain(timeout)
             self._closed.wait()
             return
         if self._keeper is not None:
@@ -167,12 +175,11 @@ class ProducerLife:
         self._is_closing = True
         self._is_running = False
         self._is_closed = True
-        self._delivery.linger.flush()
         try:
-            self._delivery.drain(timeout)
+            self._clusters.drain(timeout)
         finally:
             left = self.connection_config.connect_timeout if deadline is None else max(0.0, deadline - monotonic())
-            self._delivery.close(left)
+            self._clusters.close(left)
             self._is_closing = False
             self._closed.set()
         emit(self, "on_close")
@@ -209,7 +216,7 @@ class ProducerLife:
     @property
     def is_connected(self) -> bool:
         """Whether any nsqd is connected now."""
-        return bool(self._delivery.pool.connected)
+        return any(delivery.pool.connected for delivery in self._clusters)
 
     def stats(self) -> dict[str, Any]:
         """What is pending, held and waiting for an nsqd; which nsqds are connected, and why the others are not.
@@ -219,17 +226,18 @@ class ProducerLife:
         ``config`` is what the config source said last, and why it cannot be read or was refused; None without one.
         """
         delivery = self._delivery
-        links = list(delivery.pool)
-        lookup = delivery.routes.lookup
+        clusters = list(self._clusters)
+        links = [link for each in clusters for link in each.pool]
+        lookups = [each.routes.lookup for each in clusters]
         return {
-            "pending": len(delivery.pending.publishes),
+            "pending": sum(len(each.pending.publishes) for each in clusters),
             "stored": delivery.outcomes.stored,
             "refused": delivery.outcomes.refused,
             "unknown": delivery.outcomes.unknown,
-            "leader_moves": delivery.routes.leader_moves,
-            "lookup_errors": 0 if lookup is None else lookup.errors,
+            "leader_moves": sum(each.routes.leader_moves for each in clusters),
+            "lookup_errors": sum(lookup.errors for lookup in lookups if lookup is not None),
             "held": delivery.pending_limit.used,
-            "waiting": delivery.routes.waiting_count(),
+            "waiting": sum(each.routes.waiting_count() for each in clusters),
             "leaders": delivery.routes.leaders(),
             "connected": [str(link.address) for link in links if link.conn is not None],
             "stalled": [str(link.address) for link in links if link.owed],
@@ -239,9 +247,9 @@ class ProducerLife:
 
     def forked(self) -> None:
         """In the child of a fork: begin anew, with the first publish. What is pending is the parent's."""
-        keep(self._closed, self._delivery)
+        keep(self._closed, *self._clusters)
         self._thread.release()
-        self._delivery.linger.forget()
+        self._clusters.forget()
         self._is_inherited |= self._is_running
         self._is_running = self._is_closing = False
         self._closed = Event()

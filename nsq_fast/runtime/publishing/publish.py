@@ -85,6 +85,16 @@ class Wakeups:
         self._hub.switch()
 
 
+class Abandoning(Protocol):
+    """Who sends for a destination; a ``Delivery``."""
+
+    def abandon(self, publish: Publish) -> None:
+        """Nobody waits for a publish any more. What was not sent yet will not be."""
+
+    def why_nowhere(self, publish: Publish) -> NoNsqd | None:
+        """Why a publish cannot be sent now, if it is for want of a connection to an nsqd that takes it."""
+
+
 class Destination(Protocol):
     """Where publishes go: it has the queue in which they wait. See ``destination``."""
 
@@ -115,6 +125,10 @@ class Destination(Protocol):
 
     def leaders_named(self) -> str:
         """Whom lookup names as the leaders that take its publishes, for people to read."""
+
+    @property
+    def sender(self) -> Abandoning:
+        """Who sends for it."""
 
     def remove_ended(self) -> None:
         """Forget what ended while it waited."""

@@ -16,7 +16,7 @@ from typing import Protocol
 from gevent.pool import Group
 
 from nsq_fast.config import LookupConfig, ProducerConfig
-from nsq_fast.errors import ConfigError, LookupFailed
+from nsq_fast.errors import LookupFailed
 from nsq_fast.log_events import LEADER_MOVED, LOOKUP_UNANSWERED
 from nsq_fast.names import Address, check_topic
 from nsq_fast.protocol.discovery import left_out
@@ -25,7 +25,7 @@ from nsq_fast.protocol.topology import Topology
 from nsq_fast.runtime.lookup import LookupPoller
 from nsq_fast.runtime.supervised import Supervisor
 
-from .destination import Queue, Sender
+from .destination import Sender
 from .link import Link
 from .pool import Pool
 from .publish import Publish
@@ -253,14 +253,7 @@ class Routes:
         """It is known now which partitions a topic has: those that are bound to one can go there."""
         self._on_decided()
 
-        def choose(publish: Publish) -> Queue | None:
-            try:
-                return route.destination(publish.key, publish.pin)
-            except ConfigError as error:
-                self._owner.finish(publish, error)
-                return None
-
-        route.undecided.hand_over(choose)
+        route.undecided.hand_over(lambda publish: route.destination_or_end(publish, self._owner.finish))
 
     def _ask_others(self, route: TopicRoute, named: frozenset[Address]) -> None:
         if route not in self._asked_for:

@@ -14,7 +14,7 @@ from nsq_fast.protocol.dialect import EXT_RECORD_BYTES
 from nsq_fast.protocol.partitioner import Key
 from nsq_fast.protocol.topology import Meta, Topology
 
-from .destination import AnyPartition, NsqdQueue, PartitionQueue, Queue, Sender, UndecidedQueue
+from .destination import AnyPartition, HeldQueue, NsqdQueue, PartitionQueue, Queue, Sender, UndecidedQueue
 from .link import Link
 from .publish import Publish
 
@@ -47,6 +47,8 @@ class TopicRoute:
         any: the queue of those that may go to any nsqd, or to any partition.
         partitions: partition -> its queue, for those that are led or that publishes are bound to.
         undecided: the queue of those that are bound to a partition, until it is known what partitions there are.
+        held: the queue of those that are bound to a partition, while another cluster has some that come before them;
+            ``let_go`` ends that.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class TopicRoute:
         self.any: Queue = NsqdQueue(sender, topic, links)
         self.partitions: dict[int, PartitionQueue] = {}
         self.undecided = UndecidedQueue(sender, topic, [])
+        self.held: HeldQueue | None = None
         self._sender = sender
         self._links = links
         self._partition_of_key = partition_of_key
@@ -91,6 +94,12 @@ class TopicRoute:
         """
         if key is None and partition is None:
             return self.any
+        if self.held is not None and not (self.is_plain and self.has_lookup):
+            return self.held
+        return self._bound(key, partition)
+
+    def _bound(self, key: Key | None, partition: int | None) -> Queue:
+        """The queue of a publish that is bound to a partition, whatever is held back."""
         if partition is None and self.partition_num:
             assert key is not None
             partition = self._partition_of_key(key, self.partition_num)
@@ -117,6 +126,8 @@ class TopicRoute:
     def bound(self, key: Any, partition: Any) -> PartitionQueue | None:
         """As ``destination``, of arguments that are not checked yet; None where that is left to do."""
         count = self.partition_num
+        if self.held is not None:
+            return None
         if partition is None and key.__class__ is str and count:
             return self.partitions.get(self._partition_of_key(key, count))
         if key is None and partition.__class__ is int and partition < count:
@@ -132,6 +143,22 @@ class TopicRoute:
                 self._sender, self.topic, links, number, self._any_partition.pump, has_lookup=self.has_lookup
             )
         return queue
+
+    # A topic that moves
+
+    def let_go(self, finish: Callable[[Publish, NsqError], object]) -> None:
+        """What was held back goes where it is bound to; where that is nowhere, it ends by ``finish``."""
+        held, self.held = self.held, None
+        if held is not None:
+            held.hand_over(lambda publish: self.destination_or_end(publish, finish))
+
+    def destination_or_end(self, publish: Publish, finish: Callable[[Publish, NsqError], object]) -> Queue | None:
+        """The queue of a publish that has waited in another. Without such a partition it ends by ``finish``: None."""
+        try:
+            return self._bound(publish.key, publish.pin)
+        except ConfigError as error:
+            finish(publish, error)
+            return None
 
     # What is learnt of the topic
 
@@ -152,14 +179,11 @@ class TopicRoute:
         """It has partitions. Take their leaders over; return the partitions that have got another one."""
         if not self.is_partitioned:
             self.is_partitioned, self.is_plain = True, False
-            self.any.hand_over(self._any_of)
+            self.any.hand_over(lambda publish: self._any_partition)
             self.any = self._any_partition
         # An answer that names no partition at all says nothing of the leaders: that of a lookupd that has just started
         # looks the same.
         return self._set_leaders(topology) if topology.partitions else []
-
-    def _any_of(self, publish: Publish) -> Queue:
-        return self._any_partition
 
     def _set_leaders(self, topology: Topology) -> list[PartitionQueue]:
         moved = []
@@ -242,6 +266,8 @@ class TopicRoute:
         """All queues in which publishes may wait."""
         yield self.any
         yield self.undecided
+        if self.held is not None:
+            yield self.held
         yield from list(self.partitions.values())  # stats() of another thread reads it meanwhile
 
     def pump(self) -> None:
