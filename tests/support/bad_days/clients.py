@@ -55,10 +55,6 @@ class Client:
         """How many rows it has kept so far."""
         return self.log.stat().st_size // ROW_SIZE if self.log.exists() else 0
 
-    @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
-
     def kill(self) -> None:
         """SIGKILL; nothing happens when it has ended already."""
         if self._process.poll() is None:

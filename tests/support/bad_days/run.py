@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, monotonic_ns
-from typing import Any
 
 from gevent import sleep
 
@@ -57,8 +56,6 @@ class Plan:
     size: int = 100
     patience: float = 120.0
     publish_timeout: float = 120.0
-    producer: dict[str, Any] = field(default_factory=dict)
-    consumer: dict[str, Any] = field(default_factory=dict)
 
 
 def prove(cluster: Cluster, plan: Plan, folder: Path, name: str) -> Findings:
@@ -67,14 +64,13 @@ def prove(cluster: Cluster, plan: Plan, folder: Path, name: str) -> Findings:
     cluster.create_topic(topic, plan.partitions, (CHANNEL, PROBE_CHANNEL))
     job = Job(cluster.lookupds, topic, CHANNEL, [str(node) for node in cluster.nodes], folder)
     watch = Watch(cluster.lookupds, topic, plan.partitions, PROBE_CHANNEL)
-    consumers = Consumers(job, plan.consumers, max_tries=0, **plan.consumer)
+    consumers = Consumers(job, plan.consumers, max_tries=0)
     publisher = Publisher(
         job,
         keys=plan.keys,
         rate=plan.rate,
         size=plan.size,
         publish_timeout=plan.publish_timeout,
-        **plan.producer,
     )
     try:
         until(lambda: publisher.rows > plan.keys, plan.patience)
