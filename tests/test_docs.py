@@ -1,25 +1,31 @@
 """The pages of the documentation are true: their programs run as they stand, and nothing is left out.
 
-Only the addresses are changed, to those of an embedded broker.
+Only the addresses are changed, to those of an embedded broker. Each code block of each page either runs here, or stands
+in `ELSEWHERE` with the test that has it, or in `NOT_RUN` with the reason.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import click
 import pytest
 from support.waiting import until
 
-from nsq_fast import NsqdHTTPClient, errors
+from nsq_fast import NsqdHTTPClient, Producer, errors
 from nsq_fast.broker import BrokerProcess
+from nsq_fast.cli import main
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -36,7 +42,63 @@ PAGES = [
     "testing",
     "metrics",
     "logs",
+    "tuning",
+    "deployment",
+    "embedding",
+    "gnsq-migration",
 ]
+PROGRAMS = {"python", "cython", "sql"}
+# Blocks by page and first line.
+ELSEWHERE = {
+    ("README", "import signal"): "cli/test_cli_readme.py::test_the_consumer_prints_what_the_producer_publishes",
+    ("README", "from nsq_fast import Producer"): "cli/test_cli_readme.py::test_the_consumer_prints_what_the_producer",
+    ("README", "import os"): "spark/test_spark_docs.py::test_the_programs_bring_orders_into_a_table_and_back",
+    ("embedding", 'session = Session(ConnectionConfig(hostname="worker-1", heartbeat_interval=10))'): (
+        "protocol/test_protocol_contract.py::test_the_program_of_the_page"
+    ),
+    ("embedding", "class Responder:"): (
+        "protocol/test_protocol_contract.py::test_the_responder_of_the_page_has_signals"
+    ),
+    ("embedding", "from nsq_fast._codec cimport Message, MessageView, new_message, read_layout, read_u64"): (
+        "test_docs.py::test_the_declarations_of_embedding_compile"
+    ),
+    (
+        "redesigned",
+        "from nsq_fast import Producer",
+    ): "servers/test_redesigned_docs.py::test_the_programs_publish_consume_and_trace",
+    (
+        "redesigned",
+        "from nsq_fast import Consumer",
+    ): "servers/test_redesigned_docs.py::test_the_programs_publish_consume_and_trace",
+    (
+        "redesigned",
+        "from nsq_fast import ClusterAdmin",
+    ): "servers/test_redesigned_docs.py::test_the_programs_publish_consume_and_trace",
+    (
+        "redesigned",
+        "from nsq_fast import trace_log",
+    ): "servers/test_redesigned_docs.py::test_the_programs_publish_consume_and_trace",
+    ("spark", "import nsq_fast.spark"): "spark/test_spark_docs.py::test_the_programs_bring_orders_into_a_table_and",
+    ("production", "# app.py"): "test_docs.py::test_the_app_of_production_runs",
+}
+NOT_RUN = {
+    ("spark", "CREATE TABLE orders USING nsq OPTIONS (topic 'orders', channel 'spark', lookupd_http_addresses '127."): (
+        "tests/spark/test_spark_tables.py runs such statements, on topics of its own"
+    ),
+    ("spark", "from nsq_fast.spark import trace"): "reads logs that are the reader's: tests/spark/test_spark_trace*.py",
+    ("spark", 'records = trace.stream_logs(spark, "/var/log/traces")  # files that appear there'): (
+        "shows calls and has parts left out: tests/spark/test_spark_trace_stream.py"
+    ),
+}
+# Blocks that are no programs, by language.
+NO_PROGRAMS = {
+    "sh": "commands: their options are checked below",
+    "mermaid": "a diagram",
+    "json": "output",
+    "ini": "a unit of systemd",
+    "toml": "a configuration",
+    "": "a tree of folders",
+}
 LIMIT = 60.0
 
 
@@ -55,11 +117,36 @@ class Program(NamedTuple):
         """Whether it is for pytest to run."""
         return "def test_" in self.text
 
+    @property
+    def starter(self) -> list[str]:
+        if self.page == "gnsq-migration":  # gnsq need not be installed
+            return ["-m", "nsq_fast", "run-as-gnsq"]
+        return ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if self.is_test else []
+
+
+class Block(NamedTuple):
+    page: str
+    language: str
+    text: str
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.page, self.text.partition("\n")[0][:100]
+
+
+def blocks() -> Iterator[Block]:
+    """Every code block of every page, of README and of CONTRIBUTING."""
+    for path in [*sorted(DOCS.glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for language, text in re.findall(r"^```(\w*)\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE):
+            yield Block(path.stem, language, text)
+
 
 def programs() -> Iterator[Program]:
     for page in PAGES:
         found = re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.DOTALL)
-        yield from (Program(page, number, text) for number, text in enumerate(found))
+        for number, text in enumerate(found):
+            if Block(page, "python", text).place not in ELSEWHERE:
+                yield Program(page, number, text)
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +161,12 @@ def broker() -> Iterator[BrokerProcess]:
 @pytest.mark.parametrize("program", list(programs()), ids=lambda each: f"{each.page}-{each.number}")
 def test_the_programs_of_the_pages_run(program: Program, broker: BrokerProcess, tmp_path: Path) -> None:
     text = program.text.replace("127.0.0.1:4161", str(broker.lookupd.http))
-    text = text.replace("127.0.0.1:4150", str(broker.nsqds[0].tcp))
+    tcp = broker.nsqds[0].tcp
+    text = text.replace("127.0.0.1:4150", str(tcp)).replace('"127.0.0.1", 4150', f'"{tcp.host}", {tcp.port}')
     text = text.replace("start_http_server(9151)", "start_http_server(0)")
     path = tmp_path / "test_program.py"
     path.write_text(text)
-    command = [
-        sys.executable,
-        *(["-m", "pytest", "-q", "-p", "no:cacheprovider"] if program.is_test else []),
-        str(path),
-    ]
+    command = [sys.executable, *program.starter, str(path)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         if program.blocks:
@@ -92,6 +176,81 @@ def test_the_programs_of_the_pages_run(program: Program, broker: BrokerProcess, 
     finally:
         process.kill()
     assert process.returncode == 0, shown
+
+
+@pytest.mark.slow
+def test_the_declarations_of_embedding_compile(tmp_path: Path) -> None:
+    pytest.importorskip("Cython")
+    (text,) = [each.text for each in blocks() if each.language == "cython"]
+    (tmp_path / "outside.pyx").write_text(text)
+    command = [sys.executable, "-m", "cython", "-3", "-I", str(ROOT), "outside.pyx"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_app_of_production_runs(broker: BrokerProcess, tmp_path: Path) -> None:
+    (app,) = [each.text for each in blocks() if each.text.startswith("# app.py\n")]
+    (tmp_path / "app.py").write_text(app)
+    command = [sys.executable, "-m", "nsq_fast", "run", "app", "--lookupd", str(broker.lookupd.http)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with NsqdHTTPClient.from_url(str(broker.nsqds[0].http)) as client:
+        client.create_topic("orders")
+        for channel in ("billing", "search"):  # there before the message: each gets one
+            client.create_channel("orders", channel)
+    with Producer(nsqd_tcp_addresses=str(broker.nsqds[0].tcp)) as producer:
+        producer.publish("orders", b"a book")
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    timer = threading.Timer(LIMIT, process.kill)
+    timer.start()
+    try:
+        assert process.stdout is not None
+        lines = {process.stdout.readline() for _ in range(2)}
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=LIMIT)
+    finally:
+        process.kill()
+        timer.cancel()
+    assert lines == {"a book\n", "indexed a book\n"}
+    assert process.returncode == 0
+
+
+def test_every_code_block_runs_somewhere_or_says_why_not() -> None:
+    found = list(blocks())
+    assert len(found) > 60
+    here = [each for each in found if each.language == "python" and each.page in PAGES and each.place not in ELSEWHERE]
+    others = [each for each in found if each.language in PROGRAMS and each not in here]
+    unknown = [each.place for each in others if each.place not in ELSEWHERE and each.place not in NOT_RUN]
+    assert unknown == [], "run them in this module, or say in ELSEWHERE or NOT_RUN what becomes of them"
+    assert {each.language for each in found} - PROGRAMS <= set(NO_PROGRAMS)
+    assert set(ELSEWHERE) | set(NOT_RUN) <= {each.place for each in found}, "a block that is named is no more"
+
+
+@pytest.mark.parametrize("place", ELSEWHERE, ids=lambda place: f"{place[0]}: {place[1]}"[:60])
+def test_the_tests_that_have_blocks_of_the_pages_are_there(place: tuple[str, str]) -> None:
+    module, _, name = ELSEWHERE[place].partition("::")
+    assert f"def {name}" in (ROOT / "tests" / module).read_text()
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    for each in blocks():
+        if each.language == "sh":
+            lines = re.sub(r"\\\n\s*", " ", each.text).splitlines()
+            yield from ((each.page, line.partition("  #")[0]) for line in lines if line.startswith("nsq-fast "))
+
+
+@pytest.mark.parametrize(("page", "line"), list(commands()))
+def test_the_commands_of_the_pages_have_their_options(page: str, line: str) -> None:
+    command: click.Command = main
+    words = iter(shlex.split(line)[1:])
+    for word in words:
+        if not isinstance(command, click.Group):
+            break
+        found = command.get_command(click.Context(command), word)
+        assert found is not None, f"{page}: nsq-fast has no command {word}"
+        command = found
+    options = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+    assert {word for word in shlex.split(line) if word.startswith("-") and len(word) > 1} <= options, page
 
 
 def _has_client(broker: BrokerProcess) -> bool:

@@ -1,4 +1,4 @@
-"""Reports of a run: one HTML file that stands alone, the page for the documentation, the figures for the README.
+"""Reports of a run: one HTML file that stands alone, the page for the documentation, figures for README and tuning.
 
 Everything is computed from the file of the run; nothing is written by hand but the method.
 """
@@ -20,7 +20,7 @@ from .pictures import charts_of, core_chart, picture_of, title_of
 from .results import Run, Scenario
 from .tables import CORE_HEADER, core_rows, header, markdown, rows
 
-README_BLOCK = re.compile(r"(<!-- figures:begin[^>]*-->\n).*?(<!-- figures:end -->)", re.DOTALL)
+FIGURES = re.compile(r"(<!-- figures:begin[^>]*-->\n).*?(<!-- figures:end -->)", re.DOTALL)
 README_CHARTS = (("consume", "rate"), ("consume", "cpu"))
 _README_ROWS = (
     ("consume, one FIN each: messages/s", "consume", "rate"),
@@ -29,6 +29,20 @@ _README_ROWS = (
     ("publish, 100 callers: messages/s", "publish-concurrent", "rate"),
     ("publish to handler at 10,000/s: p99", "latency", "p99"),
 )
+_TUNING_ROWS = (
+    ("consume, `max_in_flight=10`", "in-flight-10", OURS),
+    ("consume, `max_in_flight=100`", "in-flight-100", OURS),
+    ("consume, `max_in_flight=1000`", "in-flight-1000", OURS),
+    ("consume, `max_in_flight=10000`", "in-flight-10000", OURS),
+    ("the same from 100 connections: 100 RDYs", "connections-100", OURS),
+    ("handlers that wait, `concurrency=100`", "sleep", OURS),
+    ("consume, `batch_handler`", "consume", f"{OURS} batches"),
+    ("publish from 100 greenlets", "publish-concurrent", OURS),
+    ("the same with `linger`", "publish-concurrent", f"{OURS} linger"),
+    ("10,000 messages/s, each sent at once", "latency", OURS),
+    ("the same, nsqd's output buffer on", "latency-buffered", OURS),
+)
+_TUNING_METRICS = ("rate", "cpu", "p50", "p99")
 _README_CLIENTS = ("go-nsq", "asyncnsq", "ansq", "pynsq", "gnsq")
 METHOD = """
 How to repeat it: `nsq-fast bench suite --servers DIR --json run.json`, where DIR has an nsqd binary, then
@@ -199,11 +213,21 @@ def _times(run: Run, scenario: str, metric: str, other: str) -> str:
     return f"{ratio:.1f}x"
 
 
-def fill_readme(text: str, run: Run) -> str:
-    """A README with its figures replaced. Raises ConfigError when the marks are missing."""
-    if not README_BLOCK.search(text):
+def tuning_block(run: Run) -> str:
+    """The figures for the page about tuning: what ours does with one option or another."""
+    head = ["", "messages/s", *(f"{METRICS[each].title}, {METRICS[each].unit}" for each in _TUNING_METRICS[1:])]
+    body = [
+        [title, *(shown(figure_in(run, scenario, client, metric), metric) for metric in _TUNING_METRICS)]
+        for title, scenario, client in _TUNING_ROWS
+    ]
+    return markdown(head, iter(body)) + "\n"
+
+
+def fill(text: str, block: str) -> str:
+    """A page with the figures between its marks replaced. Raises ConfigError when the marks are missing."""
+    if not FIGURES.search(text):
         raise ConfigError("the file has no <!-- figures:begin --> and <!-- figures:end -->")
-    return README_BLOCK.sub(lambda marks: f"{marks[1]}{readme_block(run)}{marks[2]}", text)
+    return FIGURES.sub(lambda marks: f"{marks[1]}{block}{marks[2]}", text)
 
 
 def write_charts(run: Run, folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ import msgspec
 from nsq_fast.bench import results
 from nsq_fast.bench.compare import THRESHOLD, Change, compare, differences
 from nsq_fast.bench.figures import METRICS, Figure, shown
-from nsq_fast.bench.report import docs, fill_readme, html, write_charts
+from nsq_fast.bench.report import docs, fill, html, readme_block, tuning_block, write_charts
 
 from . import console
 
@@ -82,22 +82,29 @@ def _cell(value: Figure, metric: str) -> str:
 @click.option("--svg", "svg_folder", type=click.Path(file_okay=False, path_type=Path), help="Write charts to a folder.")
 @click.option("--docs", "docs_file", type=_FILE, metavar="FILE", help="Write the page of the documentation.")
 @click.option("--readme", type=_EXISTING, metavar="FILE", help="Put the figures between the marks of this file.")
+@click.option("--tuning", type=_EXISTING, metavar="FILE", help="The same for the page about tuning.")
 def report_command(
-    run_file: Path, html_file: Path | None, svg_folder: Path | None, docs_file: Path | None, readme: Path | None
+    run_file: Path,
+    html_file: Path | None,
+    svg_folder: Path | None,
+    docs_file: Path | None,
+    readme: Path | None,
+    tuning: Path | None,
 ) -> None:
     """Write what the file RUN of a run shows, in the forms that are asked for."""
-    if not (html_file or svg_folder or docs_file or readme):
-        raise click.UsageError("say what to write: --html, --svg, --docs or --readme")
+    if not (html_file or svg_folder or docs_file or readme or tuning):
+        raise click.UsageError("say what to write: --html, --svg, --docs, --readme or --tuning")
     run = results.load(run_file)
     try:
         if html_file:
             html_file.write_text(html(run), encoding="utf-8")
         if docs_file:
             docs_file.write_text(docs(run), encoding="utf-8")
-        if readme:
-            readme.write_text(fill_readme(readme.read_text(encoding="utf-8"), run), encoding="utf-8")
+        for page, block in ((readme, readme_block), (tuning, tuning_block)):
+            if page:
+                page.write_text(fill(page.read_text(encoding="utf-8"), block(run)), encoding="utf-8")
         if svg_folder:
             write_charts(run, svg_folder)
     except OSError as error:
-        targets = (str(each) for each in (error.filename, html_file, docs_file, readme, svg_folder) if each)
+        targets = (str(each) for each in (error.filename, html_file, docs_file, readme, tuning, svg_folder) if each)
         raise click.ClickException(f"cannot write {next(targets)}: {error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""What README and docs/performance.md say is what the file of the run says: neither is edited by hand."""
+"""The figures of README, docs/performance.md and docs/tuning.md are those of the file of the run: none by hand."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from nsq_fast.bench.report import README_BLOCK, docs, readme_block
+from nsq_fast.bench.report import FIGURES, docs, readme_block, tuning_block
 from nsq_fast.bench.results import Run, load
 
 ROOT = Path(__file__).parents[2]
-HOW = "nsq-fast bench report docs/performance.json --docs docs/performance.md --readme README.md --svg docs/charts"
+HOW = (
+    "nsq-fast bench report docs/performance.json --docs docs/performance.md --readme README.md --tuning docs/tuning.md"
+    " --svg docs/charts"
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +26,15 @@ def test_the_page_is_that_of_the_run(run: Run) -> None:
 
 
 def test_the_figures_of_the_readme_are_those_of_the_run(run: Run) -> None:
-    found = README_BLOCK.search((ROOT / "README.md").read_text())
+    found = FIGURES.search((ROOT / "README.md").read_text())
     assert found is not None
     assert readme_block(run) in found[0], f"write them again: {HOW}"
+
+
+def test_the_figures_of_tuning_are_those_of_the_run(run: Run) -> None:
+    found = FIGURES.search((ROOT / "docs" / "tuning.md").read_text())
+    assert found is not None
+    assert tuning_block(run) in found[0], f"write them again: {HOW}"
 
 
 def test_the_run_was_made_with_other_clients_on_a_real_server(run: Run) -> None:

@@ -194,6 +194,17 @@ def test_fetch_returns_what_there_is_when_time_is_up(server: Server, subscribe: 
     assert time.monotonic() - start > 0.09
 
 
+def test_no_ids_are_no_command(server: Server, subscribe: Subscribe) -> None:
+    """As after a fetch that found nothing: the connection lives on."""
+    server.publish([b"one"])
+    subscription = subscribe(server.tcp, write_timeout=0.5)
+    with promptly():
+        subscription.finish(b"")
+        subscription.requeue(b"")
+    subscription.set_rdy(1)
+    assert drain(subscription, 1) == [b"one"]
+
+
 def test_requeue_with_a_delay(server: Server, subscribe: Subscribe) -> None:
     server.publish([b"one"])
     subscription = subscribe(server.tcp)

@@ -103,6 +103,8 @@ class ColumnStream:
     def send(self, data: bytes) -> None:
         """Send, or leave it to the call that is sending already: it reads meanwhile, and may find a heartbeat."""
         transport = self._opened()
+        if not data:  # of no ids, say: a socket would take no byte of it for ever
+            return
         self._unsent.append(memoryview(transport.encode(data)))
         if self._is_sending:
             return
