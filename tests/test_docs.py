@@ -41,6 +41,7 @@ PAGES = [
     "tls",
     "testing",
     "metrics",
+    "production",
     "logs",
     "tuning",
     "deployment",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from select import POLLIN
 from time import monotonic
 
 from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
@@ -12,7 +13,7 @@ from gevent.monkey import get_original  # patches nothing: it finds what a progr
 from .reports import DRAIN, EXIT_GRACE, REPORT_INTERVAL, UNFINISHED, Report
 
 _start_thread = get_original("_thread", "start_new_thread")
-_select = get_original("select", "select")
+_poll = get_original("select", "poll")
 _new_lock = get_original("_thread", "allocate_lock")
 
 
@@ -59,14 +60,17 @@ class Link:
 
     def send(self) -> None:
         """Report now. In any thread."""
+        with self._lock:  # from when it is made until it is sent: a later report is never followed by an earlier one
+            try:
+                line = self.report().line()
+            except Exception:  # when the interpreter ends, nothing can be asked; a missing report is noticed
+                return
+            self._write(line)
+
+    def _write(self, line: bytes) -> None:
         try:
-            line = self.report().line()
-        except Exception:  # at the end of the interpreter nothing can be asked any more; a missing report is noticed
-            return
-        try:
-            with self._lock:
-                while line and self._is_supervised:
-                    line = line[os.write(self._descriptor, line) :]
+            while line and self._is_supervised:
+                line = line[os.write(self._descriptor, line) :]
         except OSError:  # the supervisor has gone
             self._is_supervised = False
 
@@ -81,8 +85,10 @@ class Link:
                 os._exit(UNFINISHED)
 
     def _listen(self) -> None:
-        watched = [self._descriptor] if self._is_supervised else []
-        if _select(watched, [], [], REPORT_INTERVAL)[0]:
+        waiting = _poll()
+        if self._is_supervised:
+            waiting.register(self._descriptor, POLLIN)
+        if waiting.poll(1000 * REPORT_INTERVAL):
             said = self._read_some()
             if not said:
                 self._is_supervised = False

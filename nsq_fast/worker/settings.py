@@ -22,6 +22,7 @@ from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, listed, parse_addresses
 from .subscriptions import ARGUMENTS, CONSUMER_OPTIONS, Subscription
 
 PREFIX = "NSQ_FAST_"
+FILE_VARIABLE = "NSQ_FAST_CONFIG"
 _CONFIGS = (WorkerConfig, ConsumerConfig, ConnectionConfig, LookupConfig)
 _FROM_OUTSIDE = CONSUMER_OPTIONS - {"give_up", "blocked_policy"}
 _TABLES = ("worker", "consumer", "subscription")
@@ -76,7 +77,7 @@ class SettingsReader:
 
     def read(self, file: str | None, environment: Mapping[str, str], flags: Iterable[Given]) -> Settings:
         """The settings. Raises ConfigError with all faults, one a line."""
-        file = file or environment.get(f"{PREFIX}CONFIG")
+        file = file or environment.get(FILE_VARIABLE)
         if file:
             self._read_file(Path(file))
         self._read_environment(environment)
@@ -127,7 +128,7 @@ class SettingsReader:
                 name = names[variable]
                 taken = self._worker if name in WorkerConfig.names() else self._overriding
                 self._take(Given(name, value, variable), taken)
-            elif variable.startswith(PREFIX):
+            elif variable.startswith(PREFIX) and variable != FILE_VARIABLE:
                 # Orchestrators make variables of the names of services: what is unknown may be theirs.
                 near = difflib.get_close_matches(variable, names, n=1, cutoff=_CLOSE_ENOUGH)
                 self.doubts += [f"{variable} is not known and has no effect; did you mean {name}?" for name in near]
