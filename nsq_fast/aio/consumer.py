@@ -117,7 +117,7 @@ class Consumer(OutsideConsumer[Handler, BatchHandler]):
         if self._is_iterated:
             self._messages = _Messages(gate, consumer)
             return self._messages.batches
-        self._handlers = LoopHandlers(gate, consumer.close_in_background)
+        self._handlers = LoopHandlers(gate, consumer.close_in_background, consumer.config.concurrency)
         gate.is_used = self._handlers.is_running
         return self._handlers
 

@@ -3,6 +3,10 @@
 A worker greenlet of the hub thread hands over a batch. One task runs the handlers
 of a batch, one after the other, each in a context of its own: to make a task for
 each message takes longer than a handler that does not wait.
+
+Where the number of handlers is given, more batches than that are here: a task
+that is done with one goes on with the next, which need not come from another
+thread first.
 """
 
 from __future__ import annotations
@@ -10,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
-from functools import partial
 from time import monotonic
 from types import CoroutineType
 from typing import Any
@@ -32,14 +36,18 @@ class LoopHandlers(OutsideHandlers):
     Args:
         gate: the way into the loop.
         on_loop_end: called in the hub thread when the tasks of the loop are cancelled: it is about to end.
+        width: how many batches run at once at most; None: all there are.
     """
 
     max_batch = 256
 
-    def __init__(self, gate: LoopGate, on_loop_end: Callable[[], object]) -> None:
+    def __init__(self, gate: LoopGate, on_loop_end: Callable[[], object], width: int | None) -> None:
         super().__init__()
+        self.spare = 0 if width is None else (width + 1) // 2
         self._gate = gate
         self._on_loop_end = on_loop_end
+        self._width = width
+        self._waiting: deque[Batch] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_ending = False
 
@@ -61,18 +69,31 @@ class LoopHandlers(OutsideHandlers):
         if self._is_ending:  # what is in it is taken back
             self._done(batch)
             return
-        task = self._gate.loop.create_task(self._run(batch))
+        self._waiting.append(batch)
+        if self._width is not None and len(self._tasks) >= self._width:
+            return
+        task = self._gate.loop.create_task(self._serve())
         # Who closes a loop in the middle of a handler knows: the message is delivered again, and nothing is to be told.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._tasks.add(task)
-        task.add_done_callback(partial(self._ended, batch))
+        task.add_done_callback(self._ended)
 
-    def _ended(self, batch: Batch, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._done(batch)
-        if task.cancelled():  # nobody but the end of the loop cancels it
-            self._is_ending = True
-            self._gate.call_hub(self._on_loop_end)
+        if not task.cancelled():
+            return
+        self._is_ending = True  # nobody but the end of the loop cancels it
+        while self._waiting:  # what is in them is taken back
+            self._done(self._waiting.popleft())
+        self._gate.call_hub(self._on_loop_end)
+
+    async def _serve(self) -> None:
+        while self._waiting:
+            batch = self._waiting.popleft()
+            try:
+                await self._run(batch)
+            finally:
+                self._done(batch)
 
     async def _run(self, batch: Batch) -> None:
         end = monotonic() + SLICE

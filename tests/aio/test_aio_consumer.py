@@ -88,6 +88,63 @@ def test_as_many_handlers_as_concurrency_says(filled: str, new_loop: NewLoop) ->
     assert most == 20
 
 
+def test_what_waits_in_the_loop_for_a_handler_is_given_back(filled: str) -> None:
+    begun: list[bytes] = []
+
+    async def main() -> None:
+        gate = asyncio.Event()
+
+        async def handle(consumer: Consumer, message: Message) -> None:
+            begun.append(message.body)
+            await gate.wait()
+
+        consumer = Consumer("t", "c", filled, message_handler=handle, concurrency=2, max_in_flight=10)
+        await consumer.start()
+        await until_async(lambda: len(begun) == 2 and consumer.total_in_flight == 10)
+        closing = asyncio.create_task(consumer.close())
+        await until_async(lambda: consumer.stats().totals.requeued == 8)
+        gate.set()
+        await closing
+        assert consumer.stats().totals.finished == 2
+
+    asyncio.run(main())
+    assert len(begun) == 2
+
+
+def test_no_handler_gets_a_message_that_expired_while_it_waited_in_the_loop() -> None:
+    server = ScriptedNsqd({"msg_timeout": 300})
+    begun: list[int] = []
+    are_expired, over = threading.Event(), threading.Event()
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        begun.append(int(message.id, 16))
+        if begun == [1]:
+            await asyncio.to_thread(are_expired.wait, WAIT)
+
+    options: dict[str, Any] = {"concurrency": 1, "max_in_flight": 10, "max_backoff_duration": 0}
+    consumer = Consumer("t", "c", str(server.address), message_handler=handle, **options)
+
+    async def main() -> None:
+        async with consumer:
+            await asyncio.to_thread(over.wait, WAIT)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    try:
+        connection = server.connection()
+        connection.push(1, 2, 3)
+        until(lambda: consumer.stats().totals.expired == 3)
+        are_expired.set()
+        connection.push(4)
+        until(lambda: begun[-1] == 4)
+        assert begun == [1, 4]
+    finally:
+        are_expired.set()
+        over.set()
+        until(lambda: not thread.is_alive())
+        server.stop()
+
+
 def test_iterating(filled: str) -> None:
     async def main() -> None:
         found: dict[bytes, int] = {}
@@ -99,7 +156,7 @@ def test_iterating(filled: str) -> None:
             async for message in consumer:
                 found[message.body] = message.attempts
                 if len(found) == 100:
-                    await message.finish()  # type: ignore[func-returns-value]
+                    await message.finish()
                     break
             await until_async(lambda: consumer.total_in_flight == 0)
         assert found[left] == 2
@@ -340,7 +397,7 @@ def test_no_more_than_max_in_flight_cross_over(limit: int, concurrency: int, ste
         seen.append(consumer.total_in_flight)
         step = message.body.decode()
         if step == "finish":
-            await message.finish()  # type: ignore[func-returns-value]
+            await message.finish()
         elif step == "requeue":
             message.requeue(0)
         elif step == "wait":

@@ -62,11 +62,13 @@ class Workers(Wakeable, Protocol):
         idle: workers that wait.
         source: the one connection that they serve and may read from; None when there are several, or none.
         load: how busy they are.
+        spare: how many of them can only wait for one of the others to be done.
     """
 
     idle: int
     source: Connection | None
     load: Load
+    spare: int
 
     @property
     def workers(self) -> Any:

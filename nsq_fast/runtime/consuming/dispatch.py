@@ -161,6 +161,7 @@ class Pool:
         outside: where handlers run; None when they run in the worker greenlets.
         prompt: how many FINs are still sent one by one, because a handler of the consumer was slow lately.
         load: how busy the workers are.
+        spare: how many of the workers can only wait for one of the others to be done.
     """
 
     def __init__(
@@ -171,6 +172,7 @@ class Pool:
         limit: HandlerLimit,
         prompt: PromptFins,
         outside: OutsideHandlers | None = None,
+        spare: int = 0,
     ) -> None:
         self.disposition = disposition
         self.outside = outside
@@ -180,10 +182,11 @@ class Pool:
         self.prompt = prompt
         self._limit = limit
         self.load = Load()
+        self.spare = spare
         self._ready: deque[InboundQueue] = deque()
         self.idle = 0
         self._wake = Semaphore(0)
-        self.workers = [Worker(self) for _ in range(size)]
+        self.workers = [Worker(self) for _ in range(size + spare)]
         for number, worker in enumerate(self.workers):
             worker.start(f"{name}-{number}")
         tell_forks(self)
@@ -469,8 +472,11 @@ class Worker:
             inbound.handed.remove(handed)
             take_back(handed)
 
-    def _begins(self, message: Message) -> None:
+    def _begins(self, message: Message) -> bool:
+        if message.has_expired():  # while it waited elsewhere: nsqd has taken it back
+            return False
         self.current = message
+        return True
 
 
 CALLS_HANDLERS = (Worker._handle_some.__code__, Worker._handle_ordered.__code__, Worker._handle_batch.__code__)

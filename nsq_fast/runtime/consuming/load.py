@@ -60,8 +60,10 @@ class Load:
         self.stuck = [message for message in self.stuck if not (message.has_responded() or message.is_async())]
         return len(self.stuck)
 
-    def capacity(self, workers: int, msg_timeout: float) -> int:
+    def capacity(self, workers: int, msg_timeout: float, spare: int = 0) -> int:
         """How many messages ``workers`` can take on at once and begin with in time; 0 when all of them are stuck.
+
+        ``spare`` workers besides only wait for one of them to be done, which counts as time that their handlers took.
 
         Not fewer than there are workers free: a handler that takes nearly the whole timeout is in time if it begins
         at once.
@@ -72,7 +74,7 @@ class Load:
             return 0
         if self.pace <= 0.0:
             return UNLIMITED
-        fitting = int(min(UNLIMITED, free * USABLE * msg_timeout / self.pace))
+        fitting = int(min(UNLIMITED, (free + spare) * USABLE * msg_timeout / self.pace))
         if abs(fitting - self._last) > TOLERANCE * self._last:
             self._last = fitting
         return max(free, self._last)
@@ -90,6 +92,7 @@ class Pool(Protocol):
     """Workers, as their load is asked for."""
 
     load: Load
+    spare: int
 
     @property
     def workers(self) -> Sequence[Worker]:
@@ -130,7 +133,7 @@ class Workload:
         """How many messages the workers of ``pool`` can begin with in time."""
         if pool is None or not self._is_bounded or not (pool.load.pace or pool.load.stuck):
             return UNLIMITED
-        return pool.load.capacity(len(pool.workers), self.msg_timeout)
+        return pool.load.capacity(len(pool.workers) - pool.spare, self.msg_timeout, pool.spare)
 
     @property
     def pace(self) -> float:

@@ -37,7 +37,7 @@ class Batch:
 
     Args:
         handle: called with one item after the other, elsewhere.
-        begins: called with each item before, elsewhere.
+        begins: called with each item before, elsewhere; it says whether the item is still to be handled.
 
     Attributes:
         items: what no handler has begun with; taken from the left.
@@ -50,7 +50,7 @@ class Batch:
 
     __slots__ = ("begins", "calls", "changed", "current", "handle", "is_done", "items", "outcomes")
 
-    def __init__(self, handle: Callable[[Any], object], begins: Callable[[Any], object], items: deque[Any]) -> None:
+    def __init__(self, handle: Callable[[Any], object], begins: Callable[[Any], bool], items: deque[Any]) -> None:
         self.handle = handle
         self.begins = begins
         self.items = items
@@ -62,13 +62,14 @@ class Batch:
 
     def take(self) -> Any:
         """Begin with the next item; None when there is none, or the others were taken back."""
-        try:
-            item = self.items.popleft()
-        except IndexError:
-            return None
-        self.current = item
-        self.begins(item)
-        return item
+        while True:
+            try:
+                item = self.items.popleft()
+            except IndexError:
+                return None
+            if self.begins(item):
+                self.current = item
+                return item
 
     def end(self, outcome: BaseException | None) -> None:
         """The handler of ``current`` has ended: it raised ``outcome``, or None. Without effect when there is none."""
@@ -85,9 +86,11 @@ class OutsideHandlers:
 
     Attributes:
         max_batch: the most messages that a batch may hold.
+        spare: how many more batches than run at once may be handed over: a handler that ends there finds the next.
     """
 
     max_batch = 64
+    spare = 0
 
     def __init__(self) -> None:
         self._loop = get_hub().loop
@@ -182,7 +185,7 @@ class OutsideWorker:
     def handle(
         self,
         handler: Callable[[Any], object],
-        begins: Callable[[Any], object],
+        begins: Callable[[Any], bool],
         items: deque[Any],
         finish: Callable[[Any, BaseException | None], object],
         take_back: Callable[[deque[Any]], object],
@@ -191,7 +194,7 @@ class OutsideWorker:
 
         Args:
             handler: called with each item, elsewhere.
-            begins: called with each item before, elsewhere.
+            begins: called with each item before, elsewhere; it says whether the item is still to be handled.
             items: what to handle; others may take from it what no handler has begun with.
             finish: called with each item and what its handler raised, or None.
             take_back: called with ``items`` when handlers are slow; what is left there is handled then.
@@ -214,7 +217,7 @@ class OutsideWorker:
     def call(self, handler: Callable[[Any, Any], object], consumer: object, item: Message | list[Message]) -> None:
         """Have a handler called elsewhere with one message, or one list. Raises what it raises."""
         errors: list[BaseException | None] = []
-        self.handle(partial(handler, consumer), _ignore, deque((item,)), lambda _, error: errors.append(error), _ignore)
+        self.handle(partial(handler, consumer), _is_due, deque((item,)), lambda _, error: errors.append(error), _ignore)
         if not errors:
             raise NotRunning("the consumer is closed: its handlers run no more")
         if errors[0] is not None:
@@ -223,3 +226,7 @@ class OutsideWorker:
 
 def _ignore(item: object) -> None:
     pass
+
+
+def _is_due(item: object) -> bool:
+    return True

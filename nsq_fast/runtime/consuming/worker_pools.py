@@ -62,12 +62,19 @@ class WorkerPools:
             self.outside = HandlerThreads(min(threads, concurrency or threads), self._thread)
         # Without any of these, each connection gets a worker of its own: messages stay in the order of arrival.
         if is_iterated or concurrency or threads:
-            self.shared = self.new(0 if is_iterated else concurrency or threads, "worker")
+            size = 0 if is_iterated else concurrency or threads
+            self.shared = self.new(size, "worker", self._spare_workers(config))
             self._workload.shared = self.shared
 
-    def new(self, size: int, name: str) -> Pool:
-        """Make ``size`` worker greenlets."""
-        pool = Pool(self._disposition, size, f"{self._name} {name}", self._limit, self._prompt, self.outside)
+    def _spare_workers(self, config: ConsumerConfig) -> int:
+        """How many workers may hand over messages while all handlers are busy; none where each waits for its turn."""
+        if self.outside is None or config.ordered or self._disposition.batch_handler is not None:
+            return 0
+        return self.outside.spare
+
+    def new(self, size: int, name: str, spare: int = 0) -> Pool:
+        """Make ``size`` worker greenlets, and ``spare`` that wait for them."""
+        pool = Pool(self._disposition, size, f"{self._name} {name}", self._limit, self._prompt, self.outside, spare)
         self._pools.append(pool)
         return pool
 
