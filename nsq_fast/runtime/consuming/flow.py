@@ -221,7 +221,9 @@ class Flow:
         allowed = max(0, self.limit - overdue)
         limit = self._limit(allowed, now)
         self._warn(shares, allowed)
-        self._hold_back(members, now)
+        held_back = [member for member in members if member.backoff is not self.backoff and member.backoff.is_on]
+        for member in held_back:  # nothing while it is paused, then one message to see whether things are better
+            member.share.capacity = 0 if member.backoff.is_paused(now) else min(1, member.share.capacity)
         expected = [rdy.Share() for _ in range(self._expected)] if limit >= len(shares) + self._expected else []
         wanted = rdy.targets(shares + expected, limit, now, idle_timeout=self._idle_timeout, random=random.random)[
             : len(shares)
@@ -232,7 +234,7 @@ class Flow:
         # IsReadyForMessages). So a share that is taken away is free only when its messages are responded to.
         for index, count in plan.changes:
             self._send(members[index], count, now)
-        pause = self._next_look(members, limit, now)
+        pause = self._next_look(shares, [self.backoff, *(member.backoff for member in held_back)], limit, now)
         return pause if not overdue else min(OVERDUE_PAUSE, pause or OVERDUE_PAUSE)
 
     def _limit(self, allowed: int, now: float) -> int:
@@ -241,13 +243,6 @@ class Flow:
         if self.backoff.is_on:
             return min(1, allowed)
         return min(allowed, self.asked, self._workload.capacity_of(self._workload.shared))
-
-    def _hold_back(self, members: list[Member], now: float) -> None:
-        """Nothing for connections whose own backoff pauses them, and one message for those that it tries."""
-        for member in members:
-            backoff = member.backoff
-            if backoff is not self.backoff and backoff.is_on:
-                member.share.capacity = 0 if backoff.is_paused(now) else min(1, member.share.capacity)
 
     def _warn(self, shares: list[rdy.Share], allowed: int) -> None:
         """Say once each what keeps messages from coming as the options have it."""
@@ -279,11 +274,8 @@ class Flow:
             return  # it is lost; its owner will hear of it and remove it
         member.share.sent(count, now)
 
-    def _next_look(self, members: list[Member], limit: int, now: float) -> float | None:
-        shares = [member.share for member in members]
-        moments = [member.backoff.until for member in members if member.backoff.is_paused(now)]
-        if self.backoff.is_paused(now):
-            moments.append(self.backoff.until)
+    def _next_look(self, shares: list[rdy.Share], backoffs: list[Backoff], limit: int, now: float) -> float | None:
+        moments = [backoff.until for backoff in backoffs if backoff.is_paused(now)]
         if self.is_waiting:
             moments.extend(share.settles_at for share in shares if share.settles_at > now)
         if 0 < limit < len(shares):
