@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 
@@ -28,6 +27,7 @@ KILL_GRACE = 2.0
 
 _LONGEST_LINE = 65536
 _READ_SIZE = 65536
+_MOST_READS = 16
 _TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 
@@ -37,7 +37,6 @@ class Process:
     Args:
         number: which of the worker's processes it is.
         selector: calls what its keys have as data when there is something to read.
-        on_report: called after each report.
 
     Attributes:
         report: the last one.
@@ -46,9 +45,7 @@ class Process:
         is_leaving: whether it was asked to end.
     """
 
-    def __init__(
-        self, number: int, task: Task, selector: selectors.BaseSelector, on_report: Callable[[Process], object]
-    ) -> None:
+    def __init__(self, number: int, task: Task, selector: selectors.BaseSelector) -> None:
         self.number = number
         self.report = Report()
         self.started_at = self.reported_at = monotonic()
@@ -57,7 +54,6 @@ class Process:
         self._kill_at: float | None = None
         self._drain_timeout = task.settings.worker.drain_timeout
         self._selector = selector
-        self._on_report = on_report
         self._lines = b""
         self._errors = b""
         self._socket, theirs = socket.socketpair()
@@ -78,10 +74,6 @@ class Process:
     def is_ready(self) -> bool:
         """Whether messages can arrive at each of its consumers, as it said last."""
         return not self.is_leaving and self.report.is_ready
-
-    def is_alive(self, now: float, timeout: float) -> bool:
-        """Whether it has reported, and its event loops have turned, less than ``timeout`` seconds ago."""
-        return now - self.reported_at + self.report.loop_age < timeout
 
     def drain(self) -> None:
         """Ask it to end in good order. Does not block; ``enforce`` sees to it that it does."""
@@ -129,12 +121,13 @@ class Process:
         return f"; its last line: {printable(self.last_line)}" if self.last_line else ""
 
     def _close(self) -> None:
-        """Take what is left in the pipes; it can only be little, and nobody else writes there for long."""
+        """Take what is left in the pipes, and no more than they hold: what it has started itself may still write."""
+        os.set_blocking(self._socket.fileno(), False)
+        os.set_blocking(self._stderr, False)
         for read in (self._read_reports, self._read_errors):
-            os.set_blocking(self._socket.fileno(), False)
-            os.set_blocking(self._stderr, False)
-            while read():
-                pass
+            for _ in range(_MOST_READS):
+                if not read():
+                    break
         if self._errors:
             self._show(self._errors + b"\n")
         for each in (self._socket, self._stderr):
@@ -164,7 +157,6 @@ class Process:
             with suppress(msgspec.DecodeError):
                 self.report = parse_report(line)
                 self.reported_at = monotonic()
-                self._on_report(self)
         return bool(piece)
 
     def _read_errors(self) -> bool:

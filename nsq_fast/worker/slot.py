@@ -80,12 +80,13 @@ class Slot:
         """Whether ``replace`` has begun, and the old process has not ended."""
         return self.successor is not None or bool(self.leaving)
 
-    def replace(self) -> None:
-        """Start another process; the old one is asked to end as soon as the new one is ready."""
+    def replace(self) -> bool:
+        """Start another process; the old one is asked to end as soon as the new one is ready. Whether it is started."""
         if self.current is None:
             self.start()
-        else:
-            self.successor = self._started()
+            return self.current is not None
+        self.successor = self._started()
+        return self.successor is not None
 
     def drain(self) -> None:
         """Ask everything here to end, for good."""

@@ -117,15 +117,16 @@ class Supervisor:
     # Starting, and starting again
 
     def _start_process(self, number: int) -> Process:
-        process = Process(number, self._task, self._selector, lambda process: None)
+        process = Process(number, self._task, self._selector)
         logger.info("%s is started", process, extra=WORKER_PROCESS_STARTED)
         return process
 
     def _begin_replacing(self) -> None:
-        if not self._stop_signal:
-            self._notifier.reloading()
-            self._has_replacement_failed = False
-            self._to_replace = deque(self._slots)
+        if self._is_ending:
+            return
+        self._notifier.reloading()
+        self._has_replacement_failed = False
+        self._to_replace = deque(self._slots)
 
     def _reap(self) -> None:
         now = monotonic()
@@ -146,6 +147,7 @@ class Supervisor:
         if all(slot.is_wrong for slot in self._slots) and not self._config.reload and not self._exit_code:
             logger.error("%s cannot be run: the worker ends", self._task.target, extra=WORKER_PROGRAM_FAILED)
             self._exit_code = WRONG_PROGRAM
+            self._to_replace.clear()
             for slot in self._slots:
                 slot.drain()
         self._go_on_replacing()
@@ -158,10 +160,11 @@ class Supervisor:
                 self._replaced()
         if self._replacing is None and self._to_replace:
             self._replacing = self._to_replace.popleft()
-            self._replacing.replace()
+            if not self._replacing.replace():
+                self._replacement_failed()
 
     def _replaced(self) -> None:
-        if self._stop_signal:
+        if self._is_ending:
             return
         self._notifier.tell("READY=1")
         if self._has_replacement_failed:
@@ -194,9 +197,12 @@ class Supervisor:
             slot.drain()
 
     @property
+    def _is_ending(self) -> bool:
+        return bool(self._stop_signal or self._exit_code)
+
+    @property
     def _is_over(self) -> bool:
-        is_empty = not any(True for slot in self._slots for _ in slot.processes())
-        return is_empty and bool(self._stop_signal or self._exit_code)
+        return self._is_ending and not any(True for slot in self._slots for _ in slot.processes())
 
     # What is told
 
@@ -224,9 +230,9 @@ class Supervisor:
             for slot in self._slots
             for each in slot.processes()
         )
-        missing = tuple(slot.number for slot in self._slots if slot.current is None and not self._stop_signal)
+        missing = tuple(slot.number for slot in self._slots if slot.current is None and not self._is_ending)
         restarts = sum(slot.restarts for slot in self._slots)
-        return Snapshot(now, processes, missing, restarts, bool(self._stop_signal))
+        return Snapshot(now, processes, missing, restarts, self._is_ending)
 
 
 def _is_running(slot: Slot) -> bool:
@@ -241,7 +247,7 @@ def _drop(descriptor: int) -> None:
 def check(task: Task) -> int:
     """Have a process say what it would run; return its exit code."""
     selector = selectors.DefaultSelector()
-    process = Process(0, task, selector, lambda process: None)
+    process = Process(0, task, selector)
     while (code := process.ended()) is None:
         for key, _ in selector.select(0.1):
             key.data()

@@ -81,6 +81,21 @@ def test_what_the_system_cannot_start_is_tried_again() -> None:
     assert slot.due_at() > 0
 
 
+def test_a_replacement_that_the_system_cannot_start_leaves_the_old_process() -> None:
+    old: Any = FakeProcess(0)
+    room = [old]
+
+    def start(number: int) -> Any:
+        if not room:
+            raise BlockingIOError("no more processes")
+        return room.pop()
+
+    slot = Slot(0, WorkerConfig(), start)
+    slot.start()
+    assert slot.replace() is False
+    assert (slot.current, slot.is_replacing, old.is_leaving) == (old, False, False)
+
+
 def test_the_old_process_leaves_only_when_the_new_one_is_ready() -> None:
     slot, (old,) = slot_of()
     old.report = READY

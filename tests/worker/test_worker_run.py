@@ -218,6 +218,30 @@ def test_what_is_unfinished_at_the_end_of_the_drain_is_requeued(run: Run, nsqd_p
 
 
 @embedded
+def test_a_process_whose_consumer_closes_by_itself_is_replaced(run: Run, nsqd_process: Any) -> None:
+    closing = """
+@subscribe("orders", "{channel}")
+{kind} {channel}(consumer, message):
+    if message.body == b"close {channel}":
+        {close}
+    note(b"{channel} " + message.body)
+"""
+    program = closing.format(channel="greenlets", kind="def", close="consumer.close()")
+    program += closing.format(channel="loop", kind="async def", close="await consumer.close()")
+    worker = run(program, "--restart-delay", "0").ready()
+
+    def restarts() -> float:
+        return worker.figure("nsq_fast_worker_restarts_total")
+
+    for number, channel in enumerate(("greenlets", "loop"), 1):
+        publish(nsqd_process, f"close {channel}")
+        until(lambda wanted=number: restarts() == wanted, START, about=worker.log)
+        until(worker.is_ready, START, about=worker.log)
+        assert f"{channel} close {channel}" in worker.handled()
+    assert worker.log().count("has closed: the program closed it") >= 2
+
+
+@embedded
 def test_a_second_signal_waits_for_nobody(run: Run, nsqd_process: Any) -> None:
     worker = run(BLOCKED, "--drain-timeout", "3600").ready()
     publish(nsqd_process, "long")
