@@ -59,7 +59,8 @@ class Worker:
         self._process = subprocess.Popen(
             command, cwd=self.folder, env=self._environment, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
-        threading.Thread(target=self._follow, daemon=True).start()
+        self._follower = threading.Thread(target=self._follow, daemon=True)
+        self._follower.start()
         until(lambda: self._port() or self._process.poll() is not None, START, about=self.log)  # type: ignore[union-attr]
         return self
 
@@ -83,10 +84,11 @@ class Worker:
         os.kill(self.pid, number)
 
     def ended(self) -> int:
-        """Wait for the end; return the exit code. No process may be left."""
+        """Wait for the end; return the exit code. No process may be left, and all that was written is in ``lines``."""
         assert self._process is not None
         code = self._process.wait(START)
         until(lambda: not of_session(self.pid), about=self.log)
+        self._follower.join(START)
         return code
 
     def stop(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from support.worker import START, Worker
 
 from nsq_fast import NsqdHTTPClient, Producer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 HANDLER = """
 @subscribe("orders", "billing", concurrency=4, max_in_flight=40)
@@ -317,10 +318,14 @@ def test_a_restart_with_a_broken_program_leaves_the_old_processes_at_work(run: R
 
 @embedded
 def test_a_program_that_cannot_be_run_ends_the_worker_and_says_why(run: Run) -> None:
-    worker = run("raise ValueError('no database')\n", "--processes", "2").start()
+    worker = run("raise ValueError('no database')\n", "--processes", "2", "--log-format", "json").start()
     assert worker.ended() == 78
     assert "exit code 78: ValueError: no database" in worker.log()
     assert "app cannot be run: the worker ends" in worker.log()
+    records = [json.loads(line) for line in worker.lines]
+    assert {"worker_listening", "worker_process_died", "worker_program_failed"} <= {each["event"] for each in records}
+    assert len({each["process"] for each in records}) == 3
+    assert "ValueError: no database" in next(each["exception"] for each in records if "exception" in each)
 
 
 @embedded
