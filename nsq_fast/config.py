@@ -431,6 +431,9 @@ class ConsumerConfig(Config):
         maximum=1000,
     )
     batch_size: int = option(1000, "most messages a batch handler gets in one call", minimum=1, maximum=1_000_000)
+    histograms: bool = option(
+        False, "measure samples of what handlers take, and of how old messages are then; see stats()"
+    )
     auto_touch: bool = option(
         False,
         "TOUCH a message while its handler runs, and an asynchronous one until it is responded to, up to the server's"
@@ -536,6 +539,7 @@ class ProducerConfig(Config):
     )
     linger_max_messages: int = option(1000, "messages that end the wait", minimum=1, maximum=1_000_000)
     linger_max_bytes: int = option(512 * 1024, "bytes that end the wait", unit="bytes", minimum=1)
+    histograms: bool = option(False, "measure samples of what publishes take; see stats()")
     max_pending: int = option(100_000, "publishes that may wait for a reply; more block", minimum=1)
     connections_per_nsqd: int = option(1, "connections to each nsqd", minimum=1, maximum=64)
     max_backoff_duration: float = option(128.0, "longest pause between attempts to reconnect", unit="s", minimum=0.01)

@@ -67,6 +67,7 @@ class ConsumerKeywords(ConnectionKeywords, LookupKeywords, total=False):
     concurrency: int | None
     handler_threads: int
     batch_size: int
+    histograms: bool
     auto_touch: bool
     partitions: Any
     ordered: bool | None
@@ -99,6 +100,7 @@ class ProducerKeywords(ConnectionKeywords, LookupKeywords, total=False):
     linger: float
     linger_max_messages: int
     linger_max_bytes: int
+    histograms: bool
     max_pending: int
     connections_per_nsqd: int
     max_backoff_duration: float

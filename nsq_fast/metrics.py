@@ -6,7 +6,9 @@
     metrics.add_consumer("billing", consumer)
     metrics.add_producer("web", producer)
 
-A scrape reads ``stats()`` of each client; between scrapes nothing is done. It needs the extra ``nsq-fast[metrics]``.
+A scrape reads ``stats()`` of each client; between scrapes nothing is done. Clients with
+``histograms=True`` measure samples of what handlers and publishes take, and show these, too. It needs the extra
+``nsq-fast[metrics]``.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from gevent.monkey import get_original
@@ -25,12 +28,18 @@ from .log_events import METRICS_FAILED
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry
-    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.metrics_core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+    )
+    from prometheus_client.utils import floatToGoString
 except ImportError as error:
     raise ImportError("nsq_fast.metrics needs prometheus-client: pip install 'nsq-fast[metrics]'") from error
 
 if TYPE_CHECKING:
-    from .runtime import ConsumerStats
+    from .runtime import ConsumerStats, HistogramStats
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +81,15 @@ class _Figure(Generic[S]):
     is_counter: bool = False
 
 
+@dataclass(frozen=True)
+class _Times(Generic[S]):
+    """One histogram of each client that measures it: ``read`` takes it from what ``stats()`` returned, or None."""
+
+    name: str
+    help: str
+    read: Callable[[S], HistogramStats | None]
+
+
 _CONSUMER: tuple[_Figure[ConsumerStats], ...] = (
     _Figure("messages_received", "Deliveries, repeated ones included.", lambda each: each.totals.received, True),
     _Figure("messages_finished", "FINs handed to the system.", lambda each: each.totals.finished, True),
@@ -104,6 +122,11 @@ _CONSUMER: tuple[_Figure[ConsumerStats], ...] = (
     _Figure("starved", "1 while handlers hold 85 % of what a connection may get.", lambda each: each.is_starved),
 )
 
+_CONSUMER_TIMES: tuple[_Times[ConsumerStats], ...] = (
+    _Times("handler_seconds", "What handlers took, of samples.", lambda each: each.handler_time),
+    _Times("message_age_seconds", "Publish to start of the handler, of samples.", lambda each: each.message_age),
+)
+
 _PRODUCER: tuple[_Figure[dict[str, Any]], ...] = (
     _Figure("publishes_stored", "Publishes that an nsqd confirmed.", lambda each: each["stored"], True),
     _Figure("publishes_refused", "Publishes that failed and are not stored.", lambda each: each["refused"], True),
@@ -123,6 +146,10 @@ _PRODUCER: tuple[_Figure[dict[str, Any]], ...] = (
     ),
 )
 
+_PRODUCER_TIMES: tuple[_Times[dict[str, Any]], ...] = (
+    _Times("publish_seconds", "Call of a publish to its confirmation, of samples.", lambda each: each["latency"]),
+)
+
 
 class ClientCollector:
     """Shows the figures of the clients that were added to it; a collector of prometheus_client.
@@ -136,8 +163,10 @@ class ClientCollector:
     """
 
     def __init__(self, registry: CollectorRegistry | None = REGISTRY) -> None:
-        self._consumers = _Group[Any](f"{PREFIX}_consumer", ("consumer", "topic", "channel"), _CONSUMER)
-        self._producers = _Group[Any](f"{PREFIX}_producer", ("producer",), _PRODUCER)
+        self._consumers = _Group[Any](
+            f"{PREFIX}_consumer", ("consumer", "topic", "channel"), _CONSUMER, _CONSUMER_TIMES
+        )
+        self._producers = _Group[Any](f"{PREFIX}_producer", ("producer",), _PRODUCER, _PRODUCER_TIMES)
         if registry is not None:
             registry.register(self)
 
@@ -200,7 +229,10 @@ class _Client:
 class _Group(Generic[S]):
     """The clients of one kind, by name."""
 
-    def __init__(self, prefix: str, labels: tuple[str, ...], figures: tuple[_Figure[S], ...]) -> None:
+    def __init__(
+        self, prefix: str, labels: tuple[str, ...], figures: tuple[_Figure[S], ...], times: tuple[_Times[S], ...]
+    ) -> None:
+        self._times = times
         self._prefix = prefix
         self._labels = labels
         self._figures = figures
@@ -228,6 +260,9 @@ class _Group(Generic[S]):
 
     def families(self) -> list[Metric]:
         """The metrics, without values."""
+        return [*self._figure_families(), *self._times_families()]
+
+    def _figure_families(self) -> list[CounterMetricFamily | GaugeMetricFamily]:
         return [
             (CounterMetricFamily if figure.is_counter else GaugeMetricFamily)(
                 f"{self._prefix}_{figure.name}", figure.help, labels=self._labels
@@ -235,36 +270,47 @@ class _Group(Generic[S]):
             for figure in self._figures
         ]
 
+    def _times_families(self) -> list[HistogramMetricFamily]:
+        return [
+            HistogramMetricFamily(f"{self._prefix}_{each.name}", each.help, labels=self._labels) for each in self._times
+        ]
+
     def collect(self) -> list[Metric]:
         """The metrics of all clients that live."""
-        families = self.families()
+        families, histograms = self._figure_families(), self._times_families()
         with self._lock:
             entries = list(self._clients.values())
         for entry in entries:
-            for family, value in zip(families, self._values(entry), strict=False):
+            values, times = self._values(entry)
+            for family, value in zip(families, values, strict=False):
                 family.add_metric(entry.labels, value)
-        return families
+            for histogram, found in zip(histograms, times, strict=False):
+                if found is not None:
+                    histogram.add_metric(entry.labels, _cumulative(found), found.sum)
+        return [*families, *histograms]
 
-    def _values(self, entry: _Client) -> list[float]:
-        """One for each figure; none when the client lives no longer, or cannot be read."""
+    def _values(self, entry: _Client) -> tuple[list[float], list[HistogramStats | None]]:
+        """One for each figure and each histogram; none when the client lives no longer, or cannot be read."""
         client: Any = entry.ref()
         if client is None:
-            return []
+            return [], []
         try:
             stats: S = client.stats()
             values = [float(figure.read(stats)) for figure in self._figures]
+            times = [each.read(stats) for each in self._times]
         except Exception as error:
             if not entry.has_failed:
                 logger.warning(
                     "no metrics of %r until its stats() can be read again: %r", client, error, extra=METRICS_FAILED
                 )
             entry.has_failed = True
-            return []
+            return [], []
         entry.has_failed = False
         with self._lock:
             if entry.process != os.getpid():
                 entry.process, entry.shown = os.getpid(), {}
-            return [self._never_down(entry, figure, value) for figure, value in zip(self._figures, values, strict=True)]
+            pairs = zip(self._figures, values, strict=True)
+            return [self._never_down(entry, figure, value) for figure, value in pairs], times
 
     def _never_down(self, entry: _Client, figure: _Figure[S], value: float) -> float:
         """Prometheus takes a counter that goes down for one that began anew, and would count everything twice.
@@ -275,3 +321,9 @@ class _Group(Generic[S]):
         if figure.is_counter:
             value = entry.shown[figure.name] = max(value, entry.shown.get(figure.name, 0.0))
         return value
+
+
+def _cumulative(times: HistogramStats) -> list[tuple[str, float]]:
+    """Buckets as Prometheus has them: each counts those below it, too."""
+    bounds = [*map(floatToGoString, times.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(times.counts), strict=True))

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .crossing.taken_batches import Cursor as Cursor
     from .crossing.taken_batches import TakenBatches as TakenBatches
     from .fork import Greenlet as Greenlet
+    from .histogram import HistogramStats as HistogramStats
     from .lookup import LookupPoller as LookupPoller
     from .message_signals import MessageSignals as MessageSignals
     from .message_signals import SignalBook as SignalBook
@@ -133,6 +134,7 @@ _HOME = {
     "Cursor": "crossing.taken_batches",
     # What metrics are made of
     "ConsumerStats": "consuming.stats",
+    "HistogramStats": "histogram",
     # Greenlets that survive a fork
     "Greenlet": "fork",
 }

@@ -266,14 +266,21 @@ class Producer(ProducerLife):
         if len(data) > route.plain_size:
             data, extras = self._composer.packed(route, data, extras)
         form = self._composer.form(route, data, defer, extras)
-        return self._bound(route, data, form, deadline, extras)
+        publish = self._bound(route, data, form, deadline, extras)
+        if timeout is not None:
+            publish.timeout = timeout
+        return publish
 
     def _parts(self, topic: str, bodies: Iterable[Any], timeout: float | None, extras: Extras) -> list[Publish]:
         """Check the arguments of a multipublish."""
         route = self._route(topic, extras)
         deadline = self._deadline(timeout)
         parts = self._composer.parts(route, bodies, extras)
-        return [self._bound(route, part.bodies, part.form, deadline, extras, len(part.bodies)) for part in parts]
+        made = [self._bound(route, part.bodies, part.form, deadline, extras, len(part.bodies)) for part in parts]
+        if timeout is not None:
+            for publish in made:
+                publish.timeout = timeout
+        return made
 
     def _bound(
         self, route: TopicRoute, body: Any, form: Form, deadline: float, extras: Extras, weight: int = 1

@@ -33,11 +33,12 @@ from nsq_fast.runtime.fork import tell_forks
 from nsq_fast.runtime.loop_turns import SLICE, loop_turns
 from nsq_fast.runtime.net.connection import Connection
 
-from .disposition import Disposition
+from .disposition import Disposition, Handler
 from .handlers import refuse_deferred
 from .load import Load
 from .ordered import Turn
 from .outside_handlers import OutsideHandlers, OutsideWorker
+from .timing import Sample
 
 FLUSH_SECONDS = 5e-6
 """What a send for one FIN takes, about."""
@@ -325,22 +326,29 @@ class Worker:
         began = monotonic()
         if began >= inbound.ledger.next_deadline:
             inbound.expire(began)
+        timing = self._disposition.timing
+        sample = timing.sample(began) if timing is not None and began >= timing.due else None
         try:
             if inbound.turn is not None:
-                self._handle_ordered(inbound, inbound.turn)
+                self._handle_ordered(inbound, inbound.turn, sample)
             elif self._disposition.batch_handler is not None:
-                self._handle_batch(inbound)
+                self._handle_batch(inbound, sample)
             elif self._outside is not None:
-                self._handle_outside(inbound, self._outside)
+                self._handle_outside(inbound, self._outside, sample)
             else:
-                self._handle_some(inbound)
+                handler = self._disposition.present_handler()
+                if sample is not None:  # the first message by itself: the others cost nothing more
+                    self._handle_some(inbound, sample.timed(handler), 0.0)
+                self._handle_some(inbound, handler, self._pool.turns.due_at)
         except Exception:
             # A fault of ours, not of a handler: those are dealt with below. The worker must go on.
             self._disposition.log_fault(self.current)
+        if sample is not None:
+            sample.count()
         if inbound.turn is None:  # an ordered partition has one message in flight, however long its handler takes
             self._pool.handled(began, inbound.slice.take_count())
 
-    def _handle_ordered(self, inbound: InboundQueue, turn: Turn) -> None:
+    def _handle_ordered(self, inbound: InboundQueue, turn: Turn, sample: Sample | None) -> None:
         """Handle what an ordered partition sends, one message after the other; each FIN leaves at once.
 
         Between two messages the turn is free for others, and the worker reads by itself, if it can.
@@ -357,7 +365,9 @@ class Worker:
             if message.attempts <= threshold or disposition.ordered.begins(inbound, message):
                 handler = disposition.single_handler()
                 if self._outside is not None:
-                    handler = partial(self._outside.call, handler)
+                    handler = partial(self._outside.call, handler, sample)
+                elif sample is not None:
+                    handler = sample.timed(handler)
                 try:
                     result = handler(consumer, message)
                     if result is not None:
@@ -370,6 +380,9 @@ class Worker:
                         disposition.tell_finished(message)
                         is_finished = True
             self.current = None
+            if sample is not None:  # now: the next message may come much later
+                sample.count()
+                sample = None
             if pool.turns.is_overdue(monotonic()):
                 return
             if not waiting:
@@ -378,13 +391,12 @@ class Worker:
                 if source is None or not source.read_for_reader(is_finished) or not waiting or not turn.take(pool):
                     return
 
-    def _handle_some(self, inbound: InboundQueue) -> None:
-        """Handle messages until the queue is empty or the time slice is over: the hot loop."""
+    def _handle_some(self, inbound: InboundQueue, handler: Handler, end: float) -> None:
+        """Handle messages until the queue is empty or the time slice is over, at ``end``: the hot loop."""
         pool, disposition = self._pool, self._disposition
-        consumer, handler, max_tries = disposition.consumer, disposition.present_handler(), disposition.max_tries
+        consumer, max_tries = disposition.consumer, disposition.max_tries
         waiting, returned, is_over = inbound.waiting, disposition.returned_in(inbound), inbound.slice.is_over
         popleft = waiting.popleft
-        end = pool.turns.due_at
         inbound.slice.end = 0.0 if pool.prompt.left else min(end, inbound.ledger.next_deadline)
         while waiting:
             message = self.current = popleft()
@@ -417,7 +429,7 @@ class Worker:
                 inbound.slice.end = end
         return now > end
 
-    def _handle_batch(self, inbound: InboundQueue) -> None:
+    def _handle_batch(self, inbound: InboundQueue, sample: Sample | None) -> None:
         disposition = self._disposition
         waiting = inbound.waiting
         messages = [waiting.popleft() for _ in range(min(len(waiting), disposition.batch_size))]
@@ -428,7 +440,9 @@ class Worker:
         self.current = messages
         handler = disposition.batch_handler
         if self._outside is not None:
-            handler = partial(self._outside.call, handler)
+            handler = partial(self._outside.call, handler, sample)
+        elif sample is not None:
+            handler = sample.timed(handler)
         try:
             result = handler(disposition.consumer, messages)
             if result is not None:
@@ -440,7 +454,7 @@ class Worker:
         for message in messages:
             returned(message)
 
-    def _handle_outside(self, inbound: InboundQueue, outside: OutsideWorker) -> None:
+    def _handle_outside(self, inbound: InboundQueue, outside: OutsideWorker, sample: Sample | None) -> None:
         """Have some messages handled elsewhere; do what follows the handlers. It is said there what is ``current``."""
         disposition, waiting, handed = self._disposition, inbound.waiting, deque[Message]()
         while waiting and len(handed) < outside.size:
@@ -452,6 +466,8 @@ class Worker:
         returned = disposition.returned_in(inbound)
 
         def finish(message: Message, error: BaseException | None) -> None:
+            if sample is not None:
+                sample.count()
             if error is None:
                 returned(message)
             else:
@@ -467,7 +483,7 @@ class Worker:
         inbound.handed.append(handed)
         handler = partial(disposition.present_handler(), disposition.consumer)
         try:
-            outside.handle(handler, self._begins, handed, finish, take_back)
+            outside.handle(handler, self._begins, handed, finish, take_back, sample)
         finally:
             inbound.handed.remove(handed)
             take_back(handed)

@@ -31,6 +31,7 @@ from nsq_fast.runtime.signals import emit, is_heard, receivers
 from .context import HandlingContext, Inbound, OrderedRules
 from .failures import Discard, GiveUpPolicy, message_name
 from .handlers import refuse_deferred
+from .timing import HandlerTiming
 
 MAX_DELAY = 30 * 24 * 3600.0  # seconds; beyond what any server accepts
 NO_LIMIT = 1 << 16  # attempts are 16 bits wide
@@ -45,6 +46,7 @@ class Disposition:
     Attributes:
         batch_handler: what workers call with lists; None when messages are handled one by one.
         max_tries: attempts from which on a message is given up.
+        timing: what handlers take; None while nobody asked for it.
         has_policy: whether the program has chosen what becomes of messages with too many attempts.
     """
 
@@ -65,6 +67,7 @@ class Disposition:
         self.max_tries = consumer.config.max_tries or NO_LIMIT
         self._attempts_threshold = consumer.config.attempts_threshold
         self.requeue_delay = requeue_delay
+        self.timing = HandlerTiming() if consumer.config.histograms else None
         self.has_policy = give_up is not None
         self._give_up: GiveUpPolicy = give_up if give_up is not None else Discard()
         self._log = consumer.logger

@@ -45,6 +45,8 @@ def _messages_of(inbound: InboundQueue, pool: Pool, worker: Worker, disposition:
     waiting, returned = inbound.waiting, disposition.returned_in(inbound)
     began = monotonic()
     inbound.slice.end = 0.0 if pool.prompt.left else pool.turns.due_at  # the FIN leaves when the round is over
+    timing = disposition.timing
+    sample = timing.sample(began) if timing is not None and began >= timing.due else None
     is_over = False
     while waiting and not is_over:
         now = monotonic()
@@ -56,7 +58,14 @@ def _messages_of(inbound: InboundQueue, pool: Pool, worker: Worker, disposition:
         if disposition.is_given_up(inbound, message):
             continue
         # Whatever happens at the yield, ``current`` says which message is in the program's hands.
-        yield message
+        if sample is None:
+            yield message
+        else:
+            sample.begin(message)
+            yield message
+            sample.end()
+            sample.count()
+            sample = None
         is_over = returned(message)
     if inbound.turn is None:
         pool.handled(began, inbound.slice.take_count())

@@ -11,6 +11,7 @@ from nsq_fast.runtime.lookup import LookupPoller
 from nsq_fast.runtime.owner_thread import OwnerThread, get_ident
 
 from .closing import Closing
+from .disposition import Disposition
 from .flow import Flow
 from .load import Workload
 from .ordered import Ordered
@@ -54,6 +55,7 @@ class Kept(Protocol):
 class ObservedConsumer:
     """The questions that a ``Consumer`` answers about itself."""
 
+    disposition: Disposition
     flow: Flow
     ordered: Ordered
     workload: Workload
@@ -120,7 +122,7 @@ class ObservedConsumer:
             topics.setdefault(each.topic, Counters()).add(each.counters)
         for counters in topics.values():
             totals.add(counters)
-        lookup = self._subscriptions.lookup
+        lookup, timing = self._subscriptions.lookup, self.disposition.timing
         return ConsumerStats(
             connections=connections,
             totals=totals,
@@ -142,6 +144,8 @@ class ObservedConsumer:
             asked_in_flight=self.flow.asked,
             topics=topics,
             config=None if self._keeper is None else self._keeper.stats(),
+            handler_time=None if timing is None else timing.handler_time.stats(),
+            message_age=None if timing is None else timing.message_age.stats(),
         )
 
     def _count_orphaned(self) -> int:

@@ -28,6 +28,8 @@ from nsq_fast.errors import NotRunning, RequeueMessage
 from nsq_fast.runtime.fork import tell_forks
 from nsq_fast.runtime.loop_turns import SLICE
 
+from .timing import Sample
+
 QUICK = 0.001
 """Seconds for a whole batch below which the next one may be twice as large."""
 
@@ -45,10 +47,11 @@ class Batch:
         outcomes: each item that was handled, with what its handler raised, or None.
         calls: functions with their arguments, which the handler wants called in the hub's thread.
         is_done: whether nothing of it runs any more.
+        sample: times the handler of the first item; None: none is timed.
         changed: set when there is something new to look at.
     """
 
-    __slots__ = ("begins", "calls", "changed", "current", "handle", "is_done", "items", "outcomes")
+    __slots__ = ("begins", "calls", "changed", "current", "handle", "is_done", "items", "outcomes", "sample")
 
     def __init__(self, handle: Callable[[Any], object], begins: Callable[[Any], bool], items: deque[Any]) -> None:
         self.handle = handle
@@ -58,6 +61,7 @@ class Batch:
         self.outcomes: deque[tuple[Any, BaseException | None]] = deque()
         self.calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self.is_done = False
+        self.sample: Sample | None = None
         self.changed = Event()
 
     def take(self) -> Any:
@@ -69,11 +73,15 @@ class Batch:
                 return None
             if self.begins(item):
                 self.current = item
+                if self.sample is not None:
+                    self.sample.begin(item)
                 return item
 
     def end(self, outcome: BaseException | None) -> None:
         """The handler of ``current`` has ended: it raised ``outcome``, or None. Without effect when there is none."""
         item, self.current = self.current, None
+        if self.sample is not None:
+            self.sample.end()
         if item is not None:
             self.outcomes.append((item, outcome))
 
@@ -189,6 +197,7 @@ class OutsideWorker:
         items: deque[Any],
         finish: Callable[[Any, BaseException | None], object],
         take_back: Callable[[deque[Any]], object],
+        sample: Sample | None = None,
     ) -> None:
         """Handle ``items`` elsewhere.
 
@@ -198,9 +207,11 @@ class OutsideWorker:
             items: what to handle; others may take from it what no handler has begun with.
             finish: called with each item and what its handler raised, or None.
             take_back: called with ``items`` when handlers are slow; what is left there is handled then.
+            sample: times the handler of the first item.
         """
         began = monotonic()
         batch = Batch(handler, begins, items)
+        batch.sample = sample
 
         def finish_some() -> None:
             while batch.outcomes:
@@ -214,10 +225,20 @@ class OutsideWorker:
         finish_some()
         self.size = min(2 * self.size, self._handlers.max_batch) if monotonic() - began < QUICK else 1
 
-    def call(self, handler: Callable[[Any, Any], object], consumer: object, item: Message | list[Message]) -> None:
-        """Have a handler called elsewhere with one message, or one list. Raises what it raises."""
+    def call(
+        self,
+        handler: Callable[[Any, Any], object],
+        sample: Sample | None,
+        consumer: object,
+        item: Message | list[Message],
+    ) -> None:
+        """Have a handler called elsewhere with one message, or one list, and timed. Raises what it raises."""
         errors: list[BaseException | None] = []
-        self.handle(partial(handler, consumer), _is_due, deque((item,)), lambda _, error: errors.append(error), _ignore)
+
+        def finish(item: Any, error: BaseException | None) -> None:
+            errors.append(error)
+
+        self.handle(partial(handler, consumer), _is_due, deque((item,)), finish, _ignore, sample)
         if not errors:
             raise NotRunning("the consumer is closed: its handlers run no more")
         if errors[0] is not None:

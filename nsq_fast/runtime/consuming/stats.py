@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nsq_fast.names import Address
+from nsq_fast.runtime.histogram import HistogramStats
 
 
 @dataclasses.dataclass(slots=True)
@@ -85,6 +86,8 @@ class ConsumerStats:
         lookup_errors: questions to an nsqlookupd that got no good answer.
         config: what the config source said last, and why it cannot be read or was refused; None without one.
         blocked: deliveries of ordered messages with more than ``attempts_threshold`` attempts.
+        handler_time: what handlers took, of samples; None without ``histograms``.
+        message_age: from the timestamp of a message to the start of its handler, of samples; None without.
     """
 
     connections: tuple[ConnectionStats, ...]
@@ -107,3 +110,5 @@ class ConsumerStats:
     asked_in_flight: int = 0
     topics: Mapping[str, Counters] = dataclasses.field(default_factory=dict)
     config: dict[str, Any] | None = None
+    handler_time: HistogramStats | None = None
+    message_age: HistogramStats | None = None

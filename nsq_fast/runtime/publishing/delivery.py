@@ -29,6 +29,7 @@ from nsq_fast.runtime.signals import emit, is_heard
 from nsq_fast.runtime.supervised import Supervisor
 from nsq_fast.runtime.trace import TraceLog, split_receipt
 
+from .latency import PublishTiming
 from .linger import Linger
 from .link import LATE_AFTER_LOOKS, Link
 from .outcomes import Outcomes
@@ -56,6 +57,7 @@ class Delivery:
         pending_limit: the share of ``max_pending`` that is taken.
         news: set whenever a link opens, or lookup says where a topic lives.
         outcomes: how many publishes have ended, and how.
+        timing: what publishes take; None while nobody asked for it.
         most, enough, limit: of one command, see ``protocol.publish.take_command``.
     """
 
@@ -94,6 +96,8 @@ class Delivery:
         self.linger = Linger(config, self.supervisor)
         self.lingers = config.linger > 0
         self.outcomes: Outcomes = Outcomes() if own is None else own.outcomes
+        timing = PublishTiming(config.publish_timeout) if config.histograms else None
+        self.timing: PublishTiming | None = timing if own is None else own.timing
         self.most = config.linger_max_messages if config.linger or config.coalesce else 1
         self.enough = min(config.linger_max_bytes, config.max_body_size)
         self.limit = config.max_body_size
@@ -167,6 +171,8 @@ class Delivery:
         waiting = []
         ended = stored(publishes)
         self.outcomes.stored += len(ended)
+        if self.timing is not None and ended:
+            self.timing.stored(ended[0])
         for publish in ended:
             pending.publishes.discard(publish)
             if partition is not None and publish.form is not PLAIN:

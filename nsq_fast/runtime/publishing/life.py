@@ -224,6 +224,9 @@ class ProducerLife:
         ``stored``, ``refused`` and ``unknown`` count the publishes that have ended, by outcome; a multipublish that
         went to several partitions counts once for each. With the outcome unknown a server may have stored it.
         ``config`` is what the config source said last, and why it cannot be read or was refused; None without one.
+
+        ``latency`` is a HistogramStats of what publishes took until they were confirmed, of samples; None without the
+        option ``histograms``.
         """
         delivery = self._delivery
         clusters = list(self._clusters)
@@ -236,6 +239,7 @@ class ProducerLife:
             "unknown": delivery.outcomes.unknown,
             "leader_moves": sum(each.routes.leader_moves for each in clusters),
             "lookup_errors": sum(lookup.errors for lookup in lookups if lookup is not None),
+            "latency": None if delivery.timing is None else delivery.timing.latency.stats(),
             "held": delivery.pending_limit.used,
             "waiting": sum(each.routes.waiting_count() for each in clusters),
             "leaders": delivery.routes.leaders(),

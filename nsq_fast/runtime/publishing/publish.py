@@ -150,6 +150,7 @@ class Publish(PublishState):
     Attributes:
         destination: where it goes.
         deadline: when it has to be over, ``time.monotonic``.
+        timeout: its own, in seconds; None: that of the producer.
         key, pin: what its partition follows from, where it must go to one; ``pin`` is the number, once it is known.
         partition: where it was stored; None when the server was to choose.
         receipts: what the server said of it, when it was traced.
@@ -158,6 +159,7 @@ class Publish(PublishState):
 
     __slots__ = ("deadline", "destination", "promised", "waiter")
 
+    timeout: float | None = None
     key: Key | None = None
     pin: int | None = None
     partition: int | None = None
