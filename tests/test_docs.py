@@ -47,6 +47,7 @@ PAGES = [
     "deployment",
     "embedding",
     "gnsq-migration",
+    "tracing",
 ]
 PROGRAMS = {"python", "cython", "sql"}
 # Blocks by page and first line.
