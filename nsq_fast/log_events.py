@@ -64,6 +64,9 @@ CONFIG_REFUSED = _event("config_refused", "a document of the config source is no
 CONFIG_AWAY = _event("config_away", "the config source cannot be read: what it said last stays")
 CONFIG_BACK = _event("config_back", "a config source that could not be read can be read again")
 
+TOPIC_MOVING = _event("topic_moving", "a topic moves to another cluster: where it is consumed from meanwhile")
+TOPIC_MOVED = _event("topic_moved", "a topic that moves is consumed from its new cluster only")
+
 # Messages and their handlers
 
 HANDLER_FAILED = _event("handler_failed", "a handler raised; its message is requeued")

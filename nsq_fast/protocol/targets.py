@@ -17,11 +17,15 @@ from .topology import Meta, Nsqd, Topology
 
 
 class Target(NamedTuple):
-    """One subscription: an nsqd, a partition that it leads (None for an nsqd without partitions), and the topic."""
+    """One subscription: an nsqd, a partition that it leads (None for an nsqd without partitions), and the topic.
+
+    ``cluster`` names another cluster than the consumer's own.
+    """
 
     address: Address
     partition: int | None = None
     topic: str = ""
+    cluster: str = ""
 
     def __str__(self) -> str:
         place = str(self.address) if self.partition is None else f"{self.address} partition {self.partition}"
@@ -47,15 +51,17 @@ class Mode(NamedTuple):
         )
 
 
-def targets(topology: Topology, chosen: Collection[int] | None = None, topic: str = "") -> dict[Target, Nsqd]:
+def targets(
+    topology: Topology, chosen: Collection[int] | None = None, topic: str = "", cluster: str = ""
+) -> dict[Target, Nsqd]:
     """The subscriptions that ``topic`` takes: all, or only those of the ``chosen`` partitions."""
     found = {
-        Target(leader.tcp, number, topic): leader
+        Target(leader.tcp, number, topic, cluster): leader
         for number, leader in topology.partitions.items()
         if chosen is None or number in chosen
     }
     if chosen is None:
-        found.update((Target(nsqd.tcp, None, topic), nsqd) for nsqd in topology.unpartitioned)
+        found.update((Target(nsqd.tcp, None, topic, cluster), nsqd) for nsqd in topology.unpartitioned)
     return found
 
 

@@ -249,11 +249,12 @@ class Consumer(ObservedConsumer, ConsumerOptions):
         """Do what a new document says. Raises ConfigError where it cannot be done, before any of it is."""
         lookup = self._subscriptions.lookup
         changes = lookupd_changes(config, lookup)
-        if config.routes:
-            raise ConfigError("routes: moving a topic to another cluster is not supported yet")
+        if config.routes and lookup is None:
+            raise ConfigError("routes: without lookupd_http_addresses a consumer cannot leave its nsqds")
         self._made_of[2].follow(config.share if config.trace else None)
         if lookup is not None:
             lookup.change_lookupds(*changes)
+        self._subscriptions.moved.follow(config.routes)
 
     # Running
 

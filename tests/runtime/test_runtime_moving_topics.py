@@ -13,7 +13,7 @@ from support.waiting import holds, until
 
 from nsq_fast import ConfigDocument, Consumer, Producer, threads
 from nsq_fast.broker import Broker, RedesignedCluster
-from nsq_fast.errors import ConfigError, NoNsqd
+from nsq_fast.errors import ConfigError, HttpError, NoNsqd
 from nsq_fast.protocol.gradation import bucket_of
 
 
@@ -233,3 +233,153 @@ class _Fixed:
         if last is not None:
             Event().wait()
         return self._document
+
+
+# Consumers
+
+
+class Moving:
+    """A consumer of the topic that follows the document, and what it has taken."""
+
+    def __init__(self, start_consumer: Callable[..., Consumer], clusters: Clusters, **options: Any) -> None:
+        self.bodies: list[bytes] = []
+        self.consumer = start_consumer(
+            "topic",
+            "channel",
+            message_handler=lambda _, message: self.bodies.append(message.body),
+            **{**clusters.options, **options},
+        )
+
+    def ports(self) -> set[int]:
+        return {each.address.port for each in self.consumer.stats().connections if each.is_connected}
+
+
+def fill(lookupds: list[str], first: int, last: int, **where: Any) -> None:
+    with Producer(lookupd_http_addresses=lookupds) as producer:
+        for number in range(first, last):
+            producer.publish("topic", b"none %d" % number, **where)
+
+
+def numbers(bodies: list[bytes]) -> list[int]:
+    return [int(body.split()[1]) for body in bodies]
+
+
+@pytest.mark.parametrize("family", ["original", "redesigned"])
+def test_both_clusters_are_consumed_until_the_old_one_is_empty(
+    family: str,
+    request: pytest.FixtureRequest,
+    start_consumer: Callable[..., Consumer],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("nsq_fast.runtime.consuming.moved_topics.LOOK_INTERVAL", 0.05)
+    clusters: Clusters = request.getfixturevalue("original" if family == "original" else "redesigned")
+    for number in (0, 1):
+        clusters.create(number)
+    fill(clusters.old, 0, 100)
+    fill(clusters.new, 100, 200)
+    moving = Moving(start_consumer, clusters)
+    until(lambda: len(moving.bodies) == 100)
+    old_ports = moving.ports()
+    clusters.move(50)
+    until(lambda: len(moving.bodies) == 200)
+    assert old_ports < moving.ports()
+    clusters.move(100)
+    until(lambda: moving.ports() and not old_ports & moving.ports())
+    assert "topic topic is consumed from its new cluster only" in caplog.text
+    fill(clusters.new, 200, 250)
+    until(lambda: len(moving.bodies) == 250)
+    fill(clusters.old, 250, 260)  # somebody who has not read the document
+    until(lambda: len(moving.bodies) == 260)
+    assert "is consumed from its old cluster again" in caplog.text
+    until(lambda: not old_ports & moving.ports())
+    clusters.source.tell({})
+    until(lambda: moving.ports() == old_ports)
+    assert sorted(numbers(moving.bodies)) == list(range(260))
+    assert moving.consumer.stats().totals.finished == 260
+
+
+def test_the_order_of_keys_that_move_is_kept_where_the_old_cluster_comes_first(
+    redesigned: Clusters, start_consumer: Callable[..., Consumer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq_fast.runtime.consuming.moved_topics.LOOK_INTERVAL", 0.05)
+    for number in (0, 1):
+        redesigned.create(number)
+    keys = [f"key{number}" for number in range(8)]
+    redesigned.move(0, consume="old_first")
+    moving = Moving(start_consumer, redesigned, ordered=True)
+    sent: dict[str, int] = defaultdict(int)
+    with Producer(**redesigned.options) as producer:
+        for percent in (0.0, 50.0, 100.0):
+            redesigned.move(percent, consume="old_first")
+            until(lambda: percent_of(producer) == percent)  # noqa: B023
+            for _ in range(20):
+                for key in keys:
+                    producer.publish("topic", b"%s %d" % (key.encode(), sent[key]), key=key)
+                    sent[key] += 1
+    until(lambda: len(moving.bodies) == sum(sent.values()))
+    for key in keys:
+        assert [int(body.split()[1]) for body in moving.bodies if body.split()[0] == key.encode()] == list(range(60))
+    assert moving.consumer.stats().order_violations == 0
+
+
+def test_only_the_new_cluster_is_consumed_where_the_document_says_so(
+    redesigned: Clusters, start_consumer: Callable[..., Consumer]
+) -> None:
+    for number in (0, 1):
+        redesigned.create(number)
+    fill(redesigned.old, 0, 10)
+    fill(redesigned.new, 10, 20)
+    redesigned.move(100, consume="new")
+    moving = Moving(start_consumer, redesigned)
+    until(lambda: len(moving.bodies) == 10)
+    assert set(numbers(moving.bodies)) == set(range(10, 20))
+    redesigned.source.tell({})
+    until(lambda: len(moving.bodies) == 20)
+
+
+def test_that_keys_lose_their_order_is_said(
+    redesigned: Clusters, start_consumer: Callable[..., Consumer], caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (0, 1):
+        redesigned.create(number)
+    redesigned.move(50)
+    Moving(start_consumer, redesigned, ordered=True)
+    until(lambda: "may be handled out of order" in caplog.text)
+
+
+def test_a_consumer_without_lookup_refuses_routes(original: Clusters, start_consumer: Callable[..., Consumer]) -> None:
+    original.move(100)
+    consumer = start_consumer(
+        "topic",
+        "channel",
+        ["127.0.0.1:1"],
+        message_handler=lambda *_: None,
+        config_source=original.source,
+    )
+    until(lambda: (consumer.stats().config or {}).get("refused") == 1)
+    assert "cannot leave its nsqds" in (consumer.stats().config or {})["refusal"]
+
+
+def test_an_old_cluster_that_cannot_be_asked_is_not_taken_for_empty(
+    redesigned: Clusters,
+    start_consumer: Callable[..., Consumer],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("nsq_fast.runtime.consuming.moved_topics.LOOK_INTERVAL", 0.05)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise HttpError("http://nsqd/stats", 500, "no")
+
+    monkeypatch.setattr("nsq_fast.runtime.admin.NsqdHTTPClient.stats", refuse)
+    for number in (0, 1):
+        redesigned.create(number)
+    redesigned.move(100)
+    moving = Moving(start_consumer, redesigned)
+    # two partitions in each cluster
+    until(lambda: sum(each.is_connected for each in moving.consumer.stats().connections) == 4)
+    until(lambda: "it cannot be told whether that is empty" in caplog.text)
+    before = moving.ports()
+    holds(lambda: moving.ports() == before, 0.3)
+    assert caplog.text.count("it cannot be told") == 1

@@ -196,7 +196,7 @@ class Ordered:
 
 def _key(target: Target) -> str:
     """Names a partition, whoever leads it; text, whose hash is computed once."""
-    return f"{target.topic} {target.address if target.partition is None else target.partition}"
+    return f"{target.cluster} {target.topic} {target.address if target.partition is None else target.partition}"
 
 
 def _blocked_text(message: Message) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from nsq_fast.log_events import TOPIC_LEFT, TOPIC_MATCHED
 from nsq_fast.protocol.position import StartPositions
@@ -11,6 +12,7 @@ from nsq_fast.protocol.topology import Topology
 from nsq_fast.runtime.lookup import LookupPoller
 
 from .context import Context
+from .moved_topics import MovedTopics
 from .stats import Counters
 from .subscriber import Subscriber
 from .topic_subscriptions import TopicSubscriptions
@@ -26,6 +28,7 @@ class Subscriptions:
 
     Attributes:
         lookup: asked about all topics; None where nsqds are configured only.
+        moved: those of them that move to other clusters, and their subscribers there.
     """
 
     def __init__(self, consumer: Context, choice: TopicChoice, positions: StartPositions | None) -> None:
@@ -40,13 +43,15 @@ class Subscriptions:
             self.lookup = LookupPoller(consumer.lookupd_addresses, config, "r", self.on_topology, supervisor)
             if choice.pattern is not None:
                 self._watch = TopicWatch(self.lookup.lister, choice, config, self.follow, supervisor, consumer.logger)
+        self.moved = MovedTopics(consumer, self)
         self._topics = {name: self._new(name, is_listed=False) for name in choice.names}
 
     def _new(self, topic: str, is_listed: bool) -> TopicSubscriptions:
         return TopicSubscriptions(self._consumer, self, self.lookup, topic, self._positions, is_listed)
 
     def __iter__(self) -> Iterator[Subscriber]:
-        return (subscriber for topic in list(self._topics.values()) for subscriber in topic)
+        own = (subscriber for topic in list(self._topics.values()) for subscriber in topic)
+        return chain(own, self.moved)
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -56,11 +61,15 @@ class Subscriptions:
     @property
     def leader_moves(self) -> int:
         """Times that lookup named another leader of a partition."""
-        return self._past_moves + sum(topic.leader_moves for topic in list(self._topics.values()))
+        own = sum(topic.leader_moves for topic in list(self._topics.values()))
+        return self._past_moves + own + self.moved.leader_moves
 
     def past(self) -> dict[str, Counters]:
         """Counts of the subscribers that have ended, for each topic that is consumed now."""
-        return {name: topic.past.copy() for name, topic in list(self._topics.items())}
+        found = {name: topic.past.copy() for name, topic in list(self._topics.items())}
+        for name, counters in self.moved.past().items():
+            found.setdefault(name, Counters()).add(counters)
+        return found
 
     def of_topic(self, topic: str) -> TopicSubscriptions:
         """The subscriptions of a topic that is consumed now. Raises KeyError."""
@@ -76,6 +85,7 @@ class Subscriptions:
             self.lookup.start()
         if self._watch is not None:
             self._watch.start(f"{self._consumer.name} topics")
+        self.moved.start()
 
     def freeze(self) -> None:
         """Make no new subscriptions and forget none; does not block."""
@@ -84,9 +94,11 @@ class Subscriptions:
             self._watch.stop()
         for topic in self._topics.values():
             topic.freeze()
+        self.moved.freeze()
 
     def stop(self) -> None:
         """Ask lookup no more, after ``freeze``."""
+        self.moved.stop()
         if self.lookup is not None:
             self.lookup.stop()
 
@@ -131,6 +143,8 @@ class Subscriptions:
 
     def left(self, subscriptions: TopicSubscriptions) -> None:
         """A topic that lookup no longer lists has no connection any more: forget it."""
+        if subscriptions.topic in self.moved:
+            return  # it may come back
         if not self._is_stopped and self._topics.pop(subscriptions.topic, None) is not None:
             self._consumer.past.add(subscriptions.past)
             self._past_moves += subscriptions.leader_moves

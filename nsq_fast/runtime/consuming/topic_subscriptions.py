@@ -57,6 +57,7 @@ class TopicSubscriptions:
         owner: told what may concern other topics, too.
         lookup: asked about the topic; None where nsqds are configured only.
         is_listed: whether a pattern has chosen the topic from what lookup lists.
+        cluster: names another cluster than the consumer's own, whose configured nsqds are none of this one.
 
     Attributes:
         topic: its name.
@@ -74,12 +75,14 @@ class TopicSubscriptions:
         topic: str,
         positions: StartPositions | None,
         is_listed: bool,
+        cluster: str = "",
     ) -> None:
         config = consumer.config
         self.topic = topic
         self.mode = Mode(bool(config.ordered), consumer.connection_config.extend_support)
         self.first_delay = FIRST_DELAY_OF_LISTED if is_listed else FIRST_DELAY
         self.past = Counters()
+        self._cluster = cluster
         self._lookup = lookup
         self._consumer = consumer
         self._owner = owner
@@ -145,7 +148,7 @@ class TopicSubscriptions:
         self._topology = topology
         self._learn(topology)
         chosen = self._consumer.config.partitions
-        self._follow(targets(topology, chosen, self.topic))
+        self._follow(targets(topology, chosen, self.topic, self._cluster))
         self._retire_replaced()
         self._seeker.seek()
         self._absent.report(topology)
@@ -161,7 +164,8 @@ class TopicSubscriptions:
             subscriber.mode_changed()
 
     def _follow(self, found: dict[Target, Nsqd]) -> None:
-        addresses, chosen = self._consumer.nsqd_addresses, self._consumer.config.partitions
+        chosen = self._consumer.config.partitions
+        addresses = () if self._cluster else self._consumer.nsqd_addresses
         wanted = self._wanted = {**found, **dict.fromkeys(configured(addresses, chosen, found, self.topic))}
         leaders = {target.partition: target.address for target in found if target.partition is not None}
         self.leader_moves += sum(self._leaders.get(number, leader) != leader for number, leader in leaders.items())
@@ -182,7 +186,7 @@ class TopicSubscriptions:
     def configured_changed(self) -> None:
         """The consumer's ``nsqd_addresses`` are others now."""
         if not self._is_leaving:
-            self._follow(targets(self._topology, self._consumer.config.partitions, self.topic))
+            self._follow(targets(self._topology, self._consumer.config.partitions, self.topic, self._cluster))
 
     def place(self, target: Target) -> None:
         """Set the start position of a target, the first time. Raises as ``Starter.place``."""
