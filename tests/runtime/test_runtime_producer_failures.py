@@ -14,6 +14,7 @@ from support.publishing import Command, EndOfPeer, Nsqds, Producers, PublishNsqd
 from support.waiting import WAIT, promptly, until
 
 from nsq_fast import Producer, errors
+from nsq_fast.broker import NsqdOptions, NsqdServer
 
 # One failing publish fails alone
 
@@ -345,3 +346,17 @@ def test_several_connections_to_one_nsqd(publish_nsqd: Nsqds, new_producer: Prod
     until(lambda: len(sender.stats()["connected"]) == 3)
     assert sender.publish("t", b"x") == b"OK"
     assert len(server.peers) == 3
+
+
+def test_an_nsqd_that_is_back_is_found_soon_however_long_its_pauses_have_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsq_fast.protocol.backoff.ReconnectDelay.next", lambda *_: 3600.0)
+    address = free_address()
+    with NsqdServer(NsqdOptions(tcp_address=str(address))) as server:
+        sender = Producer(address, retry_max_delay=3600.0, publish_timeout=600.0)
+        sender.start()
+        server.stop()
+        until(lambda: str(address) in sender.stats()["disconnected"])
+        result = sender.publish_nowait("t", b"x")
+        server.start()
+        assert result.get(timeout=WAIT) == b"OK"
+        sender.close()

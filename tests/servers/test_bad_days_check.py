@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +126,22 @@ def change(**fields: Any) -> Change:
     return Change(0, HERE, THERE, named={READ: 10 * SECOND, WRITE: 10 * SECOND}, **ready)
 
 
-def measured(each: Change, *seconds: float, access: str = WRITE) -> Windows:
+def measured(each: Change, *seconds: float, access: str = WRITE, accepted: Sequence[float] = ()) -> Windows:
     rows = [row(Kind.STORED, 0, int(at * SECOND)) for at in seconds]
-    return measure([each], Firsts(rows, Kind.STORED), (HERE, THERE), access, 5.0)
+    return measure(
+        [each], Firsts(rows, Kind.STORED), (HERE, THERE), access, 5.0, {0: [int(at * SECOND) for at in accepted]}
+    )
 
 
 def test_a_window_ends_with_the_first_success_at_the_new_leader() -> None:
     windows = measured(change(), 3.0, 13.5, 14.0)
     assert (windows.named, windows.ready) == ([3.5], [1.5])
+
+
+def test_a_leader_that_stalls_is_ready_when_it_takes_publishes_again() -> None:
+    assert measured(change(), 17.0, accepted=[12.0, 12.5, 16.0, 16.3, 20.0]).ready == [1.0]
+    assert measured(change(), 17.0, accepted=[12.0, 12.9, 13.8, 14.7, 15.6, 16.5]).ready == [5.0]
+    assert measured(change(), 17.0, accepted=[12.0]).ready == [5.0]
 
 
 def test_a_client_that_is_there_before_a_plain_connection_has_no_window() -> None:

@@ -3,7 +3,7 @@
 A Link is the place of one connection. Its greenlet connects, waits for the
 end of the connection, pauses and connects again, for as long as the link
 lives: pauses grow, but nothing gives up. While publishes wait for a
-connection, a link pauses no longer than ``retry_max_delay``.
+connection, a link pauses no longer than ``retry_max_delay``, nor than ``LONGEST_LEADER_PAUSE``.
 
 A link whose server does not reply for too long is stalled: it takes no
 publishes until it has replied to everything that it owed then.
@@ -23,7 +23,7 @@ from nsq_fast.errors import ConnectionClosed, ConnectionLost, NsqError, ServerEr
 from nsq_fast.log_events import CONNECT_FAILED, CONNECTED, CONNECTION_LOST, CONNECTION_RECOVERED, CONNECTION_STALLED
 from nsq_fast.names import Address
 from nsq_fast.protocol.backoff import ReconnectDelay
-from nsq_fast.protocol.retry import classify
+from nsq_fast.protocol.retry import LONGEST_LEADER_PAUSE, classify
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.supervised import FAULTS, Supervisor
 
@@ -109,7 +109,7 @@ class Link(_NoConsumer):
         self.on_reply = handler.replied  # straight through: this is the path of every publish
         self._connection_config = connection
         self._handler = handler
-        self._patience = config.retry_max_delay
+        self._patience = min(config.retry_max_delay, LONGEST_LEADER_PAUSE)
         self._delay = ReconnectDelay(config.max_backoff_duration, random=random.random, good_after=GOOD_AFTER)
         self._has_failed = False
         self._is_blameless = False

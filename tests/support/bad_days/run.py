@@ -90,7 +90,7 @@ def prove(cluster: Cluster, plan: Plan, folder: Path, name: str) -> Findings:
     homes = {row.key: row.partition for row in stored}
     refused = sum(is_refused_by_cluster(row, watch.accepted[homes[row.key]], SLACK) for row in counts.failed)
     windows = {
-        what: measure(watch.changes, Firsts(rows, kind), cluster.nodes, ACCESS[what], GRACE)
+        what: measure(watch.changes, Firsts(rows, kind), cluster.nodes, ACCESS[what], GRACE, watch.accepted)
         for what, kind, rows in (
             ("publish", Kind.STORED, stored),
             ("consume", Kind.BEGUN, merged(map(read, consumed))),

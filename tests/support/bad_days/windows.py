@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import quantiles
 from typing import NamedTuple
 
@@ -15,6 +16,9 @@ from .records import Kind, Row
 from .watch import READ, WRITE, Change
 
 SECOND = 1_000_000_000
+STALL = SECOND
+"""ns without a publish of plain connections, which try four times a second."""
+
 LEAD = SECOND
 """ns by which a client may hear of a leader before the watch does."""
 
@@ -74,10 +78,20 @@ class Firsts:
         return times[place] if place < len(times) else None
 
 
-def measure(changes: Sequence[Change], firsts: Firsts, nodes: Sequence[Address], access: str, grace: float) -> Windows:
+def measure(
+    changes: Sequence[Change],
+    firsts: Firsts,
+    nodes: Sequence[Address],
+    access: str,
+    grace: float,
+    accepted: Mapping[int, Sequence[int]],
+) -> Windows:
     """The windows of publishers (WRITE) or of consumers (READ).
 
-    ``grace`` is how many seconds a leader has to be there for its change to count where no client came.
+    Args:
+        grace: seconds that a leader has to be there for its change to count where no client came.
+        accepted: partition -> when plain connections could publish there: a leader may stop to take publishes
+            after its first ones, as while a replica leaves; then it was not ready before it took them again.
     """
     windows = Windows()
     for change in changes:
@@ -89,6 +103,8 @@ def measure(changes: Sequence[Change], firsts: Firsts, nodes: Sequence[Address],
         ready = max(ready, named)
         first = firsts.after(change.partition, nodes.index(change.leader), named - LEAD)
         if first is not None and (change.ended is None or first < change.ended):
+            if access == WRITE:
+                ready = _ready_again(ready, first, accepted.get(change.partition, ()))
             late = Window(change, max(0, first - named) / SECOND, max(0, first - ready) / SECOND)
             windows.all.append(late)
         elif change.ended is not None and change.ended - ready < grace * SECOND:
@@ -96,6 +112,12 @@ def measure(changes: Sequence[Change], firsts: Firsts, nodes: Sequence[Address],
         else:
             windows.never.append(change)
     return windows
+
+
+def _ready_again(ready: int, first: int, accepted: Sequence[int]) -> int:
+    """The end of the last time between the two in which no plain connection could publish for STALL."""
+    times = [ready, *(at for at in accepted if ready < at < first)]
+    return max((after for before, after in pairwise(times) if after - before > STALL), default=ready)
 
 
 def _consumable(change: Change) -> int | None:
