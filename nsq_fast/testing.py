@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import pytest
+try:
+    import pytest
+except ImportError as error:
+    raise ImportError("nsq_fast.testing has fixtures for pytest: pip install pytest") from error
 
 if TYPE_CHECKING:
     from .broker import Broker

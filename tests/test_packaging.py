@@ -267,6 +267,56 @@ def test_the_wheel_has_stubs_and_declarations_and_no_c_sources_or_tests(wheel: P
     assert "nsq-fast = nsq_fast.cli:main" in entry_points
 
 
+@pytest.mark.parametrize(
+    ("module", "library", "install"),
+    [
+        ("nsq_fast.integrations.taskiq", "taskiq", "pip install 'nsq-fast[taskiq]'"),
+        ("nsq_fast.metrics", "prometheus_client", "pip install 'nsq-fast[metrics]'"),
+        ("nsq_fast.testing", "pytest", "pip install pytest"),
+    ],
+)
+def test_a_module_says_which_extra_it_needs(module: str, library: str, install: str) -> None:
+    code = f"import sys; sys.modules[{library!r}] = None; import {module}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: ")
+    assert install in last
+
+
+DEV_MODE = """
+import gc
+from gevent.event import Event
+import nsq_fast.aio, nsq_fast.cli, nsq_fast.gnsq, nsq_fast.threads, nsq_fast.worker
+from nsq_fast import Consumer, Producer
+from nsq_fast.broker import BrokerProcess
+
+seen, all_seen = [], Event()
+
+def handle(consumer, message):
+    seen.append(message)
+    if len(seen) == 100:
+        all_seen.set()
+
+with BrokerProcess() as broker:
+    servers = {"lookupd_http_addresses": str(broker.lookupd.http)}
+    with Producer(nsqd_tcp_addresses=str(broker.nsqds[0].tcp)) as producer:
+        producer.multipublish("topic", [b"body"] * 100)
+    consumer = Consumer("topic", "channel", message_handler=handle, **servers)
+    consumer.start(block=False)
+    assert all_seen.wait(40)
+    consumer.close()
+del producer, consumer, seen
+gc.collect()
+"""
+
+
+def test_development_mode_has_nothing_to_warn_of() -> None:
+    """No socket left open, no coroutine that nobody awaited, nothing deprecated: every warning is an error."""
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", DEV_MODE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_every_compiled_module_has_its_stub_and_declarations() -> None:
     for source in (ROOT / "nsq_fast").rglob("*.pyx"):
         assert source.with_suffix(".pyi").exists()

@@ -19,12 +19,15 @@ import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
 
-from taskiq import AckableMessage, AsyncBroker, BrokerMessage
-
 from nsq_fast import Message
 from nsq_fast.aio import Consumer, Producer
 from nsq_fast.errors import AlreadyResponded, ConfigError, NsqError
 from nsq_fast.log_events import RESPONSE_FAILED
+
+try:
+    from taskiq import AckableMessage, AsyncBroker, BrokerMessage
+except ImportError as error:
+    raise ImportError("nsq_fast.integrations.taskiq needs taskiq: pip install 'nsq-fast[taskiq]'") from error
 
 Addresses = str | Iterable[str | tuple[str, int]]
 

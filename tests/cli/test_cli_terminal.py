@@ -95,6 +95,14 @@ def test_bench_compare_fits(width: int, tmp_path: Path) -> None:
 
 
 @WIDTHS
+def test_bench_scenarios_fit(width: int) -> None:
+    clients = ("--client", "nsq_fast", "--client", "nsq_fast linger")
+    quick = ("--mode", "concurrent", "--count", "1000", "--rounds", "1")
+    done = run(width, "bench", "publish", *clients, *quick)
+    check_fits(done, width, "nsq_fast linger", "messages/s", "embedded nsqd")
+
+
+@WIDTHS
 def test_bench_codec_fits(width: int) -> None:
     check_fits(run(width, "bench", "codec", "--rounds", "1"), width, "ns/message", "The compiled core")
 
