@@ -30,7 +30,7 @@ from nsq_fast.protocol.topology import LookupAnswer, Nsqd, Topology
 
 from .lookup_round import LookupRound, PolledTopic
 from .lookupd import Lookupd
-from .lookupd_list import LookupdArgument, LookupdList, follow
+from .lookupd_list import Follower, LookupdArgument, LookupdList
 from .net.http import Endpoint
 from .node_list import STRAGGLER_GRACE, NodeList
 from .owner_thread import OwnerThread
@@ -122,8 +122,8 @@ class LookupPoller:
         self._poller = self._supervisor.loop("nsq_fast lookup", self._poll_loop)
         self._poller.start()
         for source in self._lookupds.sources:
-            body = partial(follow, source, self._lookupds, partial(_ask_now, self._topics.values(), self._wake))
-            self._followers.append(self._supervisor.loop(f"nsq_fast lookup through {source}", body))
+            ask_now = partial(_ask_now, self._topics.values(), self._wake)
+            self._followers.append(Follower(source, self._lookupds, ask_now, self._supervisor).loop)
             self._followers[-1].start()
 
     def stop(self) -> None:

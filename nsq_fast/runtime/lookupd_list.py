@@ -23,6 +23,7 @@ from nsq_fast.protocol.dynamic_config import DynamicConfig
 from .lookupd import Lookupd
 from .lookupd_source import EtcdLookupds, LookupdSource, etcds_of, is_etcd_url, source_pause
 from .net.http import Endpoint, parse_endpoint
+from .supervised import Supervisor
 
 MAX_LOOKUPDS = 64
 """Most lookupds that are asked, the ones learnt from others included."""
@@ -131,29 +132,46 @@ def _parse(lookupds: LookupdArgument, config: LookupConfig) -> tuple[tuple[Endpo
     return found, [*origins, *etcds_of(urls, config)]
 
 
-def follow(source: LookupdSource, lookupds: LookupdList, on_new: Callable[[], object]) -> None:
-    """In a greenlet: keep up with the lookupds that an etcd names. Those it named last stay while it does not answer.
+class Follower:
+    """Keeps up with the lookupds that an etcd names, in its ``loop``. The last ones stay while it does not answer.
 
     ``on_new()`` is called when there are some that were not asked before.
     """
-    failures = 0
-    said = ""
-    while True:
-        try:
-            source.read()
-            if lookupds.rebuild():
-                log.info("%s names lookupds %s", source, ", ".join(map(str, source.found)), extra=ETCD_LOOKUPDS)
-                on_new()
-            if not source.problem:
-                if said:
-                    log.warning("lookup through %s works again; it had failed: %s", source, said, extra=ETCD_RECOVERED)
-                failures, said = 0, ""
-                source.wait()
-                continue
-        except NsqError as error:
-            source.problem = source.problem or f"{source}: {error}"
-        if not said:
-            said = source.problem
-            log.warning("lookup through %s; asking again", said, extra=ETCD_FAILED)
-        sleep(source_pause(failures, random.random()))
-        failures += 1
+
+    def __init__(
+        self, source: LookupdSource, lookupds: LookupdList, on_new: Callable[[], object], supervisor: Supervisor
+    ) -> None:
+        self._source = source
+        self._lookupds = lookupds
+        self._on_new = on_new
+        self.loop = supervisor.loop(f"nsq_fast lookup through {source}", self._run)
+
+    def _run(self) -> None:
+        failures = 0
+        said = ""
+        while True:
+            try:
+                self._source.read()
+                if self._lookupds.rebuild():
+                    log.info(
+                        "%s names lookupds %s",
+                        self._source,
+                        ", ".join(map(str, self._source.found)),
+                        extra=ETCD_LOOKUPDS,
+                    )
+                    self._on_new()
+                if not self._source.problem:
+                    if said:
+                        log.warning(
+                            "lookup through %s works again; it had failed: %s", self._source, said, extra=ETCD_RECOVERED
+                        )
+                    failures, said = 0, ""
+                    self._source.wait()
+                    continue
+            except NsqError as error:
+                self._source.problem = self._source.problem or f"{self._source}: {error}"
+            if not said:
+                said = self._source.problem
+                log.warning("lookup through %s; asking again", said, extra=ETCD_FAILED)
+            sleep(source_pause(failures, random.random()))
+            failures += 1
