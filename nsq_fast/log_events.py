@@ -75,6 +75,7 @@ HANDLER_KILLED = _event("handler_killed", "the greenlet of a handler was killed;
 HANDLER_SLOW = _event("handler_slow", "a message is still being handled, and nsqd takes it back soon")
 HUB_BLOCKED = _event("hub_blocked", "a handler has kept the gevent hub from running; with its stack")
 OUTSIDE_BLOCKED = _event("outside_blocked", "the event loop or thread of the program has not run; with its stack")
+EXIT_IGNORED = _event("exit_ignored", "a handler or a callback called sys.exit() in the hub thread, which goes on")
 RECEIVER_FAILED = _event("receiver_failed", "a receiver of a signal raised")
 MESSAGE_FAILS_AGAIN = _event("message_fails_again", "a message has more attempts than attempts_threshold")
 MESSAGE_GIVEN_UP = _event("message_given_up", "a message has too many attempts and is finished unhandled")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from support.loops import LOOPS, NewLoop, run
 from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import until
 
-from nsq_fast import Message
+from nsq_fast import Message, Receipt
 from nsq_fast.aio import Consumer
+from nsq_fast.aio import Producer as AioProducer
+from nsq_fast.broker import ClusterProcess
 from nsq_fast.errors import ConfigError, NotRunning, RequeueMessage
 from nsq_fast.threads import Producer
 
@@ -329,6 +331,36 @@ def test_a_blocked_loop_keeps_no_heartbeat(filled: str, caplog: pytest.LogCaptur
         asyncio.run(main())
     assert [record for record in caplog.records if "time.sleep(4.0)" in record.message]
     assert not [record for record in caplog.records if "closed by the server" in record.message]
+
+
+def test_an_ordered_topic_keeps_its_order_in_the_loop() -> None:
+    seen: dict[int | None, list[int]] = defaultdict(list)
+    running: set[int | None] = set()
+    overlaps: list[int | None] = []
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        if message.partition in running:
+            overlaps.append(message.partition)
+        running.add(message.partition)
+        await asyncio.sleep(0.001)  # sleep: a handler that waits
+        seen[message.partition].append(int(message.body))
+        running.discard(message.partition)
+
+    async def main(lookupd: str) -> None:
+        async with AioProducer(lookupd_http_addresses=lookupd) as producer:
+            for number in range(40):
+                receipt = await producer.publish("orders", b"%d" % number, key=str(number % 5), trace_id=number + 1)
+                assert isinstance(receipt, Receipt)
+                assert receipt.trace_id == number + 1
+        options: dict[str, Any] = {"ordered": True, "concurrency": 4, "max_in_flight": 20}
+        async with Consumer("orders", "c", lookupd_http_addresses=lookupd, message_handler=handle, **options):
+            await until_async(lambda: sum(map(len, seen.values())) == 40)
+
+    with ClusterProcess(nodes=2, lookupds=1) as cluster:
+        cluster.create_topic("orders", 2, 1, channels=("c",), ordered=True)
+        asyncio.run(main(str(cluster.lookupds[0].http)))
+    assert overlaps == []
+    assert all(numbers == sorted(numbers) for numbers in seen.values())
 
 
 def test_a_server_that_restarts_loses_no_message(nsqd_process: Any, filled: str) -> None:

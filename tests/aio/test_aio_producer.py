@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import logging
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -241,6 +243,44 @@ def test_a_server_that_restarts_loses_no_publish(nsqd_process: Any) -> None:
 
     asyncio.run(main())
     assert len(set(bodies_of(nsqd_process.address, "t", 51))) == 51
+
+
+def test_a_server_that_is_killed_has_every_confirmed_publish(nsqd_process: Any) -> None:
+    confirmed: set[bytes] = set()
+
+    async def publish(producer: Producer, number: int) -> None:
+        for each in itertools.count():
+            body = b"%d-%d" % (number, each)
+            with suppress(PublishFailed):  # whether that one is stored is unknown
+                await producer.publish("t", body)
+                confirmed.add(body)
+
+    async def until_more() -> None:
+        count, end = len(confirmed), time.monotonic() + WAIT
+        while len(confirmed) < count + 50:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.005)  # sleep: looks again and again
+
+    async def main() -> None:
+        async with Producer(nsqd_process.address, retry_max_delay=0.1, max_backoff_duration=0.1) as producer:
+            tasks = [asyncio.create_task(publish(producer, number)) for number in range(20)]
+            for _ in range(2):
+                await until_more()
+                await asyncio.to_thread(nsqd_process.kill)
+                await asyncio.to_thread(nsqd_process.start)
+            await until_more()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
+    missing = set(confirmed)
+    with ThreadsConsumer("t", "c", nsqd_process.address, max_in_flight=100) as consumer:
+        for message in consumer:
+            missing.discard(message.body)
+            if not missing:
+                message.finish()
+                break
 
 
 def test_the_names_are_imported_when_they_are_used() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections import deque
+import time
+from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import until
 
 from nsq_fast import Message
+from nsq_fast.broker import ClusterProcess
 from nsq_fast.errors import ConfigError, ConnectionLost, RequeueMessage
 from nsq_fast.threads import Consumer, Producer
 
@@ -174,6 +176,53 @@ assert began.wait(20)
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_ordered_topic_keeps_its_order_on_several_threads() -> None:
+    seen: dict[int | None, list[int]] = defaultdict(list)
+    running: set[int | None] = set()
+    overlaps: list[int | None] = []
+
+    def handle(consumer: Consumer, message: Message) -> None:
+        if message.partition in running:
+            overlaps.append(message.partition)
+        running.add(message.partition)
+        time.sleep(0.001)  # sleep: a handler that blocks
+        seen[message.partition].append(int(message.body))
+        running.discard(message.partition)
+
+    with ClusterProcess(nodes=2, lookupds=1) as cluster:
+        cluster.create_topic("orders", 2, 1, channels=("c",), ordered=True)
+        servers = {"lookupd_http_addresses": str(cluster.lookupds[0].http)}
+        with Producer(**servers) as producer:
+            for number in range(40):
+                producer.publish("orders", b"%d" % number, key=str(number % 5), trace_id=number + 1)
+        options: dict[str, Any] = {"ordered": True, "handler_threads": 4, "max_in_flight": 20}
+        with Consumer("orders", "c", message_handler=handle, **servers, **options):
+            until(lambda: sum(map(len, seen.values())) == 40)
+    assert overlaps == []
+    assert all(numbers == sorted(numbers) for numbers in seen.values())
+
+
+def test_a_handler_that_exits_ends_nothing(filled: str) -> None:
+    done = _run(
+        f"""
+import sys, threading
+from nsq_fast.threads import Consumer, Producer
+again = threading.Event()
+def handle(consumer, message):
+    if message.body == b"0":
+        if message.attempts == 1:
+            sys.exit(3)
+        again.set()
+options = {{"requeue_delay": 0, "max_backoff_duration": 0}}
+with Consumer("t", "c", {filled!r}, message_handler=handle, **options), Producer({filled!r}) as producer:
+    assert again.wait(20)
+    assert producer.publish("t", b"x", timeout=20) == b"OK"
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("SystemExit(3)") == 1  # one line says so
 
 
 def test_a_server_that_restarts_loses_no_message(nsqd_process: Any) -> None:

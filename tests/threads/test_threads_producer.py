@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +179,43 @@ def test_a_server_that_restarts_loses_no_publish(nsqd_process: Any) -> None:
         for message in consumer:
             found.add(message.body)
             if found == wanted:
+                message.finish()
+                break
+
+
+def test_a_server_that_is_killed_has_every_confirmed_publish(nsqd_process: Any) -> None:
+    confirmed: set[bytes] = set()
+    is_over = threading.Event()
+
+    def publish(number: int) -> None:
+        for each in itertools.count():
+            if is_over.is_set():
+                return
+            body = b"%d-%d" % (number, each)
+            with suppress(PublishFailed):  # whether that one is stored is unknown
+                producer.publish("t", body)
+                confirmed.add(body)
+
+    with Producer(nsqd_process.address, retry_max_delay=0.1, max_backoff_duration=0.1) as producer:
+        publishing = threading.Thread(target=in_threads, args=(4, publish))
+        publishing.start()
+        try:
+            for _ in range(2):
+                count = len(confirmed)
+                until(lambda count=count: len(confirmed) > count + 50)
+                nsqd_process.kill()
+                nsqd_process.start()
+            count = len(confirmed)
+            until(lambda: len(confirmed) > count + 50)
+        finally:
+            is_over.set()
+            publishing.join(WAIT)
+    assert not publishing.is_alive()
+    missing = set(confirmed)
+    with Consumer("t", "c", nsqd_process.address, max_in_flight=100) as consumer:
+        for message in consumer:
+            missing.discard(message.body)
+            if not missing:
                 message.finish()
                 break
 

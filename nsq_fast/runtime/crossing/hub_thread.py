@@ -24,7 +24,7 @@ from gevent.event import Event
 from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
 
 from nsq_fast.errors import NotRunning
-from nsq_fast.log_events import INTERNAL_ERROR, PUBLISHES_UNCONFIRMED
+from nsq_fast.log_events import EXIT_IGNORED, INTERNAL_ERROR, PUBLISHES_UNCONFIRMED
 from nsq_fast.runtime.fork import tell_forks
 from nsq_fast.runtime.owner_thread import get_ident, refuse_calls, take_calls
 from nsq_fast.runtime.publishing.publish import Promise
@@ -145,7 +145,15 @@ class HubThread:
         self._watcher.start(self._make_calls)
         take_calls(self.submit)
         started.set()
-        self._stopping.wait()
+        while not self._stopping.is_set():
+            try:
+                self._stopping.wait()
+            except (SystemExit, KeyboardInterrupt, SystemError) as error:  # noqa: PERF203  # gevent brings them here
+                logger.error(
+                    "%r of a handler or a callback ends nothing: nsq_fast goes on in its thread",
+                    error,
+                    extra=EXIT_IGNORED,
+                )
         refuse_calls()
         self._watcher.stop()
         self._watcher.close()
