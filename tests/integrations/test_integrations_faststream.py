@@ -1,0 +1,198 @@
+"""FastStream on NSQ: handlers get messages, what they return is published, and what fails comes again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nsq_fast import NsqdHTTPClient
+from nsq_fast.aio import Producer
+
+pytest.importorskip("faststream")
+
+from faststream import AckPolicy, Context
+from faststream.exceptions import FeatureNotSupportedException
+from faststream.specification import AsyncAPI
+from support.waiting import WAIT
+
+from nsq_fast.integrations.faststream import NSQBroker, NSQMessage, NSQRouter
+
+QUICK = {"requeue_delay": 0, "max_backoff_duration": 0, "max_reconnect_delay": 0.1}
+
+
+async def until(probe: Callable[[], object]) -> None:
+    end = time.monotonic() + WAIT
+    while not probe():
+        assert time.monotonic() < end, probe
+        await asyncio.sleep(0.005)  # sleep: looks again and again
+
+
+def in_flight(nsqd: Any, topic: str) -> tuple[int, int]:
+    """Messages of the first channel of a topic: in flight, and waiting."""
+    with NsqdHTTPClient.from_url(str(nsqd.http)) as client:
+        topics = {each["topic_name"]: each for each in client.stats()["topics"]}
+    channel = topics[topic]["channels"][0]
+    return channel["in_flight_count"], channel["depth"] + channel["deferred_count"]
+
+
+def test_what_handlers_return_is_published_and_what_fails_comes_again(nsqd_process: Any) -> None:
+    tries: list[int] = []
+    bills: list[dict[str, int]] = []
+    texts: list[str] = []
+
+    async def main() -> None:
+        broker = NSQBroker(nsqd_process.address, consumer=QUICK)
+        router = NSQRouter("notes.")
+
+        @broker.subscriber("orders", "billing", max_workers=3)
+        @broker.publisher("bills")
+        async def bill(order: dict[str, int]) -> dict[str, int]:
+            tries.append(order["number"])
+            if tries.count(3) == 1 and order["number"] == 3:
+                raise ValueError("the first time")
+            return {"bill": order["number"]}
+
+        @broker.subscriber("bills", "box")
+        async def box(bill: dict[str, int]) -> None:
+            bills.append(bill)
+
+        @router.subscriber("text", "reader")
+        async def read(text: str) -> None:
+            texts.append(text)
+
+        broker.include_router(router)
+        async with broker:
+            await broker.start()
+            assert await broker.ping(WAIT)
+            for number in range(10):
+                await broker.publish({"number": number}, "orders")
+            await broker.publish("hello", "notes.text")
+            await until(lambda: len(bills) == 10 and texts)
+
+    asyncio.run(main())
+    assert sorted(each["bill"] for each in bills) == list(range(10))
+    assert sorted(tries) == sorted([*range(10), 3])
+    assert texts == ["hello"]
+    assert in_flight(nsqd_process, "orders") == (0, 0)
+
+
+def test_with_manual_acknowledgement_the_handler_responds(nsqd_process: Any) -> None:
+    seen: list[tuple[str, int]] = []
+
+    async def main() -> None:
+        broker = NSQBroker(nsqd_process.address, consumer=QUICK)
+
+        @broker.subscriber("orders", "c", ack_policy=AckPolicy.MANUAL, max_workers=5)
+        async def handle(body: str, message: NSQMessage = Context()) -> None:  # noqa: B008
+            seen.append((body, message.raw_message.attempts))
+            if body == "again" and message.raw_message.attempts == 1:
+                await message.nack(0.0)
+            elif body != "keep":
+                await message.ack()
+
+        async with broker:
+            await broker.start()
+            for body in ("done", "again", "keep"):
+                await broker.publish(body, "orders")
+            await until(lambda: len(seen) == 4)
+            await until(lambda: in_flight(nsqd_process, "orders") == (1, 0))  # the one that is kept
+
+    asyncio.run(main())
+    assert sorted(seen) == [("again", 1), ("again", 2), ("done", 1), ("keep", 1)]
+
+
+def test_a_subscriber_without_a_handler_is_asked_for_messages(nsqd_process: Any) -> None:
+    async def main() -> None:
+        broker = NSQBroker(nsqd_process.address)
+        subscriber = broker.subscriber("orders", "c")
+        async with broker:
+            await broker.start()
+            await broker.publish({"number": 1}, "orders")
+            message = await subscriber.get_one(timeout=WAIT)
+            assert message is not None
+            assert await message.decode() == {"number": 1}
+            await message.ack()
+            assert await subscriber.get_one(timeout=0.05) is None
+            await subscriber.stop()
+            assert in_flight(nsqd_process, "orders") == (0, 0)
+
+    asyncio.run(main())
+
+
+def test_a_broker_that_stops_loses_nothing_that_it_holds(nsqd_process: Any) -> None:
+    handled: list[int] = []
+
+    async def run(count: int) -> None:
+        broker = NSQBroker(nsqd_process.address)
+
+        @broker.subscriber("orders", "c", max_workers=4)
+        async def handle(number: int) -> None:
+            await asyncio.sleep(0.01)  # sleep: the handler waits, so that some run when the broker stops
+            handled.append(number)
+
+        async with broker:
+            await broker.start()
+            await until(lambda: len(handled) >= count)
+
+    async def publish() -> None:
+        async with Producer(nsqd_process.address) as producer:
+            await producer.multipublish("orders", [b"%d" % number for number in range(60)])
+
+    asyncio.run(publish())
+    asyncio.run(run(10))
+    asyncio.run(run(60))
+    assert set(handled) == set(range(60))
+
+
+@pytest.mark.kill
+def test_an_nsqd_that_is_killed_and_restarted_loses_no_message(nsqd_process: Any) -> None:
+    handled: set[int] = set()
+    begun: list[int] = []
+
+    async def main() -> None:
+        broker = NSQBroker(nsqd_process.address, producer={"retry_max_delay": 0.1}, consumer=QUICK)
+        go = asyncio.Event()
+
+        @broker.subscriber("orders", "c", max_workers=4)
+        async def handle(number: int) -> None:
+            begun.append(number)
+            await go.wait()
+            handled.add(number)
+
+        async with broker:
+            await broker.start()
+            for number in range(20):
+                await broker.publish(number, "orders")
+            await until(lambda: len(begun) == 4)
+            nsqd_process.kill()
+            publishing = [asyncio.create_task(broker.publish(number, "orders")) for number in range(20, 40)]
+            await asyncio.sleep(0)
+            nsqd_process.start()
+            await asyncio.gather(*publishing)
+            go.set()
+            await until(lambda: handled == set(range(40)))
+
+    asyncio.run(main())
+
+
+def test_what_nsq_has_not_is_an_error_and_the_rest_is_described() -> None:
+    async def main() -> None:
+        broker = NSQBroker("127.0.0.1:4150")
+
+        @broker.subscriber("orders", "c")
+        @broker.publisher("bills")
+        async def bill(order: int) -> int:
+            return order
+
+        with pytest.raises(FeatureNotSupportedException, match="NSQ has no replies"):
+            await broker.request(1, "orders")
+        shown = AsyncAPI(broker).to_specification().to_json()
+        assert "orders:Bill" in shown
+        assert "bills:Publisher" in shown
+        assert "127.0.0.1:4150" in shown
+
+    asyncio.run(main())
