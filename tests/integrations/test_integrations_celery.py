@@ -208,6 +208,7 @@ def test_an_nsqd_that_is_killed_and_restarted_loses_no_task(
     for number in range(20):
         celery_app.note_when_told.delay(number)
     until(lambda: worker.received == 4)
+    until(lambda: channel_of(nsqd_process)["depth"] == 16)  # none is on its way to the channel
     nsqd_process.kill()
     with ThreadPoolExecutor(1) as threads:
         calls = [threads.submit(celery_app.note_when_told.delay, number) for number in range(20, 30)]

@@ -168,6 +168,7 @@ def test_an_nsqd_that_is_killed_and_restarted_loses_no_message(nsqd_process: Any
             for number in range(20):
                 await broker.publish(number, "orders")
             await until(lambda: len(begun) == 4)
+            await until(lambda: in_flight(nsqd_process, "orders") == (4, 16))  # none is on its way to the channel
             nsqd_process.kill()
             publishing = [asyncio.create_task(broker.publish(number, "orders")) for number in range(20, 40)]
             await asyncio.sleep(0)
