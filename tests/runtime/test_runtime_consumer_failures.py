@@ -349,11 +349,11 @@ def test_touch_is_never_sent_unless_asked_for():
 
 
 def test_auto_touch_ends_at_max_msg_timeout_and_the_log_warns(caplog):
-    server = ScriptedNsqd({"msg_timeout": 100, "max_msg_timeout": 300})
+    server = ScriptedNsqd({"msg_timeout": 1000, "max_msg_timeout": 2000})
 
     def handler(consumer, message):
         until(lambda: "is still being handled" in caplog.text)
-        gevent.sleep(0.2)  # sleep: two times in which it could be touched
+        gevent.sleep(1.0)  # sleep: two times in which it could be touched
 
     with Consumer("t", "c", str(server.address), auto_touch=True, message_handler=handler):
         conn = server.connection()

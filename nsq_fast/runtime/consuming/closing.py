@@ -43,7 +43,7 @@ CLOSE_TIMEOUT = 30.0
 # Step 5 has a share of the timeout of its own, and happens on all connections at once: a server that does not answer
 # makes it last as long as it may.
 CLOSING_SHARE = 0.1
-SHORTEST_CLOSING = 0.1
+SHORTEST_CLOSING = 0.5
 
 
 class Freezable(Protocol):
