@@ -270,6 +270,8 @@ def test_the_wheel_has_stubs_and_declarations_and_no_c_sources_or_tests(wheel: P
 @pytest.mark.parametrize(
     ("module", "library", "install"),
     [
+        ("nsq_fast.integrations.celery", "kombu", "pip install 'nsq-fast[celery]'"),
+        ("nsq_fast.integrations.faststream", "faststream", "pip install 'nsq-fast[faststream]'"),
         ("nsq_fast.integrations.taskiq", "taskiq", "pip install 'nsq-fast[taskiq]'"),
         ("nsq_fast.metrics", "prometheus_client", "pip install 'nsq-fast[metrics]'"),
         ("nsq_fast.testing", "pytest", "pip install pytest"),

@@ -33,6 +33,8 @@ Addresses = str | Iterable[str | tuple[str, int]]
 
 DELAY_LABEL = "delay"
 MAX_IN_FLIGHT = 100
+# A task that has begun often, because its workers died, is a task all the same: taskiq decides what is given up.
+CONSUMER_OPTIONS = {"auto_touch": True, "max_tries": 0}
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ class NSQBroker(AsyncBroker):  # type: ignore[misc]  # taskiq is an extra: type 
         channel: of the workers, which share the tasks. Another channel gets every task, too.
         max_in_flight: tasks that a worker holds at once; no more run in it, whatever ``--max-async-tasks`` says.
         producer: more options of the producer.
-        consumer: more options of the consumer.
+        consumer: more options of the consumer. Unless they say otherwise, tasks are touched, and none is given up.
 
     The label ``delay`` of a task says how many seconds it waits in nsqd (original servers only).
     """
@@ -71,7 +73,7 @@ class NSQBroker(AsyncBroker):  # type: ignore[misc]  # taskiq is an extra: type 
             nsqd_tcp_addresses,
             lookupd_http_addresses,
             max_in_flight=max_in_flight,
-            **{"auto_touch": True, **dict(consumer or {})},
+            **{**CONSUMER_OPTIONS, **dict(consumer or {})},
         )
 
     async def startup(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nsq_fast.aio import Consumer
 from nsq_fast.errors import ConfigError
 
 pytest.importorskip("taskiq")
@@ -105,6 +106,35 @@ def test_a_task_may_take_longer_than_the_message_timeout(nsqd_process: Any) -> N
 
     asyncio.run(main())
     assert sorted(ran) == [0, 1, 2]
+
+
+def test_a_task_that_was_begun_often_is_not_given_up(nsqd_process: Any) -> None:
+    ran: list[int] = []
+
+    async def begin_often() -> None:
+        async with Consumer("taskiq", "taskiq", nsqd_process.address, max_tries=0) as dying:
+            async for message in dying:
+                message.requeue(0, backoff=False)
+                if message.attempts > 6:
+                    break
+
+    async def main() -> None:
+        broker = NSQBroker(nsqd_process.address)
+
+        @broker.task
+        async def note(number: int) -> None:
+            ran.append(number)
+
+        producer = NSQBroker(nsqd_process.address)
+        await producer.startup()
+        await note.kicker().with_broker(producer).kiq(1)
+        await producer.shutdown()
+        await begin_often()
+        async with working(broker):
+            await until(lambda: ran)
+
+    asyncio.run(main())
+    assert ran == [1]
 
 
 def test_a_server_that_restarts_loses_no_task(nsqd_process: Any) -> None:

@@ -14,7 +14,10 @@ brokers.
 
 from __future__ import annotations
 
-from kombu.transport import TRANSPORT_ALIASES
+try:
+    from kombu.transport import TRANSPORT_ALIASES
+except ImportError as error:
+    raise ImportError("nsq_fast.integrations.celery needs Celery: pip install 'nsq-fast[celery]'") from error
 
 from .transport import Transport
 

@@ -15,6 +15,13 @@ tested with. docs/integrations.md says what is left out.
 
 from __future__ import annotations
 
+try:
+    import faststream as _faststream  # noqa: F401  # says which extra is missing before anything below needs it
+except ImportError as error:
+    raise ImportError(
+        "nsq_fast.integrations.faststream needs FastStream: pip install 'nsq-fast[faststream]'"
+    ) from error
+
 from .broker import NSQBroker, NSQRouter
 from .message import NSQMessage
 
