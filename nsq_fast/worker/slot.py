@@ -52,6 +52,7 @@ class Slot:
         self._start = start
         self._delay = config.restart_delay
         self._start_at: float | None = None
+        self._unsaid_delay: float | None = None
         self._has_run = False
 
     def processes(self) -> Iterator[Process]:
@@ -63,7 +64,7 @@ class Slot:
 
     def start(self) -> None:
         """Start a process, now; where the system cannot, after a pause."""
-        self._start_at = None
+        self._start_at = self._unsaid_delay = None
         self.current = self._started()
         if self.current is None:
             self._start_later(monotonic())
@@ -90,7 +91,7 @@ class Slot:
 
     def drain(self) -> None:
         """Ask everything here to end, for good."""
-        self._start_at = None
+        self._start_at = self._unsaid_delay = None
         for each in list(self.processes()):
             each.drain()
         self.leaving = list(self.processes())
@@ -100,6 +101,7 @@ class Slot:
         """Start, replace and kill what is due; whether a replacement has failed."""
         for each in self.leaving:
             each.enforce(now)
+        self._say_delay()
         if self._start_at is not None and now >= self._start_at:
             self.restarts += 1
             self.start()
@@ -164,10 +166,18 @@ class Slot:
             self._start_later(now)
 
     def _start_later(self, now: float) -> None:
-        text = "process %d is started again in %g s"
-        logger.warning(text, self.number, self._delay, extra=WORKER_PROCESS_DELAYED)
-        self._start_at = now + self._delay
+        """``look`` says so: until then it may turn out that nothing is started again."""
+        self._start_at, self._unsaid_delay = now + self._delay, self._delay
         self._delay = min(2 * self._delay or LEAST_DELAY, self._config.max_restart_delay)
+
+    def _say_delay(self) -> None:
+        if self._unsaid_delay is None:
+            return
+        text = "process %d is started again in %g s"
+        if self.is_wrong and not self._has_run and not self._config.reload:
+            text += ", unless no process can run the program"
+        logger.warning(text, self.number, self._unsaid_delay, extra=WORKER_PROCESS_DELAYED)
+        self._unsaid_delay = None
 
     def due_at(self) -> float:
         """When ``look`` has something to do at the latest; monotonic."""

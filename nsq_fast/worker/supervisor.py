@@ -141,17 +141,20 @@ class Supervisor:
 
     def _look(self) -> None:
         now = monotonic()
+        self._end_without_program()
         for slot in self._slots:
             if slot.look(now):
                 self._replacement_failed()
+        self._go_on_replacing()
+        self._tell(now)
+
+    def _end_without_program(self) -> None:
         if all(slot.is_wrong for slot in self._slots) and not self._config.reload and not self._exit_code:
             logger.error("%s cannot be run: the worker ends", self._task.target, extra=WORKER_PROGRAM_FAILED)
             self._exit_code = WRONG_PROGRAM
             self._to_replace.clear()
             for slot in self._slots:
                 slot.drain()
-        self._go_on_replacing()
-        self._tell(now)
 
     def _go_on_replacing(self) -> None:
         if self._replacing is not None and not self._replacing.is_replacing:

@@ -70,6 +70,18 @@ def test_pauses_before_restarts_double_up_to_the_longest_and_begin_anew_after_a_
     assert slot.restarts == 6
 
 
+@pytest.mark.parametrize(("code", "says"), [(WRONG_PROGRAM, ", unless no process can run the program"), (-9, "")])
+def test_a_restart_is_said_when_it_has_not_been_called_off(
+    code: int, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    slot, (process,) = slot_of(restart_delay=1.0)
+    slot.ended(process, code, 0.0)  # type: ignore[arg-type]
+    assert [record.message for record in caplog.records] == [f"ended with {code}"]
+    slot.look(0.5)
+    slot.look(0.6)
+    assert [record.message for record in caplog.records[1:]] == [f"process 0 is started again in 1 s{says}"]
+
+
 def test_what_the_system_cannot_start_is_tried_again() -> None:
     def start(number: int) -> Any:
         raise BlockingIOError("no more processes")

@@ -329,6 +329,16 @@ def test_a_program_that_cannot_be_run_ends_the_worker_and_says_why(run: Run) -> 
 
 
 @embedded
+def test_a_module_that_is_missing_is_not_said_to_be_started_again(run: Run) -> None:
+    worker = run("")
+    (worker.folder / "app.py").unlink()
+    worker.start()
+    assert worker.ended() == 78
+    assert "app cannot be run: the worker ends" in worker.log()
+    assert "started again" not in worker.log()
+
+
+@embedded
 def test_reload_takes_what_was_edited(run: Run, nsqd_process: Any) -> None:
     pytest.importorskip("watchfiles")
     worker = run(HANDLER, "--reload").ready()
