@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "spark.md").read_text()
 README = (ROOT / "README.md").read_text()
 TEXTS = {f"order {number}" for number in range(50)}
-Drivers = Callable[..., Driver]
 
 
 def programs(text: str) -> list[str]:
@@ -96,21 +96,34 @@ def check_known(kind: Any, options: dict[str, str]) -> None:
     assert "unknown option" not in reason
 
 
-@pytest.fixture
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess() as process:
-        yield process
+# In one JVM, each part in a session of its own, each program in a module of its own.
+RUN = """
+from pyspark.sql import SparkSession
+
+for part in {parts!r}:
+    for text in part:
+        exec(compile(text, 'program', 'exec'), {{'__name__': '__main__'}})
+    SparkSession.builder.getOrCreate().stop()  # what it registered is not there for the next
+"""
+PARTS = {"docs": programs(PAGE)[:2], "README": programs(README)[2:]}
 
 
-def run(spark_driver: Drivers, found: list[str], lookupd: str, folder: Path) -> None:
-    """Run programs in one process, which saves a JVM, and each in a module of its own."""
-    assert all("127.0.0.1:4161" in program for program in found)
-    texts = [program.replace("127.0.0.1:4161", lookupd).replace("/var/lib", str(folder)) for program in found]
-    driver = spark_driver(
-        f"for text in {texts!r}:\n    exec(compile(text, 'program', 'exec'), {{'__name__': '__main__'}})\n"
-    )
-    driver.start()
-    driver.wait()
+@pytest.fixture(scope="module")
+def lookupds(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Where the servers of each part are: orders were published there, and then the programs of all parts ran."""
+    found, texts = {}, []
+    with ExitStack() as stack:
+        for part, of_it in PARTS.items():
+            assert all("127.0.0.1:4161" in program for program in of_it)
+            folder = tmp_path_factory.mktemp(part)
+            (folder / "orders").mkdir()
+            lookupd = found[part] = str(stack.enter_context(BrokerProcess()).lookupd.http)
+            with Producer(lookupd_http_addresses=lookupd) as producer:
+                producer.multipublish("orders", [text.encode() for text in sorted(TEXTS)])
+            texts.append([each.replace("127.0.0.1:4161", lookupd).replace("/var/lib", str(folder)) for each in of_it])
+        driver = stack.enter_context(Driver(RUN.format(parts=texts), tmp_path_factory.mktemp("spark")))
+        driver.wait()
+        yield found
 
 
 def bodies_of(topic: str, lookupd: str, count: int) -> set[str]:
@@ -129,18 +142,9 @@ def bodies_of(topic: str, lookupd: str, count: int) -> set[str]:
     return set(found)
 
 
-@pytest.mark.parametrize(
-    "found", [pytest.param(programs(PAGE)[:2], id="docs"), pytest.param(programs(README)[2:], id="README")]
-)
-def test_the_programs_bring_orders_into_a_table_and_back(
-    found: list[str], java: None, spark_driver: Drivers, broker: BrokerProcess, tmp_path: Path
-) -> None:
-    lookupd = str(broker.lookupd.http)
-    (tmp_path / "orders").mkdir()
-    with Producer(lookupd_http_addresses=lookupd) as producer:
-        producer.multipublish("orders", [text.encode() for text in sorted(TEXTS)])
-    run(spark_driver, found, lookupd, tmp_path)
-    assert bodies_of("loud_orders", lookupd, len(TEXTS)) == {text.upper() for text in TEXTS}
+@pytest.mark.parametrize("part", list(PARTS))
+def test_the_programs_bring_orders_into_a_table_and_back(part: str, lookupds: dict[str, str]) -> None:
+    assert bodies_of("loud_orders", lookupds[part], len(TEXTS)) == {text.upper() for text in TEXTS}
 
 
 def test_the_program_of_the_readme_is_short() -> None:

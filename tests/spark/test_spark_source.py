@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import AnalysisException
 from support.spark_driver import Driver
+from support.spark_made_up import MadeUp
 
 import nsq_fast.spark
 from nsq_fast.errors import ConfigError
@@ -31,60 +32,21 @@ OPTIONS = {
     "nsq.lookupd_authorization_secret": f"Bearer {SECRET}",
 }
 
-ROWS = """
-from support.spark_program import arguments, marks, say, session
-from nsq_fast._codec import encode_message
-from nsq_fast._frame import ColumnReader
-from nsq_fast.spark.schema import to_batch
-from nsq_fast.spark.source import NsqDataSource
-from pyspark.sql.datasource import DataSourceReader
 
-class Reader(DataSourceReader):
-    def __init__(self, options):
-        self.options = options
-
-    def read(self, partition):
-        head = {"ext_version": 4, "ext": b'{"k":"v"}', "offset": 700, "raw_size": 40}
-        frames = [encode_message(1_700_000_000_123_456_789, 65535, b"\\xff" * 16, b"%d" % n, **head) for n in range(3)]
-        columns = ColumnReader(ext=True, detail=True).feed(b"".join(frames))
-        place = {"topic": self.options.topic, "partition": 5, "nsqd": "h:1", "is_redesigned": True}
-        yield to_batch(columns, self.options.columns, **place)
-        yield to_batch(columns, self.options.columns, first=1, count=1, **{**place, "partition": None})
-
-class Source(NsqDataSource):
-    @classmethod
-    def name(cls):
-        return "nsq-made-up"
-
-    def make_batch_reader(self, kind, options):
-        say("kind", kind=kind)
-        return Reader(options)
-
-spark = session()
-spark.dataSource.register(Source)
-given = {**arguments(), "reader": "replayable", "includeHeaders": "true"}
-frame = spark.read.format("nsq-made-up").options(**given).load()
-texts = frame.selectExpr("*", "decode(body, 'utf-8') text").drop("body", "message_id").toJSON().collect()
-say("rows", rows=sorted(texts))
-say("ids", ids=[row[0].hex() for row in frame.select("message_id").collect()])
-chosen = spark.read.format("nsq-made-up").options(**{**given, "columns": "headers,body"}).load()
-say("chosen", columns=chosen.columns, count=chosen.count())
-"""
-
-
-def test_rows_as_spark_sees_them(spark_driver: Drivers) -> None:
-    driver = spark_driver(ROWS, **OPTIONS)
-    driver.start()
-    driver.wait()
-    (rows,) = driver.said("rows")
+def test_rows_as_spark_sees_them(spark: SparkSession) -> None:
+    spark.dataSource.register(MadeUp)
+    source = spark.read.format(MadeUp.name()).options(**OPTIONS, reader="replayable", includeHeaders="true")
+    frame = source.load()
+    texts = frame.selectExpr("*", "decode(body, 'utf-8') text").drop("body", "message_id").toJSON().collect()
     expected = (
         '{{"topic":"t","partition":5,"internal_id":-1,"trace_id":-1,"timestamp":"2023-11-14T22:13:20.123Z",'
         '"attempts":65535,"offset":700,"size":40,"headers":"{{\\"k\\":\\"v\\"}}","nsqd":"h:1","text":"{}"}}'
     )
     wanted = [expected.format(number) for number in range(3)] + [expected.format(1).replace('"partition":5,', "")]
-    assert rows["rows"] == sorted(wanted)
-    assert driver.said("ids")[0]["ids"] == ["ff" * 16] * 4
-    assert driver.said("chosen")[0] == {"what": "chosen", "columns": ["headers", "body"], "count": 4}
+    assert sorted(texts) == sorted(wanted)
+    assert [row[0].hex() for row in frame.select("message_id").collect()] == ["ff" * 16] * 4
+    chosen = source.option("columns", "headers,body").load()
+    assert (chosen.columns, chosen.count()) == (["headers", "body"], 4)
 
 
 # What Spark finds without being told, and what it writes down
