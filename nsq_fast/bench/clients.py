@@ -40,6 +40,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
         can_open_loop: it measures latency at a rate.
         can_spread: it holds several connections.
         can_sleep: its handlers may sleep.
+        takes_options: it connects with the options of our clients for TLS and AUTH.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     can_open_loop: bool = True
     can_spread: bool = False
     can_sleep: bool = False
+    takes_options: bool = False
 
     def takes_part(self, settings: Settings) -> bool:
         """Whether it can do what a scenario asks."""
@@ -84,7 +86,8 @@ def _program(name: str, python: str = sys.executable) -> tuple[str, ...]:
 
 def _ours() -> Iterator[Client]:
     program = _program("use_nsq_fast")
-    able: dict[str, Any] = {"can_negotiate": True, "can_spread": True, "can_sleep": True}
+    secure: dict[str, Any] = {"can_negotiate": True, "takes_options": True}
+    able: dict[str, Any] = {**secure, "can_spread": True, "can_sleep": True}
     yield Client(name="nsq_fast", command=program, version=__version__, kinds=_EVERYTHING, **able)
     yield Client(
         name="nsq_fast batches",
@@ -92,8 +95,8 @@ def _ours() -> Iterator[Client]:
         version=__version__,
         variant="batch",
         kinds=frozenset({"consume"}),
-        can_negotiate=True,
         can_open_loop=False,
+        **secure,
     )
     yield Client(
         name="nsq_fast linger",
@@ -102,7 +105,7 @@ def _ours() -> Iterator[Client]:
         variant="linger",
         kinds=frozenset({"publish"}),
         modes=frozenset({"concurrent"}),
-        can_negotiate=True,
+        **secure,
     )
     asyncio_kinds = _EVERYTHING - {"ordered"}
     program = _program("use_aio")
@@ -113,8 +116,7 @@ def _ours() -> Iterator[Client]:
         version=__version__,
         kinds=frozenset({"consume", "publish", "idle"}),
         can_open_loop=False,
-        can_spread=True,
-        can_sleep=True,
+        **able,
     )
     if _has_drop_in():
         command = (sys.executable, "-m", "nsq_fast", "run-as-gnsq", str(PROGRAMS / "use_gnsq.py"))

@@ -171,26 +171,36 @@ class Turns:
             server.delete(topic)
 
     def _prepare(self, topic: str, count: int) -> None:
-        settings, server = self._settings, self._server
+        settings, server, options = self._settings, self._server, self._server.client_options
         count += settings.beyond()
         if server.create_topic is not None:
             server.create_topic(topic)
-            fill.fill_partitions(server.lookupds, topic, settings.partitions, count, settings.size)
+            fill.fill_partitions(server.lookupds, topic, settings.partitions, count, settings.size, options)
         elif settings.kind == "consume" and not settings.rate:
             distinct = {address.port: address for address in server.nsqds}
-            fill.fill(list(distinct.values()), topic, count, settings.size)
+            fill.fill(list(distinct.values()), topic, count, settings.size, options)
         elif settings.kind != "publish":
-            fill.create_channel(server.nsqds[0], topic)
+            fill.create_channel(server.nsqds[0], topic, options)
 
     def _start_load(self, job: dict[str, Any]) -> subprocess.Popen[bytes] | None:
         if job["kind"] != "consume" or not job["rate"]:
             return None
-        return subprocess.Popen([sys.executable, str(PROGRAMS / "load.py"), msgspec.json.encode(job).decode()])
+        command = [sys.executable, str(PROGRAMS / "load.py"), msgspec.json.encode(job).decode()]
+        return subprocess.Popen(command, env=self._environment)
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        """A secret is there and not in the job: everybody on a machine can read the arguments of its processes."""
+        options = msgspec.json.encode(self._server.client_options).decode()
+        return {**os.environ, "NSQ_FAST_BENCH_CLIENT_OPTIONS": options}
 
     def _run(self, command: list[str], job: dict[str, Any]) -> Round:
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
-                [*command, msgspec.json.encode(job).decode()], stdout=subprocess.PIPE, stderr=errors
+                [*command, msgspec.json.encode(job).decode()],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=self._environment,
             )
             try:
                 return self._follow(process)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -38,6 +38,8 @@ class Server:
     Attributes:
         nsqds: TCP addresses; lookupds: HTTP addresses, given to clients where a topic has partitions.
         http: HTTP addresses of the nsqds, to delete topics; pids: processes whose CPU is the server's.
+        cafile: what verifies the servers' certificates, for clients of other projects; "" without TLS.
+        client_options: options of our clients for TLS and AUTH.
         create_topic: makes a topic that has partitions; None where topics come with their first use.
     """
 
@@ -47,6 +49,7 @@ class Server:
     lookupds: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
     cafile: str = ""
+    client_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     create_topic: CreateTopic | None = None
 
     def cpu_seconds(self) -> float | None:
@@ -96,7 +99,7 @@ def embedded(settings: Settings) -> Iterator[Server]:
                 _many(nsqd.tcp, settings.connections),
                 (nsqd.http,),
                 pids=(broker.pid,),
-                cafile=str(files[0]) if files else "",
+                **_trust(files),
             )
 
 
@@ -124,6 +127,14 @@ def _tls(settings: Settings) -> Iterator[tuple[Path, Path] | None]:
         yield binaries.certificate(Path(stack.enter_context(tempfile.TemporaryDirectory())))
 
 
+def _trust(files: tuple[Path, Path] | None) -> dict[str, Any]:
+    """What a Server says of the certificate made by ``_tls``."""
+    if files is None:
+        return {}
+    cafile = str(files[0])
+    return {"cafile": cafile, "client_options": {"tls_v1": True, "tls_options": {"cafile": cafile}}}
+
+
 def from_folder(folder: Path) -> Source:
     """A source that starts the nsqd binary of a folder."""
 
@@ -139,30 +150,31 @@ def from_folder(folder: Path) -> Source:
                     _many(started.tcp, settings.connections),
                     (started.http,),
                     pids=(started.pid,),
-                    cafile=str(files[0]) if files else "",
+                    **_trust(files),
                 )
 
     return source
 
 
-def given_nsqds(nsqds: Sequence[Address]) -> Source:
-    """A source of nsqds that run already; topics stay there."""
+def given_nsqds(nsqds: Sequence[Address], options: Mapping[str, Any]) -> Source:
+    """A source of nsqds that run already; topics stay there. ``options``: those of a client for TLS and AUTH."""
 
     @contextmanager
     def source(settings: Settings) -> Iterator[Server]:
         if settings.kind == "ordered":
             raise ConfigError("an ordered run needs a lookup service: --lookupd")
-        yield Server(f"nsqd {', '.join(map(str, nsqds))}", tuple(nsqds))
+        yield Server(f"nsqd {', '.join(map(str, nsqds))}", tuple(nsqds), client_options=options)
 
     return source
 
 
-def given_lookupds(lookupds: Sequence[str]) -> Source:
-    """A source of the nsqds that lookup services know."""
+def given_lookupds(lookupds: Sequence[str], options: Mapping[str, Any]) -> Source:
+    """A source of the nsqds that lookup services know. ``options``: those of a client for TLS and AUTH."""
+    tls_options = options.get("lookupd_tls_options")
 
     @contextmanager
     def source(settings: Settings) -> Iterator[Server]:
-        poller = LookupPoller(lookupds, LookupConfig())
+        poller = LookupPoller(lookupds, LookupConfig(lookupd_tls_options=tls_options))
         try:
             nodes = list(poller.nodes())
         finally:
@@ -172,15 +184,16 @@ def given_lookupds(lookupds: Sequence[str]) -> Source:
             tuple(node.tcp for node in nodes),
             tuple(node.http for node in nodes if node.http),
             lookupds=tuple(lookupds) if settings.kind == "ordered" else (),
-            create_topic=_creator(lookupds[0], settings) if settings.kind == "ordered" else None,
+            client_options=options,
+            create_topic=_creator(lookupds[0], tls_options, settings) if settings.kind == "ordered" else None,
         )
 
     return source
 
 
-def _creator(lookupd: str, settings: Settings) -> CreateTopic:
+def _creator(lookupd: str, tls_options: Mapping[str, Any] | None, settings: Settings) -> CreateTopic:
     def create(topic: str) -> None:
-        with LookupdHTTPClient.from_url(lookupd) as client:
+        with LookupdHTTPClient.from_url(lookupd, tls_options=tls_options) as client:
             client.create_topic(topic, partition_num=settings.partitions, replicator=1, orderedmulti=True)
 
     return create

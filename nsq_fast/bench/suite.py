@@ -34,6 +34,10 @@ class Plan(msgspec.Struct, frozen=True):
     is_embedded: bool = False
     group: str = ""
 
+    def over_tls(self) -> Plan:
+        """The same over TLS."""
+        return msgspec.structs.replace(self, settings=msgspec.structs.replace(self.settings, tls=True))
+
 
 def plans(duration: float, rounds: int) -> list[Plan]:
     """The suite, each client busy for ``duration`` seconds a round."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -23,6 +23,7 @@ from nsq_fast.runtime import Endpoint
 
 from . import console, options
 from .bench_show import compare_command, report_command
+from .security import Security, security_options
 
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -65,6 +66,9 @@ def command() -> None:
     """Measure clients and servers of NSQ: each client in a process of its own, in turns, several rounds.
 
     Only ratios within one run mean anything: machines differ, and are noisy.
+
+    With --tls, servers that the command starts get a certificate of their own; for given ones there are the --tls
+    options and --auth-secret-file of the other commands, with which the clients of nsq_fast are measured.
     """
 
 
@@ -74,6 +78,7 @@ def _where(function: Callable[..., None]) -> Callable[..., None]:
         click.option("--embedded", is_flag=True, help="Against the embedded broker (the default)."),
         options.nsqd_tcp_option(),
         options.lookupd_http_option(),
+        security_options(),
         click.option("--servers", type=_FOLDER, metavar="DIR", help="Start the nsqd binary of this folder."),
         click.option(
             "--client", "wanted", multiple=True, type=click.Choice(names()), help="A client (repeatable); default: all."
@@ -114,11 +119,6 @@ def _special_options(kind: str, function: Callable[..., None]) -> Callable[..., 
             "--rate", type=click.FloatRange(0), default=0.0, help="Open loop: messages/s, whatever becomes of them."
         )(function)
         function = click.option(
-            "--tls",
-            is_flag=True,
-            help="Over TLS, with servers that the command starts; given ones are measured without.",
-        )(function)
-        function = click.option(
             "--compression", type=click.Choice(COMPRESSIONS[1:]), default=None, help="Compressed connections."
         )(function)
     if kind in ("consume", "roundtrip"):
@@ -133,52 +133,87 @@ def _special_options(kind: str, function: Callable[..., None]) -> Callable[..., 
 
 def _measuring(kind: str) -> click.Command:
     def callback(**arguments: Any) -> None:
-        where = {name: arguments.pop(name) for name in ("embedded", "nsqds", "lookupds", "servers")}
+        where = {name: arguments.pop(name) for name in ("embedded", "nsqds", "lookupds", "servers", "security")}
         others = {name: arguments.pop(name) for name in ("wanted", "peer_python", "syscalls", "target")}
         given = {name: value for name, value in arguments.items() if value is not None}
         if given.get("mode") == "concurrent" and given["concurrency"] == 1:
             given["concurrency"] = 100
-        if given.get("tls") and (where["nsqds"] or where["lookupds"]):
-            raise click.UsageError(
-                "--tls: the harness makes the certificates, so it is for the embedded broker and --servers DIR; "
-                "the clients of other projects cannot be given yours"
-            )
-        plan = Plan(kind, kind, msgspec.convert({"kind": kind, **given}, Settings))
-        _run([plan], _source(**where), **others)
+        place = _place(**where)
+        if kind == "ordered" and place.is_tls and not place.is_given:
+            raise click.UsageError("--tls: the embedded cluster has none; name another with --lookupd")
+        plan = Plan(kind, kind, msgspec.convert({"kind": kind, "tls": place.is_tls, **given}, Settings))
+        _run([plan], place, **others)
 
     callback.__doc__ = _ABOUT[kind]
     return click.command(kind, short_help=_ABOUT[kind])(_where(_settings_options(kind)(callback)))
 
 
-def _source(embedded: bool, nsqds: Sequence[Address], lookupds: Sequence[Endpoint], servers: Path | None) -> Source:
+class _Place(NamedTuple):
+    """Where a run takes place.
+
+    Attributes:
+        is_given: whether the servers run already.
+        is_tls: whether clients connect over TLS.
+        asks_options: whether clients need options for TLS or AUTH that only ours take.
+    """
+
+    source: Source
+    is_given: bool
+    is_tls: bool
+    asks_options: bool
+
+
+def _place(
+    embedded: bool, nsqds: Sequence[Address], lookupds: Sequence[Endpoint], servers: Path | None, security: Security
+) -> _Place:
     if sum(map(bool, (embedded, nsqds, lookupds, servers))) > 1:
         raise click.UsageError("give one of --embedded, --nsqd, --lookupd and --servers")
-    if servers:
-        return from_folder(servers)
+    is_secured = security != Security()
     if nsqds or lookupds:
         options.require_running(nsqds, lookupds)
-    if lookupds:
-        return given_lookupds([str(lookupd) for lookupd in lookupds])
-    return given_nsqds(nsqds) if nsqds else _embedded()
+        of_client = security.of_client if is_secured else {}
+        named = [str(lookupd) for lookupd in lookupds]
+        source = given_lookupds(named, of_client) if lookupds else given_nsqds(nsqds, of_client)
+        return _Place(source, True, security.is_tls, is_secured)
+    if security.tls_options or security.auth_secret:
+        raise click.UsageError(
+            "--tls-ca, --tls-cert, --tls-key, --tls-server-name and --auth-secret-file are for servers that run "
+            "already, named with --nsqd or --lookupd; those that bench starts have TLS with --tls, and no AUTH"
+        )
+    return _Place(from_folder(servers) if servers else _embedded(), False, security.is_tls, False)
 
 
 def _embedded() -> Source:
     return embedded
 
 
+def _clients(wanted: Sequence[str], peer_python: str | None, place: _Place) -> list[Client]:
+    """The clients of a run; those that are left out are said."""
+    clients = chosen(available(peer_python), wanted)
+    left_out = [client.name for client in clients if place.asks_options and not client.takes_options]
+    if left_out:
+        text = f"{', '.join(left_out)}: bench cannot give them TLS and AUTH options"
+        if len(left_out) == len(clients):
+            raise click.UsageError(text)
+        click.echo(f"left out: {text}", err=True)
+    return [client for client in clients if client.name not in left_out]
+
+
 def _run(
     todo: Sequence[Plan],
-    source: Source,
+    place: _Place,
     wanted: Sequence[str],
     peer_python: str | None,
     syscalls: bool,
     target: Path | None,
 ) -> Run:
-    clients = chosen(available(peer_python), wanted)
+    clients = _clients(wanted, peer_python, place)
     run = Run(about=about(_versions(clients)))
     for together in in_turns(todo):
         tasks = [
-            Task(plan.name, plan.settings, chosen(clients, plan.clients), embedded if plan.is_embedded else source)
+            Task(
+                plan.name, plan.settings, chosen(clients, plan.clients), embedded if plan.is_embedded else place.source
+            )
             for plan in together
         ]
         for plan, scenario in zip(together, run_scenarios(tasks, _progress, syscalls), strict=True):
@@ -240,6 +275,7 @@ def _suite(
     rounds: int,
     short: bool,
     only: Sequence[str],
+    security: Security,
     target: Path | None,
     **others: Any,
 ) -> None:
@@ -247,7 +283,8 @@ def _suite(
     todo = [plan for plan in plans(duration, rounds) if (plan.name in only if only else plan.is_short or not short)]
     if not todo:
         raise click.UsageError(f"--only: there are {', '.join(plan.name for plan in plans(1, 1))}")
-    run = _run(todo, _source(embedded, nsqds, lookupds, servers), target=target, **others)
+    place = _place(embedded, nsqds, lookupds, servers, security)
+    run = _run(_as_the_servers(todo, place), place, target=target, **others)
     if not short:
         run.core = core.measure(rounds)
         _show_core(run)
@@ -256,6 +293,18 @@ def _suite(
     _print_table("Goals", ["what", "target", "actual", "verdict"], rows)
     if target:
         results.save(run, target)
+
+
+def _as_the_servers(todo: Sequence[Plan], place: _Place) -> list[Plan]:
+    """The plans over TLS where that is asked for; for given servers without it, the plans that need none."""
+    if place.is_tls:
+        return [plan if plan.is_embedded else plan.over_tls() for plan in todo]
+    left_out = [plan.name for plan in todo if place.is_given and plan.settings.tls]
+    if len(left_out) == len(todo):
+        raise click.UsageError(f"{', '.join(left_out)}: needs --tls, and servers that have it")
+    if left_out:
+        click.echo(f"left out: {', '.join(left_out)}: needs --tls", err=True)
+    return [plan for plan in todo if plan.name not in left_out]
 
 
 for _kind in _TAKEN:

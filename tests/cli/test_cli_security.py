@@ -7,7 +7,7 @@ import ssl
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -137,6 +137,10 @@ def test_every_command_that_talks_to_servers_takes_the_same_options() -> None:
     for name in COMMANDS:
         params = {each.name: each for each in main.get_command(None, name).params}  # type: ignore[arg-type]
         helps.add(tuple(params[option].help for option in OPTIONS))  # type: ignore[attr-defined]
+    bench = main.get_command(None, "bench")  # type: ignore[arg-type]
+    for name in ("consume", "publish", "roundtrip", "ordered", "idle", "suite"):
+        params = {each.name: each for each in bench.commands[name].params}  # type: ignore[union-attr]
+        helps.add(tuple(params[option].help for option in OPTIONS))
     assert len(helps) == 1
 
 
@@ -158,6 +162,67 @@ def test_the_demo_passes(guarded: Guarded) -> None:
     done = run("demo", "--messages", "200", "--topics", "1", "--json", "--nsqd", guarded.tcp, *guarded.options)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["lost"] == 0
+
+
+BENCH = [
+    ("consume", "--client", "nsq_fast", "--client", "nsq_fast batches"),
+    ("consume", "--rate", "1000", "--client", "nsq_fast"),
+    ("publish", "--mode", "batch", "--client", "nsq_fast threads"),
+    ("roundtrip", "--client", "nsq_fast aio"),
+]
+
+
+@pytest.mark.parametrize("measured", BENCH, ids=lambda measured: " ".join(measured[:2]))
+def test_bench_measures_there(guarded: Guarded, tmp_path: Path, measured: tuple[str, ...]) -> None:
+    target = tmp_path / "run.json"
+    small = ("--count", "1200", "--rounds", "1", "--client", "floor: core", "--json", str(target))
+    done = run("bench", *measured, *small, "--nsqd", guarded.tcp, *guarded.options)
+    assert done.exit_code == 0, done.output
+    (scenario,) = json.loads(target.read_text())["scenarios"]
+    assert scenario["settings"]["tls"] is True
+    assert [len(client["rounds"]) for client in scenario["clients"]] == [1] * measured.count("--client"), scenario
+    assert "left out: floor: core: bench cannot give them TLS and AUTH options" in done.stderr
+    assert SECRET not in done.output + target.read_text()
+
+
+def test_bench_does_not_show_the_secret_among_its_processes(guarded: Guarded) -> None:
+    seen: set[bytes] = set()
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(0.05):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                with suppress(OSError):
+                    seen.add(path.read_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    small = ("--count", "1200", "--rounds", "1", "--rate", "1000", "--client", "nsq_fast")
+    done = run("bench", "consume", *small, "--nsqd", guarded.tcp, *guarded.options)
+    stop.set()
+    watcher.join()
+    assert done.exit_code == 0, done.output
+    assert any(b"use_nsq_fast.py" in arguments for arguments in seen)
+    assert not any(SECRET.encode() in arguments for arguments in seen)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["consume", "--auth-secret-file", "{secret}"], "are for servers that run already"),
+        (["ordered", "--tls"], "the embedded cluster has none"),
+        (["consume", "--nsqd", "{nsqd}", "--tls", "--client", "floor: core"], "bench cannot give them TLS"),
+        (["suite", "--only", "consume-tls", "--nsqd", "{nsqd}"], "consume-tls: needs --tls"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_bench_says_what_it_cannot_secure(tmp_path: Path, arguments: list[str], says: str) -> None:
+    (tmp_path / "secret").write_text(SECRET)
+    with serving(LookupServer) as address:
+        places = {"secret": tmp_path / "secret", "nsqd": address}
+        result = run("bench", *(argument.format(**places) for argument in arguments))
+    assert result.exit_code == 2
+    assert says in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(

@@ -322,6 +322,14 @@ def test_every_layer(
     until(lambda: server.counts() == (len(BODIES) - len(bodies), 0), WAIT)
 
 
+def test_close_over_tls_where_openssl_is_at_the_other_end(tls_files: dict[str, str], subscribe: Subscribe) -> None:
+    options: dict[str, Any] = {"tls_v1": True, "tls_options": {"cafile": tls_files["ca"]}}
+    with Broker(lookupd=False, tls_cert=tls_files["cert"], tls_key=tls_files["key"]) as broker:
+        subscription = subscribe(broker.nsqd.tcp_address, **options)
+        subscription.close()
+    assert not subscription.is_open
+
+
 def test_auth(subscribe: Subscribe) -> None:
     secrets: list[bytes] = []
 

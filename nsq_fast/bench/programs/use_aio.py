@@ -3,6 +3,7 @@
 import asyncio
 from time import time_ns
 
+from connecting import connection_options
 from meter import STAMP_BYTES, Meter, seconds_until, settings, stamp_of, stamped, ticks
 
 from nsq_fast.aio import Consumer, Producer
@@ -13,11 +14,7 @@ topic = job["topic"]
 body = b"x" * job["size"]
 padding = b"x" * max(0, job["size"] - STAMP_BYTES)
 NSQDS = [tuple(address) for address in job["nsqds"]]
-OPTIONS = {job["compression"]: True} if job["compression"] else {}
-if job["tls"]:
-    OPTIONS |= {"tls_v1": True, "tls_options": {"cafile": job["cafile"]}}
-if job["unbuffered"]:
-    OPTIONS["output_buffer_size"] = -1
+OPTIONS = connection_options(job)
 
 
 def make_consumer(handle):

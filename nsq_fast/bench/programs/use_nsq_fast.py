@@ -1,5 +1,6 @@
 """nsq_fast as a measured client: consume, publish, roundtrip, ordered, idle."""
 
+from connecting import connection_options
 from gevent import sleep
 from greenlets import Load, timed
 from greenlets import roundtrip as there_and_back
@@ -12,17 +13,8 @@ meter = Meter(job)
 NSQDS = [tuple(address) for address in job["nsqds"]]
 
 
-def connection_options():
-    options = {job["compression"]: True} if job["compression"] else {}
-    if job["tls"]:
-        options |= {"tls_v1": True, "tls_options": {"cafile": job["cafile"]}}
-    if job["unbuffered"]:
-        options["output_buffer_size"] = -1
-    return options
-
-
 def make_consumer(handle):
-    options = connection_options()
+    options = connection_options(job)
     servers = {"lookupd_http_addresses": job["lookupds"]} if job["lookupds"] else {"nsqd_tcp_addresses": NSQDS}
     if job["kind"] == "ordered":
         options["ordered"] = True
@@ -39,7 +31,7 @@ def make_producer():
     options = {}
     if job["variant"] == "linger":  # a batch leaves when every caller has its message in it
         options = {"linger": job["linger"], "linger_max_messages": job["concurrency"]}
-    return Producer(nsqd_tcp_addresses=NSQDS[:1], **options, **connection_options())
+    return Producer(nsqd_tcp_addresses=NSQDS[:1], **options, **connection_options(job))
 
 
 def plain_handler(take=meter.take, marks=meter.marks):

@@ -3,6 +3,7 @@
 import time
 from threading import Lock, Thread
 
+from connecting import connection_options
 from meter import Meter, settings
 
 from nsq_fast.threads import Consumer, Producer
@@ -12,13 +13,14 @@ meter = Meter(job)
 topic = job["topic"]
 body = b"x" * job["size"]
 NSQDS = [tuple(address) for address in job["nsqds"]]
+OPTIONS = connection_options(job)
 HANDLER_THREADS = 4
 LOCK = Lock()
 
 
 def make_consumer(handle):
     threads = job["concurrency"] if job["concurrency"] > 1 else HANDLER_THREADS
-    options = {"max_in_flight": job["max_in_flight"], "handler_threads": threads}
+    options = {"max_in_flight": job["max_in_flight"], "handler_threads": threads, **OPTIONS}
     return Consumer(topic, job["channel"], NSQDS, message_handler=handle, **options)
 
 
@@ -42,7 +44,7 @@ def consume():
 
 
 def publish():
-    with Producer(NSQDS[:1]) as producer:
+    with Producer(NSQDS[:1], **OPTIONS) as producer:
         publish_some(producer, job["warmup"])
         meter.start()
         publish_some(producer, job["count"])

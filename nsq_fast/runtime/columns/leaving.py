@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from nsq_fast._codec import req_columns
+from nsq_fast.errors import NsqError
 from nsq_fast.log_events import CLOSE_FAILED
 from nsq_fast.protocol.session import Session
 
@@ -41,5 +42,5 @@ def leave(intake: ColumnIntake, session: Session) -> None:
         stream.send(req_columns(held, 0))
     try:
         stream.end()
-    except OSError as error:
+    except (NsqError, OSError) as error:  # OpenSSL at the other end calls this end of a TLS stream an error
         logger.info("%s: while closing: %s", stream.address, error, extra=CLOSE_FAILED)
