@@ -1,4 +1,7 @@
-"""Both readers and the sink where Spark runs for real: on a standalone cluster, and behind Spark Connect."""
+"""Both readers and the sink where Spark runs for real: on a standalone cluster, and behind Spark Connect.
+
+The tests of these deployments themselves are here, too: a file is run by one process, which starts each once.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from support import processes
 from support.spark_driver import Driver
 from support.spark_ledger import account, read_sink
-from support.spark_settings import LOCAL
+from support.spark_marks import poll
+from support.spark_settings import LOCAL, LOCAL_CLUSTER
 from support.waiting import until
 
 from nsq_fast import Consumer, Producer
@@ -31,14 +36,15 @@ else:
     spark = session()
 """
 READ_AND_WRITE = f"""{SESSION}
-rows = spark.readStream.format("nsq").options(**given["options"]).load()
-writer = rows.writeStream.format("parquet").option("path", given["out"])
-query = writer.option("checkpointLocation", given["checkpoint"]).trigger(availableNow=True).start()
-query.awaitTermination()
-say("read", progress=len(query.recentProgress))
-rows = spark.range(given["count"]).repartition(2).selectExpr("lpad(cast(id as string), 6, '0') as body")
-rows.write.format("nsq").options(**given["sink"]).mode("append").save()
-say("written")
+for each in given["jobs"]:
+    rows = spark.readStream.format("nsq").options(**each["options"]).load()
+    writer = rows.writeStream.format("parquet").option("path", each["out"])
+    query = writer.option("checkpointLocation", each["checkpoint"]).trigger(availableNow=True).start()
+    query.awaitTermination()
+    say("read", progress=len(query.recentProgress))
+    rows = spark.range(given["count"]).repartition(2).selectExpr("lpad(cast(id as string), 6, '0') as body")
+    rows.write.format("nsq").options(**each["sink"]).mode("append").save()
+    say("written")
 """
 
 
@@ -49,19 +55,18 @@ class Servers(NamedTuple):
     source: dict[str, str]
 
 
-@pytest.fixture(params=["journalled", "replayable"])
-def servers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Servers]:
-    """Original servers for the one reader, a redesigned cluster for the other."""
-    if request.param == "journalled":
-        with BrokerProcess(nsqds=2, msg_timeout=5.0) as broker:
-            lookupd = str(broker.lookupd.http)
-            yield Servers(lookupd, {"reader": "journalled", "journal": str(tmp_path / "journal")})
-    else:
-        with ClusterProcess(nodes=3, kind=True) as cluster:
-            for topic in ("orders", "back"):
-                cluster.create_topic(topic, partitions=2, replicas=2, multi_part=True, channels=["spark"])
-            lookupd = ",".join(str(each.http) for each in cluster.lookupds)
-            yield Servers(lookupd, {"reader": "replayable", "startingOffsets": "earliest"})
+@pytest.fixture
+def both(tmp_path: Path) -> Iterator[dict[str, Servers]]:
+    """Original servers for the journalled reader, a redesigned cluster for the replayable one."""
+    with BrokerProcess(nsqds=2, msg_timeout=5.0) as broker, ClusterProcess(nodes=3, kind=True) as cluster:
+        for topic in ("orders", "back"):
+            cluster.create_topic(topic, partitions=2, replicas=2, multi_part=True, channels=["spark"])
+        journalled = {"reader": "journalled", "journal": str(tmp_path / "journal")}
+        replayable = {"reader": "replayable", "startingOffsets": "earliest"}
+        yield {
+            "journalled": Servers(str(broker.lookupd.http), journalled),
+            "replayable": Servers(",".join(str(each.http) for each in cluster.lookupds), replayable),
+        }
 
 
 @pytest.fixture(params=["standalone", "connect"])
@@ -96,19 +101,87 @@ def consume(lookupd: str) -> list[bytes]:
 
 
 def test_a_stream_brings_all_once_and_the_sink_stores_all_that_is_written(
-    servers: Servers, deployment: dict[str, Any], spark_driver: Drivers, tmp_path: Path
+    both: dict[str, Servers], deployment: dict[str, Any], spark_driver: Drivers, tmp_path: Path
 ) -> None:
-    publish(servers.lookupd)
+    """With each reader, one after the other: executors are started once."""
+    for servers in both.values():
+        publish(servers.lookupd)
+    jobs = [job(servers, tmp_path / reader) for reader, servers in both.items()]
+    driver = spark_driver(READ_AND_WRITE, **deployment, jobs=jobs, count=len(BODIES))
+    driver.start()
+    driver.wait()
+    assert len(driver.said("written")) == len(jobs)
+    assert all(said["progress"] >= 3 for said in driver.said("read"))
+    for reader, servers in both.items():
+        rows = read_sink(tmp_path / reader / "out")
+        account(BODIES, rows["body"].to_pylist()).check()
+        assert set(rows["topic"].to_pylist()) == {"orders"}, reader
+        account(BODIES, consume(servers.lookupd)).check()
+
+
+def job(servers: Servers, folder: Path) -> dict[str, Any]:
+    """What the program does with one reader; its files go below ``folder``."""
     source = {"topic": "orders", "channel": "spark", "lookupd_http_addresses": servers.lookupd, **servers.source}
     source["maxOffsetsPerTrigger"] = "2500"
     sink = {"topic": "back", "lookupd_http_addresses": servers.lookupd}
-    paths = {"out": str(tmp_path / "out"), "checkpoint": str(tmp_path / "checkpoint")}
-    driver = spark_driver(READ_AND_WRITE, **deployment, **paths, options=source, sink=sink, count=len(BODIES))
+    return {"options": source, "sink": sink, "out": str(folder / "out"), "checkpoint": str(folder / "checkpoint")}
+
+
+# The deployments themselves: kills are complete, tasks are tried again, remote clients are served
+
+HELD_TASKS = """
+from support.spark_program import marks, say, session
+
+here = marks()
+
+def task(row):
+    here.reach("task", str(row))
+    here.hold("gate")
+    return row
+
+spark = session()
+say("total", value=spark.sparkContext.parallelize([1, 2], 2).map(task).sum())
+"""
+
+
+def test_a_kill_of_a_driver_leaves_executors_that_find_out(spark_driver: Drivers) -> None:
+    driver = spark_driver(HELD_TASKS, LOCAL_CLUSTER)
     driver.start()
-    assert driver.wait_said("read")["progress"] >= 3
-    driver.wait_said("written")
+    driver.wait_mark("task", 2)
+    assert len(driver.executors()) == 2
+    assert set(driver.marks.details("task")) == {"1", "2"}
+    assert driver.workers()
+    driver.kill_driver()
+    assert not driver.is_running
+    poll(lambda: not driver.executors(), what="the executors gone")
+
+
+def test_a_task_on_a_standalone_cluster_survives_its_executor(standalone: Any, spark_driver: Drivers) -> None:
+    driver = spark_driver(HELD_TASKS, standalone.url)
+    driver.start()
+    driver.wait_mark("task", 2)
+    victim = standalone.workers[0].executors()[0]
+    processes.kill(victim)
+    driver.marks.release("gate")
+    assert driver.wait_said("total")["value"] == 3
     driver.wait()
-    rows = read_sink(tmp_path / "out")
-    account(BODIES, rows["body"].to_pylist()).check()
-    assert set(rows["topic"].to_pylist()) == {"orders"}
-    account(BODIES, consume(servers.lookupd)).check()
+    assert driver.marks.count("task") == 3
+
+
+REMOTE = """
+from support.spark_program import arguments, say
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.remote(arguments()["url"]).getOrCreate()
+rows = spark.range(3).selectExpr("cast(cast(id as string) as binary) as body")
+rows.write.parquet(arguments()["out"])
+say("rows", count=spark.read.parquet(arguments()["out"]).count())
+spark.stop()
+"""
+
+
+def test_a_remote_client_is_served(connect_server: Any, spark_driver: Drivers, tmp_path: Path) -> None:
+    driver = spark_driver(REMOTE, url=connect_server.url, out=str(tmp_path / "out"))
+    driver.start()
+    assert driver.wait_said("rows")["count"] == 3
+    driver.wait()

@@ -12,7 +12,6 @@ from support import processes
 from support.spark_driver import Driver
 from support.spark_ledger import Delivered, account, read_sink
 from support.spark_marks import poll
-from support.spark_settings import LOCAL_CLUSTER
 
 Drivers = Callable[..., Driver]
 
@@ -33,20 +32,6 @@ def batch(frame, number):
 query = rows.writeStream.foreachBatch(batch).option("checkpointLocation", arguments()["checkpoint"]).start()
 marks().wait("enough")
 query.stop()
-"""
-
-HELD_TASKS = """
-from support.spark_program import marks, say, session
-
-here = marks()
-
-def task(row):
-    here.reach("task", str(row))
-    here.hold("gate")
-    return row
-
-spark = session()
-say("total", value=spark.sparkContext.parallelize([1, 2], 2).map(task).sum())
 """
 
 
@@ -72,55 +57,12 @@ def test_a_program_is_killed_at_a_mark_and_goes_on_from_its_checkpoint(spark_dri
     account([b"%d" % number for number in range(len(bodies))], bodies).check()
 
 
-def test_a_kill_of_a_driver_leaves_executors_that_find_out(spark_driver: Drivers) -> None:
-    driver = spark_driver(HELD_TASKS, LOCAL_CLUSTER)
-    driver.start()
-    driver.wait_mark("task", 2)
-    assert len(driver.executors()) == 2
-    assert set(driver.marks.details("task")) == {"1", "2"}
-    assert driver.workers()
-    driver.kill_driver()
-    assert not driver.is_running
-    poll(lambda: not driver.executors(), what="the executors gone")
-
-
-def test_a_task_on_a_standalone_cluster_survives_its_executor(standalone: Any, spark_driver: Drivers) -> None:
-    driver = spark_driver(HELD_TASKS, standalone.url)
-    driver.start()
-    driver.wait_mark("task", 2)
-    victim = standalone.workers[0].executors()[0]
-    processes.kill(victim)
-    driver.marks.release("gate")
-    assert driver.wait_said("total")["value"] == 3
-    driver.wait()
-    assert driver.marks.count("task") == 3
-
-
 def test_a_failed_program_is_told_with_its_log(spark_driver: Drivers) -> None:
     driver = spark_driver("raise ValueError('for the log')")
     driver.start()
     with pytest.raises(AssertionError, match="for the log"):
         driver.wait_mark("never")
     assert "ValueError: for the log" in driver.fails()
-
-
-REMOTE = """
-from support.spark_program import arguments, say
-from pyspark.sql import SparkSession
-
-spark = SparkSession.builder.remote(arguments()["url"]).getOrCreate()
-rows = spark.range(3).selectExpr("cast(cast(id as string) as binary) as body")
-rows.write.parquet(arguments()["out"])
-say("rows", count=spark.read.parquet(arguments()["out"]).count())
-spark.stop()
-"""
-
-
-def test_a_remote_client_is_served(connect_server: Any, spark_driver: Drivers, tmp_path: Path) -> None:
-    driver = spark_driver(REMOTE, url=connect_server.url, out=str(tmp_path / "out"))
-    driver.start()
-    assert driver.wait_said("rows")["count"] == 3
-    driver.wait()
 
 
 def test_the_session_writes_what_the_reader_of_its_sink_finds(spark: Any, tmp_path: Path) -> None:
