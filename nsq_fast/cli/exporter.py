@@ -51,7 +51,8 @@ def command(
 
         from nsq_fast.exporter.cluster import Cluster
     except ImportError as error:
-        raise click.ClickException(str(error)) from error
+        text = f"{error}; `nsq-fast exporter` needs prometheus-client: pip install 'nsq-fast[metrics]'"
+        raise click.ClickException(text) from error
     if timeout <= 0:
         raise click.UsageError("--timeout must be more than 0")
     nsqds, lookupds = options.find_servers(nsqds, lookupds, options.NSQD_HTTP)

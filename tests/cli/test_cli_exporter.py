@@ -204,3 +204,10 @@ def test_an_address_that_is_taken_is_named(closed_port: int) -> None:
     result = CliRunner().invoke(main, ["exporter", "--nsqd", "127.0.0.1:4151", "--http", taken])
     assert result.exit_code == 2
     assert "cannot listen there" in result.output
+
+
+def test_it_says_which_extra_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    result = CliRunner().invoke(main, ["exporter", "--http", "127.0.0.1:0"])
+    assert result.exit_code == 1
+    assert "pip install 'nsq-fast[metrics]'" in result.output
