@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from gevent import joinall, spawn
 from gevent.event import Event
+from support.servers import RealLookupd, RealNsqd
 from support.waiting import holds, until
 
 from nsq_fast import ConfigDocument, Consumer, Producer, threads
@@ -68,6 +69,24 @@ def original() -> Iterator[Clusters]:
         yield Clusters([str(old.lookupd.http_address)], [str(new.lookupd.http_address)], Told(), lambda number: None)
 
 
+@pytest.fixture
+def real(real_nsqd: Callable[..., RealNsqd], real_lookupd: Callable[..., RealLookupd]) -> Clusters:
+    """Two clusters of an original nsqlookupd and nsqd each."""
+    lookupds = [real_lookupd(), real_lookupd()]
+    for lookupd in lookupds:
+        real_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}")
+    old, new = ([str(lookupd.http_address)] for lookupd in lookupds)
+    return Clusters(old, new, Told(), lambda number: None)
+
+
+@pytest.fixture(params=["original", "real", "redesigned"])
+def clusters(request: pytest.FixtureRequest) -> Clusters:
+    made: Clusters = request.getfixturevalue(request.param)
+    for number in (0, 1):
+        made.create(number)
+    return made
+
+
 class Taken:
     """What one cluster has, as a consumer of its own sees it."""
 
@@ -94,13 +113,9 @@ def percent_of(producer: Producer) -> float:
     return float(found["topic"]["percent"]) if found else 0.0
 
 
-@pytest.mark.parametrize("family", ["original", "redesigned"])
 def test_publishes_without_a_key_are_shared_out(
-    family: str, request: pytest.FixtureRequest, start_consumer: Callable[..., Consumer]
+    clusters: Clusters, start_consumer: Callable[..., Consumer], request: pytest.FixtureRequest
 ) -> None:
-    clusters: Clusters = request.getfixturevalue("original" if family == "original" else "redesigned")
-    for number in (0, 1):
-        clusters.create(number)
     old, new = Taken(start_consumer, clusters.old), Taken(start_consumer, clusters.new)
     with Producer(**clusters.options) as producer:
         for number in range(100):
@@ -109,7 +124,8 @@ def test_publishes_without_a_key_are_shared_out(
         change(producer, 1)
         for number in range(100, 200):
             producer.publish("topic", b"none %d" % number)
-        producer.publish("other" if family == "original" else "topic", b"none 1000")
+        has_partitions = "redesigned" in request.node.callspec.id
+        producer.publish("topic" if has_partitions else "other", b"none 1000")
         clusters.move(100)
         change(producer, 2)
         for number in range(200, 300):
@@ -264,18 +280,13 @@ def numbers(bodies: list[bytes]) -> list[int]:
     return [int(body.split()[1]) for body in bodies]
 
 
-@pytest.mark.parametrize("family", ["original", "redesigned"])
 def test_both_clusters_are_consumed_until_the_old_one_is_empty(
-    family: str,
-    request: pytest.FixtureRequest,
+    clusters: Clusters,
     start_consumer: Callable[..., Consumer],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("nsq_fast.runtime.consuming.moved_topics.LOOK_INTERVAL", 0.05)
-    clusters: Clusters = request.getfixturevalue("original" if family == "original" else "redesigned")
-    for number in (0, 1):
-        clusters.create(number)
     fill(clusters.old, 0, 100)
     fill(clusters.new, 100, 200)
     moving = Moving(start_consumer, clusters)
