@@ -16,7 +16,7 @@ import dataclasses
 import difflib
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from .errors import ConfigError
 from .header_patterns import PatternInvalid, check_glob, check_regexp
@@ -314,6 +314,13 @@ class ConnectionConfig(Config):
             raise ConfigError(f"desired_tag={self.desired_tag!r}: must have {MAX_TAG_SIZE} characters at most")
 
 
+class DocumentSource(Protocol):
+    """A ``ConfigSource``, as far as the option needs to know it."""
+
+    def next(self, last: Any) -> Any:
+        """The next document."""
+
+
 @dataclasses.dataclass(frozen=True)
 class LookupConfig(Config):
     """Polling of the lookup services."""
@@ -333,7 +340,7 @@ class LookupConfig(Config):
         " to patterns such as {'topology_zone': 'a'}; None: all",
         kind=object,
     )
-    config_source: Any = option(
+    config_source: DocumentSource | None = option(
         None,
         "where trace switches, nsqlookupds and routes of topics are read from while the client runs: a"
         " FileConfigSource, HttpConfigSource, EtcdConfigSource, or a ConfigSource of yours; None: nowhere",

@@ -8,7 +8,10 @@ parameter of their own are left out, as typing demands.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    from .config import DocumentSource
 
 
 class ConnectionKeywords(TypedDict, total=False):
@@ -46,7 +49,7 @@ class LookupKeywords(TypedDict, total=False):
     lookupd_refresh_interval: float
     lookupd_max_producers: int
     discovery_filter: Any
-    config_source: Any
+    config_source: DocumentSource | None
     lookupd_authorization: str | None
     lookupd_tls_options: Mapping[str, Any] | Any
 
@@ -78,6 +81,24 @@ class ConsumerKeywords(ConnectionKeywords, LookupKeywords, total=False):
     skip_header: str | None
     decompress: bool
     max_decompressed_size: int
+
+
+class SubscriptionKeywords(ConsumerKeywords, total=False):
+    """What the handler of a worker may be declared with: the options and the parameters of a Consumer but handlers."""
+
+    nsqd_tcp_addresses: Any
+    lookupd_http_addresses: Any
+    max_tries: int
+    max_in_flight: int | None
+    requeue_delay: int | None
+    lookupd_poll_interval: float
+    lookupd_poll_jitter: float
+    low_ready_idle_timeout: float
+    max_backoff_duration: float
+    backoff_on_requeue: bool
+    give_up: Any
+    blocked_policy: Any
+    start_position: Any
 
 
 class ProducerKeywords(ConnectionKeywords, LookupKeywords, total=False):

@@ -44,7 +44,7 @@ ALLOWED = {
     "header_patterns": set(),
     "log_events": set(),
     "logs": DATA,
-    "keywords": set(),
+    "keywords": {"config"},
     "protocol": DATA | CORE,
     "runtime": DATA | CORE | {"_spin", "_time_slice", "protocol"},
     "broker": DATA | CORE | {"protocol", "runtime"},

@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsq_fast.config import HANDLER_PLACES, ConnectionConfig, ConsumerConfig, LookupConfig, refuse_unknown
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import check_channel, check_topic
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from nsq_fast.keywords import SubscriptionKeywords
 
 H = TypeVar("H", bound=Callable[..., Any])
 
@@ -55,7 +60,7 @@ class Subscription:
 
 
 def subscribe(
-    topic: str, channel: str, *, batch: bool = False, place: str | None = None, **options: Any
+    topic: str, channel: str, *, batch: bool = False, place: str | None = None, **options: Unpack[SubscriptionKeywords]
 ) -> Callable[[H], H]:
     """Declare that a function handles the messages of a topic and channel; it is returned as it is.
 
@@ -77,7 +82,7 @@ def subscribe(
             raise ConfigError(f"subscribe({topic!r}, {channel!r}): {handler!r} cannot be called")
         if place not in (None, "asyncio") and _is_coroutine_function(handler):
             raise ConfigError(f"place={place!r}: {handler!r} is a coroutine function, which runs with asyncio only")
-        _declared.append(Subscription(topic, channel, handler, batch, place, options))
+        _declared.append(Subscription(topic, channel, handler, batch, place, {**options}))
         return handler
 
     return declare

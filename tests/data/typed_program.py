@@ -13,6 +13,7 @@ from nsq_fast import (
     threads,
 )
 from nsq_fast.metrics import ClientCollector
+from nsq_fast.worker import subscribe
 
 
 def handle(consumer: Consumer, message: Message) -> None:
@@ -35,6 +36,21 @@ for each in consumer:
 Consumer("topic")  # wrong
 Consumer("topic", "channel", lookupd_http_addresses="127.0.0.1:4161", concurency=8)  # wrong
 Consumer("topic", "channel", lookupd_http_addresses="127.0.0.1:4161", heartbeat_interval="often")  # wrong
+
+Consumer(
+    ["a", "b"], "channel", ["127.0.0.1:4150"], histograms=True, config_source=nsq_fast.FileConfigSource("nsq.toml")
+)
+Consumer(["a", 5], "channel", ["127.0.0.1:4150"])  # wrong
+Consumer("topic", "channel", ["127.0.0.1:4150"], config_source=5)  # wrong
+
+
+@subscribe("topic", "channel", max_in_flight=100, batch=True, nsqd_tcp_addresses="127.0.0.1:4150")
+def work(consumer: Consumer, messages: list[Message]) -> None: ...
+
+
+@subscribe("topic", "channel", max_in_fligth=100)  # wrong
+def work_more(consumer: Consumer, message: Message) -> None: ...
+
 
 with Producer("127.0.0.1:4150", linger=0.002, max_pending=10) as producer:
     producer.publish("topic", b"body", key="customer 7")
