@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -197,6 +198,8 @@ def test_the_app_of_production_runs(broker: BrokerProcess, tmp_path: Path) -> No
     command = [sys.executable, "-m", "nsq_fast", "run", "app", "--lookupd", str(broker.lookupd.http)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with NsqdHTTPClient.from_url(str(broker.nsqds[0].http)) as client:
+        with suppress(errors.HttpError):  # what programs of other pages have left there
+            client.delete_topic("orders")
         client.create_topic("orders")
         for channel in ("billing", "search"):  # there before the message: each gets one
             client.create_channel("orders", channel)

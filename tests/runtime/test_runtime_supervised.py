@@ -21,7 +21,7 @@ from gevent.event import Event
 from support.waiting import WAIT, until
 
 import nsq_fast
-from nsq_fast import Consumer, Message, Producer
+from nsq_fast import ConfigDocument, Consumer, Message, Producer
 from nsq_fast.broker import LookupdServer, NsqdOptions, NsqdServer
 from nsq_fast.errors import InternalError, NsqError
 from nsq_fast.runtime import supervised
@@ -81,6 +81,17 @@ def test_the_loops_are_found() -> None:
 # The scenario: a consumer and a producer, lookup, messages under way
 
 
+class Routes:
+    """A config source: another topic moves to another cluster."""
+
+    document = ConfigDocument({"routes": {"another": {"lookupds": ["127.0.0.1:1"], "percent": 50}}}, 1)
+
+    def next(self, last: ConfigDocument | None) -> ConfigDocument:
+        if last is not None:
+            Event().wait()
+        return self.document
+
+
 class Scenario:
     """A consumer and a producer on embedded servers, and what was told of faults."""
 
@@ -102,7 +113,7 @@ class Scenario:
         self.producer = Producer([str(self.nsqds[0].tcp_address)], lookupds, **options)
         self.consumer = Consumer(
             re.compile("topic"), "channel", [], lookupds, message_handler=self.handle, max_in_flight=10,
-            auto_touch=True, max_backoff_duration=0, concurrency=2, **options,
+            auto_touch=True, max_backoff_duration=0, concurrency=2, config_source=Routes(), **options,
         )  # fmt: skip
         self.consumer.on_error.connect(self.told_of, weak=False)
         self.producer.on_error.connect(self.told_of, weak=False)
