@@ -322,3 +322,29 @@ with Producer({nsqd_process.address!r}) as producer:
 def _run(program: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program]
     return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, cwd=ROOT)
+
+
+TWO_FIRST_CLIENTS = """
+import time
+from gevent import joinall, spawn
+from nsq_fast import threads
+from nsq_fast.runtime.crossing import hub_thread
+
+start = hub_thread._start_thread
+
+def start_late(function, arguments):
+    def late(*arguments):
+        time.sleep(0.2)  # sleep: the second greenlet has its turn before the thread is there
+        function(*arguments)
+    return start(late, arguments)
+
+hub_thread._start_thread = start_late
+producers = [spawn(threads.Producer, "127.0.0.1:1") for _ in range(2)]
+joinall(producers, raise_error=True)
+print("made")
+"""
+
+
+def test_two_greenlets_may_make_the_first_clients_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", TWO_FIRST_CLIENTS], capture_output=True, text=True, timeout=WAIT)
+    assert done.stdout == "made\n", done.stderr

@@ -71,9 +71,10 @@ class HubThread:
         self._supervisor = Supervisor(logger)
         self._ended = _new_lock()
         self._ended.acquire()
-        started = Reply()
-        _start_thread(self._run, (started,))
-        started.get()
+        started = _new_lock()
+        started.acquire()
+        _start_thread(self._run, (started.release,))
+        started.acquire()  # blocks greenlets, too: another one that asks for the thread would find its lock taken
         tell_forks(self)
 
     def submit(self, function: Callable[..., object], *arguments: Any) -> None:
@@ -134,7 +135,7 @@ class HubThread:
 
     # In the thread
 
-    def _run(self, started: Reply) -> None:
+    def _run(self, tell_started: Callable[[], None]) -> None:
         with suppress(Exception):  # a name for logs, and nothing more
             threading.current_thread().name = "nsq_fast hub"
         hub = get_hub()
@@ -144,7 +145,7 @@ class HubThread:
         self._watcher = hub.loop.async_()
         self._watcher.start(self._make_calls)
         take_calls(self.submit)
-        started.set()
+        tell_started()
         while not self._stopping.is_set():
             try:
                 self._stopping.wait()
