@@ -188,6 +188,13 @@ class NsqdProcess:
         found = self._server.nsqd.http if isinstance(self._server, BrokerProcess) else self._server.http_address
         return Address(*found)
 
+    def go_down(self) -> None:
+        """SIGKILL; the real one gets SIGTERM: killed, it comes back without some messages that it had begun to send."""
+        if isinstance(self._server, BrokerProcess):
+            self.kill()
+        else:
+            self.stop()
+
     def freeze(self) -> None:
         """SIGSTOP: the system goes on taking connections and bytes for it."""
         self._signal(signal.SIGSTOP)

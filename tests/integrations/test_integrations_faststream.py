@@ -149,7 +149,7 @@ def test_a_broker_that_stops_loses_nothing_that_it_holds(nsqd_process: Any) -> N
 
 
 @pytest.mark.kill
-def test_an_nsqd_that_is_killed_and_restarted_loses_no_message(nsqd_process: Any) -> None:
+def test_an_nsqd_that_goes_down_and_comes_back_loses_no_message(nsqd_process: Any) -> None:
     handled: set[int] = set()
     begun: list[int] = []
 
@@ -169,7 +169,7 @@ def test_an_nsqd_that_is_killed_and_restarted_loses_no_message(nsqd_process: Any
                 await broker.publish(number, "orders")
             await until(lambda: len(begun) == 4)
             await until(lambda: in_flight(nsqd_process, "orders") == (4, 16))  # none is on its way to the channel
-            nsqd_process.kill()
+            nsqd_process.go_down()
             publishing = [asyncio.create_task(broker.publish(number, "orders")) for number in range(20, 40)]
             await asyncio.sleep(0)
             nsqd_process.start()

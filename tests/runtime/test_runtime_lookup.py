@@ -79,7 +79,7 @@ class FakeLookupd:
             while True:
                 head = ""
                 while not head.endswith("\r\n\r\n"):
-                    line = lines.readline().decode()
+                    line = lines.readline().decode("latin-1")
                     if not line:
                         return
                     head += line
