@@ -9,6 +9,8 @@ from .config import ConnectionConfig as ConnectionConfig
 from .config import ConsumerConfig as ConsumerConfig
 from .config import LookupConfig as LookupConfig
 from .config import ProducerConfig as ProducerConfig
+from .config_source import ConfigDocument as ConfigDocument
+from .config_source import ConfigSource as ConfigSource
 from .errors import NsqError as NsqError
 from .errors import RequeueMessage as RequeueMessage
 from .errors import ServerError as ServerError
@@ -36,8 +38,6 @@ from .runtime.cluster_admin import ClusterAdmin as ClusterAdmin
 from .runtime.column_producer import ColumnProducer as ColumnProducer
 from .runtime.column_subscription import ColumnSubscription as ColumnSubscription
 from .runtime.consumer import Consumer as Consumer
-from .runtime.dynamic.documents import ConfigDocument as ConfigDocument
-from .runtime.dynamic.documents import ConfigSource as ConfigSource
 from .runtime.dynamic.sources import EtcdConfigSource as EtcdConfigSource
 from .runtime.dynamic.sources import FileConfigSource as FileConfigSource
 from .runtime.dynamic.sources import HttpConfigSource as HttpConfigSource

@@ -16,8 +16,9 @@ import dataclasses
 import difflib
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from .config_source import ConfigSource
 from .errors import ConfigError
 from .header_patterns import PatternInvalid, check_glob, check_regexp
 from .names import parse_listen_address
@@ -314,13 +315,6 @@ class ConnectionConfig(Config):
             raise ConfigError(f"desired_tag={self.desired_tag!r}: must have {MAX_TAG_SIZE} characters at most")
 
 
-class DocumentSource(Protocol):
-    """A ``ConfigSource``, as far as the option needs to know it."""
-
-    def next(self, last: Any) -> Any:
-        """The next document."""
-
-
 @dataclasses.dataclass(frozen=True)
 class LookupConfig(Config):
     """Polling of the lookup services."""
@@ -340,7 +334,7 @@ class LookupConfig(Config):
         " to patterns such as {'topology_zone': 'a'}; None: all",
         kind=object,
     )
-    config_source: DocumentSource | None = option(
+    config_source: ConfigSource | None = option(
         None,
         "where trace switches, nsqlookupds and routes of topics are read from while the client runs: a"
         " FileConfigSource, HttpConfigSource, EtcdConfigSource, or a ConfigSource of yours; None: nowhere",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
-    from .config import DocumentSource
+    from .config_source import ConfigSource
 
 
 class ConnectionKeywords(TypedDict, total=False):
@@ -49,7 +49,7 @@ class LookupKeywords(TypedDict, total=False):
     lookupd_refresh_interval: float
     lookupd_max_producers: int
     discovery_filter: Any
-    config_source: DocumentSource | None
+    config_source: ConfigSource | None
     lookupd_authorization: str | None
     lookupd_tls_options: Mapping[str, Any] | Any
 

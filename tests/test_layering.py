@@ -26,8 +26,8 @@ PACKAGE = Path(__file__).parent.parent / "nsq_fast"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 DATA = {
-    "errors", "config", "header_patterns", "keywords", "names", "log_events", "printable", "_lazy", "_version",
-    "_built",
+    "errors", "config", "config_source", "header_patterns", "keywords", "names", "log_events", "printable", "_lazy",
+    "_version", "_built",
 }  # fmt: skip
 CORE = {"_codec", "_frame"}
 # Layer -> the layers it may import besides itself. The package's __init__ resolves its names lazily.
@@ -44,7 +44,8 @@ ALLOWED = {
     "header_patterns": set(),
     "log_events": set(),
     "logs": DATA,
-    "keywords": {"config"},
+    "config_source": set(),
+    "keywords": {"config_source"},
     "protocol": DATA | CORE,
     "runtime": DATA | CORE | {"_spin", "_time_slice", "protocol"},
     "broker": DATA | CORE | {"protocol", "runtime"},

@@ -18,10 +18,11 @@ from nsq_fast.config import LookupConfig
 from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.log_events import ETCD_FAILED, ETCD_LOOKUPDS, ETCD_RECOVERED, LOOKUPDS_LEARNT
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT
+from nsq_fast.protocol.backoff import source_delay
 from nsq_fast.protocol.dynamic_config import DynamicConfig
 
 from .lookupd import Lookupd
-from .lookupd_source import EtcdLookupds, LookupdSource, etcds_of, is_etcd_url, source_pause
+from .lookupd_source import EtcdLookupds, LookupdSource, etcds_of, is_etcd_url
 from .net.http import Endpoint, parse_endpoint
 from .supervised import Supervisor
 
@@ -173,5 +174,5 @@ class Follower:
             if not said:
                 said = self._source.problem
                 log.warning("lookup through %s; asking again", said, extra=ETCD_FAILED)
-            sleep(source_pause(failures, random.random()))
+            sleep(source_delay(failures, random.random))
             failures += 1

@@ -30,16 +30,6 @@ WATCH_LIMIT = 60.0
 """Seconds after which the addresses are read again although no change was told."""
 
 
-_FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 30.0
-
-
-def source_pause(failures: int, chance: float) -> float:
-    """Seconds until something that failed is asked again; ``chance``, 0 to 1, spreads those who ask."""
-    pause: float = min(_FIRST_PAUSE * 2 ** min(failures, 16), _LONGEST_PAUSE)
-    return pause * (0.7 + 0.3 * chance)
-
-
 class EtcdLookupds:
     """The nsqlookupds of a redesigned cluster, as its etcd names them: for ``lookupd_http_addresses``.
 

@@ -18,6 +18,7 @@ import gevent
 import pytest
 from gevent import Timeout
 from gevent.event import Event
+from support.sources import parsed
 from support.waiting import WAIT, until
 
 import nsq_fast
@@ -42,7 +43,7 @@ class Injected(Exception):
 def calls_of(name: str) -> Iterator[tuple[Path, ast.Call]]:
     """Every call of a function or method ``name`` in runtime/."""
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call):
                 function = node.func
                 called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", None)
@@ -58,7 +59,7 @@ def loop_bodies() -> list[str]:
         assert isinstance(body, ast.Attribute), f"{path}: the body of a loop is to be a method: {ast.unparse(call)}"
         (owner,) = {
             node.name
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in ast.walk(parsed(path))
             if isinstance(node, ast.ClassDef) and node.lineno < call.lineno <= (node.end_lineno or 0)
         }
         found.append(f"{owner}.{body.attr}")

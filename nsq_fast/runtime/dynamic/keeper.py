@@ -15,18 +15,15 @@ from typing import Any
 from gevent import get_hub, getcurrent, sleep
 from gevent.event import Event
 
+from nsq_fast.config_source import ConfigDocument, ConfigSource
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import CONFIG_AWAY, CONFIG_BACK, CONFIG_CHANGED, CONFIG_REFUSED
 from nsq_fast.printable import printable
+from nsq_fast.protocol.backoff import source_delay
 from nsq_fast.protocol.dynamic_config import NOTHING, DynamicConfig, changes, parse
 from nsq_fast.runtime.supervised import Loop, Supervisor
 
-from .documents import ConfigDocument, ConfigSource
-
 log = logging.getLogger("nsq_fast.config")
-
-FIRST_PAUSE = 0.5
-LONGEST_PAUSE = 30.0
 
 LONGEST_FIRST = 5.0
 """Seconds for which the start of a client waits for the first document."""
@@ -118,9 +115,8 @@ class ConfigKeeper:
                 document = self._source.next(None if self._problem else self._last)
             except Exception as error:  # whatever a source of the program's raises
                 self._tell_away(error)
+                sleep(source_delay(failures, random.random))
                 failures += 1
-                pause: float = min(FIRST_PAUSE * 2 ** min(failures - 1, 16), LONGEST_PAUSE)
-                sleep(pause * (0.7 + 0.3 * random.random()))
                 continue
             failures = 0
             self._tell_back()

@@ -8,12 +8,11 @@ from urllib.parse import urlsplit
 
 from gevent import sleep
 
+from nsq_fast.config_source import ConfigDocument
 from nsq_fast.errors import ConfigError, HttpError
 from nsq_fast.protocol.dynamic_config import MAX_DOCUMENT_SIZE
 from nsq_fast.runtime.net.etcd import EtcdClient
 from nsq_fast.runtime.net.http import HttpClient, parse_endpoint
-
-from .documents import ConfigDocument
 
 _HTTP_PORTS = {"http": 80, "https": 443}
 NOT_MODIFIED = 304
@@ -33,7 +32,7 @@ class FileConfigSource:
     def __init__(self, path: str | os.PathLike[str], interval: float = 1.0) -> None:
         self._path = os.fspath(path)
         self._interval = _positive("interval", interval)
-        self._form = "toml" if self._path.endswith(".toml") else "json"
+        self._form = _form_of(self._path)
 
     def __str__(self) -> str:
         return f"file {self._path}"
@@ -79,7 +78,7 @@ class HttpConfigSource:
             raise ConfigError("url: must be http://host:port/path or https://host:port/path")
         self._interval = _positive("interval", interval)
         self._target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-        self._form = "toml" if parts.path.endswith(".toml") else "json"
+        self._form = _form_of(parts.path)
         endpoint = parse_endpoint(f"{parts.scheme}://{parts.netloc}", _HTTP_PORTS[parts.scheme])
         self._shown = f"{endpoint}{parts.path}"
         self._http = HttpClient(
@@ -144,7 +143,7 @@ class EtcdConfigSource:
         if not isinstance(key, str) or not key.startswith("/") or not (key.isascii() and key.isprintable()):
             raise ConfigError(f"key={key!r}: must be a path such as /nsq/clients.json")
         self._key = key
-        self._form = "toml" if key.endswith(".toml") else "json"
+        self._form = _form_of(key)
         self._etcd = EtcdClient(
             addresses,
             timeout=_positive("timeout", timeout),
@@ -166,6 +165,10 @@ class EtcdConfigSource:
             if last is None or answer.node.modifiedIndex != last.mark:
                 return ConfigDocument(answer.node.value, answer.node.modifiedIndex, self._form)
             self._etcd.changed(self._key, answer.state, WATCH_LIMIT)
+
+
+def _form_of(name: str) -> str:
+    return "toml" if name.endswith(".toml") else "json"
 
 
 def _positive(name: str, seconds: float) -> float:
