@@ -49,6 +49,9 @@ class LoopHandlers(OutsideHandlers):
         self._width = width
         self._waiting: deque[Batch] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._serving = (
+            0  # tasks that look for another batch yet: a task is in _tasks for a turn of the loop after that
+        )
         self._is_ending = False
 
     def _begin(self, batch: Batch) -> None:
@@ -70,8 +73,9 @@ class LoopHandlers(OutsideHandlers):
             self._done(batch)
             return
         self._waiting.append(batch)
-        if self._width is not None and len(self._tasks) >= self._width:
+        if self._width is not None and self._serving >= self._width:
             return
+        self._serving += 1
         task = self._gate.loop.create_task(self._serve())
         # Who closes a loop in the middle of a handler knows: the message is delivered again, and nothing is to be told.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -88,12 +92,15 @@ class LoopHandlers(OutsideHandlers):
         self._gate.call_hub(self._on_loop_end)
 
     async def _serve(self) -> None:
-        while self._waiting:
-            batch = self._waiting.popleft()
-            try:
-                await self._run(batch)
-            finally:
-                self._done(batch)
+        try:
+            while self._waiting:
+                batch = self._waiting.popleft()
+                try:
+                    await self._run(batch)
+                finally:
+                    self._done(batch)
+        finally:
+            self._serving -= 1
 
     async def _run(self, batch: Batch) -> None:
         end = monotonic() + SLICE

@@ -90,6 +90,26 @@ def test_as_many_handlers_as_concurrency_says(filled: str, new_loop: NewLoop) ->
     assert most == 20
 
 
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_a_message_that_comes_while_the_last_handler_ends_is_handled(nsqd_process: Any, new_loop: NewLoop) -> None:
+    handled: list[bytes] = []
+    with Producer(nsqd_process.address) as producer:
+        producer.publish("t", b"first")
+
+        def handle(consumer: Consumer, message: Message) -> None:  # not a coroutine: the loop takes nothing meanwhile
+            if not handled:
+                producer.publish("t", b"second")
+                until(lambda: consumer.stats().totals.received == 2)
+                consumer.stats()  # the thread of the client has had its turn: the message was handed to the loop
+            handled.append(message.body)
+
+        async def main() -> None:
+            async with Consumer("t", "c", nsqd_process.address, message_handler=handle, max_in_flight=2, concurrency=1):
+                await until_async(lambda: handled == [b"first", b"second"])
+
+        run(main(), new_loop)
+
+
 def test_what_waits_in_the_loop_for_a_handler_is_given_back(filled: str) -> None:
     begun: list[bytes] = []
 
