@@ -170,18 +170,24 @@ def leaders(lookupd: str, topic: str, access: str = "w") -> dict[int, Address]:
     return {int(number): Address(node["broadcast_address"], node["tcp_port"]) for number, node in partitions.items()}
 
 
-def unanswered(lookupd: str, topic: str, channel: str) -> int:
-    """What the leaders of a topic still hold for a channel."""
+def channels(lookupd: str, topic: str, channel: str) -> dict[int, dict[str, Any]]:
+    """Partition -> what its leader says of a channel; without those where it does not exist yet."""
     with LookupdHTTPClient.from_url(lookupd) as client:
         partitions = client.lookup(topic, metainfo=True).get("partitions") or {}
-    held = 0
+    found = {}
     for number, node in partitions.items():
         with NsqdHTTPClient(node["broadcast_address"], node["http_port"]) as nsqd:
             rows = nsqd.stats(topic=topic).get("topics") or []
         for row in rows:
             if str(row.get("topic_partition", number)) == number:
-                held += sum(_held(each) for each in row.get("channels") or [] if each["channel_name"] == channel)
-    return held
+                named = [each for each in row.get("channels") or [] if each["channel_name"] == channel]
+                found.update({int(number): each for each in named})
+    return found
+
+
+def unanswered(lookupd: str, topic: str, channel: str) -> int:
+    """What the leaders of a topic still hold for a channel."""
+    return sum(map(_held, channels(lookupd, topic, channel).values()))
 
 
 def _held(channel: dict[str, Any]) -> int:

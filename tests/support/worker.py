@@ -84,9 +84,14 @@ class Worker:
         os.kill(self.pid, number)
 
     def ended(self) -> int:
-        """Wait for the end; return the exit code. No process may be left, and all that was written is in ``lines``."""
-        assert self._process is not None
-        code = self._process.wait(START)
+        """Wait for the end; return the exit code. No process may be left, and all that was written is in ``lines``.
+
+        Other greenlets run meanwhile.
+        """
+        process = self._process
+        assert process is not None
+        until(lambda: process.poll() is not None, START, about=self.log)
+        code: int = process.returncode
         until(lambda: not of_session(self.pid), about=self.log)
         self._follower.join(START)
         return code
