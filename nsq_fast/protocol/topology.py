@@ -15,6 +15,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from functools import lru_cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -55,6 +57,12 @@ _PORT = re.compile(r"[0-9]{1,5}")
 # youzan/nsq: nsqlookupd/lookup_protocol_v1.go, OLD_VERSION_PID: the partition of an nsqd that has none
 _PSEUDO_PARTITION = re.compile(r"-[0-9]{1,4}")
 _HOST = re.compile(r"[0-9A-Za-z._:%-]{1,255}")
+_ADDRESS = attrgetter("tcp")
+
+_REMEMBERED = 16384
+_REMEMBERED_SIZE = 512
+"""Descriptions of nsqds that are decoded once, as long as they stay the same, and how long each is in bytes at most:
+a poll of thousands of topics names the same nsqds again and again."""
 
 
 class Nsqd(NamedTuple):
@@ -268,8 +276,8 @@ class _WireMeta(msgspec.Struct):
 
 class _WireLookup(msgspec.Struct):
     channels: list[str] | None = None
-    producers: list[_WirePeer] | msgspec.UnsetType | None = msgspec.UNSET
-    partitions: dict[str, _WirePeer] | msgspec.UnsetType | None = msgspec.UNSET
+    producers: list[msgspec.Raw] | msgspec.UnsetType | None = msgspec.UNSET
+    partitions: dict[str, msgspec.Raw] | msgspec.UnsetType | None = msgspec.UNSET
     meta: _WireMeta | None = None
 
 
@@ -308,8 +316,12 @@ def _decode_json(kind: type[T], body: bytes) -> T:
         raise RemoteProtocolError(f"not a reply of nsqlookupd: {error}") from error
 
 
-def _usable(peers: list[_WirePeer] | msgspec.UnsetType | None) -> tuple[Nsqd, ...]:
-    return tuple(nsqd for nsqd in map(_nsqd, peers or ()) if nsqd is not None)
+def _usable(peers: list[msgspec.Raw] | msgspec.UnsetType | None) -> tuple[Nsqd, ...]:
+    """In an order that does not depend on the server's, which is another at each question."""
+    # nsqio/nsq: nsqlookupd/registration_db.go, FindProducers: the order of a Go map
+    nsqds = [nsqd for nsqd in map(_nsqd, peers or ()) if nsqd is not None]
+    nsqds.sort(key=_ADDRESS)
+    return tuple(nsqds)
 
 
 def _check_count(named: Sized, limit: int) -> None:
@@ -318,19 +330,38 @@ def _check_count(named: Sized, limit: int) -> None:
         raise RemoteProtocolError(f"names {len(named)} nsqds, more than lookupd_max_producers={limit} allows")
 
 
-def _leaders(partitions: Mapping[str, _WirePeer] | None) -> Iterator[tuple[int, Nsqd]]:
+def _leaders(partitions: Mapping[str, msgspec.Raw] | None) -> Iterator[tuple[int, Nsqd]]:
     """Pseudo partitions of old nsqds have negative numbers: no partitions, and in ``producers`` as well."""
     for text, peer in (partitions or {}).items():
+        nsqd = _nsqd(peer)
         if not _PARTITION_NUMBER.fullmatch(text):
             if not _PSEUDO_PARTITION.fullmatch(text):
                 raise RemoteProtocolError(f"not a reply of nsqlookupd: partition {text[:20]!r}")
-            continue
-        nsqd = _nsqd(peer)
-        if nsqd is not None:
+        elif nsqd is not None:
             yield int(text), nsqd
 
 
-def _nsqd(peer: _WirePeer) -> Nsqd | None:
+def _nsqd(peer: msgspec.Raw) -> Nsqd | None:
+    """The nsqd that some JSON describes; None for one whose address cannot be used. Raises RemoteProtocolError."""
+    text = bytes(peer)
+    return _remembered(text) if len(text) <= _REMEMBERED_SIZE else _described(text)
+
+
+@lru_cache(_REMEMBERED)
+def _remembered(text: bytes) -> Nsqd | None:
+    nsqd = _described(text)
+    return nsqd and _same(nsqd)
+
+
+@lru_cache(_REMEMBERED)
+def _same(nsqd: Nsqd) -> Nsqd:
+    """One object for equal nsqds. Lookupds describe an nsqd with different texts: each names its own connection."""
+    # nsqio/nsq: nsqlookupd/registration_db.go, PeerInfo: remote_address
+    return nsqd
+
+
+def _described(text: bytes) -> Nsqd | None:
+    peer = _decode_json(_WirePeer, text)
     tcp = _address(peer.broadcast_address, peer.tcp_port)
     if tcp is None:
         return None

@@ -28,7 +28,7 @@ from nsq_fast.printable import printable
 from nsq_fast.protocol.discovery import keep_of
 from nsq_fast.protocol.topology import LookupAnswer, Nsqd, Topology
 
-from .lookup_round import LookupRound, PolledTopic
+from .lookup_round import LookupRound, PolledTopic, jittered
 from .lookupd import Lookupd
 from .lookupd_list import Follower, LookupdArgument, LookupdList
 from .net.http import Endpoint
@@ -90,6 +90,7 @@ class LookupPoller:
         self._topics: dict[str, PolledTopic] = {}
         self._rounds: list[LookupRound] = []
         self._round_number = 0
+        self._next_poll = 0.0
         self.errors = 0
         self._wake = Event()
         self._poller: Loop | None = None
@@ -249,8 +250,12 @@ class LookupPoller:
         self._round_number += 1
         current = LookupRound(self._round_number, topics, now)
         self._rounds.append(current)
+        # One time for all topics, those that were asked about in between as well: each round costs every lookupd a
+        # connection, and this process a look at all topics.
+        if self._next_poll <= now:
+            self._next_poll = now + jittered(self._config.lookupd_poll_interval, self._config, current.chance)
         for topic in topics:
-            topic.asked(now)
+            topic.asked(now, self._next_poll)
         for lookupd in lookupds:
             lookupd.is_busy = True
             current.pending += 1
@@ -267,7 +272,7 @@ class LookupPoller:
             if is_over:
                 for topic in current.topics:
                     if topic not in current.answers:
-                        topic.unanswered(now)
+                        topic.unanswered(now, current.chance)
 
     def _publish(self, current: LookupRound) -> None:
         for number, (topic, answers) in enumerate(list(current.answers.items()), 1):
@@ -287,7 +292,7 @@ class LookupPoller:
         if not topology.is_empty:
             topic.found(topology)
         elif is_first and topic.is_sought:  # a producer need not wait: it takes any nsqd for a topic that none has
-            topic.missing(monotonic())
+            topic.missing(monotonic(), current.chance)
         is_wanted = self._topics.get(topic.name) is topic and self._poller is getcurrent()
         if self._listener is not None and is_wanted:
             self._listener(topic.name, topology)

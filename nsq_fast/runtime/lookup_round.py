@@ -63,10 +63,10 @@ class PolledTopic:
         self._searches = 0
         self._is_filter_bad = False
 
-    def asked(self, now: float) -> None:
-        """It is asked about now; the next time is after the poll interval."""
+    def asked(self, now: float, due: float) -> None:
+        """It is asked about now, and next time at ``due``, unless something makes that sooner."""
         self.asked_at = now
-        self.due = now + self._jittered(self._config.lookupd_poll_interval)
+        self.due = due
 
     def refresh(self, now: float) -> bool:
         """Make it due soon; False when a question about it has just been sent."""
@@ -117,7 +117,7 @@ class PolledTopic:
         self._is_filter_bad = False
         return found
 
-    def unanswered(self, now: float) -> None:
+    def unanswered(self, now: float, chance: float) -> None:
         """No lookupd answered: what is known stays, and the next question comes sooner."""
         if not self._failures:
             log.warning(
@@ -125,9 +125,9 @@ class PolledTopic:
             )
         delay = min(_FIRST_RETRY * 2 ** min(self._failures, 16), self._config.lookupd_poll_interval)
         self._failures += 1
-        self._hurry(now, delay)
+        self._hurry(now, delay, chance)
 
-    def missing(self, now: float) -> None:
+    def missing(self, now: float, chance: float) -> None:
         """No lookupd names an nsqd for it, and its first message may come at any moment: ask again soon."""
         if not self._searches:
             if self.topology is not None and self.topology.excluded:
@@ -143,7 +143,7 @@ class PolledTopic:
                 )
         delay = min(_FIRST_SEARCH * 2 ** min(self._searches, 16), _LONGEST_SEARCH)
         self._searches += 1
-        self._hurry(now, delay)
+        self._hurry(now, delay, chance)
 
     def found(self, topology: Topology) -> None:
         """Some lookupd knows it."""
@@ -154,11 +154,13 @@ class PolledTopic:
                 "topic %s is known now: %d nsqds, first %s", self.name, len(nsqds), nsqds[0].tcp, extra=TOPIC_FOUND
             )
 
-    def _hurry(self, now: float, delay: float) -> None:
-        self.due = min(self.due, now + self._jittered(delay))
+    def _hurry(self, now: float, delay: float, chance: float) -> None:
+        self.due = min(self.due, now + jittered(delay, self._config, chance))
 
-    def _jittered(self, seconds: float) -> float:
-        return seconds * (1.0 + self._config.lookupd_poll_jitter * random.random())
+
+def jittered(seconds: float, config: LookupConfig, chance: float) -> float:
+    """A pause that is longer by a share which ``chance``, in [0, 1), decides: clients are not to ask together."""
+    return seconds * (1.0 + config.lookupd_poll_jitter * chance)
 
 
 class LookupRound:
@@ -170,6 +172,7 @@ class LookupRound:
         pending: lookupds that have not answered for all topics yet.
         answers: the good answers so far, by topic.
         published: how many of them the topology of a topic was made of.
+        chance: in [0, 1): what lengthens the pauses of its topics, all alike, so that they are asked about together.
     """
 
     def __init__(self, number: int, topics: list[PolledTopic], started_at: float) -> None:
@@ -179,6 +182,7 @@ class LookupRound:
         self.pending = 0
         self.answers: dict[PolledTopic, list[LookupAnswer]] = {}
         self.published: dict[PolledTopic, int] = {}
+        self.chance = random.random()
 
     def is_news(self, topic: PolledTopic) -> bool:
         """Whether answers for a topic have come that are not published, and no later round has been."""

@@ -364,3 +364,33 @@ def test_what_lookupds_say_counts_only_while_none_names_an_nsqd() -> None:
     named = merge([unknown, LookupAnswer(producers=(nsqd(1),))])
     assert named.problem == ""
     assert not named.is_unknown
+
+
+def described(number: int, connection: int) -> dict[str, Any]:
+    """An nsqd as an original lookupd names it, which adds the address of its own connection."""
+    return {
+        "remote_address": f"10.0.0.1:{connection}",
+        "broadcast_address": f"10.0.0.{number}",
+        "hostname": f"host{number}",
+        "tcp_port": 4150,
+        "http_port": 4151,
+        "version": "1.3.0",
+    }
+
+
+def test_neither_the_order_nor_the_connections_of_a_lookupd_make_another_answer() -> None:
+    numbers = list(range(1, 30))
+    bodies = []
+    for connection in (50001, 50002):
+        bodies.append(json.dumps({"channels": [], "producers": [described(each, connection) for each in numbers]}))
+        numbers.reverse()
+    first, second = (parse_lookup(body.encode()) for body in bodies)
+    assert first == second
+    assert [nsqd.tcp for nsqd in first.producers] == sorted(nsqd.tcp for nsqd in first.producers)
+    # The very same objects: what is compared at each poll of each topic is one pointer an nsqd.
+    assert all(one is other for one, other in zip(first.producers, second.producers, strict=True))
+
+
+def test_a_description_of_an_nsqd_that_is_too_long_to_be_remembered_is_read_as_well() -> None:
+    long = {**described(1, 50001), "hostname": "h" * 2000}
+    assert parse_lookup(json.dumps({"producers": [long]}).encode()).producers[0].hostname == "h" * 2000

@@ -61,6 +61,7 @@ class FakeLookupd:
         self.routes: dict[str, bytes | Responder] = {"/lookup": answer, "/nodes": answer, "/listlookup": NOT_FOUND}
         self.requests: list[str] = []
         self.heads: list[str] = []
+        self.connections = 0
         self._server = StreamServer(("127.0.0.1", 0), self._handle)
         self._server.start()
         self.address = Address("127.0.0.1", self._server.server_port)
@@ -75,6 +76,7 @@ class FakeLookupd:
         self._server.stop(timeout=0)
 
     def _handle(self, sock: Socket, _address: object) -> None:
+        self.connections += 1
         with closing(sock), sock.makefile("rb") as lines, suppress(OSError):
             while True:
                 head = ""
@@ -447,7 +449,7 @@ def test_a_lookupd_that_starts_late_is_found_without_waiting_for_the_interval() 
 
 def test_a_thousand_refreshes_are_one_poll() -> None:
     topic = PolledTopic("t", CALM)
-    topic.asked(100.0)
+    topic.asked(100.0, 160.0)
     assert not any(topic.refresh(100.0 + number * 1e-5) for number in range(1000))
     assert topic.due >= 160.0
 
@@ -464,7 +466,7 @@ def test_refreshes_without_end_are_a_poll_each_interval() -> None:
 
 def test_a_refresh_that_comes_too_early_is_served_late() -> None:
     topic = PolledTopic("t", CALM)
-    topic.asked(100.0)
+    topic.asked(100.0, 160.0)
     assert topic.refresh(100.0 + CALM.lookupd_refresh_interval * 0.6)
     assert topic.due == 100.0 + CALM.lookupd_refresh_interval
 
@@ -497,6 +499,22 @@ def test_polls_are_spread_by_jitter() -> None:
     # One poll may come late on a busy machine, and the next one after a shorter gap: what counts is all of them.
     assert sum(gaps) >= 0.02 * len(gaps)
     assert max(gaps) - min(gaps) > 0.003
+
+
+@pytest.mark.parametrize("answer", [producers(1), NOT_FOUND], ids=["known", "unknown"])
+def test_jitter_and_refreshes_do_not_make_each_topic_a_round_of_its_own(answer: bytes) -> None:
+    config = LookupConfig(lookupd_poll_interval=0.1, lookupd_poll_jitter=1.0, lookupd_refresh_interval=0.01)
+    topics = [f"t{number}" for number in range(30)]
+    with fake_lookupds(answer) as [lookupd], polling([lookupd], config) as poller:
+        for topic in topics:
+            poller.add_topic(topic)
+        for topic in topics[:3]:
+            until(lambda: lookupd.count() % len(topics) == 0 and lookupd.count() > 0, every=0.001)
+            poller.refresh(topic)  # asked about in between, which must not give it a time of its own
+        until(lambda: lookupd.count() >= 8 * len(topics))
+        rounds, questions = lookupd.connections, lookupd.count()
+    # Each round is a connection to the lookupd: one for all topics, one for each refresh.
+    assert rounds <= questions / len(topics) + 4
 
 
 # Growing by /listlookup

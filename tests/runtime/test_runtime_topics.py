@@ -20,9 +20,10 @@ from support.waiting import holds, until
 
 from nsq_fast import Consumer, LookupdHTTPClient, NsqdHTTPClient, Producer
 from nsq_fast.broker import RedesignedCluster
-from nsq_fast.errors import ConfigError
+from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.protocol.topology import Nsqd, Topology
 from nsq_fast.runtime.consuming.failures import PublishTo, WriteToFolder
+from nsq_fast.runtime.consuming.topic_subscriptions import TopicSubscriptions
 from nsq_fast.runtime.trace import TraceLog
 
 Factory = Callable[..., Any]
@@ -472,3 +473,23 @@ def test_the_trace_log_names_the_topic_of_each_message(consume: Factory, caplog:
     assert traced() == ["b", "b"]  # its receipt, and its outcome
     for nsqd in nsqds.values():
         nsqd.stop()
+
+
+def test_what_lookup_says_of_a_topic_costs_no_look_at_all_others(
+    consume: Factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: Counter[str] = Counter()
+    is_hopeless = TopicSubscriptions.hopeless.fget
+    assert is_hopeless is not None
+
+    def hopeless(subscriptions: TopicSubscriptions) -> NsqError | None:
+        looks[subscriptions.topic] += 1
+        return is_hopeless(subscriptions)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(TopicSubscriptions, "hopeless", property(hopeless))
+    topics = [f"t{number}" for number in range(100)]
+    consumer = consume(lambda c, m: None, found=topology({}), topic=topics)
+    looks.clear()
+    for topic in topics:
+        consumer._subscriptions.lookup.tell(topology({}), topic)
+    assert 0 < looks.total() <= 3 * len(topics)

@@ -39,6 +39,7 @@ class Subscriptions:
         self._watch: TopicWatch | None = None
         self._is_stopped = False
         self._past_moves = 0
+        self._hopeful = ""
         if consumer.lookupd_addresses:
             self.lookup = LookupPoller(consumer.lookupd_addresses, config, "r", self.on_topology, supervisor)
             if choice.pattern is not None:
@@ -136,10 +137,15 @@ class Subscriptions:
 
     def fail_if_hopeless(self) -> None:
         """Close the consumer when nothing can come of any of its topics, now or later."""
-        errors = [topic.hopeless for topic in self._topics.values()]
         # A pattern may choose another topic at any time.
-        if errors and errors[0] is not None and None not in errors and self._watch is None:
-            self._consumer.fail(errors[0])
+        if self._watch is not None or not self._topics:
+            return
+        # Every topic calls this at every poll: the one that gave hope the last time most likely still does.
+        if self._hopeful in self._topics and self._topics[self._hopeful].hopeless is None:
+            return
+        self._hopeful = next((name for name, topic in self._topics.items() if topic.hopeless is None), "")
+        if not self._hopeful and (error := next(iter(self._topics.values())).hopeless) is not None:
+            self._consumer.fail(error)
 
     def left(self, subscriptions: TopicSubscriptions) -> None:
         """A topic that lookup no longer lists has no connection any more: forget it."""
