@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support import spark_needs
 from support.servers import SERVERS, find_server
-from support.spark_archive import make_archive
+from support.spark_archive import make_ready
 from support.spark_replay import Topic
 from support.spark_settings import LOCAL, spark_environment, spark_settings
 
@@ -43,10 +43,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def java(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Skips where Spark cannot run; has its JVMs start quickly where it can."""
+    """Skips where Spark cannot run; has its JVMs and Pythons start quickly where it can."""
     if reason := spark_needs.missing_for_spark():
         pytest.skip(reason)
-    make_archive(tmp_path_factory.mktemp("archive"))
+    make_ready(tmp_path_factory.mktemp("archive"))
 
 
 @pytest.fixture(scope="module")

@@ -77,6 +77,14 @@ def test_the_session_writes_what_the_reader_of_its_sink_finds(spark: Any, tmp_pa
     assert len(values) >= 15
 
 
+def test_pythons_of_spark_import_pyspark_as_it_is_installed(spark: Any) -> None:
+    """Not its sources, which each would have to compile."""
+    import pyspark
+
+    task = spark.sparkContext.parallelize([0], 1).map(lambda _: __import__("pyspark").__file__)
+    assert task.collect() == [pyspark.__file__]
+
+
 def test_an_account_tells_lost_duplicated_and_unexpected() -> None:
     told = account([b"a", b"b", b"c"], [b"a", b"a", b"x", b"maybe"], uncertain=[b"maybe", b"never"])
     assert (told.published, told.delivered, told.extra) == (3, 4, 1)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from support import trace_logs
-from support.spark_settings import java_environment
+from support.spark_settings import quick_environment
 
 
 def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nsq_fast", *map(str, arguments)]
-    env = {**os.environ, **java_environment(), "SPARK_LOCAL_IP": "127.0.0.1", **environment}
+    env = {**os.environ, **quick_environment(), "SPARK_LOCAL_IP": "127.0.0.1", **environment}
     return subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, env=env)
 
 
@@ -70,7 +70,7 @@ def test_a_synthetic_log_at_size_holds_what_was_planted(java: None, tmp_path: Pa
     arguments = ["--records", "200000", "--memory", "512m", "--partitions", "2", "--folder", tmp_path]
     command = [sys.executable, program, *arguments, "--json", tmp_path / "figures.json"]
     given = {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(program.parents[1])}
-    env = {**os.environ, **java_environment(), **given}
+    env = {**os.environ, **quick_environment(), **given}
     done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, env=env)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "figures.json").read_text())["found"]

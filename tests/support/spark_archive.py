@@ -13,8 +13,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from .spark_home import make_home
 from .spark_program import GIVEN
-from .spark_settings import LOCAL, archive, spark_environment, spark_settings
+from .spark_settings import LOCAL, archive, home, spark_environment, spark_settings
 
 TIMEOUT = 240.0
 
@@ -38,17 +39,17 @@ spark.stop()
 """
 
 
-def make_archive(folder: Path) -> None:
-    """Make the archive unless it is there; the Spark that does it has its files in ``folder``.
+def make_ready(folder: Path) -> None:
+    """Make the home and the archive unless they are there; the Spark that does it has its files in ``folder``.
 
-    Where that cannot be done, tests go on without, and take longer. Other runs wait meanwhile.
+    Where no archive can be made, tests go on without, and take longer. Other runs wait meanwhile.
     """
-    target = archive()
-    target.parent.mkdir(exist_ok=True)
-    with target.with_suffix(".lock").open("w") as lock:
+    home().parent.mkdir(exist_ok=True)
+    with Path(f"{home()}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
-            _make(target, folder)
+        make_home(home())
+        if not archive().exists():
+            _make(archive(), folder)
 
 
 def _make(target: Path, folder: Path) -> None:

@@ -14,24 +14,17 @@ from types import TracebackType
 
 from . import processes
 from .spark_marks import poll
-from .spark_settings import LOOPBACK, java_options, spark_environment, spark_settings
+from .spark_settings import LOOPBACK, home, java_options, spark_environment, spark_settings
 
 START_TIMEOUT = 120.0
 _DEPLOY = "org.apache.spark.deploy"
-
-
-def spark_home() -> Path:
-    """Where pyspark's own Spark is."""
-    import pyspark
-
-    return Path(pyspark.__file__).parent
 
 
 class Daemon:
     """One JVM, ready when its log matches ``ready``; whose first group is kept in ``said``."""
 
     def __init__(self, command: list[str], ready: str, folder: Path, name: str, memory: str = "256m") -> None:
-        self._command = [str(spark_home() / "bin" / "spark-class"), *command]
+        self._command = [str(home() / "bin" / "spark-class"), *command]
         self._ready = re.compile(ready)
         self._folder = folder
         self._name = name

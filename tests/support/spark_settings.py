@@ -27,14 +27,20 @@ def quick_start() -> str:
     return f"{options} -XX:SharedArchiveFile={archive()} -Xlog:disable" if archive().exists() else options
 
 
-def java_environment() -> dict[str, str]:
-    """The same for every JVM that a process starts, as programs of the documentation do without any options."""
-    return {"JDK_JAVA_OPTIONS": quick_start()}
+def quick_environment() -> dict[str, str]:
+    """The same for every Spark that a process starts, as programs of the documentation do without any options."""
+    place = {"SPARK_HOME": str(home())} if home().exists() else {}
+    return {"JDK_JAVA_OPTIONS": quick_start(), **place}
 
 
 def archive() -> Path:
     """Where the classes of this Spark are kept between runs: see ``spark_archive``."""
-    return ROOT / ".pytest_cache" / f"spark-{version('pyspark')}.jsa"
+    return home() / "classes.jsa"
+
+
+def home() -> Path:
+    """The home of this Spark, kept between runs: see ``spark_home``."""
+    return ROOT / ".pytest_cache" / f"spark-{version('pyspark')}"
 
 
 def spark_settings(master: str, folder: Path) -> dict[str, str]:
@@ -79,7 +85,7 @@ def spark_environment() -> dict[str, str]:
     given = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     return {
         **given,
-        **java_environment(),
+        **quick_environment(),
         "PYTHONPATH": python_path(),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
