@@ -26,6 +26,10 @@ SETTLE = 0.25
 HOLD_FACTOR = 3
 """A busy connection keeps a scarce RDY for so many idle timeouts before others get a turn."""
 
+PROBES = 10
+"""A connection that got nothing in its turn passes a scarce RDY on after this part of an idle timeout: nsqd pushes at
+once what it has, so that silence says that it has nothing. With 1, idle connections keep the busy ones waiting."""
+
 STARVED_RATIO = 0.85
 """Share of RDY in flight from which a connection counts as starved: foresees starvation, as the NSQ guide asks."""
 
@@ -97,17 +101,19 @@ def targets(
     *,
     idle_timeout: float,
     random: Callable[[], float],
+    probes: int = PROBES,
 ) -> list[int]:
     """The RDY that each connection should have, together at most ``limit``.
 
     With enough for all it is an even split. Otherwise ``limit`` connections get
-    RDY 1, and those that were idle for ``idle_timeout`` seconds pass it on.
+    RDY 1, and those that were idle for ``idle_timeout`` seconds pass it on;
+    after ``idle_timeout / probes`` if they got nothing since they have it.
     Those without capacity get 0.
     """
     able = [index for index, share in enumerate(shares) if share.capacity > 0]
     if limit >= len(able):
         return split(limit, [min(share.max_rdy_count, share.capacity) for share in shares])
-    return _take_turns(shares, able, max(limit, 0), now, idle_timeout, random)
+    return _take_turns(shares, able, max(limit, 0), now, idle_timeout, probes, random)
 
 
 def split(total: int, caps: Sequence[int]) -> list[int]:
@@ -127,10 +133,11 @@ def _take_turns(
     limit: int,
     now: float,
     idle_timeout: float,
+    probes: int,
     random: Callable[[], float],
 ) -> list[int]:
     holders = [index for index in able if shares[index].rdy > 0]
-    kept = [index for index in holders if not _turn_is_over(shares[index], now, idle_timeout)]
+    kept = [index for index in holders if not _turn_is_over(shares[index], now, idle_timeout, probes)]
     kept.sort(key=lambda index: shares[index].active_at, reverse=True)
     del kept[limit:]
     # Who waits longest comes first, so that nobody sticks at RDY 0; among equals chance decides.
@@ -141,8 +148,10 @@ def _take_turns(
     return [int(index in chosen) for index in range(len(shares))]
 
 
-def _turn_is_over(share: Share, now: float, idle_timeout: float) -> bool:
-    if share.in_flight == 0 and now - share.active_at > idle_timeout:
+def _turn_is_over(share: Share, now: float, idle_timeout: float, probes: int) -> bool:
+    has_brought_something = share.active_at > share.turn_at
+    patience = idle_timeout if has_brought_something else idle_timeout / probes
+    if share.in_flight == 0 and now - share.active_at > patience:
         return True
     return now - share.turn_at > HOLD_FACTOR * idle_timeout
 

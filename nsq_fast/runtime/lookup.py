@@ -26,9 +26,10 @@ from nsq_fast.errors import ConfigError, LookupFailed, NotRunning
 from nsq_fast.names import check_topic
 from nsq_fast.printable import printable
 from nsq_fast.protocol.discovery import keep_of
+from nsq_fast.protocol.lookup_schedule import PollTimes
 from nsq_fast.protocol.topology import LookupAnswer, Nsqd, Topology
 
-from .lookup_round import LookupRound, PolledTopic, jittered
+from .lookup_round import LookupRound, PolledTopic
 from .lookupd import Lookupd
 from .lookupd_list import Follower, LookupdArgument, LookupdList
 from .net.http import Endpoint
@@ -90,7 +91,7 @@ class LookupPoller:
         self._topics: dict[str, PolledTopic] = {}
         self._rounds: list[LookupRound] = []
         self._round_number = 0
-        self._next_poll = 0.0
+        self._polls = PollTimes(self._config)
         self.errors = 0
         self._wake = Event()
         self._poller: Loop | None = None
@@ -250,12 +251,9 @@ class LookupPoller:
         self._round_number += 1
         current = LookupRound(self._round_number, topics, now)
         self._rounds.append(current)
-        # One time for all topics, those that were asked about in between as well: each round costs every lookupd a
-        # connection, and this process a look at all topics.
-        if self._next_poll <= now:
-            self._next_poll = now + jittered(self._config.lookupd_poll_interval, self._config, current.chance)
+        next_poll = self._polls.after(now, current.chance)
         for topic in topics:
-            topic.asked(now, self._next_poll)
+            topic.asked(now, next_poll)
         for lookupd in lookupds:
             lookupd.is_busy = True
             current.pending += 1

@@ -18,22 +18,16 @@ from nsq_fast.errors import HttpError, NsqError
 from nsq_fast.log_events import DISCOVERY_EXCLUDED, DISCOVERY_FAILED, LOOKUP_UNANSWERED, TOPIC_FOUND, TOPIC_UNKNOWN
 from nsq_fast.printable import printable
 from nsq_fast.protocol.discovery import Keep, left_out, only
+from nsq_fast.protocol.lookup_schedule import TopicSchedule
 from nsq_fast.protocol.topology import LookupAnswer, Topology, merge
 
 from .lookupd import Lookupd
 from .supervised import FAULTS, Supervisor
 
-# Calls of refresh() within so many seconds are one.
-_BURST = 0.1
-_FIRST_RETRY = 0.5
-# A topic that no lookupd knows yet is asked for after these seconds, doubled each time.
-_FIRST_SEARCH = 0.2
-_LONGEST_SEARCH = 5.0
-
 log = logging.getLogger("nsq_fast.lookup")
 
 
-class PolledTopic:
+class PolledTopic(TopicSchedule):
     """A topic that is polled for.
 
     Args:
@@ -43,41 +37,25 @@ class PolledTopic:
         is_sought: whether it is asked for more often as long as nobody knows it.
         topology: what the last good round said; None before there was one.
         ready: set when there is a topology, or there will be none.
-        asked_at, due: monotonic times of the last question and the next one.
+        asked_at, due: as a TopicSchedule has them, in monotonic time.
         round_number: the latest round that it was published of.
     """
 
     def __init__(self, name: str, config: LookupConfig, keep: Keep | None = None, is_sought: bool = True) -> None:
+        super().__init__(config)
         self.name = name
         self.is_sought = is_sought
         self.topology: Topology | None = None
         self.ready = Event()
-        self.asked_at = float("-inf")
-        self.due = 0.0
         self.round_number = 0
-        self._config = config
         self._keep = keep
         self._agreed: LookupAnswer | None = None
         self._named: Topology | None = None
-        self._failures = 0
-        self._searches = 0
         self._is_filter_bad = False
-
-    def asked(self, now: float, due: float) -> None:
-        """It is asked about now, and next time at ``due``, unless something makes that sooner."""
-        self.asked_at = now
-        self.due = due
-
-    def refresh(self, now: float) -> bool:
-        """Make it due soon; False when a question about it has just been sent."""
-        if now - self.asked_at < _BURST:
-            return False
-        self.due = min(self.due, max(now, self.asked_at + self._config.lookupd_refresh_interval))
-        return True
 
     def learn(self, answers: list[LookupAnswer]) -> Topology:
         """Unite the answers of one round. The topology is the same object while nothing has changed."""
-        self._failures = 0
+        self.failures = 0
         first = answers[0]
         is_agreed = all(answer == first for answer in answers)
         if self._named is None or not is_agreed or first != self._agreed:
@@ -119,17 +97,15 @@ class PolledTopic:
 
     def unanswered(self, now: float, chance: float) -> None:
         """No lookupd answered: what is known stays, and the next question comes sooner."""
-        if not self._failures:
+        if not self.failures:
             log.warning(
                 "no lookupd answers for topic %s; what was known of it is kept", self.name, extra=LOOKUP_UNANSWERED
             )
-        delay = min(_FIRST_RETRY * 2 ** min(self._failures, 16), self._config.lookupd_poll_interval)
-        self._failures += 1
-        self._hurry(now, delay, chance)
+        super().unanswered(now, chance)
 
     def missing(self, now: float, chance: float) -> None:
         """No lookupd names an nsqd for it, and its first message may come at any moment: ask again soon."""
-        if not self._searches:
+        if not self.searches:
             if self.topology is not None and self.topology.excluded:
                 log.warning(
                     "topic %s: %s; asking again until one is left",
@@ -141,26 +117,16 @@ class PolledTopic:
                 log.warning(
                     "no nsqlookupd knows topic %s yet; asking again until one does", self.name, extra=TOPIC_UNKNOWN
                 )
-        delay = min(_FIRST_SEARCH * 2 ** min(self._searches, 16), _LONGEST_SEARCH)
-        self._searches += 1
-        self._hurry(now, delay, chance)
+        super().missing(now, chance)
 
     def found(self, topology: Topology) -> None:
         """Some lookupd knows it."""
-        if self._searches:
-            self._searches = 0
+        if self.searches:
+            self.searches = 0
             nsqds = topology.nsqds
             log.warning(
                 "topic %s is known now: %d nsqds, first %s", self.name, len(nsqds), nsqds[0].tcp, extra=TOPIC_FOUND
             )
-
-    def _hurry(self, now: float, delay: float, chance: float) -> None:
-        self.due = min(self.due, now + jittered(delay, self._config, chance))
-
-
-def jittered(seconds: float, config: LookupConfig, chance: float) -> float:
-    """A pause that is longer by a share which ``chance``, in [0, 1), decides: clients are not to ask together."""
-    return seconds * (1.0 + config.lookupd_poll_jitter * chance)
 
 
 class LookupRound:
@@ -210,7 +176,7 @@ class LookupRound:
         if has_answered or failure is None:
             lookupd.succeeded()
         else:
-            lookupd.failed(failure.text, monotonic())
+            lookupd.failed_for(failure.text, monotonic())
         return failures
 
 

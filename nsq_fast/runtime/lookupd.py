@@ -14,6 +14,7 @@ from nsq_fast.errors import HttpError, NsqError
 from nsq_fast.log_events import LOOKUPD_FAILED, LOOKUPD_RECOVERED
 from nsq_fast.names import Address
 from nsq_fast.printable import printable
+from nsq_fast.protocol.lookup_schedule import LookupdHealth
 from nsq_fast.protocol.topology import (
     ACCEPT,
     LookupAnswer,
@@ -32,25 +33,22 @@ MAX_REPLY_SIZE = 8 * 1024 * 1024
 # piece, and so holds the hub up for 10 ms a megabyte.
 _PRODUCER_SIZE = 2 * 1024
 _CHANNELS_SIZE = 256 * 1024
-_MAX_SKIPPED_POLLS = 8
 _RELIST_POLLS = 10
 
 log = logging.getLogger("nsq_fast.lookup")
 
 
-class Lookupd:
+class Lookupd(LookupdHealth):
     """A lookupd. The methods that ask it raise HttpError or RemoteProtocolError."""
 
     def __init__(self, endpoint: Endpoint, config: LookupConfig, access: str) -> None:
+        super().__init__(config.lookupd_poll_interval)
         self.endpoint = endpoint
         self.is_busy = False
-        self.failures = 0
         self.last_error = ""
-        self._interval = config.lookupd_poll_interval
         self._access = access
         self._max_producers = config.lookupd_max_producers
         self._is_listing_bad = False
-        self._retry_at = 0.0
         self._list_at = 0.0
         headers = {"Accept": ACCEPT}
         if config.lookupd_authorization:
@@ -108,28 +106,21 @@ class Lookupd:
                 )
             return None
 
-    def is_preferred(self, now: float) -> bool:
-        """Whether it is to be asked now, as long as there are others that work."""
-        return self.failures == 0 or now >= self._retry_at
-
     def succeeded(self) -> None:
         """It gave a good answer."""
         if self.failures:
             log.info(
                 "lookupd %s answers again after %d failures", self.endpoint, self.failures, extra=LOOKUPD_RECOVERED
             )
-        self.failures = 0
+        super().succeeded()
         self.last_error = ""
 
-    def failed(self, reason: str, now: float) -> None:
+    def failed_for(self, reason: str, now: float) -> None:
         """It gave a bad answer or none."""
         if not self.failures:
             log.warning("lookupd %s fails: %s", self.endpoint, reason, extra=LOOKUPD_FAILED)
-        self.failures += 1
         self.last_error = reason
-        polls = min(2 ** min(self.failures - 1, 16), _MAX_SKIPPED_POLLS)
-        # Half an interval less: jitter must not make it miss the poll that is meant, a refresh in between must.
-        self._retry_at = now + self._interval * (polls - 0.5)
+        super().failed(now)
 
     def close(self) -> None:
         """Close the connections that are kept."""

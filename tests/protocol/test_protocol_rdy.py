@@ -144,6 +144,23 @@ def test_is_starved_foresees_starvation(in_flight, count, starved):
     assert rdy.is_starved(in_flight, count) is starved
 
 
+def test_a_turn_that_brings_nothing_is_short_and_one_that_brings_messages_is_not():
+    shares = [Share(), Share()]
+    apply(shares, 1, 100.0)
+    [first] = [index for index, count in enumerate(counts(shares)) if count]
+    apply(shares, 1, 100.9)
+    assert counts(shares)[first] == 1
+    apply(shares, 1, 101.1)  # a tenth of the idle timeout: what the nsqd had would be here
+    assert counts(shares)[first] == 0
+    apply(shares, 1, 102.0)  # the lower is known to the server now
+    assert counts(shares)[1 - first] == 1
+    shares[1 - first].active_at = 102.5
+    apply(shares, 1, 112.0)
+    assert counts(shares)[1 - first] == 1
+    apply(shares, 1, 112.6)
+    assert counts(shares)[1 - first] == 0
+
+
 class Server:
     """nsqd as the invariant sees it: commands reach it late, messages reach us late, each by at most DELAY."""
 

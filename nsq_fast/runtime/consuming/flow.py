@@ -30,6 +30,7 @@ from nsq_fast.log_events import (
 from nsq_fast.protocol import rdy
 from nsq_fast.protocol.adaptive_limit import AdaptiveLimit
 from nsq_fast.protocol.backoff import Backoff
+from nsq_fast.protocol.sharing import Sharing, limit_in_backoff
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.supervised import Supervisor
 
@@ -37,8 +38,6 @@ from .load import Workload
 
 # Messages of lost connections, and handlers that run too long, are looked after so often, in seconds.
 OVERDUE_PAUSE = 0.5
-# Turns of a scarce RDY are looked at so often in each idle timeout.
-LOOKS_PER_IDLE_TIMEOUT = 4
 
 
 def backoff_of(config: ConsumerConfig) -> Backoff:
@@ -68,7 +67,6 @@ class Flow:
     Attributes:
         max_in_flight: messages held at once; None: as many as there are members. Call ``changed`` after a change.
         is_paused: whether RDY 0 was asked for.
-        is_waiting: whether some connection waits for a share that others still hold.
         backoff: of all connections. A connection may have one of its own instead.
         adaptive: bounds what is asked for by how long messages take; None where nobody wants that.
         has_members: an Event, set while there is a subscribed connection.
@@ -92,7 +90,7 @@ class Flow:
         self.backoff = backoff
         self.adaptive = adaptive
         self.is_paused = False
-        self.is_waiting = False
+        self._sharing = Sharing(idle_timeout, random.random)
         self._workload = workload
         self._idle_timeout = idle_timeout
         self.has_members = Event()
@@ -181,6 +179,11 @@ class Flow:
         )  # fmt: skip
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether some connection waits for a share that others still hold."""
+        return self._sharing.is_waiting
+
+    @property
     def limit(self) -> int:
         """Messages that may be held at once, as things are."""
         if self.max_in_flight is None:
@@ -224,25 +227,20 @@ class Flow:
         held_back = [member for member in members if member.backoff is not self.backoff and member.backoff.is_on]
         for member in held_back:  # nothing while it is paused, then one message to see whether things are better
             member.share.capacity = 0 if member.backoff.is_paused(now) else min(1, member.share.capacity)
-        expected = [rdy.Share() for _ in range(self._expected)] if limit >= len(shares) + self._expected else []
-        wanted = rdy.targets(shares + expected, limit, now, idle_timeout=self._idle_timeout, random=random.random)[
-            : len(shares)
-        ]
-        plan = rdy.plan(shares, wanted, allowed, now)
-        self.is_waiting = plan.waiting
+        changes = self._sharing.changes(shares, limit, allowed, now, self._expected)
         # RDY is a ceiling, not a credit: nsqd sends while fewer are in flight (nsqio/nsq: nsqd/client_v2.go,
         # IsReadyForMessages). So a share that is taken away is free only when its messages are responded to.
-        for index, count in plan.changes:
+        for index, count in changes:
             self._send(members[index], count, now)
-        pause = self._next_look(shares, [self.backoff, *(member.backoff for member in held_back)], limit, now)
+        backoffs = [self.backoff, *(member.backoff for member in held_back)]
+        pause = self._sharing.next_look(shares, backoffs, limit, now)
         return pause if not overdue else min(OVERDUE_PAUSE, pause or OVERDUE_PAUSE)
 
     def _limit(self, allowed: int, now: float) -> int:
-        if self.is_paused or self.backoff.is_paused(now):
+        if self.is_paused:
             return 0
-        if self.backoff.is_on:
-            return min(1, allowed)
-        return min(allowed, self.asked, self._workload.capacity_of(self._workload.shared))
+        usual = min(allowed, self.asked, self._workload.capacity_of(self._workload.shared))
+        return limit_in_backoff(usual, allowed, self.backoff, now)
 
     def _warn(self, shares: list[rdy.Share], allowed: int) -> None:
         """Say once each what keeps messages from coming as the options have it."""
@@ -273,11 +271,3 @@ class Flow:
         except NsqError:
             return  # it is lost; its owner will hear of it and remove it
         member.share.sent(count, now)
-
-    def _next_look(self, shares: list[rdy.Share], backoffs: list[Backoff], limit: int, now: float) -> float | None:
-        moments = [backoff.until for backoff in backoffs if backoff.is_paused(now)]
-        if self.is_waiting:
-            moments.extend(share.settles_at for share in shares if share.settles_at > now)
-        if 0 < limit < len(shares):
-            moments.append(now + self._idle_timeout / LOOKS_PER_IDLE_TIMEOUT)
-        return max(0.0, min(moments) - now) if moments else None

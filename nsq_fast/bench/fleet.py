@@ -1,0 +1,107 @@
+"""The simulation of fleets, checked: small cases on real nsqds of this machine, and how far the curves are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple
+
+from gevent import sleep
+from gevent.event import Event
+
+from nsq_fast._codec import Message
+from nsq_fast.runtime import Consumer, Producer
+from nsq_fast.simulation.comparison import CASES, PROBE, Case, delay_of, deviation, length, mean, simulated, united
+from nsq_fast.simulation.events import Curve
+
+from . import binaries
+
+AGREES = 0.10
+"""The largest distance of the curves, as a share of all messages, with which the simulation counts as true."""
+
+_BATCH = 500
+_TOPIC, _CHANNEL = "fleet", "ch"
+_INTERVAL = 0.1
+_SEEDS = 9
+_NEVER = 65_535
+"""Attempts after which a message is given up: none has as many."""
+
+
+class Check(NamedTuple):
+    """One case, both ways.
+
+    Attributes:
+        distance: the largest of the cumulative curves, as a share of all messages.
+        simulated, measured: seconds until the last message was handled, the first on average.
+    """
+
+    case: Case
+    distance: float
+    simulated: float
+    measured: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the curves are close enough."""
+        return self.distance <= AGREES
+
+
+def check(folder: Path, cases: tuple[Case, ...] = CASES) -> Iterator[Check]:
+    """Run each case on nsqds of ``folder``, and in virtual time."""
+    delay = delay_of(length(measured(PROBE, folder)))
+    for case in cases:
+        real = measured(case, folder)
+        models = [simulated(case, seed, _INTERVAL, delay) for seed in range(_SEEDS)]
+        until = max(map(length, [real, *models])) + _INTERVAL
+        model = mean([united(each, until) for each in models])
+        yield Check(case, deviation(model, united(real, until)), sum(map(length, models)) / _SEEDS, length(real))
+
+
+def measured(case: Case, folder: Path) -> list[Curve]:
+    """When the messages of each nsqd were handled, by consumers of this process on real nsqds."""
+    with ExitStack() as stack:
+        nsqds = [stack.enter_context(binaries.nsqd(folder, "127.0.0.1")).tcp for _ in range(case.nsqds)]
+        for number, address in enumerate(nsqds):
+            with Producer(str(address)) as producer:
+                for begin in range(0, case.backlog(number), _BATCH):
+                    count = min(_BATCH, case.backlog(number) - begin)
+                    producer.multipublish(_TOPIC, [b"%d" % number] * count)
+        return _consumed(case, [str(address) for address in nsqds])
+
+
+def _consumed(case: Case, nsqds: list[str]) -> list[Curve]:
+    curves = [Curve(_INTERVAL) for _ in nsqds]
+    done = Event()
+    begin: list[float] = []  # the first message: how long a busy machine takes to connect is no part of the model
+
+    def handler(_consumer: Consumer, message: Message) -> None:
+        begin.append(monotonic()) if not begin else None
+        if monotonic() - begin[0] < case.fails_until:
+            raise ValueError("the downstream is bad, as the case has it")
+        sleep(case.handler)
+        curves[int(message.body)].add(monotonic() - begin[0])
+        if sum(curve.total for curve in curves) >= case.total:
+            done.set()
+
+    consumers = [
+        Consumer(
+            _TOPIC,
+            _CHANNEL,
+            nsqds,
+            message_handler=handler,
+            max_tries=_NEVER,
+            max_in_flight=case.max_in_flight,
+            requeue_delay=0,
+            low_ready_idle_timeout=case.idle_timeout,
+            max_backoff_duration=case.max_backoff,
+        )
+        for _ in range(case.consumers)
+    ]
+    for consumer in consumers:
+        consumer.start(block=False)
+    done.wait()
+    for consumer in consumers:
+        consumer.close()
+    return curves
