@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TypeAlias
 
 from nsq_fast._codec import Message
-from nsq_fast.errors import ConfigError, NotRunning
+from nsq_fast.errors import ConfigError, NotRunning, NsqError
 from nsq_fast.runtime import (
     Batch,
     CrossingConsumer,
@@ -60,7 +60,12 @@ class Consumer(OutsideConsumer[Handler, BatchHandler]):
         consumer = self._place.get()
         if self._gate is None:
             self._gate = LoopGate(self._place.thread, repr(self), consumer.abandon_handlers)
-        await self._gate.call(consumer.start, False)
+        try:
+            await self._gate.call(consumer.start, False)
+        except NsqError:
+            if not self._is_started:  # nothing has begun: nobody need look whether the loop runs
+                self._gate.close()
+            raise
         self._is_started = True
 
     async def join(self, timeout: float | None = None) -> bool:
@@ -69,14 +74,22 @@ class Consumer(OutsideConsumer[Handler, BatchHandler]):
         return await self._gate_of().call(consumer.join, timeout)
 
     async def close(self, drain: bool = True, timeout: float | None = CLOSE_TIMEOUT) -> None:
-        """Stop consuming, gracefully, as ``nsq_fast.Consumer.close``. In a handler it only begins to close."""
-        consumer = self._place.get()
-        if self._messages is not None:
-            self._messages.leave()
-        if self._gate is None or (self._handlers is not None and self._handlers.is_current):
+        """Stop consuming, gracefully, as ``nsq_fast.Consumer.close``. In a handler it only begins to close.
+
+        The message at which the calling task iterates is requeued, unless it was responded to; those of other tasks
+        are finished when they ask for the next.
+        """
+        consumer, gate = self._place.get(), self._gate
+        if gate is None or gate.loop.is_closed():
             consumer.begin_closing_from_outside(drain, timeout)
             return
-        await self._gate.call(consumer.close, drain, timeout)
+        gate.check_loop("Consumer.close()")
+        if self._messages is not None:
+            self._messages.leave_current()
+        if self._handlers is not None and self._handlers.is_current:
+            consumer.begin_closing_from_outside(drain, timeout)
+            return
+        await gate.call(consumer.close, drain, timeout)
 
     async def __aenter__(self) -> Consumer:
         await self.start()
@@ -140,12 +153,11 @@ class _Messages:
         self._consumer = consumer
         self._waiting: deque[Batch] = deque()
         self._takers: deque[asyncio.Future[None]] = deque()
-        self._cursors: list[Cursor] = []
 
     def _take(self, batch: Batch) -> None:
         self._waiting.append(batch)
         if self.is_over:
-            self.leave()
+            self._leave_waiting()
         self._wake_one()
 
     async def next(self, cursor: Cursor) -> Message:
@@ -156,6 +168,7 @@ class _Messages:
                 return message
             if self._waiting:
                 cursor.begin(self._waiting.popleft())
+                cursor.owner = asyncio.current_task()
             elif self.is_over:
                 if self._consumer.failure is not None:
                     raise self._consumer.failure
@@ -180,28 +193,25 @@ class _Messages:
                 taker.set_result(None)
                 return
 
-    def enter(self, cursor: Cursor) -> None:
-        """Another one iterates."""
-        self._cursors.append(cursor)
+    def leave_current(self) -> None:
+        """The calling task closes the consumer: give back what nobody has taken, and what it has taken itself."""
+        self._leave_waiting()
+        task = asyncio.current_task()
+        for cursor in list(self.batches.cursors):
+            if cursor.owner is task:
+                cursor.leave()
 
-    def drop(self, cursor: Cursor) -> None:
-        """One iterates no more."""
-        cursor.leave()
-        if cursor in self._cursors:
-            self._cursors.remove(cursor)
-
-    def leave(self) -> None:
-        """The consumer is being closed: give back what nobody has taken."""
+    def _leave_waiting(self) -> None:
         for batch in self._waiting:
             self.batches.done(batch)
         self._waiting.clear()
-        for cursor in self._cursors:
-            cursor.leave()
 
     def end(self) -> None:
-        """The consumer is closed."""
+        """The consumer is closed: what is in hand was responded to, or is delivered again."""
         self.is_over = True
-        self.leave()
+        self._leave_waiting()
+        for cursor in list(self.batches.cursors):
+            cursor.leave()
         takers, self._takers = self._takers, deque()
         for taker in takers:
             if not taker.done():
@@ -214,7 +224,6 @@ class _Iteration:
     def __init__(self, messages: _Messages) -> None:
         self._messages = messages
         self._cursor = Cursor(messages.batches)
-        messages.enter(self._cursor)
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self
@@ -223,4 +232,4 @@ class _Iteration:
         return await self._messages.next(self._cursor)
 
     def __del__(self) -> None:
-        self._messages.drop(self._cursor)
+        self._cursor.end()

@@ -38,6 +38,13 @@ class LoopGate:
         self.is_used: Callable[[], bool] = lambda: False  # whether handlers run in the loop now
         self._watch = OutsideWatch(logger, f"the event loop of {name}", self._look)
         self._watch.start()
+        thread.tell_end(self)
+
+    def thread_ended(self, error: NotRunning) -> None:
+        """In the hub thread, which fails: what it has posted is asked for now, there is no end of its turn."""
+        self._watch.stop()
+        if self._calls and not self._is_closed:
+            self._ask()
 
     def close(self) -> None:
         """Nothing is to come any more."""
@@ -98,16 +105,24 @@ class LoopGate:
         self._asked_at = 0.0
         self._is_asking = False  # before the calls are looked at: none can come in between and not be seen
         calls = self._calls
-        while calls:
-            function, arguments = calls.popleft()
-            function(*arguments)
+        try:
+            while calls:
+                function, arguments = calls.popleft()
+                function(*arguments)
+        finally:
+            if calls:  # one has raised, or the program was interrupted: the others must not wait for the next post
+                self.loop.call_soon(self._make_calls)
 
     def call_hub(self, function: Callable[[], object]) -> None:
         """Have the hub thread call ``function`` soon; it must not block."""
         self._thread.submit(function)
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run ``function``, which may block, in the hub thread; wait for what it returns, or raise what it raises."""
+        """Run ``function``, which may block, in the hub thread; wait for what it returns, or raise what it raises.
+
+        Raises NotRunning in another loop than its own.
+        """
+        self.check_loop(f"{function.__name__}()")
         promise = LoopPromise(self)
         self._thread.call_later(promise, function, *arguments)
         result: T = await promise.future

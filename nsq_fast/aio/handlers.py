@@ -49,9 +49,7 @@ class LoopHandlers(OutsideHandlers):
         self._width = width
         self._waiting: deque[Batch] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._serving = (
-            0  # tasks that look for another batch yet: a task is in _tasks for a turn of the loop after that
-        )
+        self._serving = 0  # tasks that look for another batch yet; each is in _tasks for a turn of the loop after that
         self._is_ending = False
 
     def _begin(self, batch: Batch) -> None:
@@ -73,10 +71,12 @@ class LoopHandlers(OutsideHandlers):
             self._done(batch)
             return
         self._waiting.append(batch)
-        if self._width is not None and self._serving >= self._width:
-            return
-        self._serving += 1
+        if self._width is None or self._serving < self._width:
+            self._start_task()
+
+    def _start_task(self) -> None:
         task = self._gate.loop.create_task(self._serve())
+        self._serving += 1
         # Who closes a loop in the middle of a handler knows: the message is delivered again, and nothing is to be told.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._tasks.add(task)
@@ -85,6 +85,10 @@ class LoopHandlers(OutsideHandlers):
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
+            if (
+                task.exception() is not None and self._waiting
+            ):  # a handler has exited, and the loop goes on all the same
+                self._start_task()
             return
         self._is_ending = True  # nobody but the end of the loop cancels it
         while self._waiting:  # what is in them is taken back

@@ -146,12 +146,14 @@ class Producer(OutsideProducer):
         Args:
             timeout: seconds that all of it may take; publishes that are still pending then fail.
         """
-        producer = self._place.get()
-        if self._gate is None:
+        producer, gate = self._place.get(), self._gate
+        if gate is None:
             producer.close_from_outside(timeout)  # never started: there is nothing to wait for
-            return
-        await self._gate.call(producer.close, timeout)
-        self._gate.close()
+        elif gate.loop.is_closed():
+            self._place.thread.submit(producer.close_in_background)  # nobody waits for a result any more
+        else:
+            await gate.call(producer.close, timeout)
+            gate.close()
 
     async def join(self, timeout: float | None = None) -> bool:
         """Wait until the producer has closed; whether it has."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import os
 from socket import close as close_descriptor  # unlike os.close this one is never patched
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from gevent import Greenlet as _Greenlet
 from gevent import GreenletExit, get_hub, getcurrent, reinit
+
+T = TypeVar("T")
 
 
 class Forkable(Protocol):
@@ -35,6 +37,15 @@ _kept: list[object] = []
 def tell_forks(thing: Forkable) -> None:
     """Call ``thing.forked()`` in every child that is forked while ``thing`` lives."""
     _known.add(thing)
+
+
+def known(kind: type[T]) -> list[T]:
+    """The things of this kind that are told of forks."""
+    while True:
+        try:
+            return [thing for thing in _known if isinstance(thing, kind)]
+        except RuntimeError:  # noqa: PERF203  # another thread has added one in the middle
+            continue
 
 
 def keep(*parts: object) -> None:

@@ -37,6 +37,11 @@ def refuse_calls() -> None:
     _taking_calls.pop(get_ident(), None)
 
 
+def is_taking_calls() -> bool:
+    """Whether the calling thread takes calls from every thread."""
+    return get_ident() in _taking_calls
+
+
 class Queued:
     """What a response returns: it is queued here, or in the thread that owns the message. To await it is no wait."""
 

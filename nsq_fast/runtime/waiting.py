@@ -22,10 +22,13 @@ from .supervised import Job, Loop
 def may_wait(workers: Iterable[greenlet | None] = ()) -> bool:
     """Whether the calling greenlet may wait for an object to close, of which ``workers`` run the handlers."""
     current = getcurrent()
-    if current is get_hub() or is_emitting() or any(worker is current for worker in workers):
-        return False
-    # What the others do in the background must go on, whoever interrupts it; handlers of another object may wait.
-    return not isinstance(current, Loop | Job) or current.runs_handlers
+    return not (must_go_on() or is_emitting() or any(worker is current for worker in workers))
+
+
+def must_go_on() -> bool:
+    """Whether the caller interrupts the hub, or what one of our greenlets does in the background."""
+    current = getcurrent()
+    return current is get_hub() or (isinstance(current, Loop | Job) and not current.runs_handlers)
 
 
 def is_interrupting() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
+from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -62,10 +63,14 @@ class Consumer(OutsideConsumer[Handler, BatchHandler]):
     def close(self, drain: bool = True, timeout: float | None = CLOSE_TIMEOUT) -> None:
         """Stop consuming, gracefully, as ``nsq_fast.Consumer.close``.
 
-        In any thread. In a handler, and in a handler of ``signal.signal``, it only begins to close; ``join`` waits for
-        the end.
+        In any thread. In a handler, in a handler of ``signal.signal``, and in a thread that iterates and is at a
+        message, it only begins to close; ``join`` waits for the end.
         """
-        self._place.get().close_from_outside(drain, timeout)
+        consumer = self._place.get()
+        if self._taken is not None and self._taken.is_held_by(get_ident()):
+            consumer.begin_closing_from_outside(drain, timeout)
+        else:
+            consumer.close_from_outside(drain, timeout)
 
     def __enter__(self) -> Consumer:
         self._start()
@@ -94,17 +99,18 @@ class Consumer(OutsideConsumer[Handler, BatchHandler]):
         taken = self._taken
         if taken is None:
             raise NotRunning("the consumer is closed")
-        cursor = Cursor(taken)
+        consumer, cursor = self._place.get(), Cursor(taken)
         try:
             while (batch := self._batches.get()) is not None:
                 cursor.begin(batch)
+                cursor.owner = get_ident()
                 while (message := cursor.next()) is not None:
                     yield message
         finally:
-            cursor.leave()
+            cursor.end()
         self._batches.put(None)  # for the others that iterate
-        if (failure := self._place.get().failure) is not None:
-            raise failure
+        if consumer.failure is not None:
+            raise consumer.failure
 
     def _new_handlers(self, consumer: CrossingConsumer) -> TakenBatches | None:
         if not self._is_iterated:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, overload
 
+from nsq_fast.log_events import EXIT_IGNORED
 from nsq_fast.protocol.wire_form import Receipt
 from nsq_fast.runtime import CrossingProducer, OutsideProducer, PublishRequest, Reply, extras_of
 
@@ -14,6 +17,8 @@ Body: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = Mapping[str, Any]
 Stored: TypeAlias = bytes | Receipt
 AllStored: TypeAlias = bytes | list[Receipt]
+
+logger = logging.getLogger(__name__)
 
 
 class Producer(OutsideProducer):
@@ -212,7 +217,7 @@ class Producer(OutsideProducer):
 
     def _renewed(self, producer: CrossingProducer) -> None:
         if self._is_started:
-            self._place.thread.call(producer.start)
+            producer.start()
 
     def __enter__(self) -> Producer:
         self.start()
@@ -233,8 +238,19 @@ class _Promise:
 
     def set(self, value: Any) -> None:
         """It went well."""
-        self.future.set_result(value)
+        with _going_on():
+            self.future.set_result(value)
 
     def set_exception(self, error: BaseException) -> None:
         """It did not."""
-        self.future.set_exception(error)
+        with _going_on():
+            self.future.set_exception(error)
+
+
+@contextmanager
+def _going_on() -> Iterator[None]:
+    """A callback of a Future that exits must keep nobody else's result back."""
+    try:
+        yield
+    except BaseException as error:
+        logger.error("%r of a callback of a Future ends nothing", error, extra=EXIT_IGNORED)

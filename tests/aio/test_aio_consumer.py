@@ -203,6 +203,105 @@ def test_several_tasks_iterate_until_it_is_closed(filled: str) -> None:
     asyncio.run(main())
 
 
+def test_close_lets_the_other_tasks_that_iterate_finish_their_messages(filled: str) -> None:
+    async def main() -> None:
+        found: dict[bytes, int] = {}
+        async with Consumer("t", "c", filled, max_in_flight=20, concurrency=2) as consumer:
+            at_a_message, go_on = asyncio.Event(), asyncio.Event()
+
+            async def take() -> None:
+                async for message in consumer:
+                    found[message.body] = message.attempts
+                    at_a_message.set()
+                    await go_on.wait()
+
+            task = asyncio.create_task(take())
+            await at_a_message.wait()
+            closing = asyncio.create_task(consumer.close())
+            await asyncio.sleep(0)
+            await until_async(lambda: consumer.total_in_flight == 1)
+            go_on.set()
+            await closing
+            await task
+            assert len(found) == 1
+            assert consumer.stats().totals.finished == 1
+
+    asyncio.run(main())
+
+
+def test_a_handler_that_exits_leaves_what_waits_in_the_loop_to_others(nsqd_process: Any) -> None:
+    handled: list[bytes] = []
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        while not handled and consumer.stats().totals.received < 2:
+            await asyncio.sleep(0.001)  # sleep: until another message waits behind this one
+        handled.append(message.body)
+        if len(handled) == 1:
+            await message.finish()  # nothing comes in its place
+            raise SystemExit(3)
+
+    with Producer(nsqd_process.address) as producer:
+        producer.multipublish("t", [b"1", b"2"])
+    loop = asyncio.new_event_loop()
+    options: dict[str, Any] = {"max_in_flight": 2, "concurrency": 1}
+    consumer = Consumer("t", "c", nsqd_process.address, message_handler=handle, **options)
+    loop.run_until_complete(consumer.start())
+    with pytest.raises(SystemExit):
+        loop.run_until_complete(until_async(lambda: len(handled) == 2))
+    loop.run_until_complete(until_async(lambda: len(handled) == 2))  # a program that goes on all the same
+    loop.run_until_complete(consumer.close())
+    loop.close()
+    assert sorted(handled) == [b"1", b"2"]
+
+
+def test_a_call_in_the_loop_that_raises_keeps_no_other_back(filled: str) -> None:
+    found: list[bytes] = []
+    refused: list[int] = []
+
+    async def handle(consumer: Consumer, message: Message) -> None:
+        found.append(message.body)
+
+    def refuse_first(loop: asyncio.AbstractEventLoop, coroutine: Any, **arguments: Any) -> Any:
+        if not refused and "_serve" in repr(coroutine):
+            refused.append(1)
+            coroutine.close()
+            raise MemoryError
+        return asyncio.Task(coroutine, loop=loop, **arguments)
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        asyncio.get_running_loop().set_task_factory(refuse_first)
+        async with Consumer("t", "c", filled, message_handler=handle, max_in_flight=20, concurrency=4):
+            await until_async(lambda: len(found) == 100)
+
+    asyncio.run(main())
+    assert refused
+
+
+def test_another_loop_is_told_that_it_may_not_close_it(filled: str) -> None:
+    first = asyncio.new_event_loop()
+    consumer, producer = Consumer("t", "c", filled), AioProducer(filled)
+    first.run_until_complete(consumer.start())
+    first.run_until_complete(producer.start())
+
+    async def in_another_loop() -> None:
+        for call in (consumer.close, consumer.join, producer.close, producer.join):
+            with pytest.raises(NotRunning, match="another event loop"):
+                await call()
+
+    asyncio.run(in_another_loop())
+    assert consumer.is_running
+    assert producer.is_running
+    first.close()
+
+    async def after_its_end() -> None:
+        await consumer.close()
+        await producer.close()
+        await until_async(lambda: not consumer.is_running and not producer.is_running)
+
+    asyncio.run(after_its_end())
+
+
 def test_batches_failures_and_asynchronous_messages(filled: str) -> None:
     held: deque[Message] = deque()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import threading
 import time
 from collections import defaultdict, deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.scripted_nsqd import ScriptedNsqd
-from support.waiting import until
+from support.waiting import promptly, until
 
 from nsq_fast import Message
 from nsq_fast.broker import ClusterProcess
@@ -142,6 +144,70 @@ def test_close_in_a_handler_only_begins_to_close(filled: str) -> None:
     consumer = Consumer("t", "c", filled, message_handler=handle)
     consumer.start()
     assert not consumer.is_running
+
+
+def test_a_thread_that_iterates_and_is_at_a_message_only_begins_to_close(filled: str) -> None:
+    consumer = Consumer("t", "c", filled, max_in_flight=5)
+    bodies = []
+    with promptly():  # it would wait for its own message
+        for message in consumer:
+            bodies.append(message.body)
+            consumer.close()
+        assert consumer.join(WAIT)
+    assert len(bodies) == 1  # which is finished, as its loop has gone on
+    assert consumer.stats().totals.finished == 1
+
+
+def test_a_thread_that_dies_at_a_message_leaves_it_to_others(filled: str) -> None:
+    dying: list[bytes] = []
+    found: dict[bytes, int] = {}
+
+    with Consumer("t", "c", filled, max_in_flight=20, concurrency=2) as consumer:
+
+        def die() -> None:
+            for message in consumer:
+                dying.append(message.body)
+                raise ValueError("what it dies of")
+
+        def die_in_silence() -> None:
+            with suppress(ValueError):
+                die()
+
+        def take() -> None:
+            for message in consumer:
+                found[message.body] = message.attempts
+
+        first = threading.Thread(target=die_in_silence)
+        first.start()
+        first.join(WAIT)
+        others = [threading.Thread(target=take) for _ in range(2)]
+        for thread in others:
+            thread.start()
+        until(lambda: all_of(set(found)) and consumer.stats().totals.finished == 100)
+        consumer.close()
+        for thread in others:
+            thread.join(WAIT)
+    assert found[dying[0]] == 2
+
+
+def test_an_exception_that_is_thrown_into_an_idle_thread_costs_no_message(nsqd_process: Any) -> None:
+    threads: set[int] = set()
+    found: list[bytes] = []
+
+    def handle(consumer: Consumer, message: Message) -> None:
+        threads.add(threading.get_ident())
+        found.append(message.body)
+
+    with (
+        Producer(nsqd_process.address) as producer,
+        Consumer("t", "c", nsqd_process.address, message_handler=handle) as consumer,
+    ):
+        for number in range(20):
+            producer.publish("t", b"%d" % number)
+            until(lambda number=number: consumer.stats().totals.finished == number + 1)  # type: ignore[misc]
+            (thread,) = threads
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TimeoutError))
+    assert sorted(found, key=int) == [b"%d" % number for number in range(20)]
 
 
 def test_a_signal_handler_closes_it(filled: str) -> None:

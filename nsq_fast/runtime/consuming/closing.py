@@ -130,6 +130,11 @@ class Closing:
             self._consumer.logger.error("%s: closing: %s", self._consumer.name, error, extra=CONSUMER_FAILED)
             self.begin(drain=True, timeout=CLOSE_TIMEOUT)
 
+    def lost(self, error: NsqError) -> None:
+        """It is closed without anything done, because its thread has failed."""
+        self.failure = error
+        self.skip()
+
     def skip(self) -> None:
         """It is closed without anything to do."""
         self.has_begun = True

@@ -34,7 +34,8 @@ class HandlerThreads(OutsideHandlers):
         super().__init__()
         self._size = size
         self._owner = owner
-        self._work: Any = get_original("queue", "SimpleQueue")()
+        self._waiting: deque[Batch | None] = deque()  # None: a thread is to end
+        self._count: Any = get_original("queue", "SimpleQueue")()  # as many items as are waiting
         self._ended: deque[None] = deque()
         self._all_ended = Event()
         for _ in range(size):
@@ -43,21 +44,36 @@ class HandlerThreads(OutsideHandlers):
     def stop(self) -> None:
         """End each thread after the batches that it was given; wait for that, unless handlers still run."""
         super().stop()
-        for _ in range(self._size):
-            self._work.put(None)
+        self._put(*[None] * self._size)
         if not self._running:  # a program that ends now must not meet threads that are half gone
             self._all_ended.wait(LONGEST_END)
 
+    def leave(self) -> None:
+        """As of every kind of them; each thread ends after its handler."""
+        super().leave()
+        self._put(*[None] * self._size)
+
     def _begin(self, batch: Batch) -> None:
-        self._work.put(batch)
+        self._put(batch)
+
+    def _put(self, *batches: Batch | None) -> None:
+        for batch in batches:
+            self._waiting.append(batch)
+            self._count.put(None)
 
     # In the native threads
 
     def _serve(self) -> None:
-        while not self._is_copy and (batch := self._work.get()) is not None:
-            with self._owner.served_by(partial(self._call, batch)):
-                _run(batch)
-            self._done(batch)
+        while not self._is_copy:
+            try:
+                self._count.get()
+            except BaseException:  # raised in the thread from outside it, as some timeouts are
+                self._count.put(None)  # nothing of what waits is taken yet
+                continue
+            batch = self._waiting.popleft()
+            if batch is None:
+                break
+            self._serve_batch(batch)
         hub = get_hub_if_exists()
         if hub is not None:  # a handler has used gevent here
             hub.destroy(True)
@@ -65,6 +81,15 @@ class HandlerThreads(OutsideHandlers):
         if len(self._ended) == self._size and not self._is_copy:
             with suppress(ValueError):
                 self._loop.run_callback_threadsafe(self._all_ended.set)
+
+    def _serve_batch(self, batch: Batch) -> None:
+        try:
+            with self._owner.served_by(partial(self._call, batch)):
+                _run(batch)
+        except BaseException as error:  # as above
+            batch.end(error)
+        finally:
+            self._done(batch)
 
 
 def _run(batch: Batch) -> None:

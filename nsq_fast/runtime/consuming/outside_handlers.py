@@ -149,6 +149,10 @@ class OutsideHandlers:
         """In the child of a fork: where handlers run is the parent's."""
         self._is_stopped = self._is_copy = True
 
+    def leave(self) -> None:
+        """The hub runs no more: what ends from now on is told to nobody. Does not block."""
+        self._is_stopped = self._is_copy = True
+
     def _begin(self, batch: Batch) -> None:
         raise NotImplementedError
 

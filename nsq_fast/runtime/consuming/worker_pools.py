@@ -91,6 +91,13 @@ class WorkerPools:
         """Where handlers run."""
         return (worker.greenlet for pool in self._pools for worker in pool.workers)
 
+    def leave(self) -> None:
+        """The thread of the consumer has failed: no worker runs any more."""
+        if self.outside is not None:
+            self.outside.leave()
+        if self._watch is not None:
+            watchdog.remove(self._watch)
+
     def stop(self) -> None:
         """Let each worker end after what it is handling now."""
         for pool in self._pools:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nsq_fast.errors import NotRunning
 from nsq_fast.runtime.consumer import Consumer
 from nsq_fast.runtime.consuming.closing import check_timeout
 from nsq_fast.runtime.consuming.outside_handlers import OutsideHandlers
 from nsq_fast.runtime.owner_thread import get_ident
+from nsq_fast.runtime.signals import emit
 from nsq_fast.runtime.waiting import is_interrupting
 
 from .hub_thread import HubThread
@@ -26,7 +28,15 @@ class CrossingConsumer(Consumer):
         self._hub_thread = hub_thread
         self.workers.new_outside = lambda: new_handlers(self)
         hub_thread.close_at_exit(self)
+        hub_thread.tell_end(self)
         return self
+
+    def thread_ended(self, error: NotRunning) -> None:
+        """The hub thread fails: nothing of it runs any more, and nsqd delivers again what it holds. Does not block."""
+        if self._is_started and not self._closing.done.is_set():
+            self.workers.leave()
+            self._closing.lost(error)
+            emit(self, "on_close")
 
     def close_from_outside(self, drain: bool, timeout: float | None) -> None:
         """``close``, in any thread; where that must not wait, it only begins to."""

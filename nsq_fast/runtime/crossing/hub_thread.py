@@ -5,6 +5,9 @@ hub, with one wake-up for them all. The hub never waits for who called it.
 
 There is one for a process. It begins with the first client that needs it, and
 ends with the interpreter; a child of a fork makes its own when it needs one.
+
+Should it end in another way, nobody waits for it in vain: who does gets an
+error, and the next call makes another thread, with clients anew.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ from __future__ import annotations
 import atexit
 import concurrent.futures.thread  # noqa: F401  # gevent's resolver does, and could not when the interpreter ends
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from socket import close as close_descriptor  # unlike os.close this one is never patched
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -23,9 +28,10 @@ from gevent import get_hub, joinall
 from gevent.event import Event
 from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
 
-from nsq_fast.errors import NotRunning
-from nsq_fast.log_events import EXIT_IGNORED, INTERNAL_ERROR, PUBLISHES_UNCONFIRMED
+from nsq_fast.errors import NotRunning, WrongThread
+from nsq_fast.log_events import EXIT_IGNORED, HUB_THREAD_FAILED, INTERNAL_ERROR, PUBLISHES_UNCONFIRMED
 from nsq_fast.runtime.fork import tell_forks
+from nsq_fast.runtime.net.transport import let_go_of_all
 from nsq_fast.runtime.owner_thread import get_ident, refuse_calls, take_calls
 from nsq_fast.runtime.publishing.publish import Promise
 from nsq_fast.runtime.supervised import Job, Supervisor
@@ -41,6 +47,9 @@ EXIT_TIMEOUT = 2.0
 END_TIMEOUT = 5.0
 """Seconds that it waits then for the thread. It is left behind after that."""
 
+LOOP_DESCRIPTORS = 8
+"""As many files as a loop and its resolver may have open, or more."""
+
 _new_lock = get_original("_thread", "allocate_lock")
 _start_thread = get_original("_thread", "start_new_thread")
 
@@ -52,8 +61,17 @@ class AtExit(Protocol):
         """In the hub thread: close within ``timeout`` seconds; return how many publishes were not confirmed."""
 
 
+class Dependent(Protocol):
+    """What waits for the hub thread, or has others wait for it."""
+
+    def thread_ended(self, error: NotRunning) -> object:
+        """In the hub thread, which fails: nothing comes from it any more. Tell who waits. Must not block."""
+
+
 class HubThread:
     """The thread. Its methods belong to every thread, but for what says otherwise.
+
+    Raises NotRunning if it cannot begin.
 
     Attributes:
         ident: its number.
@@ -68,6 +86,9 @@ class HubThread:
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._is_waking = False
         self._clients: WeakSet[Any] = WeakSet()
+        self._dependents: WeakSet[Any] = WeakSet()
+        self._answering: set[Promise] = set()  # of calls that run now
+        self._failure: BaseException | None = None
         self._supervisor = Supervisor(logger)
         self._ended = _new_lock()
         self._ended.acquire()
@@ -75,20 +96,29 @@ class HubThread:
         started.acquire()
         _start_thread(self._run, (started.release,))
         started.acquire()  # blocks greenlets, too: another one that asks for the thread would find its lock taken
+        if self._failure is not None:
+            raise NotRunning(f"the hub thread of nsq_fast cannot begin: {self._failure!r}") from self._failure
         tell_forks(self)
 
     def submit(self, function: Callable[..., object], *arguments: Any) -> None:
         """Have the hub call ``function`` soon; it must not block. Raises NotRunning when the thread is over."""
-        if self.is_over:
-            raise NotRunning("the thread of nsq_fast has ended: the interpreter ends, or this is a child of a fork")
         self._calls.append((function, arguments))
+        if self.is_over:  # looked at afterwards: whoever ends the thread looks at the calls after it has said so
+            raise NotRunning(
+                "the thread of nsq_fast has ended: the interpreter ends, this is a child of a fork, or it has failed,"
+                " of which the log tells"
+            )
         if not self._is_waking:
             self._is_waking = True
-            self._watcher.send()
+            with suppress(ValueError):  # it failed just now, and answers what was submitted
+                self._watcher.send()
 
     def at_end_of_turn(self, function: Callable[[], object]) -> None:
         """In the hub thread: have the hub call ``function`` when it has done what it is doing now."""
-        self._run_callback(function)
+        if self.is_over:  # there is no other turn
+            function()
+        else:
+            self._run_callback(function)
 
     def start_job(self, function: Callable[..., object], *arguments: Any) -> Job:
         """In the hub thread: run ``function``, which may block, in a greenlet of its own."""
@@ -97,18 +127,25 @@ class HubThread:
         job.start()
         return job
 
-    def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run ``function``, which may block, in a greenlet there; return what it returns, raise what it raises."""
+    def call(self, function: Callable[..., T], *arguments: Any, blocks_thread: bool = False) -> T:
+        """Run ``function``, which may block, in a greenlet there; return what it returns, raise what it raises.
+
+        With ``blocks_thread`` no other greenlet of the calling thread runs meanwhile.
+        """
         if get_ident() == self.ident:
             return function(*arguments)
-        reply = Reply()
+        reply = Reply(blocks_thread=blocks_thread)
         self.call_later(reply, function, *arguments)
         result: T = reply.get()
         return result
 
     def call_later(self, promise: Promise, function: Callable[..., object], *arguments: Any) -> None:
         """As ``call``, without waiting: ``promise`` gets the result, in the hub thread."""
-        self.submit(self.start_job, _answer, promise, function, *arguments)
+        self.submit(self._start_answering, promise, function, *arguments)
+
+    def tell_end(self, dependent: Dependent) -> None:
+        """Call ``dependent.thread_ended(error)`` if the thread fails while it lives."""
+        self._dependents.add(dependent)
 
     def close_at_exit(self, client: AtExit) -> None:
         """Close ``client`` when the interpreter ends, if it lives then."""
@@ -126,7 +163,7 @@ class HubThread:
                 " Call close() of the producer, which waits for them", lost, extra=PUBLISHES_UNCONFIRMED,
             )  # fmt: skip
         self.submit(self._stopping.set)
-        self.is_over = self.is_stopped = True
+        self.is_stopped = self.is_over = True
         self._ended.acquire(timeout=END_TIMEOUT)
 
     def forked(self) -> None:
@@ -136,16 +173,35 @@ class HubThread:
     # In the thread
 
     def _run(self, tell_started: Callable[[], None]) -> None:
+        try:
+            self._begin()
+        except BaseException as error:
+            self._failure = error
+            self._ended.release()
+            return
+        finally:
+            tell_started()
+        try:
+            self._serve()
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._end()
+
+    def _begin(self) -> None:
         with suppress(Exception):  # a name for logs, and nothing more
             threading.current_thread().name = "nsq_fast hub"
-        hub = get_hub()
+        _check_descriptors()
+        hub: Any = get_hub()
+        hub.destroy = _refuse_to_destroy  # what is at work in the loop would go on in freed memory
         self.ident = get_ident()
         self._run_callback = hub.loop.run_callback
         self._stopping = Event()
         self._watcher = hub.loop.async_()
         self._watcher.start(self._make_calls)
         take_calls(self.submit)
-        tell_started()
+
+    def _serve(self) -> None:
         while not self._stopping.is_set():
             try:
                 self._stopping.wait()
@@ -155,21 +211,65 @@ class HubThread:
                     error,
                     extra=EXIT_IGNORED,
                 )
+
+    def _end(self) -> None:
+        self.is_over = True
         refuse_calls()
-        self._watcher.stop()
-        self._watcher.close()
-        hub.destroy(destroy_loop=True)
+        if self._failure is not None:
+            self._tell_all(self._failure)
+        hub: Any = get_hub()
+        with suppress(Exception):  # of a hub that failed nothing is known
+            let_go_of_all(hub)
+            self._watcher.stop()
+            self._watcher.close()
+            type(hub).destroy(hub, destroy_loop=True)
         self._ended.release()
+
+    def _tell_all(self, failure: BaseException) -> None:
+        """Nobody is to wait for what this thread would have done."""
+        said = f"{type(failure).__name__}: {failure}".partition("\n")[0]  # gevent's LoopExit describes its hub below
+        logger.critical(
+            "the hub thread of nsq_fast has ended: its clients are lost, and what they were asked for fails; the next"
+            " call makes another one. It ended of %s", said, exc_info=failure, extra=HUB_THREAD_FAILED,
+        )  # fmt: skip
+        error = NotRunning(f"the hub thread of nsq_fast has ended of {said}; the next call makes another one")
+        error.__cause__ = failure
+        for function, arguments in list(self._calls):
+            if function == self._start_answering:
+                self._answering.add(arguments[0])
+        for promise in list(self._answering):
+            _tell(promise.set_exception, error)
+        for dependent in list(self._dependents):
+            _tell(dependent.thread_ended, error)
 
     def _make_calls(self) -> None:
         self._is_waking = False  # before the calls are looked at: none can come in between and not be seen
         calls = self._calls
-        while calls:
-            function, arguments = calls.popleft()
-            try:
-                function(*arguments)
-            except Exception:  # one call must not harm the others
-                logger.exception("nsq_fast itself failed in %r", function, extra=INTERNAL_ERROR)
+        try:
+            while calls:
+                function, arguments = calls.popleft()
+                try:
+                    function(*arguments)
+                except Exception:  # one call must not harm the others
+                    logger.exception("nsq_fast itself failed in %r", function, extra=INTERNAL_ERROR)
+        finally:
+            if calls:  # what is no Exception goes to the hub
+                self._watcher.send()
+
+    def _start_answering(self, promise: Promise, function: Callable[..., object], *arguments: Any) -> None:
+        self._answering.add(promise)
+        self.start_job(self._answer, promise, function, *arguments)
+
+    def _answer(self, promise: Promise, function: Callable[..., object], *arguments: Any) -> None:
+        """Give ``promise`` what a function returns or raises."""
+        try:
+            value = function(*arguments)
+        except BaseException as error:
+            self._answering.discard(promise)
+            promise.set_exception(error)
+        else:
+            self._answering.discard(promise)
+            promise.set(value)
 
     def _close_clients(self) -> int:
         jobs = [self.start_job(client.close_at_exit, EXIT_TIMEOUT) for client in list(self._clients)]
@@ -177,14 +277,28 @@ class HubThread:
         return sum(job.value or 0 for job in jobs if job.successful())
 
 
-def _answer(promise: Promise, function: Callable[..., object], *arguments: Any) -> None:
-    """Give ``promise`` what a function returns or raises."""
+def _check_descriptors() -> None:
+    """Raise OSError where the process may open too few files for a loop: libev would try again for ever."""
+    opened: list[int] = []
     try:
-        value = function(*arguments)
-    except BaseException as error:
-        promise.set_exception(error)
-    else:
-        promise.set(value)
+        for _ in range(LOOP_DESCRIPTORS // 2):
+            opened.extend(os.pipe())
+    finally:
+        for descriptor in opened:
+            close_descriptor(descriptor)
+
+
+def _refuse_to_destroy(destroy_loop: bool | None = None) -> None:
+    raise WrongThread(
+        "Hub.destroy() was called in the hub thread of nsq_fast, whose hub ends with it; nothing was done"
+    )
+
+
+def _tell(function: Callable[[NotRunning], object], error: NotRunning) -> None:
+    try:
+        function(error)
+    except Exception:  # it must not keep the others from being told
+        logger.exception("nsq_fast itself failed in %r", function, extra=INTERNAL_ERROR)
 
 
 _lock: Any = _new_lock()

@@ -17,30 +17,35 @@ ClientT = TypeVar("ClientT")
 class Place(Generic[ClientT]):
     """A client, made in the hub thread. In a child of a fork it is made again, in a thread of the child.
 
+    It is also made again when the hub thread has failed.
+
     Args:
         make: called in the hub thread, with that.
-        renewed: called with what was made in a child.
+        renewed: called there with what was made again, before anybody uses it.
     """
 
     def __init__(self, make: Callable[[HubThread], ClientT], renewed: Callable[[ClientT], object]) -> None:
         self._make = make
         self._renewed = renewed
-        self._fill()
+        self.thread = hub_thread()
+        self._client = self.thread.call(make, self.thread)
         self.forked()
         tell_forks(self)
-
-    def _fill(self) -> None:
-        self.thread = hub_thread()
-        self._client = self.thread.call(self._make, self.thread)
 
     def get(self) -> ClientT:
         """The client. ``thread`` is where it is, from then on."""
         if self._is_left_behind:
-            with self._lock:
+            with self._lock:  # blocks greenlets, too: who holds it must not let others of its thread run
                 if self._is_left_behind:
-                    self._fill()
-                    self._renewed(self._client)
+                    thread = hub_thread()
+                    self._client = thread.call(self._make_again, thread, blocks_thread=True)
+                    self.thread = thread
         return self._client
+
+    def _make_again(self, thread: HubThread) -> ClientT:
+        client = self._make(thread)
+        self._renewed(client)
+        return client
 
     @property
     def _is_left_behind(self) -> bool:

@@ -6,7 +6,7 @@ from collections import deque
 from time import monotonic
 from typing import Any
 
-from nsq_fast.errors import PublishFailed
+from nsq_fast.errors import NotRunning, PublishFailed
 from nsq_fast.names import check_topic
 from nsq_fast.runtime.owner_thread import get_ident
 from nsq_fast.runtime.producer import Producer
@@ -66,8 +66,9 @@ class CrossingProducer(Producer):
         self._hub_thread = hub_thread
         self._requests: deque[PublishRequest] = deque()
         self._is_taking = False
-        self._entering = 0  # requests that wait for room in jobs of their own: nobody may pass them
+        self._entering: set[PublishRequest] = set()  # they wait for room in jobs of their own: nobody may pass them
         hub_thread.close_at_exit(self)
+        hub_thread.tell_end(self)
         return self
 
     def body_of(self, topic: Any, body: Any, timeout: Any) -> bytes:
@@ -102,7 +103,8 @@ class CrossingProducer(Producer):
         if not request.waits and limit.used + len(self._requests) >= limit.limit:
             raise PublishFailed(f"publish to {request.topic!r}: {self._full()}", attempts=0)
         self._requests.append(request)
-        if not self._is_taking:
+        # That the thread has failed is looked at afterwards: it looks at the requests after it has said so.
+        if not self._is_taking or self._hub_thread.is_over:
             self._is_taking = True
             self._hub_thread.submit(self._take)
 
@@ -110,6 +112,20 @@ class CrossingProducer(Producer):
         self._is_taking = False  # before the requests are looked at: none can come in between and not be seen
         while self._requests:
             self._admit(self._requests.popleft())
+
+    def thread_ended(self, error: NotRunning) -> None:
+        """The hub thread fails: tell those who wait for a publish, each whether it may be stored. Does not block."""
+        self._is_running, self._is_closed = False, True
+        pending = [part for delivery in self._clusters for part in delivery.pending.publishes]
+        waiting = [*self._requests, *self._entering]
+        for request in waiting:
+            _fail_for_good(request.promise, error, any(_may_be_stored(part) for part in request.parts))
+        told = {id(request.promise) for request in waiting}
+        for part in pending:
+            promise = part.promised if part.group is None else part.group.promised
+            if promise is not None and id(promise) not in told:
+                told.add(id(promise))
+                _fail_for_good(promise, error, part.group is not None or _may_be_stored(part))
 
     def _admit(self, request: PublishRequest) -> None:
         """Take a request: send it, or have it wait for room. Its promise gets what goes wrong. Does not block."""
@@ -139,7 +155,7 @@ class CrossingProducer(Producer):
 
     def _wait_or_fail(self, request: PublishRequest, parts: list[Publish]) -> None:
         if request.waits:
-            self._entering += 1
+            self._entering.add(request)
             request.job = self._hub_thread.start_job(self._enter_later, request, parts)
         else:
             self._fail(request, PublishFailed(f"publish to {request.topic!r}: {self._full()}", attempts=0))
@@ -152,7 +168,7 @@ class CrossingProducer(Producer):
         except Exception as error:
             self._fail(request, error)
         finally:
-            self._entering -= 1
+            self._entering.discard(request)
             request.job = None
 
     def _fail(self, request: PublishRequest, error: Exception) -> None:
@@ -170,6 +186,7 @@ class CrossingProducer(Producer):
         request.is_cancelled = True
         if request.job is not None:
             request.job.kill(block=False)
+            self._entering.discard(request)  # a job that had not begun does not do it
         for part in request.parts:
             part.group = None
             part.promised = None
@@ -206,6 +223,12 @@ class CrossingProducer(Producer):
             lost += sum(publish.weight for publish in delivery.pending.publishes)
         self.close(0.1)
         return lost
+
+
+def _fail_for_good(promise: Promise, cause: NotRunning, possibly_stored: bool) -> None:
+    error = PublishFailed(f"{cause}: nobody can say any more what became of it", possibly_stored=possibly_stored)
+    error.__cause__ = cause
+    promise.set_exception(error)
 
 
 def _may_be_stored(publish: Publish) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from gevent import getcurrent
@@ -9,11 +10,21 @@ from gevent._hub_local import get_hub_if_exists
 from gevent.hub import Waiter
 from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
 
+from nsq_fast.errors import WrongThread
+from nsq_fast.runtime.owner_thread import is_taking_calls
+from nsq_fast.runtime.waiting import must_go_on
+
 _new_lock = get_original("_thread", "allocate_lock")
 
 
 class Reply:
     """The result of something, or its error; set once, in any thread, and waited for in the one that made it.
+
+    Raises WrongThread in a callback of the hub thread, which would wait for itself.
+
+    Args:
+        blocks_thread: whether to block the thread even where it runs a hub of gevent: for who holds a lock of threads,
+            at which the other greenlets of the thread would block it for ever.
 
     Attributes:
         error: what it ended with when it did not go well.
@@ -22,14 +33,20 @@ class Reply:
 
     __slots__ = ("_lock", "_value", "_wake", "error", "is_set")
 
-    def __init__(self) -> None:
+    def __init__(self, *, blocks_thread: bool = False) -> None:
         self.error: BaseException | None = None
         self._value: Any = None
         self.is_set = False
         hub: Any = get_hub_if_exists()
         self._lock: Any = None
         self._wake: Any = None
-        if hub is None or getcurrent() is hub:
+        if is_taking_calls() and must_go_on():
+            raise WrongThread(
+                "a callback in the hub thread of nsq_fast (of a Future, for example) called what waits for that thread:"
+                " it would wait for ever; nothing was done. Use publish_nowait() there, or hand the call over to a"
+                " thread of yours"
+            )
+        if hub is None or getcurrent() is hub or blocks_thread:
             self._lock = _new_lock()
             self._lock.acquire()
         else:
@@ -67,7 +84,8 @@ class Reply:
         if self._lock is not None:
             self._lock.release()
         else:
-            self._wake.send()
+            with suppress(ValueError):  # the hub there was destroyed: nobody waits any more
+                self._wake.send()
 
     def _wait_on_hub(self, timeout: float | None) -> bool:
         hub: Any = get_hub_if_exists()

@@ -16,6 +16,9 @@ class TakenBatches(OutsideHandlers):
 
     Args:
         bring: called with each batch, in the hub thread; it does not block.
+
+    Attributes:
+        cursors: of those who iterate.
     """
 
     max_batch = 256
@@ -23,9 +26,14 @@ class TakenBatches(OutsideHandlers):
     def __init__(self, bring: Callable[[Batch], object]) -> None:
         super().__init__()
         self._bring = bring
+        self.cursors: list[Cursor] = []
 
     def _begin(self, batch: Batch) -> None:
         self._bring(batch)
+
+    def is_held_by(self, owner: object) -> bool:
+        """Whether ``owner``, who iterates, is at a message."""
+        return any(cursor.owner == owner and cursor.is_holding for cursor in list(self.cursors))
 
     def done(self, batch: Batch) -> None:
         """Nothing of the batch is used any more. In any thread."""
@@ -33,12 +41,23 @@ class TakenBatches(OutsideHandlers):
 
 
 class Cursor:
-    """Goes through batches. All of it belongs to one thread, or one loop: that of who iterates."""
+    """Goes through batches. All of it belongs to one thread, or one loop: that of who iterates.
+
+    Attributes:
+        owner: the task, or the thread, that took the batch.
+    """
 
     def __init__(self, batches: TakenBatches) -> None:
+        self.owner: object = None
         self._batches = batches
         self._batch: Batch | None = None
         self._end = 0.0
+        batches.cursors.append(self)
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether it is at a message."""
+        return self._batch is not None and self._batch.current is not None
 
     def begin(self, batch: Batch) -> None:
         """Go on with another batch. The one before is over."""
@@ -65,6 +84,12 @@ class Cursor:
         if batch.current is not None:
             batch.end(None if batch.current.is_async() else RequeueMessage(0.0, backoff=False))
         self._leave_batch(batch)
+
+    def end(self) -> None:
+        """Nobody goes on with it. Idempotent."""
+        self.leave()
+        if self in self._batches.cursors:
+            self._batches.cursors.remove(self)
 
     def _leave_batch(self, batch: Batch) -> None:
         self._batch = None

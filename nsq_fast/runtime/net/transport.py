@@ -18,7 +18,7 @@ from gevent import socket as gsocket
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConnectFailed
 from nsq_fast.names import Address, check_resolvable
-from nsq_fast.runtime.fork import drop_socket, tell_forks
+from nsq_fast.runtime.fork import drop_socket, known, tell_forks
 
 from .layers import TlsLayer, make_layer
 from .receiver import Receiver
@@ -139,11 +139,22 @@ class Transport(Receiver):
         self._readable.close()
         self._hub.cancel_waits_close_and_then((self._writable,), closed, self._socket.close)
 
+    def is_of(self, hub: object) -> bool:
+        """Whether it belongs to this hub."""
+        return self._hub is hub
+
     def forked(self) -> None:
         """In the child of a fork: let go of the socket. Who waits in ``recv`` is not woken."""
         self._readable.close()
         self._writable.close()
         drop_socket(self._socket)
+
+
+def let_go_of_all(hub: object) -> None:
+    """A hub runs no more: let go of its sockets, so that servers deliver elsewhere what they have sent."""
+    for transport in known(Transport):
+        if transport.is_of(hub):
+            transport.forked()
 
 
 def _connect_one(family: int, target: Any, local_address: str | None, timeout: float | None) -> Any:

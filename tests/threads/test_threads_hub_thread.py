@@ -1,0 +1,292 @@
+"""The hub thread: what is called in it, what ends it in another way than the interpreter, and forks in the middle."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+ENDS = {
+    "the loop is broken off": "gevent.get_hub().loop.break_()",
+    "an error reaches the thread": "gevent.get_hub().parent.throw(OSError('of the loop'))",
+}
+"""What a callback in the hub thread can do to end it."""
+
+
+def _run(program: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=ROOT)
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_whoever_waits_for_a_hub_thread_that_fails_is_told_and_the_next_call_has_another(
+    nsqd_process: Any, end: str
+) -> None:
+    done = _run(
+        f"""
+import threading
+import gevent
+from nsq_fast.errors import NotRunning, PublishFailed
+from nsq_fast.threads import Consumer, Producer
+told = []
+def wait_in_vain(function, error):
+    try:
+        function()
+    except error as raised:
+        told.append((function.__name__, getattr(raised, "possibly_stored", None)))
+nobody = Producer("127.0.0.1:1", max_pending=1)  # what is published there waits
+nobody.start()
+first = nobody.publish_nowait("t", b"1")
+consumer = Consumer("t", "c", {nsqd_process.address!r})
+handling = Consumer("u", "c", {nsqd_process.address!r}, message_handler=print, handler_threads=2)
+handling.start(block=False)
+def publish():
+    nobody.publish("t", b"2")
+def take():
+    for message in consumer:
+        raise AssertionError(message)
+def join():
+    handling.join()
+threads = [
+    threading.Thread(target=wait_in_vain, args=arguments)
+    for arguments in ((publish, PublishFailed), (take, NotRunning), (join, NotRunning))
+]
+for thread in threads:
+    thread.start()
+consumer.stats()
+producer = Producer({nsqd_process.address!r})
+producer.start()
+producer.publish("v", b"0")
+ending = producer.publish_nowait("v", b"1")
+ending.add_done_callback(lambda future: {end})
+for thread in threads:
+    thread.join(50)
+    assert not thread.is_alive()
+wait_in_vain(lambda: first.result(50), PublishFailed)
+assert sorted(told) == [("<lambda>", False), ("join", None), ("publish", False), ("take", None)], told
+assert producer.publish("v", b"2") == b"OK"
+bodies = []
+with Consumer("v", "c", {nsqd_process.address!r}) as another:
+    for message in another:
+        bodies.append(message.body)
+        if len(bodies) == 3:
+            message.finish()
+            break
+assert sorted(bodies) == [b"0", b"1", b"2"]
+producer.close()
+print("done")
+"""
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    assert done.stderr.count("the hub thread of nsq_fast has ended") >= 1
+
+
+def test_whoever_waits_in_a_loop_is_told_too(nsqd_process: Any) -> None:
+    done = _run(
+        f"""
+import asyncio
+import gevent
+from nsq_fast import aio, threads
+from nsq_fast.errors import NotRunning, PublishFailed
+async def take(consumer):
+    async for message in consumer:
+        raise AssertionError(message)
+async def main():
+    nobody, consumer = aio.Producer("127.0.0.1:1"), aio.Consumer("t", "c", {nsqd_process.address!r})
+    await nobody.start()
+    await consumer.start()
+    waiting = [
+        asyncio.create_task(what) for what in (nobody.publish("t", b"1"), take(consumer), consumer.join())
+    ]
+    await asyncio.sleep(0)
+    ending = threads.Producer({nsqd_process.address!r})
+    ending.start()
+    future = ending.publish_nowait("v", b"1")
+    future.add_done_callback(lambda future: gevent.get_hub().loop.break_())
+    raised = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 50)
+    assert [type(error) for error in raised] == [PublishFailed, NotRunning, NotRunning], raised
+    try:
+        await nobody.publish("t", b"2")
+    except NotRunning as error:
+        assert "start()" in str(error)
+    async with aio.Producer({nsqd_process.address!r}) as producer:
+        assert await producer.publish("t", b"3") == b"OK"
+    await consumer.start()
+    async for message in consumer:
+        print(message.body)
+        break
+    await consumer.close()
+asyncio.run(main())
+"""
+    )
+    assert (done.returncode, done.stdout) == (0, "b'3'\n"), done.stderr
+
+
+def test_nobody_destroys_its_hub(nsqd_process: Any) -> None:
+    done = _run(
+        f"""
+import gevent, threading
+from nsq_fast.errors import WrongThread
+from nsq_fast.threads import Producer
+refused = threading.Event()
+def destroy(future):
+    try:
+        gevent.get_hub().destroy()
+    except WrongThread:
+        refused.set()
+with Producer({nsqd_process.address!r}) as producer:
+    producer.publish_nowait("t", b"1").add_done_callback(destroy)
+    assert refused.wait(50)
+    assert producer.publish("t", b"2") == b"OK"
+"""
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_process_without_descriptors_is_told_so() -> None:
+    done = _run(
+        """
+import os, resource
+from nsq_fast.errors import NotRunning
+from nsq_fast.threads import Producer  # imports what there is
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+opened = len(os.listdir("/proc/self/fd")) - 1
+for room in range(3):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + room, limits[1]))
+    try:
+        Producer("127.0.0.1:1")
+    except NotRunning as error:
+        assert "Too many open files" in str(error)
+    else:
+        raise AssertionError("it has begun")
+resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+Producer("127.0.0.1:1")  # what was wrong is over
+"""
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_callback_of_a_future_that_would_wait_for_itself_is_told_so(nsqd_process: Any) -> None:
+    done = _run(
+        f"""
+import threading
+from nsq_fast.errors import WrongThread
+from nsq_fast.threads import Producer
+raised, stored = [], threading.Event()
+with Producer({nsqd_process.address!r}) as producer:
+    def publish_more(future):
+        try:
+            producer.publish("t", b"2")
+        except WrongThread as error:
+            raised.append(str(error))
+        producer.publish_nowait("t", b"3").add_done_callback(lambda future: stored.set())
+    producer.publish_nowait("t", b"1").add_done_callback(publish_more)
+    assert stored.wait(50)
+    assert len(raised) == 1 and "publish_nowait" in raised[0]
+"""
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_callback_that_exits_keeps_no_result_of_others_back(nsqd_process: Any) -> None:
+    done = _run(
+        f"""
+import sys
+from nsq_fast.threads import Producer
+with Producer({nsqd_process.address!r}) as producer:
+    producer.publish("t", b"0")
+    futures = [producer.publish_nowait("t", b"1") for _ in range(100)]
+    futures += [producer.publish_nowait("t", b"1", defer=-1) for _ in range(10)]  # refused
+    for future in futures:
+        future.add_done_callback(lambda future: sys.exit(3))
+    assert all(future.exception(50) is None for future in futures[:100])
+    assert all(future.exception(50) is not None for future in futures[100:])
+    assert producer.publish("t", b"2") == b"OK"
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.fork
+def test_greenlets_of_a_child_of_a_fork_publish_at_once(nsqd_process: Any) -> None:
+    done = _run(
+        f"""
+import os
+import gevent
+from nsq_fast.threads import Producer
+producer = Producer({nsqd_process.address!r})
+producer.start()
+producer.publish("t", b"0")
+child = gevent.os.fork()
+if not child:
+    greenlets = [gevent.spawn(producer.publish, "t", b"%d" % number) for number in range(10)]
+    gevent.joinall(greenlets, timeout=50)
+    os._exit(0 if all(greenlet.value == b"OK" for greenlet in greenlets) else 1)
+assert gevent.os.waitpid(child, 0)[1] == 0
+"""
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_result_for_a_thread_whose_hub_is_gone_harms_nobody(nsqd_process: Any) -> None:
+    done = _run(
+        f"""
+import threading
+import gevent
+from nsq_fast.threads import Producer
+held, go = threading.Event(), threading.Event()
+def hold(future):  # the hub thread, so that the result comes late
+    held.set()
+    go.wait(50)
+with Producer({nsqd_process.address!r}) as producer:
+    def give_up():
+        with gevent.Timeout(0.01, False):
+            producer.publish("t", b"2")
+        gevent.get_hub().destroy(destroy_loop=True)
+    producer.publish_nowait("t", b"1").add_done_callback(hold)
+    assert held.wait(50)
+    thread = threading.Thread(target=give_up)
+    thread.start()
+    thread.join(50)
+    go.set()
+    assert producer.publish("t", b"3") == b"OK"
+"""
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_publish_that_is_withdrawn_at_once_leaves_its_place_to_others(nsqd_process: Any) -> None:
+    done = _run(
+        f"""
+import asyncio, threading
+from nsq_fast import aio, threads
+held, go = threading.Event(), threading.Event()
+def hold(future):  # the hub thread, so that it finds the publish and its end at once
+    held.set()
+    go.wait(50)
+async def main():
+    async with aio.Producer("127.0.0.1:1", max_pending=1) as producer:
+        with threads.Producer({nsqd_process.address!r}) as other:
+            first = producer.publish_nowait("t", b"1", timeout=0.1)
+            producer.stats()  # the hub thread has taken it: there is no room
+            other.publish_nowait("t", b"1").add_done_callback(hold)
+            assert held.wait(50)
+            task = asyncio.create_task(producer.publish("t", b"2"))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.sleep(0)
+            go.set()
+            assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
+            assert await asyncio.gather(first, return_exceptions=True)
+            last = producer.publish_nowait("t", b"3", timeout=0.1)  # raises where there is no room
+            assert "no room" not in str((await asyncio.gather(last, return_exceptions=True))[0])
+asyncio.run(main())
+"""
+    )
+    assert done.returncode == 0, done.stderr
