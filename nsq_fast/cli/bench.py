@@ -81,7 +81,12 @@ def _where(function: Callable[..., None]) -> Callable[..., None]:
         security_options(),
         click.option("--servers", type=_FOLDER, metavar="DIR", help="Start the nsqd binary of this folder."),
         click.option(
-            "--client", "wanted", multiple=True, type=click.Choice(names()), help="A client (repeatable); default: all."
+            "--client",
+            "wanted",
+            multiple=True,
+            type=click.Choice(names()),
+            metavar="NAME",
+            help=f"A client (repeatable): {', '.join(names())}. Default: all.",
         ),
         click.option("--peer-python", metavar="PATH", help="An interpreter with gnsq, pynsq, ansq or asyncnsq."),
         click.option("--syscalls", is_flag=True, help="Count system calls too, with perf or strace."),

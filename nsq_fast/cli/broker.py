@@ -30,6 +30,14 @@ _LOOKUPD_FLAGS = ("inactive_producer_timeout", "tombstone_lifetime")
 _LISTEN = "lookupd_listen_"
 
 
+class _Switch(click.Option):
+    """A flag whose help leaves out the other one, by which it is taken back: both on a line are too wide."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        return record and (record[0].partition(" / ")[0], record[1])
+
+
 def _flags(config: type[Any], names: tuple[str, ...], defaults: dict[str, str], prefix: str = "") -> Callable[..., Any]:
     """A decorator that adds one click option for each named field of a config."""
     fields = {field.name: field for field in dataclasses.fields(config)}
@@ -48,7 +56,7 @@ def _flag(field: dataclasses.Field[Any], prefix: str, default: Any) -> Callable[
     doc = field.metadata["doc"]
     common: dict[str, Any] = {"help": f"{doc[0].upper()}{doc[1:]}.", "default": default}
     if isinstance(field.default, bool):
-        return click.option(f"{flag}/{flag.replace('--', '--no-', 1)}", prefix + field.name, **common)
+        return click.option(f"{flag}/{flag.replace('--', '--no-', 1)}", prefix + field.name, cls=_Switch, **common)
     if several:
         return click.option(flag, prefix + field.name, multiple=True, metavar="HOST:PORT", **common)
     common["show_default"] = default not in ("", None)

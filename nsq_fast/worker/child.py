@@ -25,7 +25,7 @@ from nsq_fast.printable import printable
 from .event_loop import EventLoop
 from .link import Link
 from .logs import write_logs
-from .program import Running, load
+from .program import Running, load, of_program
 from .reports import WRONG_PROGRAM, ConsumerReport, Family, Phase, Report
 from .task import Task, unpack
 
@@ -95,10 +95,9 @@ class Child:
 
     def _failed_to_start(self, error: Exception) -> None:
         self._failure = printable(f"{type(error).__name__}: {error}")
-        if isinstance(error, NsqError):
-            logger.error("%s cannot be run: %s", self._task.target, error, extra=WORKER_PROGRAM_FAILED)
-        else:
-            logger.error("%s cannot be run", self._task.target, exc_info=error, extra=WORKER_PROGRAM_FAILED)
+        if not isinstance(error, NsqError):  # all of such an error is in what the supervisor says of this process
+            shown = of_program(error)
+            logger.error("%s cannot be run", self._task.target, exc_info=shown, extra=WORKER_PROGRAM_FAILED)
         self._link.send()
 
     # Running

@@ -17,6 +17,8 @@ from .subscriptions import Subscription, declared
 
 READY_MADE = (Consumer, threads.Consumer, aio.Consumer)
 
+_IMPORTING = {"nsq_fast", "importlib"}
+
 
 class Running(NamedTuple):
     """A consumer of one of the three kinds, by a name that no other one of the program has."""
@@ -37,7 +39,7 @@ def load(target: str, folder: str, settings: Settings) -> list[Running]:
     module_name, _, attribute = target.partition(":")
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    module = importlib.import_module(module_name)
+    module = _imported(module_name, folder)
     found: list[Any] = list(_named(module, attribute, target)) if attribute else list(declared())
     if not found:
         raise ConfigError(
@@ -46,6 +48,30 @@ def load(target: str, folder: str, settings: Settings) -> list[Running]:
         )
     made = [_consumer(each, settings) for each in found]
     return list(_with_names(made))
+
+
+def _imported(name: str, folder: str) -> object:
+    """The module. That it is missing itself is said with where it was looked for."""
+    if "/" in name:
+        meant = name.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
+        raise ConfigError(f"{name} is a path: name a module, as in nsq-fast run {meant}")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a module that the program imports
+        raise ConfigError(
+            f"there is no module {error.name!r} in {folder}, nor where Python looks else: run it where"
+            f" {error.name.replace('.', '/')}.py is, or name its folder with --app-dir"
+        ) from None
+
+
+def of_program(error: Exception) -> Exception:
+    """An error of a program, its traceback without the calls from here that led into the program."""
+    at = error.__traceback__
+    while at is not None and (at.tb_frame.f_globals.get("__package__") or "").partition(".")[0] in _IMPORTING:
+        at = at.tb_next
+    return error if at is None else error.with_traceback(at)
 
 
 def _named(module: object, attribute: str, target: str) -> Iterator[Any]:

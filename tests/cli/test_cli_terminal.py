@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -73,6 +74,25 @@ def check_fits(result: Result, width: int, *shown: str) -> None:
     together = "".join(text.split())
     for words in shown:
         assert "".join(words.split()) in together, (words, text)
+
+
+def commands(command: click.Command = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of each command there is."""
+    yield path
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from commands(found, (*path, name))
+
+
+@WIDTHS
+def test_every_help_fits(width: int) -> None:
+    for path in commands():
+        done = CliRunner().invoke(main, [*path, "--help"], prog_name="nsq-fast", terminal_width=width)
+        assert done.exit_code == 0
+        check_fits(done, width, " ".join(("Usage: nsq-fast", *path)))
 
 
 @WIDTHS

@@ -127,9 +127,12 @@ class Worker:
 
     def figure(self, name: str, **labels: str) -> float:
         """The sum of the samples of a metric that have these labels."""
+        return sum(each.value for each in self.samples(name) if labels.items() <= each.labels.items())
+
+    def samples(self, name: str) -> list[Any]:
+        """The samples of a metric, with ``labels`` and ``value``."""
         families = text_string_to_metric_families(self.asked("/metrics")[1])
-        samples = [sample for family in families for sample in family.samples if sample.name == name]
-        return sum(each.value for each in samples if labels.items() <= each.labels.items())
+        return [sample for family in families for sample in family.samples if sample.name == name]
 
     def noted(self) -> list[tuple[int, str]]:
         """What handlers noted, with the process in which they ran."""

@@ -42,6 +42,14 @@ def handle(consumer, message):
     seen.labels("any").inc()
     size.observe(5)
 """
+TIMED = """
+from gevent import sleep
+
+@subscribe("orders", "billing", max_in_flight=1, histograms=True)
+def handle(consumer, message):
+    sleep(0.02)  # sleep: longer than it is between two samples, so that each message is one
+    note(message.body)
+"""
 
 Run = Callable[..., Worker]
 
@@ -301,6 +309,48 @@ def test_the_figures_of_three_processes_add_up_and_outlive_them(run: Run, nsqd_p
 
 
 @embedded
+def test_the_histograms_of_three_processes_add_up_while_one_is_restarted(run: Run, nsqd_process: Any) -> None:
+    worker = run(TIMED, "--processes", "3", "--restart-delay", "0").ready()
+    seen: list[dict[float, float]] = [{}]
+
+    def buckets(name: str) -> dict[float, float]:
+        """Upper bound -> how many, those below included. They only grow."""
+        found = worker.samples(f"nsq_fast_consumer_{name}_seconds_bucket")
+        counts = {float(each.labels["le"]): each.value for each in found}
+        assert list(counts) == sorted(counts)
+        assert list(counts.values()) == sorted(counts.values())
+        return counts
+
+    def watch() -> None:
+        while True:
+            now = buckets("handler")
+            assert all(now[bound] >= count for bound, count in seen[-1].items())
+            seen.append(now)
+            gevent.sleep(0.05)  # sleep: looks again and again
+
+    def all_are_counted(bodies: int) -> bool:
+        return worker.figure("nsq_fast_consumer_messages_finished_total") == bodies
+
+    publish(nsqd_process, *map(str, range(30)))
+    until(lambda: all_are_counted(30), START, about=worker.log)
+    watcher = gevent.spawn(watch)
+    publish(nsqd_process, *map(str, range(30, 90)))
+    os.kill(worker.children()[1], signal.SIGTERM)
+    until(lambda: worker.figure("nsq_fast_worker_restarts_total") == 1 and worker.is_ready(), START, about=worker.log)
+    publish(nsqd_process, *map(str, range(90, 120)))
+    until(lambda: all_are_counted(120), START, about=worker.log)
+    watcher.kill()
+    assert watcher.exception is None
+    assert len({pid for pid, _ in worker.noted()}) >= 3
+    for name in ("handler", "message_age"):
+        assert buckets(name)[float("inf")] == 120
+        assert worker.figure(f"nsq_fast_consumer_{name}_seconds_count") == 120
+    assert buckets("handler")[2.0**-6] == 0, "none was shorter than 0.016 s"
+    assert worker.figure("nsq_fast_consumer_handler_seconds_sum") >= 120 * 0.02
+    assert worker.figure("nsq_fast_consumer_message_age_seconds_sum") > 0
+
+
+@embedded
 def test_a_restart_with_a_broken_program_leaves_the_old_processes_at_work(run: Run, nsqd_process: Any) -> None:
     worker = run(HANDLER, "--processes", "2").ready()
     before = worker.children()
@@ -329,13 +379,25 @@ def test_a_program_that_cannot_be_run_ends_the_worker_and_says_why(run: Run) -> 
 
 
 @embedded
-def test_a_module_that_is_missing_is_not_said_to_be_started_again(run: Run) -> None:
+def test_a_module_that_is_missing_is_said_once_and_not_to_be_started_again(run: Run) -> None:
     worker = run("")
     (worker.folder / "app.py").unlink()
     worker.start()
     assert worker.ended() == 78
-    assert "app cannot be run: the worker ends" in worker.log()
-    assert "started again" not in worker.log()
+    _, started, died, ends = worker.lines
+    assert "is started" in started
+    assert f"there is no module 'app' in {worker.folder}" in died
+    assert "--app-dir" in died
+    assert "app cannot be run: the worker ends" in ends
+
+
+@embedded
+def test_what_a_program_raises_is_shown_from_the_program_on(run: Run) -> None:
+    worker = run("import no_such_module\n").start()
+    assert worker.ended() == 78
+    assert "No module named 'no_such_module'" in worker.log()
+    traceback = [line.strip() for line in worker.lines if line.strip().startswith("File ")]
+    assert [line.partition(",")[0] for line in traceback] == [f'File "{worker.folder}/app.py"']
 
 
 @embedded

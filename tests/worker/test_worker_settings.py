@@ -180,7 +180,8 @@ def test_check_says_what_would_run(program: Path, capfd: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("app", "word"),
     [
-        ("no_such_module", "No module named 'no_such_module'"),
+        ("no_such_module", "there is no module 'no_such_module' in "),
+        ("there/app.py", "there/app.py is a path: name a module, as in nsq-fast run there.app"),
         ("checked_app:nothing", "has no 'nothing'"),
         ("checked_app:__name__", "cannot be run: it must be declared with subscribe"),
         ("json", "there is nothing to run"),
