@@ -36,12 +36,13 @@ class Message:
         frame: the MESSAGE frame of the first delivery (attempts 1), plain layout.
         attempts: deliveries so far.
         sequence: number of the message in its topic's log; -1 when it is not there.
-        deadline: when its delivery times out, monotonic seconds.
+        priority: its time in the heap that it is in: in flight the deadline, monotonic; deferred ``due``.
+        is_placed: see ``DueHeap``.
         delivered_at: when it was delivered, monotonic seconds.
         due: when a deferred message becomes ready, seconds since the epoch; 0.0 when not deferred.
     """
 
-    __slots__ = ("attempts", "deadline", "delivered_at", "due", "frame", "id", "sequence")
+    __slots__ = ("attempts", "delivered_at", "due", "frame", "id", "is_placed", "priority", "sequence")
 
     def __init__(self, id: bytes, frame: bytes, sequence: int = -1, due: float = 0.0) -> None:
         self.id = id
@@ -49,7 +50,8 @@ class Message:
         self.sequence = sequence
         self.due = due
         self.attempts = 0
-        self.deadline = 0.0
+        self.priority = 0.0
+        self.is_placed = False
         self.delivered_at = 0.0
 
     @property

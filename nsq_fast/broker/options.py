@@ -89,8 +89,15 @@ class NsqdOptions(Config):
     max_output_buffer_size: int = option(65536, "largest output buffer a client may ask for", unit="bytes", minimum=64)
     max_output_buffer_timeout: float = option(30.0, "longest output buffer timeout", unit="s", minimum=0.0)
     min_output_buffer_timeout: float = option(0.025, "shortest output buffer timeout", unit="s", minimum=0.0)
-    output_buffer_timeout: float = option(0.25, "default output buffer timeout", unit="s", minimum=0.0)
+    output_buffer_timeout: float = option(
+        0.25, "default output buffer timeout; 0: messages are sent at once", unit="s", minimum=0.0
+    )
     max_channel_consumers: int = option(0, "most consumers on a channel; 0: no limit", minimum=0)
+
+    e2e_processing_latency_percentiles: tuple[float, ...] = option(
+        (), "which quantiles of the time from publish to FIN are shown, above 0 and up to 1; needs nsq-fast[e2e]"
+    )
+    e2e_processing_latency_window_time: float = option(600.0, "how long a latency counts", unit="s", minimum=0.001)
 
     statsd_address: str = option("", "host:port of a statsd to push to over UDP")
     statsd_prefix: str = option("nsq.%s", "prefix of statsd keys; %s is the host and port")
@@ -117,6 +124,7 @@ class NsqdOptions(Config):
         super().__post_init__()
         _check_listen_addresses(self, "tcp_address", "http_address", "https_address")
         _check_servers(self)
+        _check_percentiles(self)
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(map(repr, choices))}")
@@ -150,6 +158,14 @@ def _check_listen_addresses(options: Config, *names: str) -> None:
         _, colon, port = value.rpartition(":")
         if value and not (colon and port.isascii() and port.isdigit() and int(port) < 65536):
             raise ConfigError(f"{name}={value!r}: must be host:port with a port of 0 to 65535, or empty")
+
+
+def _check_percentiles(options: NsqdOptions) -> None:
+    name = "e2e_processing_latency_percentiles"
+    value = getattr(options, name)
+    if not isinstance(value, (tuple, list)) or not all(type(each) is float and 0 < each <= 1 for each in value):
+        raise ConfigError(f"{name}={value!r}: must be a tuple of floats, each above 0 and up to 1")
+    object.__setattr__(options, name, tuple(sorted(value, reverse=True)))
 
 
 def _check_servers(options: NsqdOptions) -> None:

@@ -14,12 +14,17 @@ from nsq_fast.broker import NsqdOptions, NsqdServer, RedesignedCluster
 
 def flags(options: dict[str, Any]) -> list[str]:
     """Options of the embedded nsqd as flags of the real one."""
-    return [f"-{name.replace('_', '-')}={_text(value)}" for name, value in options.items()]
+    return [f"-{_RENAMED.get(name, name).replace('_', '-')}={_text(value)}" for name, value in options.items()]
+
+
+_RENAMED = {"e2e_processing_latency_percentiles": "e2e_processing_latency_percentile"}
 
 
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     return f"{round(value * 1000)}ms" if isinstance(value, float) else str(value)
 
 

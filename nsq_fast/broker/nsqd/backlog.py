@@ -16,7 +16,7 @@ from nsq_fast.broker.diskqueue.record import size_of
 from nsq_fast.broker.diskqueue.segments import Position
 from nsq_fast.broker.message import Message
 
-from .deferred import DeferredQueue
+from .due_heap import DueHeap
 
 _REFILL = 2000
 
@@ -31,7 +31,7 @@ class Backlog:
     Attributes:
         memory: the messages that come next.
         cursor: where the log is to be read when ``memory`` is empty; None: there is nothing beyond ``memory``.
-        deferred: those that are not ready yet. They do not count.
+        deferred: those that are not ready yet, by the time they are due, since the epoch. They do not count.
     """
 
     __slots__ = ("_capacity", "_is_ephemeral", "_log", "cursor", "deferred", "memory")
@@ -39,7 +39,7 @@ class Backlog:
     def __init__(self, log: SegmentLog, capacity: int, *, is_ephemeral: bool = False) -> None:
         self.memory: deque[Message] = deque()
         self.cursor: Position | None = None
-        self.deferred = DeferredQueue()
+        self.deferred: DueHeap[Message] = DueHeap()
         self._is_ephemeral = is_ephemeral
         self._log = log
         self._capacity = capacity
@@ -108,7 +108,18 @@ class Backlog:
         if len(ready) < len(messages):
             for message in messages:
                 if message.due > now:
-                    self.deferred.put(message)
+                    self.defer(message)
+
+    def defer(self, message: Message) -> None:
+        """Add a message that is not ready before its ``due``."""
+        self.deferred.put((message,), message.due)
+
+    def pop_due(self, now: float) -> list[Message]:
+        """Take out the deferred messages that are ready at ``now``, in seconds since the epoch."""
+        due = self.deferred.pop_due(now)
+        for message in due:
+            message.due = 0.0
+        return due
 
     def unfinished(self) -> Iterator[Message]:
         """Every message that is in memory, ready or not."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from nsq_fast.broker.diskqueue.log import SegmentLog
@@ -26,6 +26,7 @@ from nsq_fast.names import is_ephemeral
 
 from .backlog import Backlog
 from .in_flight import ChannelInFlight, InFlight
+from .latency import LatencyWindow
 
 SAMPLE_OF = 100
 
@@ -74,10 +75,19 @@ class Channel:
         clients: who has subscribed, by their ids.
         message_count: messages that came in, ever. ``requeue_count``, ``timeout_count``: how many came back.
         is_exiting: closed or deleted.
+        latency: how long its messages take until they are finished; None: not measured.
         backlog: the messages that wait. ``in_flight``: those that are delivered, and neither finished nor requeued.
     """
 
-    def __init__(self, topic_name: str, name: str, log: SegmentLog, capacity: int, on_unused: Callable[[], None]):
+    def __init__(
+        self,
+        topic_name: str,
+        name: str,
+        log: SegmentLog,
+        capacity: int,
+        on_unused: Callable[[], None],
+        latency: LatencyWindow | None = None,
+    ) -> None:
         self.topic_name = topic_name
         self.name = name
         self.is_ephemeral = is_ephemeral(name)
@@ -89,6 +99,7 @@ class Channel:
         self.timeout_count = 0
         self.backlog = Backlog(log, capacity, is_ephemeral=self.is_ephemeral)
         self.in_flight: ChannelInFlight[Message] = ChannelInFlight()
+        self.latency = latency
         self.on_change: Callable[[], None] = lambda: None
         self._on_unused = on_unused
         self._waiting: dict[Consumer, None] = {}
@@ -159,8 +170,11 @@ class Channel:
 
     def finish(self, client: Consumer, id: bytes) -> None:
         """Drop a message that is done; NotOwner if the client has not got it in flight."""
-        if client.in_flight.pop(id) is None:
+        message = client.in_flight.pop(id)
+        if message is None:
             raise _not_owner(self, id)
+        if self.latency is not None:
+            self.latency.add(time.time_ns() - message.timestamp)
 
     def requeue(self, client: Consumer, id: bytes, delay: float) -> None:
         """Give a message back, to be ready after ``delay`` seconds; NotOwner if the client has not got it."""
@@ -170,7 +184,7 @@ class Channel:
         self.requeue_count += 1
         if delay > 0:
             message.due = time.time() + delay
-            self.backlog.deferred.put(message)
+            self.backlog.defer(message)
             return
         self.backlog.put_back((message,))
         self.notify()
@@ -209,21 +223,20 @@ class Channel:
     def pause(self) -> None:
         """Stop delivery."""
         self.is_paused = True
+        _wake(self.clients.values())
         self.on_change()
 
     def unpause(self) -> None:
         """Go on with delivery."""
         self.is_paused = False
-        for client in list(self.clients.values()):
-            client.wake()
+        _wake(self.clients.values())
         self.on_change()
 
     def empty(self) -> None:
         """Drop every message: those that wait, that are deferred, and that are in flight."""
         self.backlog.clear()
         self.in_flight.clear()
-        for client in list(self.clients.values()):
-            client.wake()
+        _wake(self.clients.values())
         self.on_change()
 
     def close(self) -> None:
@@ -236,11 +249,16 @@ class Channel:
         """Give back what has timed out and what is due; whether there was anything."""
         back = self.in_flight.pop_expired(now)
         self.timeout_count += len(back)
-        back += self.backlog.deferred.pop_due(wall_now)
+        back += self.backlog.pop_due(wall_now)
         if back:
             self.backlog.put_back(back)
             self.notify()
         return bool(back)
+
+
+def _wake(clients: Iterable[Consumer]) -> None:
+    for client in list(clients):
+        client.wake()
 
 
 def _not_owner(channel: Channel, id: bytes) -> NotOwner:
@@ -257,7 +275,7 @@ def _start(messages: list[Message], in_flight: InFlight[Message]) -> list[bytes]
     append = frames.append
     for message in messages:
         message.delivered_at = now
-        message.deadline = deadline
+        message.priority = deadline
         by_id[message.id] = message
         if message.attempts:
             message.attempts += 1

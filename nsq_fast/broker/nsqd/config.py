@@ -40,8 +40,6 @@ _HIDDEN = {
 # Flags of the original that mean nothing here, at their defaults.
 _CONSTANT = {
     "log_prefix": "[nsqd] ",
-    "e2e_processing_latency_window_time": 600_000_000_000,
-    "e2e_processing_latency_percentiles": [],
     "enable_experiment": [],
 }
 

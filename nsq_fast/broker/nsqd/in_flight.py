@@ -1,14 +1,11 @@
-"""The messages that one client has in flight, in the order of their deadlines.
-
-All messages of a client have the same timeout, so the order in which they were
-delivered is the order of their deadlines, and a dict keeps it: FIN is one ``pop``,
-and messages that have timed out are the first ones.
-"""
+"""The messages that clients have in flight, by their deadlines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
+
+from .due_heap import DueHeap, Timed
 
 
 class Client(Protocol):
@@ -18,81 +15,40 @@ class Client(Protocol):
         """Some of them have timed out: there may be room for others."""
 
 
-class InFlightMessage(Protocol):
+class InFlightMessage(Timed, Protocol):
     """A message that can be in flight; times are monotonic."""
 
-    id: bytes
-    deadline: float
     delivered_at: float
 
 
 MessageT = TypeVar("MessageT", bound=InFlightMessage)
 
 
-class InFlight(Generic[MessageT]):
-    """The messages of one client of a channel. It outlives the client until they have timed out.
+class InFlight(DueHeap[MessageT]):
+    """The messages of one client of a channel, by deadline. It outlives the client until they have timed out.
 
     Attributes:
-        messages: by id, the earliest deadline first. FIN and REQ pop a message.
         timeout: seconds until a delivered message times out.
         client: the client that has them; None after it has disconnected.
     """
 
-    __slots__ = ("_clamped", "client", "messages", "timeout")
+    __slots__ = ("client", "timeout")
 
     def __init__(self, client: Client, timeout: float) -> None:
+        super().__init__()
         self.client: Client | None = client
         self.timeout = timeout
-        self.messages: dict[bytes, MessageT] = {}
-        # Touched up to the longest time allowed: their deadlines are out of order.
-        self._clamped: dict[bytes, MessageT] = {}
-
-    def __len__(self) -> int:
-        return len(self.messages) + len(self._clamped)
-
-    def __contains__(self, id: bytes) -> bool:
-        return id in self.messages or id in self._clamped
-
-    def all(self) -> list[MessageT]:
-        """Every message."""
-        return [*self.messages.values(), *self._clamped.values()]
-
-    def pop(self, id: bytes) -> MessageT | None:
-        """Take a message out; None if it is not here."""
-        return self.messages.pop(id, None) or self._clamped.pop(id, None)
 
     def touch(self, id: bytes, now: float, longest: float) -> bool:
-        """Give a message its timeout again, but no more than ``longest`` after its delivery. False: it is not here."""
-        message = self.pop(id)
+        """Give a message its timeout again, but no more than ``longest`` after its delivery. False: it is not here.
+
+        nsqio/nsq: nsqd/channel.go, TouchMessage.
+        """
+        message = self.messages.get(id)
         if message is None:
             return False
-        message.deadline = now + self.timeout
-        last = message.delivered_at + longest
-        if message.deadline < last:
-            self.messages[id] = message
-        else:
-            message.deadline = last
-            self._clamped[id] = message
+        self.move(message, min(now + self.timeout, message.delivered_at + longest))
         return True
-
-    def pop_expired(self, now: float) -> list[MessageT]:
-        """Take out the messages whose deadline has passed."""
-        expired: list[MessageT] = []
-        for message in self.messages.values():
-            if message.deadline > now:
-                break
-            expired.append(message)
-        for message in expired:
-            del self.messages[message.id]
-        late = [message for message in self._clamped.values() if message.deadline <= now]
-        for message in late:
-            del self._clamped[message.id]
-        return expired + late
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.messages.clear()
-        self._clamped.clear()
 
 
 class ChannelInFlight(Generic[MessageT]):
@@ -111,7 +67,7 @@ class ChannelInFlight(Generic[MessageT]):
 
     def __iter__(self) -> Iterator[MessageT]:
         for in_flight in self._clients:
-            yield from in_flight.all()
+            yield from in_flight
 
     def add(self, in_flight: InFlight[MessageT]) -> None:
         """Take in the messages of a client."""
@@ -123,7 +79,7 @@ class ChannelInFlight(Generic[MessageT]):
         for in_flight in self._clients:
             if not in_flight:
                 continue
-            messages = in_flight.pop_expired(now)
+            messages = in_flight.pop_due(now)
             if messages and in_flight.client is not None:
                 in_flight.client.wake()
             expired += messages

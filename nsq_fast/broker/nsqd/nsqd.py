@@ -28,6 +28,7 @@ from .channel import Channel
 from .checkpoint import restore
 from .guid import SnowflakeIds
 from .host import Host
+from .latency import make_window
 from .queue_scan import QueueScan
 from .store import ChannelMetadata, Metadata, Store, TopicMetadata
 from .topic import Topic
@@ -60,7 +61,8 @@ class Nsqd(Host):
     # --- life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Load what the data path has, and begin to scan. Raises DataPathError."""
+        """Load what the data path has, and begin to scan. Raises DataPathError; ConfigError for a missing package."""
+        make_window(self.options)  # what it needs is there, or nothing starts
         self._store = Store(self.options.data_path)
         self._load()
         self._greenlets = [spawn(self._scan_loop), spawn(self._persist_loop)]
@@ -139,6 +141,7 @@ class Nsqd(Host):
             mem_queue_size=self.options.mem_queue_size,
             on_change=self._changed,
             on_logged=self._logged,
+            make_latency=lambda: make_window(self.options),
         )
         self.topics[name] = topic
         return topic

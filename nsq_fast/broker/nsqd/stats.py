@@ -13,11 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from .channel import Channel
+from .latency import latency_stats
 from .nsqd import Nsqd
 from .topic import Topic
-
-# The broker does not measure it; clients of /stats want the keys to be there.
-_NO_LATENCY = {"count": 0, "percentiles": None}
 
 
 def topic_stats(nsqd: Nsqd, topic: str, channel: str, include_clients: bool) -> list[dict[str, Any]] | None:
@@ -69,7 +67,7 @@ def _topic(topic: Topic, channel: str, include_clients: bool, only_topic: str) -
         "message_count": topic.message_count,
         "message_bytes": topic.message_bytes,
         "paused": topic.is_paused,
-        "e2e_processing_latency": _NO_LATENCY,
+        "e2e_processing_latency": latency_stats(each.latency for each in topic.channels.values()),
     }
 
 
@@ -87,7 +85,7 @@ def _channel(channel: Channel, include_clients: bool, only_topic: str) -> dict[s
         "client_count": len(clients),
         "clients": clients if include_clients else None,
         "paused": channel.is_paused,
-        "e2e_processing_latency": _NO_LATENCY,
+        "e2e_processing_latency": latency_stats([channel.latency]),
     }
 
 
@@ -123,16 +121,28 @@ def _lines(
 def _topic_lines(topic: dict[str, Any]) -> Iterator[str]:
     yield (
         f"{'*P ' if topic['paused'] else '   '}[{topic['topic_name']:<15}] depth: {topic['depth']:<5}"
-        f" be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} e2e%: "
+        f" be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} e2e%: {_latency(topic)}"
     )
     for channel in topic["channels"]:
         yield (
             f"   {'*P ' if channel['paused'] else '   '}[{channel['channel_name']:<25}] depth: {channel['depth']:<5}"
             f" be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4}"
             f" def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5}"
-            f" timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} e2e%: "
+            f" timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} e2e%: {_latency(channel)}"
         )
         yield from (f"        {_client_line(client)}" for client in channel["clients"] or ())
+
+
+def _latency(figures: dict[str, Any]) -> str:
+    return ", ".join(_human(each["value"]) for each in figures["e2e_processing_latency"]["percentiles"] or ())
+
+
+def _human(nanoseconds: float) -> str:
+    """nsqio/nsq: internal/stringy/template.go, NanoSecondToHuman."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if nanoseconds > size:
+            return f"{nanoseconds / size:.1f}{unit}"
+    return f"{nanoseconds:.1f}ns"
 
 
 def _client_line(client: dict[str, Any]) -> str:

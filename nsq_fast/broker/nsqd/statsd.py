@@ -94,6 +94,7 @@ class StatsdPusher:
         yield self._counter(f"{key}.message_bytes", topic["message_bytes"])
         yield f"{key}.depth:{topic['depth']}|g"
         yield f"{key}.backend_depth:{topic['backend_depth']}|g"
+        yield from _latency_gauges(key, topic)
         for channel in topic["channels"]:
             if not self._excluded(channel["channel_name"]):
                 yield from self._channel(f"{key}.channel.{channel['channel_name']}", channel)
@@ -103,6 +104,7 @@ class StatsdPusher:
             yield self._counter(f"{key}.{name}", channel[name])
         for name, field in _CHANNEL_GAUGES.items():
             yield f"{key}.{name}:{channel[field]}|g"
+        yield from _latency_gauges(key, channel)
 
     def _memory(self) -> Iterator[str]:
         figures = memory_stats()
@@ -117,6 +119,11 @@ class StatsdPusher:
 
     def _excluded(self, name: str) -> bool:
         return self._nsqd.options.statsd_exclude_ephemeral and is_ephemeral(name)
+
+
+def _latency_gauges(key: str, figures: dict[str, Any]) -> Iterator[str]:
+    for each in figures["e2e_processing_latency"]["percentiles"] or ():
+        yield f"{key}.e2e_processing_latency_{each['quantile'] * 100:.0f}:{int(each['value'])}|g"
 
 
 def packets(lines: Iterable[str], size: int) -> Iterator[bytes]:

@@ -19,6 +19,7 @@ from nsq_fast.names import is_ephemeral
 
 from .channel import Channel
 from .guid import IdGenerator
+from .latency import LatencyWindow
 
 Changed = Callable[[str, "Topic", "Channel | None"], None]
 
@@ -31,6 +32,7 @@ class Topic:
         is_durable: whether every message goes to the log.
         mem_queue_size: messages that each channel keeps in memory.
         on_logged: called after messages went into a durable log; may block its greenlet.
+        make_latency: makes what measures the latency of a channel.
         on_change: called with ``create``, ``delete`` or ``change``, the topic, and the channel it is about.
 
     Attributes:
@@ -51,6 +53,7 @@ class Topic:
         mem_queue_size: int,
         on_change: Changed,
         on_logged: Callable[[SegmentLog], None] = lambda log: None,
+        make_latency: Callable[[], LatencyWindow | None] = lambda: None,
     ) -> None:
         self.name = name
         self.is_ephemeral = is_ephemeral(name)
@@ -65,6 +68,7 @@ class Topic:
         self._capacity = mem_queue_size
         self._on_change = on_change
         self._on_logged = on_logged
+        self._make_latency = make_latency
         self._is_starting = True
         self._hold()
 
@@ -134,7 +138,7 @@ class Topic:
         for channel in self.channels.values():
             channel.message_count += 1
             if channel not in behind:  # those come to the record by themselves
-                channel.backlog.deferred.put(message.copy())
+                channel.backlog.defer(message.copy())
 
     def _hold_back(self, frames: Sequence[bytes]) -> None:
         if self.is_ephemeral:
@@ -193,7 +197,9 @@ class Topic:
         self._on_change("delete", self, channel)
 
     def _create_channel(self, name: str) -> Channel:
-        channel = Channel(self.name, name, self.log, self._capacity, lambda: self._delete_unused(name))
+        channel = Channel(
+            self.name, name, self.log, self._capacity, lambda: self._delete_unused(name), self._make_latency()
+        )
         channel.on_change = lambda: self._on_change("change", self, channel)
         self.channels[name] = channel
         return channel

@@ -202,7 +202,7 @@ class PartitionChannel:
         if self.clients.pop(client.id, None) is None:
             return
         self._waiting.pop(client, None)
-        returned = sorted(client.in_flight.all(), key=lambda delivery: delivery.record.sequence)
+        returned = sorted(client.in_flight, key=lambda delivery: delivery.record.sequence)
         client.in_flight.clear()
         for delivery in returned:
             delivery.attempts -= 1
@@ -269,7 +269,7 @@ class PartitionChannel:
         """Give back what has timed out and what is due."""
         back: list[Delivery] = []
         for client in self.clients.values():
-            expired = client.in_flight.pop_expired(now) if client.in_flight else []
+            expired = client.in_flight.pop_due(now)
             if expired:
                 client.wake()
             back += expired
@@ -299,7 +299,7 @@ def not_owner(channel: PartitionChannel, id: bytes) -> NotOwner:
 
 
 def _pop_by_internal_id(client: Consumer, id: bytes) -> Delivery | None:
-    for delivery in client.in_flight.all():
+    for delivery in client.in_flight:
         if delivery.id[:8] == id[:8]:
             return client.in_flight.pop(delivery.id)
     return None
@@ -335,13 +335,11 @@ def _start(deliveries: list[Delivery], client: Consumer) -> list[bytes]:
     """Put messages in flight; their frames."""
     now = time.monotonic()
     in_flight, ext, detail = client.in_flight, client.gets_ext, client.gets_detail
-    deadline, by_id = now + in_flight.timeout, in_flight.messages
+    in_flight.put(deliveries, now + in_flight.timeout)
     frames: list[bytes] = []
     for delivery in deliveries:
         delivery.delivered_at = now
-        delivery.deadline = deadline
         if delivery.attempts < MAX_ATTEMPTS:
             delivery.attempts += 1
-        by_id[delivery.id] = delivery
         frames.append(delivery.record.frame(delivery.attempts, ext, detail))
     return frames

@@ -24,6 +24,7 @@ class NodeConnection(Connection):
     """
 
     silent_intervals = 3
+    delays_messages = False
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

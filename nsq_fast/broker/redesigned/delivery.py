@@ -18,13 +18,14 @@ _SORT_BATCH = 256
 class Delivery:
     """A record on its way through one channel. Times are monotonic."""
 
-    __slots__ = ("attempts", "deadline", "delivered_at", "id", "record")
+    __slots__ = ("attempts", "delivered_at", "id", "is_placed", "priority", "record")
 
     def __init__(self, record: Record) -> None:
         self.id = record.id
         self.record = record
         self.attempts = 0
-        self.deadline = 0.0
+        self.priority = 0.0
+        self.is_placed = False
         self.delivered_at = 0.0
 
 

@@ -30,12 +30,12 @@ LEVELS = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR",
 
 # Flags of the originals without a meaning here; whether each takes a value.
 _IGNORED = {
-    "config": True, "e2e-processing-latency-percentile": True, "e2e-processing-latency-window-time": True,
-    "enable-experiment": True, "log-prefix": True, "verbose": False, "worker-id": True,
+    "config": True, "enable-experiment": True, "log-prefix": True, "verbose": False, "worker-id": True,
 }  # fmt: skip
 _SINGULAR = {
     "lookupd-tcp-address": "lookupd_tcp_addresses",
     "auth-http-address": "auth_http_addresses",
+    "e2e-processing-latency-percentile": "e2e_processing_latency_percentiles",
 }
 _OUR_OWN = {"version"}  # an option of ours that the original has as an order
 _DURATION = re.compile(r"([0-9.]+)(h|ms|us|µs|ns|m|s)")
@@ -108,6 +108,8 @@ def parse_flags(kind: str, arguments: Sequence[str]) -> dict[str, Any]:
             options[option] = value
         elif option.endswith("_addresses") and option in fields:
             options[option] = (*options.get(option, ()), value)
+        elif option == "e2e_processing_latency_percentiles":
+            options[option] = (*options.get(option, ()), *_floats(name, value))
         else:
             options[option] = _value(fields[option], value)
     if not options.get("tls_cert"):
@@ -132,6 +134,13 @@ def _next_flag(left: list[str], fields: Mapping[str, Any]) -> tuple[str, str]:
             raise ConfigError(f"flag needs an argument: -{name}")
         value = left.pop(0)
     return name, value
+
+
+def _floats(name: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f'invalid value "{text}" for flag -{name}: not numbers with commas between them') from None
 
 
 def _value(field: dataclasses.Field[Any], text: str) -> Any:

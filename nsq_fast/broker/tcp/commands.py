@@ -33,9 +33,9 @@ _UINT64 = 1 << 64
 
 
 def finish(conn: Connection, ids: list[bytes]) -> None:
-    """FINs that follow each other, in one go."""
+    """FINs that follow each other, in one go; one by one where latency is measured."""
     pop = conn.in_flight.messages.pop
-    missing = [id for id in ids if pop(id, None) is None]
+    missing = ids if _channel(conn).latency is not None else [id for id in ids if pop(id, None) is None]
     conn.finish_count += len(ids)
     for id in missing:
         conn.finish_count -= 1
@@ -372,7 +372,7 @@ def identify(conn: Connection, params: list[bytes], data: bytes, at: int) -> int
         negotiation.apply(request, conn.profile, options)
     except IdentifyError as error:
         raise FatalError("E_BAD_BODY", f"IDENTIFY {error}") from error
-    conn.start_heartbeat()
+    conn.apply_profile()
     if not request.feature_negotiation:
         conn.send(OK)
         return end

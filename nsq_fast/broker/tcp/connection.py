@@ -4,9 +4,10 @@ nsqio/nsq: nsqd/protocol_v2.go, IOLoop and messagePump.
 
 The reader parses all that a read has brought in one go, and sends the replies
 together. The pump waits until the client may have messages and there are some
-(or a heartbeat is due), and sends as many as it can with one write. Whoever
-finds the connection not being written to writes; what is added meanwhile goes
-out with the next write, so frames never mix.
+(or a heartbeat is due), and takes as many as it can at once. They wait in the
+output buffer until it is full, the client may have no more, or the time for it
+has passed. Whoever finds the connection not being written to writes; what is
+added meanwhile goes out with the next write, so frames never mix.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED, BROKER_CLIENT_REFUSE
 from nsq_fast.printable import printable
 
 from .client_stats import client_stats
+from .flush_ticker import FlushTicker
 from .frames import ERROR, HEARTBEAT, OK, Dropped, FatalError, Upgraded, frame
 from .identify import Negotiation, Profile, Upgrades
 from .output import Output
@@ -106,12 +108,14 @@ class Connection:
         pub_counts: published so far, by topic.
         needed: bytes that the command which is being read needs in all; 0: not known.
         silent_intervals: so many heartbeat intervals without a command end the connection.
+        delays_messages: whether messages wait in the output buffer, as the client asked for.
         auth: what it may do, with ``auth_secret`` and ``auth_expires_at`` (monotonic); None before AUTH.
         tls_socket: the socket inside TLS; None without.
         output: what goes out.
     """
 
     silent_intervals = 2
+    delays_messages = True
 
     def __init__(self, server: ServerOf, id: int, stream: Any, address: Any) -> None:
         self.server = server
@@ -148,7 +152,7 @@ class Connection:
 
     def serve(self) -> None:
         """Read and execute commands until the connection ends."""
-        self.start_heartbeat()
+        self.apply_profile()
         pump = spawn(self._pump)
         pump.name = f"nsqd-pump-{self.remote_address}"
         try:
@@ -177,7 +181,7 @@ class Connection:
             except Upgraded:
                 used = len(buffer)
             buffer = buffer[used:] if used < len(buffer) else b""
-            if self.output.frames:
+            if self.output.is_urgent:
                 self.output.flush()
                 self.output.wait_for_room()
             unyielded += len(data)
@@ -209,11 +213,11 @@ class Connection:
 
     def send(self, frames: bytes) -> None:
         """Add to what goes out with the next write."""
-        self.output.frames.append(frames)
+        self.output.add(frames)
 
     def send_error(self, code: str, text: bytes) -> None:
         """Tell the client of an error that is not fatal."""
-        self.output.frames.append(frame(ERROR, b"%b %b" % (code.encode(), text)))
+        self.output.add(frame(ERROR, b"%b %b" % (code.encode(), text)))
 
     # --- delivery ----------------------------------------------------------------------------------------------------
 
@@ -226,33 +230,46 @@ class Connection:
         try:
             while not self._is_closed:
                 output.is_awaited = output.is_writing
-                if output.is_awaited or (not self._deliver() and not output.frames):
-                    self._wake.wait()
-                    self._wake.clear()
+                if output.is_awaited:
+                    _wait(self._wake)
                     continue
-                output.flush()
-                sleep(0)
+                delivered = self._deliver()
+                if output.frames and (output.is_urgent or output.is_due()):
+                    output.flush()
+                    sleep(0)
+                elif delivered:
+                    sleep(0)
+                else:
+                    _wait(self._wake, output.patience())
         except OSError as error:
             logger.debug("%s: write failed: %s", self.remote_address, error, extra=BROKER_CLIENT_DISCONNECTED)
             self.close()
 
     def _deliver(self) -> bool:
-        """Take what the client may have and there is; whether there was anything."""
+        """Take what the client may have and there is; whether there was anything.
+
+        No message waits in the output buffer when the client may have no more (nsqio/nsq: nsqd/protocol_v2.go,
+        messagePump; nsqd/client_v2.go, IsReadyForMessages).
+        """
         if self._heartbeat_is_due:
             self._heartbeat_is_due = False
-            self.output.frames.append(HEARTBEAT)
+            self.output.add(HEARTBEAT)
         channel = self.channel
         if channel is None:
             return False
         count = self.rdy - len(self.in_flight)
         if channel.is_paused or count <= 0:
+            self.output.is_urgent = bool(self.output.frames)
             channel.notify()
             return False
         frames = channel.deliver(self, min(count, self._batch), self.profile.sample_rate)
         if frames:
-            self.output.frames += frames
+            output, size = self.output, sum(map(len, frames))
+            output.frames += frames
+            output.buffered += size
+            output.is_urgent |= len(frames) >= count
             self.message_count += len(frames)
-            self._batch = max(1, min(_MAX_BATCH, WRITE_SIZE * len(frames) // sum(map(len, frames))))
+            self._batch = max(1, min(_MAX_BATCH, WRITE_SIZE * len(frames) // size))
             return True
         if channel.has_ready(self):
             return True
@@ -271,8 +288,11 @@ class Connection:
 
     # --- heartbeat, upgrade ------------------------------------------------------------------------------------------
 
-    def start_heartbeat(self) -> None:
-        """Start the heartbeat timer again, with the interval of the profile."""
+    def apply_profile(self) -> None:
+        """Start the timers again, with the intervals of the profile, and take its output buffer."""
+        if self.delays_messages:
+            self.output.size = self.profile.output_buffer_size
+            self.output.ticker = FlushTicker(self.profile.output_buffer_timeout, time.monotonic())
         if self._timer is not None:
             self._timer.close()
             self._timer = None
@@ -344,6 +364,11 @@ class Connection:
     def stats(self) -> dict[str, Any]:
         """Figures under the original's JSON names."""
         return client_stats(self)
+
+
+def _wait(event: Event, timeout: float | None = None) -> None:
+    event.wait(timeout)
+    event.clear()
 
 
 def _common_name(certificate: Any) -> str:

@@ -85,6 +85,7 @@ class Negotiation:
             heartbeat_interval=options.client_timeout / 2,
             output_buffer_timeout=options.output_buffer_timeout,
             msg_timeout=options.msg_timeout,
+            output_buffer_size=DEFAULT_OUTPUT_BUFFER_SIZE if options.output_buffer_timeout else _UNBUFFERED,
         )
 
     def apply(self, request: Request, profile: Profile, options: NsqdOptions) -> None:

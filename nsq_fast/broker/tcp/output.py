@@ -2,15 +2,18 @@
 
 Two greenlets send: the reader of commands and the pump. One of them writes at a
 time; frames that the other adds during a write go out with the next write, so
-frames never mix. Nothing waits for ``output_buffer_timeout``.
+frames never mix. Messages may wait in the buffer; a reply takes them along.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from gevent import sleep, socket
+
+from .flush_ticker import FlushTicker
 
 _MAX_PENDING = 4096
 _LINGER = 0.25
@@ -25,7 +28,11 @@ class Output:
         on_idle: called after a write if ``is_awaited`` is set.
 
     Attributes:
-        frames: what the next write takes. Add to it to send.
+        frames: what the next write takes.
+        buffered: bytes of the messages among them.
+        is_urgent: whether they are not to wait for more.
+        size: bytes of messages that may wait for more; 1: none waits.
+        ticker: when messages are written although there are fewer.
         timeout: seconds that a write may take; None: any time.
         is_writing: whether a write is going on. Set it to keep others from writing.
         is_awaited: whether a greenlet waits for the end of the write.
@@ -34,10 +41,27 @@ class Output:
     def __init__(self, stream: Any, on_idle: Callable[[], None]) -> None:
         self.stream = stream
         self.frames: list[bytes] = []
+        self.buffered = 0
+        self.is_urgent = False
+        self.size = 1
+        self.ticker = FlushTicker(0.0, 0.0)
         self.timeout: float | None = None
         self.is_writing = False
         self.is_awaited = False
         self._on_idle = on_idle
+
+    def add(self, frame: bytes) -> None:
+        """Have a frame go out that does not wait: a reply, or a heartbeat."""
+        self.frames.append(frame)
+        self.is_urgent = True
+
+    def is_due(self) -> bool:
+        """Whether messages that could wait are to be written: there are enough, or it is time. A tick is taken."""
+        return self.buffered >= self.size or self.ticker.take(time.monotonic())
+
+    def patience(self) -> float | None:
+        """Seconds that the frames may wait for more; None: for ever, or there are none."""
+        return self.ticker.wait(time.monotonic()) if self.frames else None
 
     def flush(self) -> None:
         """Write the frames; without effect during a write, which takes them too. Raises OSError."""
@@ -49,6 +73,8 @@ class Output:
             while frames:
                 data = b"".join(frames)
                 frames.clear()
+                self.buffered = 0
+                self.is_urgent = False
                 self.stream.settimeout(self.timeout)
                 self.stream.sendall(data)
         finally:
@@ -63,7 +89,7 @@ class Output:
 
     def send_last(self, frame: bytes) -> None:
         """Send a frame that the client is to read before it sees the connection end. Never raises OSError."""
-        self.frames.append(frame)
+        self.add(frame)
         try:
             self.flush()
             # Closing with unread input would be a reset, and could cost the client this frame.
