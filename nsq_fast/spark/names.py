@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 HEADERS = "headers"
+JSON, MAP = "json", "map"
+HEADERS_AS = (JSON, MAP)
+"""What the column of headers may be: the text of each header as it came, or its entries."""
 NAMES: tuple[str, ...] = (
     "topic",
     "partition",

@@ -27,7 +27,7 @@ from nsq_fast.names import (
 )
 from nsq_fast.runtime import Endpoint, parse_endpoint
 
-from .names import HEADERS, NAMES
+from .names import HEADERS, HEADERS_AS, JSON, NAMES
 from .positions import LATEST, ByPartition, ByTopic, Positions, parse_positions, parse_times
 from .spelling import ClientOptions, milliseconds, recognise, truth, whole_number
 
@@ -68,6 +68,7 @@ _SOURCE_NAMES = (
     "minPartitions",
     "failOnDataLoss",
     "includeHeaders",
+    "headersAs",
     "columns",
     "reader",
     "journal",
@@ -116,6 +117,7 @@ class SourceOptions:
         min_offsets_per_trigger: rows that a micro-batch waits for, until it is ``max_trigger_delay`` seconds old.
         min_partitions: fewest tasks to split a batch into.
         columns: the columns of the rows, in order.
+        headers_as: what the column of headers is, ``json`` or ``map``.
         reader: ``auto``, ``replayable`` or ``journalled``.
         journal: folder of the journal.
         consume: whether a batch read acknowledges what it has read.
@@ -142,6 +144,7 @@ class SourceOptions:
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
     columns: tuple[str, ...] = tuple(name for name in NAMES if name != HEADERS)
+    headers_as: str = JSON
     reader: str = AUTO
     journal: str | None = None
     consume: bool = False
@@ -177,6 +180,7 @@ class SourceOptions:
             min_partitions=values.number("minPartitions", 1),
             fail_on_data_loss=values.flag("failOnDataLoss", True),
             columns=_columns(values),
+            headers_as=values.get("headersAs", _headers_as) or JSON,
             reader=values.get("reader", _reader) or AUTO,
             journal=values.get("journal", _not_empty),
             consume=values.flag("consume", False),
@@ -302,7 +306,9 @@ def _reader(name: str, value: str) -> str:
 
 
 def _columns(values: _Values) -> tuple[str, ...]:
-    with_headers = values.flag("includeHeaders", False)
+    with_headers = values.flag("includeHeaders", "headersAs" in values.found)
+    if "headersAs" in values.found and not with_headers:
+        raise ConfigError("headersAs: includeHeaders=false says that there is no such column")
     if "columns" not in values.found:
         return tuple(name for name in NAMES if with_headers or name != HEADERS)
     text = values.found["columns"]
@@ -312,7 +318,15 @@ def _columns(values: _Values) -> tuple[str, ...]:
         raise ConfigError(f"columns={text!r}: must be some of {', '.join(NAMES)}, each once")
     if "includeHeaders" in values.found and with_headers != (HEADERS in columns):
         raise ConfigError(f"includeHeaders={str(with_headers).lower()}: columns={text!r} says otherwise")
+    if "headersAs" in values.found and HEADERS not in columns:
+        raise ConfigError(f"headersAs: has no effect, as columns={text!r} has no {HEADERS}")
     return columns
+
+
+def _headers_as(name: str, value: str) -> str:
+    if value.lower() not in HEADERS_AS:
+        raise ConfigError(f"{name}={value!r}: must be {' or '.join(HEADERS_AS)}")
+    return value.lower()
 
 
 def _column_names(name: str, value: str) -> tuple[str, ...]:

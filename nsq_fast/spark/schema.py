@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import (
@@ -20,6 +21,7 @@ from pyspark.sql.types import (
     DataType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -29,7 +31,7 @@ from pyspark.sql.types import (
 from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast._frame import Columns
 
-from .names import HEADERS, NAMES
+from .names import HEADERS, JSON, MAP, NAMES
 
 JSON_HEADER = 4
 """The version of an ext header that is JSON."""
@@ -50,17 +52,22 @@ _TYPES: Mapping[str, tuple[pa.DataType, DataType]] = {
     "nsqd": (pa.string(), StringType()),
 }
 assert tuple(_TYPES) == NAMES
+_TEXT_BY_NAME = pa.map_(pa.string(), pa.string())
+_OF: Mapping[str, Mapping[str, tuple[pa.DataType, DataType]]] = {
+    JSON: _TYPES,
+    MAP: {**_TYPES, HEADERS: (_TEXT_BY_NAME, MapType(StringType(), StringType()))},
+}
 
 
 @lru_cache
-def arrow_schema(names: tuple[str, ...] = NAMES) -> pa.Schema:
+def arrow_schema(names: tuple[str, ...] = NAMES, headers_as: str = JSON) -> pa.Schema:
     """The Arrow schema of these columns, in this order."""
-    return pa.schema([(name, _TYPES[name][0]) for name in names])
+    return pa.schema([(name, _OF[headers_as][name][0]) for name in names])
 
 
-def spark_schema(names: Sequence[str] = NAMES) -> StructType:
+def spark_schema(names: Sequence[str] = NAMES, headers_as: str = JSON) -> StructType:
     """The Spark schema of these columns, in this order. Every column may be null."""
-    return StructType([StructField(name, _TYPES[name][1]) for name in names])
+    return StructType([StructField(name, _OF[headers_as][name][1]) for name in names])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,7 @@ def _repeated(value: str | int, count: int) -> pa.Array:
 def to_batch(
     columns: Columns,
     names: Sequence[str] = NAMES,
+    headers_as: str = JSON,
     *,
     topic: str,
     partition: int | None,
@@ -115,7 +123,9 @@ def to_batch(
     if first < 0 or not 0 <= count <= left:
         raise ValueError(f"rows {first} to {first + count} of {columns.count}")
     rows = _Rows(columns, topic, partition, nsqd, is_redesigned, first, count)
-    return pa.RecordBatch.from_arrays([_FILL[name](rows) for name in names], schema=arrow_schema(tuple(names)))
+    fill = _FILL_MAP if headers_as == MAP else _FILL
+    schema = arrow_schema(tuple(names), headers_as)
+    return pa.RecordBatch.from_arrays([fill[name](rows) for name in names], schema=schema)
 
 
 def _message_ids(rows: _Rows) -> pa.Array:
@@ -172,6 +182,31 @@ def _headers(rows: _Rows) -> pa.Array:
     return pc.if_else(pc.equal(kinds, JSON_HEADER), found, None)
 
 
+def _header_maps(rows: _Rows) -> pa.Array:
+    known: dict[str | None, list[tuple[str, str | None]] | None] = {None: None}
+    found = []
+    for text in _headers(rows).to_pylist():  # many messages have the same ones
+        if text not in known:
+            known[text] = _entries(text)
+        found.append(known[text])
+    return pa.array(found, _TEXT_BY_NAME)
+
+
+def _entries(text: str) -> list[tuple[str, str | None]] | None:
+    """What a header holds; None when it is no JSON object. A value that is no text is given as its JSON."""
+    try:
+        values = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        return [(name, _text(bytes(value))) for name, value in values.items()]
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+
+
+def _text(value: bytes) -> str | None:
+    if value == b"null":
+        return None
+    return msgspec.json.decode(value, type=str) if value.startswith(b'"') else value.decode()
+
+
 _FILL: Mapping[str, Callable[[_Rows], pa.Array]] = {
     "topic": lambda rows: rows.repeat(pa.string(), rows.topic),
     "partition": lambda rows: rows.repeat(pa.int32(), rows.partition),
@@ -186,3 +221,4 @@ _FILL: Mapping[str, Callable[[_Rows], pa.Array]] = {
     "body": lambda rows: rows.wrap(pa.binary(), rows.columns.body_offsets, rows.columns.body),
     "nsqd": lambda rows: rows.repeat(pa.string(), rows.nsqd),
 }
+_FILL_MAP: Mapping[str, Callable[[_Rows], pa.Array]] = {**_FILL, HEADERS: _header_maps}

@@ -110,16 +110,16 @@ class NsqDataSource(DataSource):
 
     def _source_schema(self, options: SourceOptions) -> StructType:
         check_load(options)
-        return spark_schema(options.columns)
+        return spark_schema(options.columns, options.headers_as)
 
     def _checked(self, schema: StructType) -> SourceOptions:
         """The options. A schema of the user's own chooses columns by name, as the option columns does."""
         options = SourceOptions.parse(options_in(self.options, schema))
         names = tuple(field.name for field in schema)
-        wanted = spark_schema([name for name in names if name in NAMES])
+        wanted = spark_schema([name for name in names if name in NAMES], options.headers_as)
         is_chosen = bool(options.given & {"columns", "includeHeaders"})
         if _types(schema) != _types(wanted) or (is_chosen and names != options.columns):
-            given = spark_schema(options.columns if is_chosen else NAMES)
+            given = spark_schema(options.columns if is_chosen else NAMES, options.headers_as)
             raise ConfigError(
                 f"schema {schema.simpleString()}: the source gives {given.simpleString()}; leave schema() out, or take"
                 " columns of these with their types"

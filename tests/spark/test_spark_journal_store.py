@@ -27,6 +27,7 @@ from nsq_fast.spark.journal.screen import Screen, take
 from nsq_fast.spark.journal.segment import Head, keys_of, read
 from nsq_fast.spark.journal.suspects import Suspects
 from nsq_fast.spark.names import NAMES
+from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.schema import to_batch
 
 ABOUT = About("orders", "spark")
@@ -44,8 +45,14 @@ def columns_of(bodies, start=0, attempts=1, ext=None, detail=False):
     return reader.feed(b"".join(frames))
 
 
+def choosing(columns, **given):
+    """Options with these columns."""
+    where = {"topic": "orders", "channel": "c", "lookupd_http_addresses": "127.0.0.1:1"}
+    return SourceOptions.parse({**where, "columns": columns, **given})
+
+
 def bodies_of(segments):
-    return [row for batch in batches(segments, ("body",), "orders") for row in batch["body"].to_pylist()]
+    return [row for batch in batches(segments, choosing("body"), "orders") for row in batch["body"].to_pylist()]
 
 
 @pytest.fixture
@@ -85,7 +92,14 @@ def test_buffers_are_aligned(batch):
 def test_segments_are_joined_into_larger_batches(batch):
     chain = Chain(str(batch), 0)
     stored = [chain.claim(n, Head(rows=4_000), columns_of([b"%d" % n] * 4_000)) for n in range(4)]
-    assert [each.num_rows for each in batches(stored, ("body", "topic"), "t")] == [12_000, 4_000]
+    assert [each.num_rows for each in batches(stored, choosing("body,topic"), "t")] == [12_000, 4_000]
+
+
+def test_rows_of_segments_have_their_headers_as_the_options_say(batch):
+    stored = Chain(str(batch), 0).claim(0, Head(rows=1), columns_of([b"x"], ext=b'{"a":"b"}'))
+    for headers_as, expected in (("json", '{"a":"b"}'), ("map", [("a", "b")])):
+        [rows] = batches([stored], choosing("headers", headersAs=headers_as), "t")
+        assert rows["headers"].to_pylist() == [expected]
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,18 @@ def test_columns_in_the_order_given() -> None:
     assert text.startswith("includeHeaders=true: columns='body'")
 
 
+def test_headers_as_a_map_is_a_column_that_is_asked_for() -> None:
+    assert source().headers_as == "json"
+    assert (source(headersAs="MAP").headers_as, source(headersAs="map").columns) == ("map", NAMES)
+    assert source(headersAs="map", columns="headers,body").columns == ("headers", "body")
+    for given, reason in (
+        ({"headersAs": "array"}, "headersAs='array': must be json or map"),
+        ({"headersAs": "map", "includeHeaders": "false"}, "headersAs: includeHeaders=false says that"),
+        ({"headersAs": "map", "columns": "body"}, "headersAs: has no effect, as columns='body' has no headers"),
+    ):
+        assert refusal(SourceOptions.parse, {**NEEDED, **given}).startswith(reason)
+
+
 # Options of the client
 
 

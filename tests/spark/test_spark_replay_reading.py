@@ -106,6 +106,8 @@ def test_columns_of_ext_topics(make_topic: Callable[..., Topic]) -> None:
     assert batch["trace_id"].to_pylist() == [70, 71, 72, 0]
     assert [text and json.loads(text)["k"] for text in batch["headers"].to_pylist()] == ["é", "é", "é", None]
     assert batch["body"].to_pylist() == [b"body"] * 3 + [b"plain"]
+    [batch] = ReplayStreamReader(options(topic, headersAs="map")).read(piece)
+    assert [entries and dict(entries)["k"] for entries in batch["headers"].to_pylist()] == ["é", "é", "é", None]
 
 
 def test_cut_anywhere_the_pieces_make_up_the_whole(make_topic: Callable[..., Topic]) -> None:

@@ -31,6 +31,8 @@ def test_the_two_schemas_are_the_same() -> None:
     assert tuple(arrow_schema().names) == NAMES == tuple(spark_schema().names)
     assert to_arrow_schema(spark_schema(), timezone="UTC") == arrow_schema()
     assert from_arrow_schema(arrow_schema()) == spark_schema()
+    as_map = {"headers_as": "map"}
+    assert to_arrow_schema(spark_schema(**as_map), timezone="UTC") == arrow_schema(**as_map)
     assert spark_schema(("body", "topic")).simpleString() == "struct<body:binary,topic:string>"
 
 
@@ -108,6 +110,35 @@ def test_a_header_that_is_no_text_is_made_one() -> None:
     batch = to_batch(columns(full(1, b'{"a":"\xff"}'), full(2)), ("headers",), **PLACE)
     batch.validate(full=True)
     assert batch.column(0).to_pylist() == ['{"a":"\ufffd"}', "{}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        (b'{"k":"v","\\u00e4":"\xc3\xb6 \\n"}', [("k", "v"), ("ä", "ö \n")]),
+        (b'{"number":1.50,"yes":true,"list":[1, "2"]}', [("number", "1.50"), ("yes", "true"), ("list", '[1, "2"]')]),
+        (b'{"none":null}', [("none", None)]),
+        (b'{"twice":"1","twice":"2"}', [("twice", "2")]),
+        (b"{}", []),
+        (b"", None),
+        (b"[1]", None),
+        (b'{"k":"v"', None),
+        (b'{"k":"\\ud800"}', None),
+        (b'{"k":"\xff"}', [("k", "\ufffd")]),
+    ],
+)
+def test_headers_as_a_map(text: bytes, entries: Any) -> None:
+    messages = columns(full(0, b'{"a":"b"}'), full(1, text), full(2, b"a-tag", 2), full(3, text))
+    batch = to_batch(messages, ("body", "headers"), "map", **PLACE)
+    batch.validate(full=True)
+    assert batch.schema == arrow_schema(("body", "headers"), "map")
+    assert batch.column("headers").to_pylist() == [[("a", "b")], entries, None, entries]
+
+
+def test_headers_as_a_map_where_no_message_can_have_any() -> None:
+    frames = columns(encode_message(T0, 1, ID, b"x"), ext=False, detail=False)
+    batch = to_batch(frames, ("headers",), "map", **PLACE)
+    assert batch.column(0).to_pylist() == [None]
 
 
 def test_bodies_and_ids_are_not_copied() -> None:

@@ -48,6 +48,8 @@ def test_rows_as_spark_sees_them(spark: SparkSession) -> None:
     assert [row[0].hex() for row in frame.select("message_id").collect()] == ["ff" * 16] * 4
     chosen = source.option("columns", "headers,body").load()
     assert (chosen.columns, chosen.count()) == (["headers", "body"], 4)
+    as_map = source.option("headersAs", "map").load()
+    assert [row[0] for row in as_map.selectExpr("headers['k']").collect()] == ["v"] * 4
 
 
 # What Spark finds without being told, and what it writes down

@@ -22,8 +22,9 @@ class _Reader(DataSourceReader):
         frames = [encode_message(1_700_000_000_123_456_789, 65535, b"\xff" * 16, b"%d" % n, **head) for n in range(3)]
         columns = ColumnReader(ext=True, detail=True).feed(b"".join(frames))
         place: Any = {"topic": self.options.topic, "partition": 5, "nsqd": "h:1", "is_redesigned": True}
-        yield to_batch(columns, self.options.columns, **place)
-        yield to_batch(columns, self.options.columns, first=1, count=1, **{**place, "partition": None})
+        yield to_batch(columns, self.options.columns, self.options.headers_as, **place)
+        place = {**place, "partition": None, "first": 1, "count": 1}
+        yield to_batch(columns, self.options.columns, self.options.headers_as, **place)
 
 
 class MadeUp(NsqDataSource):

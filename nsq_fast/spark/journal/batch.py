@@ -62,9 +62,9 @@ class JournalBatchReader(DataSourceReader):
 
     def _read(self, slot: Slot) -> Iterator[pa.RecordBatch]:
         if self.journal is None:
-            yield from Peek(slot).batches(self.options.columns)
+            yield from Peek(slot).batches(self.options)
         else:
-            yield from batches(self.make_collector(slot).run(), self.options.columns, slot.topic)
+            yield from batches(self.make_collector(slot).run(), self.options, slot.topic)
 
     def _peek(self, backlog: Backlogs) -> list[Slot]:
         # One task for each source, whatever minPartitions says: a second task would read what the first has put back.

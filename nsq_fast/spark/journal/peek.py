@@ -8,7 +8,7 @@ through the queue once; an id that comes a second time is left out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast._frame import Columns
 from nsq_fast.log_events import SPARK_READ_PARTIAL
 from nsq_fast.runtime import ColumnSubscription
+from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.schema import to_batch
 
 from .collect import Slot
@@ -36,13 +37,14 @@ class Peek:
         self.slot = slot
         self._seen: set[bytes] = set()
 
-    def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def batches(self, options: SourceOptions) -> Iterator[pa.RecordBatch]:
         """The rows, each message once."""
         slot = self.slot
         for columns in self._windows():
             yield to_batch(
                 cast(Any, columns),
-                names,
+                options.columns,
+                options.headers_as,
                 topic=slot.topic,
                 partition=slot.partition,
                 nsqd=str(slot.address),

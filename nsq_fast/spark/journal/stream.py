@@ -184,7 +184,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Parts
 
     def _read(self, slot: Slot) -> Iterator[pa.RecordBatch]:
-        yield from batches(self.make_collector(slot).run(), self.options.columns, slot.topic)
+        yield from batches(self.make_collector(slot).run(), self.options, slot.topic)
 
     def _folder(self, offset: Offset) -> JournalFolder:
         return JournalFolder(self.journal, offset.journal)

@@ -54,6 +54,7 @@ class Batches:
         return to_batch(
             run.columns,
             self._options.columns,
+            self._options.headers_as,
             topic=self._options.topic,
             partition=self._partition,
             nsqd=nsqd,
