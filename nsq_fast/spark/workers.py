@@ -64,4 +64,6 @@ def _fault(python: str, path: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"cannot be started ({error})"
-    return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
+    if not done.returncode:
+        return ""
+    return done.stderr.strip().rpartition("\n")[2] or f"ends with status {done.returncode}, and says nothing"
