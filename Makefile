@@ -102,6 +102,7 @@ test: $(DEV_STAMP) $(BUILD_STAMP)
 QUICK = tests/test_*.py tests/core tests/protocol tests/runtime tests/gnsq \
   -m "round_trip or not (slow or real or fork or flat or kill)"
 
+quick: JOBS = 4 # these wait more than they compute, so that two processors can serve four
 quick: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) $(QUICK) $(ARGS)
 

@@ -12,6 +12,7 @@ for a time slice together.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from time import monotonic, time
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -51,6 +52,7 @@ class LoopTurns:
         self._iteration = -1
         self._waiting: deque[Waiter[Any]] = deque()
         self._is_armed = False
+        self._at_end: deque[Callable[[], object]] = deque()
         self.began_at = self.due_at = 0.0
 
     def is_overdue(self, now: float) -> bool:
@@ -66,6 +68,24 @@ class LoopTurns:
     def noted_iteration(self) -> int:
         """The number of the turn that ``began_at`` and ``due_at`` speak of."""
         return self._iteration
+
+    def at_end(self, function: Callable[[], object]) -> None:
+        """Have ``function`` called before the loop waits for anything; it must not block.
+
+        One callback of the loop serves all that ask in one turn: many connections answer in each.
+        """
+        if not self._at_end:
+            self._run_callback(self._end)
+        self._at_end.append(function)
+
+    def _end(self) -> None:
+        functions, self._at_end = self._at_end, deque()
+        try:
+            while functions:
+                functions.popleft()()
+        finally:
+            for function in functions:  # one was interrupted
+                self.at_end(function)
 
     def give_way(self) -> None:
         """Let other greenlets run, and timers and sockets if they are overdue."""

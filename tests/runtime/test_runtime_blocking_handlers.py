@@ -95,6 +95,32 @@ def test_where_slow_and_quick_handlers_take_turns_no_fin_waits_for_a_slow_one(
     assert len(slow) == 6
 
 
+def test_one_slow_handler_among_many_quick_ones_says_nothing_of_the_next(
+    server: Server, handle_many: Callable[..., Consumer]
+) -> None:
+    """The system takes the processor away from quick handlers, too: then FINs still leave together."""
+
+    def gathers() -> bool:
+        """Whether FINs of handlers after a slow one wait for each other. False where the machine was slow, too."""
+        handled = finished = 0
+
+        def handler(consumer: Consumer, message: Message) -> None:
+            nonlocal handled, finished
+            if handled == 150:
+                time.sleep(BLOCK)  # sleep: a handler that blocks
+            if handled == 160:
+                time.sleep(BLOCK)  # sleep: what has left arrives
+                finished = server.finished()
+            handled += 1
+
+        consumer = handle_many(170, message_handler=handler)
+        until(lambda: handled == 170)
+        consumer.close()
+        return finished < 160
+
+    assert any(gathers() for _ in range(20))
+
+
 def test_so_it_is_with_batches_and_iteration(server: Server, handle_many: Callable[..., Consumer]) -> None:
     handled: list[Message] = []
 

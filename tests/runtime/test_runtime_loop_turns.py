@@ -113,3 +113,22 @@ def test_a_reader_that_always_finds_more_lets_timers_have_their_turn() -> None:
     transport.close()
     with_peer.stop()
     assert max(after - before for before, after in pairwise([*at_turns, flood.reads])) <= 8
+
+
+def test_what_is_asked_for_comes_at_the_end_of_the_turn_although_one_before_it_is_interrupted() -> None:
+    done: list[int] = []
+    over = Event()
+
+    def interrupted() -> None:
+        done.append(1)
+        loop_turns().at_end(lambda: done.append(3))
+        raise gevent.GreenletExit
+
+    turns = loop_turns()
+    turns.at_end(interrupted)
+    turns.at_end(lambda: done.append(2))
+    turns.at_end(over.set)
+    assert done == []
+    assert over.wait(60)
+    gevent.sleep(0)
+    assert sorted(done) == [1, 2, 3]

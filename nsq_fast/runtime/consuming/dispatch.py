@@ -48,6 +48,11 @@ FLUSH_SHARE = 0.1
 
 Where one handler is slow the next may be, too, and what gathered before it would wait."""
 
+RARE = 100
+"""A slow handler after so many quick ones says nothing of the next: where other programs want the processor, too, the
+system takes it from quick handlers as well. To send FINs one by one for that made up to five times as many sends
+(nsq-fast bench consume --connections 100, beside busy programs)."""
+
 
 class PromptFins:
     """How many FINs of a consumer still leave one by one, because one of its handlers kept the hub from running lately.
@@ -56,16 +61,20 @@ class PromptFins:
 
     Attributes:
         left: how many; 0 as long as handlers are quick, so that only consumers with slow ones pay for it.
+        quick: messages handled since the last slow handler.
     """
 
-    __slots__ = ("left",)
+    __slots__ = ("left", "quick")
 
     def __init__(self) -> None:
         self.left = 0
+        self.quick = 0
 
-    def slow(self, seconds: float) -> None:
-        """A handler has kept the hub waiting for so long."""
-        self.left = max(self.left, round(FLUSH_SHARE / FLUSH_SECONDS * seconds))
+    def slow(self, seconds: float, count: int) -> None:
+        """A handler, the last of so many or one before it, has kept the hub waiting for so long."""
+        if self.quick + count < RARE:
+            self.left = max(self.left, round(FLUSH_SHARE / FLUSH_SECONDS * seconds))
+        self.quick = 0
 
 
 class InboundQueue:
@@ -263,7 +272,9 @@ class Pool:
         load.handled += count
         # A handler that waited with gevent let the loop have its turns: it was not slow for others.
         if now - began > SLICE and self.turns.is_overdue(now):
-            self.prompt.slow(now - self.turns.due_at)
+            self.prompt.slow(now - self.turns.due_at, count)
+        else:
+            self.prompt.quick += count
 
     def wake(self) -> None:
         """Have a worker look again: a turn is free."""

@@ -84,6 +84,7 @@ class Subscription(Announcer):
         self._pool = pool
         self._is_pool_shared = is_pool_shared
         self._tracer = consumer.tracer
+        self._trace_log = consumer.tracer.log
         self._selection = Selection(self.inbound, consumer.disposition, None, None, None, counters)
         self._select: Callable[[list[Message]], list[Message]] | None = None
 
@@ -140,7 +141,7 @@ class Subscription(Announcer):
     # Messages, in the reader greenlet or the worker that reads
 
     def on_messages(self, conn: Connection, messages: list[Message]) -> None:
-        if self._tracer.is_on(conn):
+        if self._trace_log.is_active and self._tracer.is_on(conn):
             self._tracer.received(conn, messages)
         self.counters.received += len(messages)
         ledger, now = self.inbound.ledger, conn.last_received_at
@@ -166,7 +167,7 @@ class Subscription(Announcer):
         if self.is_ending or disposition.is_beyond(self.inbound, message):
             self.on_messages(conn, [message])
             return
-        if self._tracer.is_on(conn):
+        if self._trace_log.is_active and self._tracer.is_on(conn):
             self._tracer.received(conn, (message,))
         self.counters.received += 1
         if self._selection.is_in_order(message):
@@ -203,7 +204,7 @@ class Subscription(Announcer):
         emit(consumer, "on_requeue", message_id=message.id, timeout=delay_ms)
         if backoff and not self.is_ordered:  # an ordered partition waits for its own messages only
             consumer.flow.result(False, self.backoff)
-        if self._tracer.is_on(conn):
+        if self._trace_log.is_active and self._tracer.is_on(conn):
             self._tracer.record(conn, (message,), "REQ")
         self._freed()
 
@@ -219,7 +220,7 @@ class Subscription(Announcer):
                 consumer.flow.result(True, self.backoff)
             if consumer.flow.adaptive is not None and not self.is_ordered:  # who sends one at a time has no queue here
                 consumer.flow.responded(finished, conn.info.msg_timeout)
-            if self._tracer.is_on(conn):
+            if self._trace_log.is_active and self._tracer.is_on(conn):
                 self._tracer.record(conn, finished, "FIN")
         self._freed()
 

@@ -14,21 +14,24 @@ class Tracer:
     """Records the deliveries of one consumer. Ask ``is_on`` once for many messages.
 
     Only redesigned servers have ids that mean something, so only their messages are recorded.
+
+    Attributes:
+        log: where to. While it is not active, ``is_on`` need not be asked.
     """
 
     def __init__(self, log: TraceLog, channel: str) -> None:
-        self._log = log
+        self.log = log
         self._channel = channel
 
     def is_on(self, connection: Connection) -> bool:
         """Whether messages of ``connection`` are recorded now."""
-        log = self._log
+        log = self.log
         return log.is_active and log.is_on(connection.topic or "") and connection.session.dialect.has_partitions
 
     def received(self, connection: Connection, messages: Iterable[Message]) -> None:
         """Record messages that have arrived just now."""
         for message in messages:
-            self._log.received(
+            self.log.received(
                 connection.topic or "", self._channel, message, nsqd=connection.address, local=connection.local_address
             )
 
@@ -38,7 +41,7 @@ class Tracer:
         for message in messages:
             # nsqd takes no response for a message that it has sent to somebody else, and may not even say so.
             is_late = message.has_expired() or now > connection.session.ledger.deadline(message)
-            self._log.consumed(
+            self.log.consumed(
                 connection.topic or "",
                 self._channel,
                 message,

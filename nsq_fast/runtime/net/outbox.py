@@ -21,11 +21,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from gevent import get_hub
 from gevent.event import Event
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import ConnectionLost, NsqError
+from nsq_fast.runtime.loop_turns import loop_turns
 from nsq_fast.runtime.supervised import FAULTS, Job, Supervisor
 
 from .transport import Transport
@@ -74,7 +74,7 @@ class Outbox:
         self.error: ConnectionLost | None = None
         self.is_prompt = False
         self._transport: Transport
-        self._run_callback: Callable[..., Any]
+        self._at_end_of_turn: Callable[[Callable[[], object]], None]
         self._build_fins = build_fins
         self._write_timeout = write_timeout
         self._on_error = on_error
@@ -92,7 +92,7 @@ class Outbox:
     def start(self, transport: Transport) -> None:
         """Begin to send to ``transport``, in the hub of the calling greenlet."""
         self._transport = transport
-        self._run_callback = get_hub().loop.run_callback
+        self._at_end_of_turn = loop_turns().at_end
 
     def write(self, data: bytes) -> None:
         """Append bytes."""
@@ -139,7 +139,7 @@ class Outbox:
             self.flush()
         elif not self.is_scheduled:
             self.is_scheduled = True
-            self._run_callback(self._end_of_turn)
+            self._at_end_of_turn(self._end_of_turn)
 
     def _end_of_turn(self) -> None:
         self.is_scheduled = False
