@@ -119,6 +119,7 @@ proof: $(DEV_STAMP) $(BUILD_STAMP)
 
 soak: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m nsq_fast soak $(if $(SERVERS),--servers $(SERVERS)) $(ARGS)
+	NSQ_FAST_FLAT_MESSAGES=5000000 $(BIN)/python -m pytest -s tests/threads/test_threads_flat.py
 
 bench: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest bench --benchmark-only --timeout 600 $(ARGS)

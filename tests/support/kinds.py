@@ -11,6 +11,7 @@ OF_FOLDER = {"cli": ("cli",), "spark": ("spark",), "servers": ("kill",), "soak":
 OF_MODULE = {
     "test_runtime_fork": ("fork",),
     "test_runtime_flat": ("flat",),
+    "test_threads_flat": ("flat",),
     "test_spark_replay_kills": ("kill",),
     # their subject is handlers that block, and messages that time out, for seconds
     "test_runtime_blocking_handlers": ("slow",),
