@@ -14,8 +14,9 @@ from nsq_fast.errors import ConfigError, LookupFailed
 from .discovery import TIMEOUT, TopicFinder, discover, in_cluster
 from .options import AUTO, JOURNALLED, REPLAYABLE, SourceOptions
 from .positions import EARLIEST, LATEST, is_by_topic
+from .versions import PUSHES_FILTERS
 
-_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "consume")
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "consume", "pushFilters")
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _BEGINS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 _ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
@@ -33,6 +34,7 @@ _NOT_FOR = {
             (*_BEGINS, "startingOffsetsByTimestampStrategy", *_ENDS),
             "a channel begins and ends where it stands, and cannot be moved",
         ),
+        "pushFilters": "a channel has no offsets to begin and end at",
         "maxBytesPerTrigger": "nsqd does not tell the sizes of messages before it delivers them",
     },
 }
@@ -56,6 +58,10 @@ def check_load(options: SourceOptions) -> None:
         raise ConfigError(f"minOffsetsPerTrigger={least}: is more than maxOffsetsPerTrigger={most}")
     if options.ending_offsets == EARLIEST:
         raise ConfigError("endingOffsets='earliest': there is nothing to read up to there")
+    if options.push_filters and not PUSHES_FILTERS:
+        raise ConfigError(
+            "pushFilters: Spark tells a source what it filters for from PySpark 4.1 on, and this is older"
+        )
     if options.reader != AUTO:
         check_reader(options, options.reader, is_stream=bool(for_streams))
 

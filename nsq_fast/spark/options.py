@@ -70,6 +70,7 @@ _SOURCE_NAMES = (
     "includeHeaders",
     "headersAs",
     "columns",
+    "pushFilters",
     "reader",
     "journal",
     "consume",
@@ -118,6 +119,7 @@ class SourceOptions:
         min_partitions: fewest tasks to split a batch into.
         columns: the columns of the rows, in order.
         headers_as: what the column of headers is, ``json`` or ``map``.
+        push_filters: whether a batch reads only where rows can be that Spark filters for.
         reader: ``auto``, ``replayable`` or ``journalled``.
         journal: folder of the journal.
         consume: whether a batch read acknowledges what it has read.
@@ -145,6 +147,7 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     columns: tuple[str, ...] = tuple(name for name in NAMES if name != HEADERS)
     headers_as: str = JSON
+    push_filters: bool = False
     reader: str = AUTO
     journal: str | None = None
     consume: bool = False
@@ -181,6 +184,7 @@ class SourceOptions:
             fail_on_data_loss=values.flag("failOnDataLoss", True),
             columns=_columns(values),
             headers_as=values.get("headersAs", _headers_as) or JSON,
+            push_filters=values.flag("pushFilters", False),
             reader=values.get("reader", _reader) or AUTO,
             journal=values.get("journal", _not_empty),
             consume=values.flag("consume", False),

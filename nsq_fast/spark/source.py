@@ -98,7 +98,8 @@ class NsqDataSource(DataSource):
 
     def make_batch_reader(self, kind: str, options: SourceOptions) -> DataSourceReader:
         """The batch reader of this kind, ``replayable`` or ``journalled``."""
-        name = "ReplayBatchReader" if kind == REPLAYABLE else "JournalBatchReader"
+        replayable = "FilteringBatchReader" if options.push_filters else "ReplayBatchReader"
+        name = replayable if kind == REPLAYABLE else "JournalBatchReader"
         reader: DataSourceReader = getattr(_readers(kind), name)(options)
         return reader
 

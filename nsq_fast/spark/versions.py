@@ -4,6 +4,7 @@
 |---|---|---|---|---|
 | sources, sinks | - | yes | yes | yes |
 | a streaming sink takes | - | rows | Arrow | Arrow |
+| a batch is told what rows the query filters for | - | no | yes | yes |
 | a source is told where to go on, and how much it may read | - | no | no | yes |
 """
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-    TELLS_START = STREAMS_ARROW = True
+    TELLS_START = STREAMS_ARROW = PUSHES_FILTERS = True
 else:
     try:
         from pyspark.sql import datasource
@@ -26,6 +27,7 @@ else:
         datasource = WriterCommitMessage = object
 
     STREAMS_ARROW = hasattr(datasource, "DataSourceStreamArrowWriter")
+    PUSHES_FILTERS = hasattr(getattr(datasource, "DataSourceReader", None), "pushFilters")
     StreamWriterBase = getattr(
         datasource, "DataSourceStreamArrowWriter", getattr(datasource, "DataSourceStreamWriter", object)
     )
@@ -60,6 +62,7 @@ else:
 
 
 __all__ = [
+    "PUSHES_FILTERS",
     "STREAMS_ARROW",
     "TELLS_START",
     "ReadAllAvailable",

@@ -1,6 +1,6 @@
 """The replayable reader: a batch is a range of offsets of a redesigned cluster, and can be read again at any time."""
 
-from .batch import ReplayBatchReader
+from .batch import FilteringBatchReader, ReplayBatchReader
 from .stream import ReplayStreamReader
 
-__all__ = ["ReplayBatchReader", "ReplayStreamReader"]
+__all__ = ["FilteringBatchReader", "ReplayBatchReader", "ReplayStreamReader"]

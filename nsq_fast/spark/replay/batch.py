@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
@@ -15,6 +15,7 @@ from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.plain_errors import plain_errors
 from nsq_fast.spark.positions import EARLIEST
 
+from .filters import Bounds, bounds_of
 from .log import Log, TopicLogs
 from .loss import checked_loss
 from .piece import Route, pieces
@@ -31,6 +32,8 @@ _ENDS = frozenset({"endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp
 
 class ReplayBatchReader(ReadsPieces, DataSourceReader):
     """Reads one slice, and leaves the channel where it is. Pickled into tasks: only the options travel."""
+
+    bounds = Bounds()
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -54,14 +57,25 @@ class ReplayBatchReader(ReadsPieces, DataSourceReader):
             logs = topic_logs.all_logs(START_TIMEOUT)
             resolver = Resolver(options, topic_logs)
             starts, ends = resolver.starting(logs, EARLIEST), resolver.ending(logs)
+            _check_order(options, starts, ends)
+            logs = {partition: log for partition, log in logs.items() if partition in self.bounds.partitions}
+            starts, ends = _narrowed(resolver, self.bounds, logs, starts, ends)
         finally:
             topic_logs.close()
-        _check_order(options, starts, ends)
         return _Slice(
             {partition: _checked(options, partition, starts[partition], log) for partition, log in logs.items()},
             ends,
             {partition: Route.of(log) for partition, log in logs.items()},
         )
+
+
+class FilteringBatchReader(ReplayBatchReader):
+    """Reads only where rows can be that Spark filters for. Spark refuses it where filters are not to be pushed."""
+
+    def pushFilters(self, filters: list[Any]) -> list[Any]:
+        """Called before ``partitions``. All filters are Spark's still, which knows the rows at the edges."""
+        self.bounds = bounds_of(filters)
+        return filters
 
 
 class _Slice(NamedTuple):
@@ -70,6 +84,22 @@ class _Slice(NamedTuple):
     starts: Offsets
     ends: Offsets
     routes: Mapping[int, Route]
+
+
+def _narrowed(
+    resolver: Resolver, bounds: Bounds, logs: Mapping[int, Log], starts: Offsets, ends: Offsets
+) -> tuple[Offsets, Offsets]:
+    """The slice of these logs, without what lies outside the bounds."""
+    (low, high), times = bounds.offsets, bounds.times
+    begins = {partition: max(starts[partition], low or 0) for partition in logs}
+    stops = {partition: ends[partition] if high is None else min(ends[partition], high + 1) for partition in logs}
+    for partition, log in logs.items():
+        if times.low is not None:
+            begins[partition] = max(begins[partition], resolver.surely_before(partition, log, times.low))
+        if times.high is not None:
+            found = resolver.first_at(partition, log, times.high)
+            stops[partition] = stops[partition] if found is None else min(stops[partition], found.offset)
+    return begins, stops
 
 
 def _check_order(options: SourceOptions, starts: Offsets, ends: Offsets) -> None:

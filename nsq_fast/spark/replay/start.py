@@ -52,6 +52,21 @@ class Resolver:
             return self._at_time(name, logs, of_topic(name, options.ending_times, options.topic))
         return self._positions("endingOffsets", logs, options.ending_offsets or LATEST)
 
+    def first_at(self, partition: int, log: Log, timestamp: int) -> Record | None:
+        """The first record of that time, in nanoseconds, or later; None when there is none, or nsqd cannot tell."""
+        first = self._topic_logs.record_at(log, partition, log.start) if log.end > log.start else None
+        if first is None:
+            return None
+        return first_at(lambda number: self._topic_logs.record_number(log, partition, number), first, log, timestamp)
+
+    def surely_before(self, partition: int, log: Log, timestamp: int) -> int:
+        """An offset before which all records are older than that; the end of the log only when its last one is."""
+        found = self.first_at(partition, log, timestamp)
+        if found is not None:
+            return found.offset
+        last = self._topic_logs.record_number(log, partition, log.messages)
+        return log.end if last is not None and last.timestamp < timestamp else log.start
+
     def _positions(self, option: str, logs: Mapping[int, Log], given: str | ByPartition | ByTopic) -> Offsets:
         if isinstance(given, str):
             return {partition: log.start if given == EARLIEST else log.end for partition, log in logs.items()}
@@ -92,13 +107,7 @@ class Resolver:
 
     def _offset_at(self, option: str, partition: int, log: Log, milliseconds: int) -> int:
         """Where the first record of that time or later begins; the end of the log when there is none."""
-        first = self._topic_logs.record_at(log, partition, log.start) if log.end > log.start else None
-        found = None
-        if first is not None:
-            timestamp = milliseconds * _MILLISECOND
-            found = first_at(
-                lambda number: self._topic_logs.record_number(log, partition, number), first, log, timestamp
-            )
+        found = self.first_at(partition, log, milliseconds * _MILLISECOND)
         if found is None and option.startswith("starting") and self._options.starting_strategy == ERROR:
             raise ConfigError(
                 f"{option}: nothing was published to partition {partition} of topic {self._options.topic!r} at or after"
