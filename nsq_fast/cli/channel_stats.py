@@ -51,13 +51,18 @@ def add_up(replies: Iterable[Mapping[str, Any]]) -> list[ChannelStats]:
 
 
 def _rows(reply: Mapping[str, Any]) -> Iterable[ChannelStats]:
+    """Of a partition its leader counts: replicas would count it again."""
     for topic in reply.get("topics") or ():
+        if topic.get("is_leader") is False:
+            continue
         name = topic["topic_name"]
+        # That of a partition is all bytes ever written: youzan/nsq: nsqd/stats.go, NewTopicStats.
+        depths = (0, 0) if "topic_partition" in topic else (topic["depth"], topic["backend_depth"])
         yield ChannelStats(
             name,
             "",
-            depth=topic["depth"],
-            backend_depth=topic["backend_depth"],
+            depth=depths[0],
+            backend_depth=depths[1],
             messages=topic["message_count"],
             paused=topic.get("paused", False),  # topics of redesigned servers cannot be paused
         )

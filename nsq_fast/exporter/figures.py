@@ -45,9 +45,14 @@ def _oldest(row: Row) -> float | None:
     return row["depth_ts_nano"] / _NANOSECONDS if row.get("depth_ts_nano") else None
 
 
+def _topic_depth(row: Row) -> float | None:
+    """Original servers only: of a partition it is all bytes ever written (youzan/nsq: nsqd/stats.go, NewTopicStats)."""
+    return None if "topic_partition" in row else row.get("depth")
+
+
 # nsqio/nsq: nsqd/stats.go, TopicStats, ChannelStats; youzan/nsq: nsqd/stats.go, the same.
 _TOPIC = (
-    _Figure("depth", "Messages that wait in the topic, not in its channels.", _field("depth")),
+    _Figure("depth", "Messages that wait in the topic, not in its channels.", _topic_depth),
     _Figure("messages", "Messages published since nsqd started.", _field("message_count"), True),
     _Figure("paused", "1 while the topic is paused.", _field("paused")),
 )

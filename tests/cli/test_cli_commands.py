@@ -343,13 +343,15 @@ def test_tail_refuses_on_a_real_redesigned_nsqd(topic: str, tmp_path: Path) -> N
 
 def test_stat_shows_a_redesigned_cluster(topic: str) -> None:
     with ClusterProcess(nodes=2, lookupds=1) as cluster:
-        cluster.create_topic(topic, 2, 1, channels=["workers"])
+        cluster.create_topic(topic, 2, 2, channels=["workers"], multi_part=True)
         lookupd = str(cluster.lookupd.http)
         assert pub(topic, b"a\nb\n", "-q", "--lookupd", lookupd) == (0, "")
         shown = run("stat", "--once", "--json", "--lookupd", lookupd)
     assert shown.exit_code == 0, shown.output
     rows = {row["channel"]: row for row in json.loads(shown.stdout)}
-    assert (rows[""]["messages"], rows["workers"]["depth"], rows[""]["paused"]) == (2, 2, False)
+    assert (rows[""]["messages"], rows[""]["paused"]) == (2, False), "each partition once, though it has two replicas"
+    assert (rows[""]["depth"], rows[""]["backend_depth"]) == (0, 0), "nsqd says how many bytes were ever written"
+    assert (rows["workers"]["depth"], rows["workers"]["backend_depth"]) == (2, 2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

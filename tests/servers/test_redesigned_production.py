@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import gevent
 import pytest
+from click.testing import CliRunner
 from support.exporter import Shown, exporter
 from support.fleet import Fleet, channels
 from support.scenarios import CHANNEL, consuming, new_topic
@@ -19,6 +21,7 @@ from support.waiting import until
 from support.worker import START, Worker
 
 from nsq_fast import Consumer, Message, Producer
+from nsq_fast.cli import main
 
 PATIENCE = 180.0
 """Seconds that a real cluster may take for one thing."""
@@ -186,6 +189,12 @@ def test_the_exporter_shows_each_partition_once(fleet: Fleet, report: list[str])
     assert by_partition("channel_depth", channel="waiting") == [3, 1]
     assert by_partition("channel_clients", channel=CHANNEL) == [1, 1]
     assert now("topic_messages_total", topic=topic) == 4, "and nothing without a partition"
+    assert now("topic_depth", topic=topic) is None, "nsqd says how many bytes were ever written"
+    stat = ["stat", "--once", "--json", "--topic", topic, *flags]
+    rows = {row["channel"]: row for row in json.loads(CliRunner().invoke(main, stat).stdout)}
+    assert {channel: (row["depth"], row["messages"]) for channel, row in rows.items()} == {
+        "": (0, 4), CHANNEL: (0, 4), "waiting": (4, 4)
+    }  # fmt: skip
 
 
 def test_spans_are_linked_by_extended_headers_after_a_requeue_too(fleet: Fleet) -> None:

@@ -58,7 +58,7 @@ def _channel_stats(channel: PartitionChannel, partition: Partition, node: Node, 
         "depth_size": depth_size,
         "depth_ts": _time_text(timestamp),
         "depth_ts_nano": timestamp,
-        "backend_depth": depth_size,
+        "backend_depth": channel.depth,  # messages: youzan/nsq: nsqd/stats.go, NewChannelStats
         "hourly_subsize": 0,
         "in_flight_count": channel.in_flight_count,
         "deferred_count": len(channel.deferred),
