@@ -10,7 +10,7 @@ import pytest
 from gevent.event import Event
 from support.waiting import WAIT, until
 
-from nsq_fast import Producer
+from nsq_fast import NsqdHTTPClient, Producer
 from nsq_fast._codec import encode_frame, mpub, pub_ext
 from nsq_fast.errors import OrderedSubRequired
 from nsq_fast.names import Address
@@ -256,6 +256,23 @@ def test_a_channel_begins_where_start_position_says_once(place, begin):
     third, seen = begin("new", "end")  # a restart
     finished(third, 2)
     assert seen == [b"3", b"4"]
+
+
+def test_what_comes_once_a_channel_was_made_at_the_end_is_not_skipped(place, begin, monkeypatch):
+    producer, _ = place
+    call = NsqdHTTPClient.call
+
+    def publish_after_creation(self, method, path, *arguments, **query):
+        reply = call(self, method, path, *arguments, **query)
+        if path == "/channel/create":
+            producer.publish("t", b"1")
+        return reply
+
+    producer.publish("t", b"before")
+    monkeypatch.setattr(NsqdHTTPClient, "call", publish_after_creation)
+    consumer, seen = begin("new", "end")
+    finished(consumer, 1)
+    assert seen == [b"1"]
 
 
 def test_at_each_start_it_skips_what_waited(place, begin):

@@ -554,10 +554,12 @@ def test_without_listlookup_the_configured_addresses_serve(answer: bytes | Respo
 
 
 def test_an_original_lookupd_is_not_asked_for_others_at_every_poll() -> None:
+    began = time.monotonic()
     with fake_lookupds(producers(1)) as [seed], polling([seed], FAST) as poller:
         poller.add_topic("t")
         until(lambda: seed.count() >= 8)
-        assert seed.count("/listlookup") == 1
+        lists = seed.count("/listlookup")
+        assert lists <= 1 + (time.monotonic() - began) / (10 * FAST.lookupd_poll_interval)
 
 
 def test_a_lie_of_a_thousand_lookupds_is_cut() -> None:

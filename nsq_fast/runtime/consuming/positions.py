@@ -15,7 +15,7 @@ from typing import Any
 from nsq_fast.config import EACH_START
 from nsq_fast.errors import ConfigError, HttpError, NotLeader, RemoteProtocolError
 from nsq_fast.log_events import START_POSITION_KEPT, START_POSITION_SET
-from nsq_fast.protocol.position import StartPositions
+from nsq_fast.protocol.position import END, StartPositions
 from nsq_fast.protocol.targets import Target
 from nsq_fast.protocol.topology import Nsqd
 from nsq_fast.runtime.admin import NsqdHTTPClient
@@ -75,7 +75,8 @@ class Starter:
             # doCreateChannel. So it is not asked for without need.
             client.call("POST", "/channel/create", **query)
             self._created.add(target.partition)
-        client.call("POST", "/channel/setoffset", position.encode(), **query)
+        if position != END or target.partition not in self._created:  # what came since its creation is not skipped
+            client.call("POST", "/channel/setoffset", position.encode(), **query)
         self._log.info("%s: channel %s begins at %s", target, self._channel, position, extra=START_POSITION_SET)
 
     def _find(self, client: NsqdHTTPClient, query: dict[str, Any]) -> dict[str, Any] | None:
