@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from nsq_fast.broker.diskqueue.log import SegmentLog
 from nsq_fast.broker.diskqueue.record import size_of
@@ -27,6 +27,7 @@ class Backlog:
     Args:
         capacity: new messages that may stay in memory.
         is_ephemeral: messages for which there is no room are lost.
+        takers: for an ephemeral one, how many messages clients would take at once; so many have room as well.
 
     Attributes:
         memory: the messages that come next.
@@ -34,13 +35,14 @@ class Backlog:
         deferred: those that are not ready yet, by the time they are due, since the epoch. They do not count.
     """
 
-    __slots__ = ("_capacity", "_is_ephemeral", "_log", "cursor", "deferred", "memory")
+    __slots__ = ("_capacity", "_is_ephemeral", "_log", "_takers", "cursor", "deferred", "memory")
 
-    def __init__(self, log: SegmentLog, capacity: int, *, is_ephemeral: bool = False) -> None:
+    def __init__(self, log: SegmentLog, capacity: int, *, is_ephemeral: bool, takers: Callable[[], int]) -> None:
         self.memory: deque[Message] = deque()
         self.cursor: Position | None = None
         self.deferred: DueHeap[Message] = DueHeap()
         self._is_ephemeral = is_ephemeral
+        self._takers = takers
         self._log = log
         self._capacity = capacity
 
@@ -79,7 +81,8 @@ class Backlog:
             self.cursor = Position(start.sequence + room, start.offset + size_of(frames[:room]))
 
     def _put_while_room(self, messages: Sequence[Message]) -> None:
-        self.memory.extend(messages[: max(0, self._capacity - len(self.memory))])
+        room = self._capacity + self._takers() - len(self.memory)
+        self.memory.extend(messages[: max(0, room)])
 
     def put_back(self, messages: Sequence[Message]) -> None:
         """Add messages that were delivered or deferred: those are never put on disk again."""
@@ -102,13 +105,17 @@ class Backlog:
         return self.memory
 
     def _sort_in(self, messages: Sequence[Message]) -> None:
+        self.memory.extend(self._defer_some(messages))
+
+    def _defer_some(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Put those aside that are not ready yet; the others."""
         now = time.time()
         ready = [message for message in messages if message.due <= now]
-        self.memory.extend(ready)
         if len(ready) < len(messages):
             for message in messages:
                 if message.due > now:
                     self.defer(message)
+        return ready
 
     def defer(self, message: Message) -> None:
         """Add a message that is not ready before its ``due``."""
@@ -134,5 +141,15 @@ class Backlog:
 
     def release(self, held_at: Position) -> None:
         """Let the records through that the log held back from ``held_at`` on."""
+        if self._is_ephemeral:
+            self._release_while_room(held_at)
+            return
         if self.cursor is None and held_at.sequence < self._log.end.sequence:
             self.cursor = held_at
+
+    def _release_while_room(self, position: Position) -> None:
+        while position.sequence < self._log.end.sequence:
+            messages, position = self._log.read(position, _REFILL)
+            if not messages:
+                break
+            self._put_while_room(self._defer_some(messages))

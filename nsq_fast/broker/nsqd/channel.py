@@ -35,6 +35,7 @@ class Consumer(Protocol):
     """A client that has subscribed."""
 
     id: int
+    rdy: int
     in_flight: InFlight[Message]
 
     def wake(self) -> None:
@@ -97,7 +98,12 @@ class Channel:
         self.message_count = 0
         self.requeue_count = 0
         self.timeout_count = 0
-        self.backlog = Backlog(log, capacity, is_ephemeral=self.is_ephemeral)
+        self.backlog = Backlog(
+            log,
+            capacity,
+            is_ephemeral=self.is_ephemeral,
+            takers=lambda: 0 if self.is_paused else sum(map(_room_of, self._waiting)),
+        )
         self.in_flight: ChannelInFlight[Message] = ChannelInFlight()
         self.latency = latency
         self.on_change: Callable[[], None] = lambda: None
@@ -254,6 +260,11 @@ class Channel:
             self.backlog.put_back(back)
             self.notify()
         return bool(back)
+
+
+def _room_of(client: Consumer) -> int:
+    """How many messages a client would take at once."""
+    return max(0, client.rdy - len(client.in_flight))
 
 
 def _wake(clients: Iterable[Consumer]) -> None:

@@ -1,0 +1,129 @@
+"""Where the embedded nsqd differs from the real one on purpose: docs/broker.md. Each test runs on both."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from gevent import socket
+from gevent.ssl import SSLContext
+from support.http import ask
+from support.waiting import WAIT, until
+from support.wire import WireClient
+
+from nsq_fast.broker import NsqdServer
+
+
+def is_ours(server: Any) -> bool:
+    return isinstance(server, NsqdServer)
+
+
+def channel(server: Any) -> dict[str, Any]:
+    [topic] = ask(server.http_address, "GET", "/stats?format=json&topic=t&channel=c").json["topics"]
+    return dict(topic["channels"][0])
+
+
+def test_messages_beyond_the_memory_queue_keep_their_order_here(start_nsqd: Callable[..., Any]) -> None:
+    server = start_nsqd(mem_queue_size=5)
+    ask(server.http_address, "POST", "/topic/create?topic=t")
+    ask(server.http_address, "POST", "/channel/create?topic=t&channel=c")
+    bodies = [b"%d" % n for n in range(60)]
+    publisher = WireClient(server.tcp_address)
+    for body in bodies:
+        publisher.publish("t", body)
+    until(lambda: channel(server)["depth"] == len(bodies))
+    client = WireClient(server.tcp_address)
+    client.subscribe("t", "c")
+    got = []
+    for _ in bodies:
+        frame = client.frame()
+        got.append(frame.body)
+        client.send(b"FIN %b\n" % frame.id)
+    assert sorted(got) == sorted(bodies)
+    if is_ours(server):
+        assert got == bodies
+
+
+@pytest.fixture
+def durable(start_nsqd: Callable[..., Any], tmp_path: Path) -> Any:
+    """An nsqd with files, the topic ``t`` and its channel ``c``."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    server = start_nsqd(data_path=str(folder))
+    ask(server.http_address, "POST", "/topic/create?topic=t")
+    ask(server.http_address, "POST", "/channel/create?topic=t&channel=c")
+    return server
+
+
+def test_a_kill_loses_nothing_here(durable: Any) -> None:
+    WireClient(durable.tcp_address).publish("t", b"1")
+    until(lambda: channel(durable)["depth"] == 1)
+    durable.restart()
+    assert channel(durable)["depth"] == (1 if is_ours(durable) else 0)
+
+
+def test_a_deferred_message_stays_deferred_over_a_restart_here(durable: Any) -> None:
+    ask(durable.http_address, "POST", "/pub?topic=t&defer=3600000", b"1")
+    until(lambda: channel(durable)["deferred_count"] == 1)
+    durable.stop()
+    durable.start()
+    figures = channel(durable)
+    assert (figures["depth"], figures["deferred_count"]) == ((0, 1) if is_ours(durable) else (1, 0))
+
+
+@pytest.mark.parametrize("policy", ["require", "require-verify"])
+def test_a_required_certificate_is_verified_here(start_nsqd: Callable[..., Any], tmp_path: Path, policy: str) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost")
+    certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    server = start_nsqd(
+        tls_cert=str(tmp_path / "cert.pem"),
+        tls_key=str(tmp_path / "key.pem"),
+        tls_root_ca_file=str(tmp_path / "ca.pem"),
+        tls_client_auth_policy=policy,
+    )
+    own, foreign, none = (SSLContext(ssl.PROTOCOL_TLS_CLIENT) for _ in range(3))
+    for context in (own, foreign, none):
+        authority.configure_trust(context)
+    for context, issuer in ((own, authority), (foreign, trustme.CA())):
+        issuer.issue_cert("client@example.org").configure_cert(context)
+    assert is_served(server, own)
+    assert not is_served(server, none)
+    assert is_served(server, foreign) is (policy == "require" and not is_ours(server))
+
+
+def is_served(server: Any, context: SSLContext) -> bool:
+    """Whether a client that has negotiated TLS gets a reply inside it."""
+    client = WireClient(server.tcp_address)
+    client.command(b"IDENTIFY\n\0\0\0\x2b" + b'{"feature_negotiation":true,"tls_v1":true}'.ljust(0x2B))
+    client.sock.settimeout(WAIT)
+    try:
+        inside = context.wrap_socket(client.sock, server_hostname="localhost")
+        return bool(inside.recv(64).endswith(b"OK"))
+    except OSError:
+        return False
+
+
+def test_an_output_buffer_timeout_of_0_is_understood_here(start_nsqd: Callable[..., Any]) -> None:
+    server = start_nsqd(output_buffer_timeout=0.0)
+    with socket.create_connection(server.tcp_address) as sock:
+        sock.settimeout(WAIT)
+        sock.sendall(b"  V2PUB t\n\0\0\0\1x")
+        try:
+            reply = sock.recv(64)
+        except ConnectionError:
+            reply = b""
+    assert reply.endswith(b"OK") is is_ours(server)
+
+
+def test_memory_figures_of_go_are_0_here(start_nsqd: Callable[..., Any]) -> None:
+    server = start_nsqd()
+    memory = ask(server.http_address, "GET", "/stats?format=json").json["memory"]
+    assert memory["heap_in_use_bytes"] > 0
+    assert (memory["next_gc_bytes"] == 0) is is_ours(server)
