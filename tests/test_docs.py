@@ -210,13 +210,13 @@ def test_the_app_of_production_runs(broker: BrokerProcess, tmp_path: Path) -> No
     timer.start()
     try:
         assert process.stdout is not None
-        lines = {process.stdout.readline() for _ in range(2)}
+        shown = "".join(process.stdout.readline() for _ in range(2))
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=LIMIT)
     finally:
         process.kill()
         timer.cancel()
-    assert lines == {"a book\n", "indexed a book\n"}
+    assert (shown.count("a book"), shown.count("indexed a book")) == (2, 1)  # two threads may print at once
     assert process.returncode == 0
 
 

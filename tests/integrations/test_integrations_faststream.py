@@ -123,6 +123,34 @@ def test_a_subscriber_without_a_handler_is_asked_for_messages(nsqd_process: Any)
     asyncio.run(main())
 
 
+def test_whoever_asks_for_a_message_and_is_cancelled_gives_it_back(nsqd_process: Any) -> None:
+    parsing: list[int] = []
+
+    async def parse(message: Any, original: Callable[[Any], Any]) -> Any:
+        parsing.append(message.attempts)
+        if message.attempts == 1:
+            await asyncio.sleep(WAIT)  # sleep: a parser that does not end
+        return await original(message)
+
+    async def main() -> None:
+        broker = NSQBroker(nsqd_process.address)
+        subscriber = broker.subscriber("orders", "c", parser=parse)
+        async with broker:
+            await broker.start()
+            await broker.publish("x", "orders")
+            asking = asyncio.create_task(subscriber.get_one(timeout=WAIT))
+            await until(lambda: parsing)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            message = await subscriber.get_one(timeout=WAIT)
+            assert message is not None
+            await message.ack()
+            await subscriber.stop()
+
+    asyncio.run(main())
+    assert parsing == [1, 2]
+
+
 def test_a_broker_that_stops_loses_nothing_that_it_holds(nsqd_process: Any) -> None:
     handled: list[int] = []
 

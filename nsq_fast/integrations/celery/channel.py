@@ -160,9 +160,12 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if subscription is None:
             return
         subscription.cancel()
-        for arrival in [each for each in self._arrivals if each.subscription is subscription]:
-            self._arrivals.remove(arrival)
-            give_back(arrival.message)
+        for _ in range(len(self._arrivals)):  # one by one: others arrive in another thread meanwhile
+            arrival = self._arrivals.popleft()
+            if arrival.subscription is subscription:
+                give_back(arrival.message)
+            else:
+                self._arrivals.append(arrival)
         if subscription.no_ack:
             del self._subscriptions[queue]
             subscription.close()

@@ -138,7 +138,11 @@ class NSQSubscriber(SubscriberUsecase[Message]):  # type: ignore[misc]
         async for raw in consumer:
             raw.enable_async()
             middlewares = (each(raw, context=context) for each in self._broker_middlewares)
-            message: Any = await process_msg(msg=raw, middlewares=middlewares, parser=parser, decoder=decoder)
+            try:
+                message: Any = await process_msg(msg=raw, middlewares=middlewares, parser=parser, decoder=decoder)
+            except BaseException:  # of a parser, or who asked is cancelled: nobody has it, who could respond to it
+                _give_back(raw)
+                raise
             yield message
 
     def _make_response_publisher(self, message: Any) -> Sequence[Any]:
