@@ -67,8 +67,8 @@ ALLOWED = {
     | CORE
     | {"protocol", "runtime", "broker", "bench", "soak", "simulation", "exporter", "worker", "__init__"},
 }
-# The one way up: a command that is Spark's, and imports it when it runs.
-MAY_ALSO_IMPORT = {"cli/trace_report.py": {"spark"}}
+# The one way up: commands that are Spark's, and import it when they run.
+MAY_ALSO_IMPORT = {"cli/trace_report.py": {"spark"}, "cli/lag.py": {"spark"}}
 SPARK = {"numpy", "pandas", "pyarrow", "pyspark", "py4j"}
 IMPURE = {
     "asyncio", "blinker", "click", "concurrent", "gevent", "geventhttpclient", "greenlet", "http", "multiprocessing",

@@ -30,6 +30,7 @@ COMMANDS = (
     "bench",
     "soak",
     "trace-report",
+    "lag",
     "run",
     "exporter",
     "run-as-gnsq",

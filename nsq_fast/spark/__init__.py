@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .extra import names_of_extra
 
 if TYPE_CHECKING:
+    from .lag import lags as lags
     from .options import SinkOptions as SinkOptions
     from .options import SourceOptions as SourceOptions
     from .sink.foreach import foreach_batch_sink as foreach_batch_sink
@@ -25,6 +26,7 @@ _HOME = {
     "NsqDataSource": "source",
     "check_workers": "workers",
     "foreach_batch_sink": "sink.foreach",
+    "lags": "lag",
     "SinkOptions": "options",
     "SourceOptions": "options",
 }
