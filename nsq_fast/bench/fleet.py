@@ -50,17 +50,29 @@ class Check(NamedTuple):
 
 def check(folder: Path, cases: tuple[Case, ...] = CASES) -> Iterator[Check]:
     """Run each case on nsqds of ``folder``, and in virtual time."""
-    delay = delay_of(length(measured(PROBE, folder)))
+    delay = delay_of(length(measured(PROBE, folder).curves))
     for case in cases:
-        real = measured(case, folder)
-        models = [simulated(case, seed, _INTERVAL, delay) for seed in range(_SEEDS)]
+        real, starts = measured(case, folder)
+        models = [simulated(case, seed, _INTERVAL, delay, starts) for seed in range(_SEEDS)]
         until = max(map(length, [real, *models])) + _INTERVAL
         model = mean([united(each, until) for each in models])
         yield Check(case, deviation(model, united(real, until)), sum(map(length, models)) / _SEEDS, length(real))
 
 
-def measured(case: Case, folder: Path) -> list[Curve]:
-    """When the messages of each nsqd were handled, by consumers of this process on real nsqds."""
+class Measured(NamedTuple):
+    """A run on real nsqds. Times begin with the first message.
+
+    Attributes:
+        curves: when the messages of each nsqd were handled.
+        starts: when each consumer got its first message: connecting takes its time, which is no policy's doing.
+    """
+
+    curves: list[Curve]
+    starts: list[float]
+
+
+def measured(case: Case, folder: Path) -> Measured:
+    """Run consumers of this process on real nsqds."""
     with ExitStack() as stack:
         nsqds = [stack.enter_context(binaries.nsqd(folder, "127.0.0.1")).tcp for _ in range(case.nsqds)]
         for number, address in enumerate(nsqds):
@@ -71,17 +83,18 @@ def measured(case: Case, folder: Path) -> list[Curve]:
         return _consumed(case, [str(address) for address in nsqds])
 
 
-def _consumed(case: Case, nsqds: list[str]) -> list[Curve]:
+def _consumed(case: Case, nsqds: list[str]) -> Measured:
     curves = [Curve(_INTERVAL) for _ in nsqds]
     done = Event()
-    begin: list[float] = []  # the first message: how long a busy machine takes to connect is no part of the model
+    begins: dict[Consumer, float] = {}
 
-    def handler(_consumer: Consumer, message: Message) -> None:
-        begin.append(monotonic()) if not begin else None
-        if monotonic() - begin[0] < case.fails_until:
+    def handler(consumer: Consumer, message: Message) -> None:
+        begins.setdefault(consumer, monotonic())
+        begin = min(begins.values())
+        if monotonic() - begin < case.fails_until:
             raise ValueError("the downstream is bad, as the case has it")
         sleep(case.handler)
-        curves[int(message.body)].add(monotonic() - begin[0])
+        curves[int(message.body)].add(monotonic() - begin)
         if sum(curve.total for curve in curves) >= case.total:
             done.set()
 
@@ -104,4 +117,5 @@ def _consumed(case: Case, nsqds: list[str]) -> list[Curve]:
     done.wait()
     for consumer in consumers:
         consumer.close()
-    return curves
+    begin = min(begins.values())
+    return Measured(curves, [begins[consumer] - begin for consumer in consumers])

@@ -29,6 +29,7 @@ COMMANDS = (
     "admin",
     "bench",
     "soak",
+    "simulate",
     "trace-report",
     "lag",
     "run",

@@ -71,6 +71,7 @@ class Backoff:
     Each pause is a window; results that arrive within it are not counted, so
     one result moves the level once per window. The pause doubles with each
     level up to ``max_duration`` seconds, or does what ``strategy`` says; 0 turns backoff off.
+    A failure raises the level by one, a success halves it.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Backoff:
         if now < self.until or self._max_duration <= 0.0 or (success and self.level == 0):
             return False
         if success:
-            self.level -= 1
+            self.level = self.level_after_success(self.level)
         elif self.level == 0 or (self.level < MOST_LEVELS and self._duration(self.level) < self._max_duration):
             self.level += 1  # bounded by the cap, so that recovery takes no more steps than the cap has levels
         if self.level:
@@ -110,6 +111,11 @@ class Backoff:
         else:
             self.until = 0.0
         return True
+
+    @staticmethod
+    def level_after_success(level: int) -> int:
+        """The next level. Halved, not one less: the pauses of all levels together are as long as the failure was."""
+        return level // 2
 
     def pause(self, now: float) -> None:
         """Begin a pause of the length that the present level asks for."""

@@ -15,11 +15,18 @@ _FIRST_RETRY = 0.5
 _FIRST_SEARCH = 0.2
 _LONGEST_SEARCH = 5.0
 _MAX_SKIPPED_POLLS = 8
+LOST_SPREAD = 5.0
+"""Seconds over which the consumers that lose an nsqd without partitions spread their questions."""
 
 
 def jittered(seconds: float, config: LookupConfig, chance: float) -> float:
     """A pause that is longer by what chance makes of ``lookupd_poll_jitter``."""
     return seconds * (1.0 + config.lookupd_poll_jitter * chance)
+
+
+def lost_pause(chance: float) -> float:
+    """Seconds until lookup is asked after an nsqd without partitions was lost."""
+    return LOST_SPREAD * chance
 
 
 class PollTimes:
@@ -59,12 +66,17 @@ class TopicSchedule:
         self.asked_at = now
         self.due = due
 
-    def refresh(self, now: float) -> bool:
-        """Make it due soon; False when a question about it has just been sent."""
+    def refresh(self, now: float, later: float = 0.0) -> bool:
+        """Make it due soon, or in ``later`` seconds; False when that changes nothing.
+
+        It does not when a question about it has just been sent, or is due sooner.
+        """
         if now - self.asked_at < _BURST:
             return False
-        self.due = min(self.due, max(now, self.asked_at + self._config.lookupd_refresh_interval))
-        return True
+        due = max(now + later, self.asked_at + self._config.lookupd_refresh_interval)
+        is_sooner = due < self.due or not later
+        self.due = min(self.due, due)
+        return is_sooner
 
     def unanswered(self, now: float, chance: float) -> None:
         """No lookupd answered: what is known stays, and the next question comes sooner."""

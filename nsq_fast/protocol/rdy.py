@@ -140,11 +140,12 @@ def _take_turns(
     kept = [index for index in holders if not _turn_is_over(shares[index], now, idle_timeout, probes)]
     kept.sort(key=lambda index: shares[index].active_at, reverse=True)
     del kept[limit:]
+    keeps = set(kept)
     # Who waits longest comes first, so that nobody sticks at RDY 0; among equals chance decides.
     ranked = sorted(
-        (shares[index].rdy > 0, shares[index].turn_at, random(), index) for index in able if index not in kept
+        (shares[index].rdy > 0, shares[index].turn_at, random(), index) for index in able if index not in keeps
     )
-    chosen = {*kept, *(entry[-1] for entry in ranked[: limit - len(kept)])}
+    chosen = {*keeps, *(entry[-1] for entry in ranked[: limit - len(kept)])}
     return [int(index in chosen) for index in range(len(shares))]
 
 

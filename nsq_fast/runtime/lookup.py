@@ -164,8 +164,8 @@ class LookupPoller:
         if removed is not None:
             removed.ready.set()
 
-    def refresh(self, topic: str | None = None) -> None:
-        """Ask again soon, for one topic or for all: what is known proved stale.
+    def refresh(self, topic: str | None = None, later: float = 0.0) -> None:
+        """Ask again soon, or in ``later`` seconds, for one topic or for all: what is known proved stale.
 
         Never blocks. Calls that come in one burst are one round, and there is one round each
         ``lookupd_refresh_interval`` at most; a call that comes too early is served late, not lost.
@@ -175,7 +175,7 @@ class LookupPoller:
             self.add_topic(topic)
         now = monotonic()
         for known in [self._topics[topic]] if topic is not None else list(self._topics.values()):
-            if known.refresh(now):
+            if known.refresh(now, later):
                 self._wake.set()
 
     def topology(self, topic: str) -> Topology | None:

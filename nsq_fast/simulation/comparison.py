@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from nsq_fast.protocol.backoff import Backoff
+
 from .delivery import Consumer, Message, Nsqd
 from .events import Curve, Simulation
 
@@ -49,13 +51,18 @@ class Case(NamedTuple):
 CASES = (
     Case("max_in_flight as many as connections", messages=600, handler=0.1),
     Case("max_in_flight below that", messages=300, handler=0.1, max_in_flight=2, idle_timeout=0.5),
-    Case("the same with one hot nsqd", messages=75, handler=0.1, max_in_flight=2, idle_timeout=0.5, uneven=12),
-    Case("handlers fail for 3 s: backoff", messages=600, handler=0.1, fails_until=3.0),
+    Case("the same with one hot nsqd", messages=150, handler=0.1, max_in_flight=2, idle_timeout=0.5, uneven=12),
+    Case("handlers fail for 2 s: backoff", messages=600, handler=0.1, fails_until=2.0),
 )
 
 
-def simulated(case: Case, seed: int = 1, interval: float = 0.1, delay: float = DELAY) -> list[Curve]:
-    """When the messages of each nsqd are handled, from the first one's arrival on, in virtual time."""
+def simulated(
+    case: Case, seed: int = 1, interval: float = 0.1, delay: float = DELAY, starts: Sequence[float] = ()
+) -> list[Curve]:
+    """When the messages of each nsqd are handled, from the first one's arrival on, in virtual time.
+
+    ``starts``: when each consumer is connected, in seconds; all at once if it is empty.
+    """
     simulation = Simulation(seed)
     nsqds = [Nsqd(simulation, delay) for _ in range(case.nsqds)]
     curves = [Curve(interval) for _ in nsqds]
@@ -70,15 +77,16 @@ def simulated(case: Case, seed: int = 1, interval: float = 0.1, delay: float = D
         curves[nsqds.index(message.nsqd)].add(simulation.now + case.handler)
         return case.handler, True
 
-    for _ in range(case.consumers):
-        Consumer(
+    for start in starts or [0.0] * case.consumers:
+        consumer = Consumer(
             simulation,
             nsqds,
             max_in_flight=case.max_in_flight,
             handler=handler,
             idle_timeout=case.idle_timeout,
-            max_backoff=case.max_backoff,
-        ).start()
+            backoff=Backoff(case.max_backoff, random=simulation.random.random),
+        )
+        simulation.after(start, consumer.start)
     while sum(curve.total for curve in curves) < case.total:
         simulation.run(simulation.now + 1.0)
     return curves

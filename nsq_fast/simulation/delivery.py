@@ -59,6 +59,11 @@ class Nsqd:
         self.queue: deque[Message] = deque()
         self._ready: deque[Link] = deque()
 
+    @property
+    def waiting(self) -> int:
+        """Messages that nobody has in flight."""
+        return len(self.queue)
+
     def publish(self) -> None:
         """Store one message."""
         self.put(Message(self._simulation.now, self))
@@ -110,7 +115,7 @@ class Consumer:
         concurrency: handlers that run at once for all connections; None: one for each connection.
         idle_timeout: ``low_ready_idle_timeout`` of the options.
         requeue_delay: seconds that a failed message waits in nsqd.
-        max_backoff: ``max_backoff_duration`` of the options.
+        backoff: of all connections; None: one with the longest pause that is the options' default.
         probes: of `protocol.rdy`.
 
     Attributes:
@@ -129,7 +134,7 @@ class Consumer:
         concurrency: int | None = None,
         idle_timeout: float = 10.0,
         requeue_delay: float = 0.0,
-        max_backoff: float = 128.0,
+        backoff: Backoff | None = None,
         probes: int = rdy.PROBES,
         interval: float = 0.1,
     ) -> None:
@@ -138,7 +143,7 @@ class Consumer:
         self._free = concurrency
         self._requeue_delay = requeue_delay
         self.links = [Link(self, nsqd) for nsqd in nsqds]
-        self._backoff = Backoff(max_backoff, random=simulation.random.random)
+        self._backoff = backoff or Backoff(128.0, random=simulation.random.random)
         self._sharing = Sharing(idle_timeout, simulation.random.random, probes)
         self._limit = max_in_flight or len(nsqds)
         self._is_woken = False

@@ -72,7 +72,7 @@ class Client:
 
     Attributes:
         learnt_at: when an answer last named nsqds; None before.
-        is_missing: whether the last answer named none.
+        was_missing, recovered_at: whether an answer named none after one had named some; when one did again.
     """
 
     def __init__(
@@ -96,16 +96,22 @@ class Client:
         self._wake_at = -1.0
         self._on_answer = on_answer
         self.learnt_at: float | None = None
-        self.is_missing = False
+        self.was_missing = False
+        self.recovered_at = 0.0
 
     def start(self) -> None:
         """Begin to poll, now."""
         self._schedule.due = self._simulation.now
         self._plan()
 
-    def refresh(self) -> None:
-        """What is known proved stale: ask again soon."""
-        if self._schedule.refresh(self._simulation.now):
+    def start_at(self, at: float) -> None:
+        """Have the next poll at a time, as one that was polling before."""
+        self._schedule.asked(self._simulation.now - 1.0, at)
+        self._plan()
+
+    def refresh(self, later: float = 0.0) -> None:
+        """What is known proved stale: ask again soon, or in ``later`` seconds."""
+        if self._schedule.refresh(self._simulation.now, later):
             self._plan()
 
     def _plan(self) -> None:
@@ -144,8 +150,10 @@ class Client:
             schedule.unanswered(now, chance)
         else:
             schedule.failures = 0
-            self.is_missing = not is_known
+            self.was_missing |= not is_known and self.learnt_at is not None
             if is_known:
+                if schedule.searches:
+                    self.recovered_at = now
                 schedule.searches = 0
                 self.learnt_at = now
             else:

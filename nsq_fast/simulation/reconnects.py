@@ -7,6 +7,7 @@ wait. While it is down it refuses them at once. A client whose connection was lo
 from __future__ import annotations
 
 from nsq_fast.protocol.backoff import ReconnectDelay
+from nsq_fast.protocol.lookup_schedule import lost_pause
 
 from .events import Curve, Simulation
 from .lookups import Client
@@ -18,6 +19,7 @@ class Nsqd:
     Attributes:
         attempts: connections that were tried, over time.
         live: those that there are.
+        whole_at: when the last one was accepted.
     """
 
     def __init__(self, simulation: Simulation, capacity: float, interval: float) -> None:
@@ -63,22 +65,26 @@ class Nsqd:
 
 
 class Connection:
-    """One connection of a consumer, which is made again whenever it is lost."""
+    """One connection of a consumer, which is made again whenever it is lost.
+
+    Args:
+        is_spread: whether lookup is asked after `lost_pause`; at once otherwise.
+    """
 
     def __init__(
         self,
         simulation: Simulation,
         nsqd: Nsqd,
         number: int,
-        *,
-        max_delay: float,
-        lookup: Client | None = None,
-        delay: ReconnectDelay | None = None,
+        delay: ReconnectDelay,
+        lookup: Client,
+        is_spread: bool = True,
     ) -> None:
         self._simulation = simulation
         self._nsqd = nsqd
         self._lookup = lookup
-        self._delay = delay or ReconnectDelay(max_delay, random=simulation.random.random)
+        self._delay = delay
+        self._is_spread = is_spread
         self.number = number
 
     def begin(self) -> None:
@@ -92,6 +98,5 @@ class Connection:
 
     def lost(self) -> None:
         """It was lost, or refused."""
-        if self._lookup is not None:
-            self._lookup.refresh()
+        self._lookup.refresh(lost_pause(self._simulation.random.random()) if self._is_spread else 0.0)
         self._simulation.after(self._delay.next(self._simulation.now), self._nsqd.connect, self)

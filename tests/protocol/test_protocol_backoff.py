@@ -49,6 +49,19 @@ def test_pauses_double_up_to_the_longest():
     assert pauses == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
 
 
+def test_recovery_from_a_long_failure_takes_a_part_of_its_last_pause():
+    backoff = Backoff(128.0, random=no_chance)
+    now = 0.0
+    while backoff.level < 6:
+        backoff.record(False, now)
+        now = backoff.until
+    well_at = now  # the end of a pause of 32 s: a probe, and all that follow, succeed
+    while backoff.is_on:
+        backoff.record(True, now)
+        now = max(now, backoff.until)
+    assert now - well_at == 5.0
+
+
 def test_recovery_takes_no_more_steps_than_there_are_levels():
     backoff = Backoff(8.0, random=no_chance)
     now = 0.0
@@ -60,7 +73,7 @@ def test_recovery_takes_no_more_steps_than_there_are_levels():
         backoff.record(True, now)
         now = backoff.until
         successes += 1
-    assert successes == 4
+    assert successes == 3  # of four levels: a success halves the level
 
 
 class Steps:

@@ -283,7 +283,7 @@ class FakeLookup:
     def stop(self):
         self.is_stopped = True
 
-    def refresh(self, topic=None):
+    def refresh(self, topic=None, later=0.0):
         self.refreshed += 1
 
     def tell(self, *nsqds):

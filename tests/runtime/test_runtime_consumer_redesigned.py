@@ -22,6 +22,7 @@ from nsq_fast.errors import (
     OrderedSubRequired,
 )
 from nsq_fast.names import Address
+from nsq_fast.protocol.lookup_schedule import LOST_SPREAD
 from nsq_fast.protocol.topology import Nsqd
 
 pytestmark = pytest.mark.usefixtures("scripted_lookup")
@@ -604,3 +605,20 @@ def test_a_start_position_is_tried_again_while_there_is_no_leader(nsqds, consume
 def test_a_wrong_option_is_named(options, named):
     with pytest.raises(ConfigError, match=named):
         Consumer("t", "c", "localhost:1", **options)
+
+
+def test_lookup_is_asked_at_once_about_a_lost_leader_and_some_time_soon_about_a_lost_old_nsqd(nsqds, consume):
+    leader, old = nsqds(), nsqds(ScriptedNsqd)
+    consumer = consume(ignore)
+    lookup = consumer._subscriptions.lookup
+    lookup.tell(topology({0: leader}, old))
+    leader.subscriber(0)
+    old.connection()
+    until(lambda: len([each for each in consumer.stats().connections if each.is_connected]) == 2)
+    assert lookup.pauses == []
+    old.stop()
+    until(lambda: lookup.pauses)
+    assert 0.0 < lookup.pauses[0] <= LOST_SPREAD  # with thousands of others, which lost it in the same moment
+    lookup.pauses.clear()
+    leader.stop()
+    until(lambda: 0.0 in lookup.pauses)

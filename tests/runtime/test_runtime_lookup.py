@@ -447,6 +447,17 @@ def test_a_lookupd_that_starts_late_is_found_without_waiting_for_the_interval() 
         poller.stop()
 
 
+def test_a_question_that_may_wait_moves_to_its_time_and_never_puts_off_a_sooner_one() -> None:
+    topic = PolledTopic("t", CALM)
+    topic.asked(100.0, 160.0)
+    assert topic.refresh(110.0, later=3.0)
+    assert topic.due == 113.0
+    assert not topic.refresh(111.0, later=4.0)
+    assert topic.due == 113.0
+    assert topic.refresh(112.0)
+    assert topic.due == 112.0
+
+
 def test_a_thousand_refreshes_are_one_poll() -> None:
     topic = PolledTopic("t", CALM)
     topic.asked(100.0, 160.0)

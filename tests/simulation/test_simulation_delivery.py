@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nsq_fast.protocol.backoff import Backoff
 from nsq_fast.simulation.comparison import CASES, PROBE, Case, delay_of, deviation, length, mean, simulated, united
 from nsq_fast.simulation.delivery import Consumer, Message, Nsqd
 from nsq_fast.simulation.events import Curve, Simulation, share
@@ -90,7 +91,11 @@ def test_never_more_is_in_flight_than_max_in_flight() -> None:
     simulation = Simulation(5)
     nsqds = [Nsqd(simulation, 0.01) for _ in range(8)]
     consumer = Consumer(
-        simulation, nsqds, max_in_flight=3, handler=lambda message: (0.03, message.attempts > 1), max_backoff=0.5
+        simulation,
+        nsqds,
+        max_in_flight=3,
+        handler=lambda message: (0.03, message.attempts > 1),
+        backoff=Backoff(0.5, random=simulation.random.random),
     )
     consumer.start()
     for nsqd in nsqds:

@@ -104,6 +104,7 @@ class ScriptedLookup:
     def __init__(self, lookupds: Any, config: Any, access: str, listener: Any, supervisor: Any) -> None:
         self.listener = listener
         self.refreshed = 0
+        self.pauses: list[float] = []
         self.nodes_asked = 0
         self.errors = 0
         self.answer: Topology | None = None
@@ -145,10 +146,11 @@ class ScriptedLookup:
     def stop(self) -> None:
         self.is_stopped = True
 
-    def refresh(self, topic: str | None = None) -> None:
+    def refresh(self, topic: str | None = None, later: float = 0.0) -> None:
         from gevent import spawn
 
         self.refreshed += 1
+        self.pauses.append(later)
         if self.answer is not None:
             spawn(lambda: self.is_stopped or self.listener(self.topic, self.answer))
 

@@ -38,10 +38,10 @@ class Seeker:
         self._loop: Loop | None = None
         self._stopped = Event()
 
-    def ask(self) -> None:
-        """Ask once, soon: what lookup said may be out of date. Does not block."""
+    def ask(self, later: float = 0.0) -> None:
+        """Ask once, soon or in ``later`` seconds: what lookup said may be out of date. Does not block."""
         if self._lookup is not None and not self._stopped.is_set():
-            self._lookup.refresh(self._topic)
+            self._lookup.refresh(self._topic, later)
 
     def seek(self) -> None:
         """Ask every ``SEEK_INTERVAL`` from now on, until nothing is missing. Does not block."""

@@ -8,6 +8,7 @@ a partition has no connection, lookup is asked again and again.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -16,6 +17,7 @@ import msgspec
 from nsq_fast.errors import NsqError
 from nsq_fast.log_events import SUBSCRIPTION_MODE
 from nsq_fast.names import Address
+from nsq_fast.protocol.lookup_schedule import lost_pause
 from nsq_fast.protocol.position import StartPositions
 from nsq_fast.protocol.targets import Mode, Target, configured, is_complete, is_replaced, targets
 from nsq_fast.protocol.topology import Nsqd, Topology
@@ -225,7 +227,10 @@ class TopicSubscriptions:
 
     def lost(self, subscriber: Subscriber) -> None:
         """A connection was lost, or could not be made: what lookup said may be out of date."""
-        self._seeker.ask()
+        # Thousands of consumers lose an nsqd in the same moment, and lookup knows its successor later. A partition has
+        # another leader soon, and nobody takes its messages until that is found.
+        is_urgent = subscriber.target.partition is not None
+        self._seeker.ask(0.0 if is_urgent else lost_pause(random.random()))
         self._seeker.seek()
 
     def refused(self, subscriber: Subscriber) -> None:

@@ -1,0 +1,32 @@
+"""`nsq-fast simulate`: questions about fleets, their pictures, and the check against real servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from nsq_fast.bench import fleet
+from nsq_fast.cli import main
+from nsq_fast.cli import simulate as module
+from nsq_fast.simulation.comparison import Case
+
+
+def test_a_question_prints_its_size_and_figures_and_draws_its_curves(tmp_path: Path) -> None:
+    found = CliRunner().invoke(main, ["simulate", "leaders", "--scale", "0.01", "--svg", str(tmp_path)])
+    assert found.exit_code == 0, found.output
+    assert "30 partitions that move at 5 s" in found.output
+    assert "order kept, none lost: yes" in found.output
+    assert (tmp_path / "fleet-leaders.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(("distance", "code", "word"), [(0.05, 0, "agrees"), (0.2, 1, "too far")])
+def test_a_check_fails_where_a_curve_is_too_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distance: float, code: int, word: str
+) -> None:
+    made = [fleet.Check(Case("a case", 1, 0.1), distance, 1.0, 1.1)]
+    monkeypatch.setattr(module, "check", lambda folder: iter(made))
+    found = CliRunner().invoke(main, ["simulate", "--check", str(tmp_path)])
+    assert found.exit_code == code
+    assert f"a case: curves at most {distance:.1%} apart ({word})" in found.output
