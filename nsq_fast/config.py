@@ -262,7 +262,7 @@ class ConnectionConfig(Config):
     )
     output_buffer_timeout: int = option(
         250,
-        "longest wait of a message in nsqd's output buffer; -1: none",
+        "longest wait of a message in nsqd's output buffer; -1: no limit",
         unit="ms",
         minimum=25,
         maximum=1000,

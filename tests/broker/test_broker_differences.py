@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.http import exchange
+from support.http import ask, exchange
+from support.waiting import until
 from support.wire import WireClient
 
 
@@ -94,3 +96,40 @@ def test_redirects_clean_the_path_and_keep_the_query(
     assert found == ([location] if location else [])
     if status == 301:
         assert text == f'<a href="{location.replace("&", "&amp;")}">Moved Permanently</a>.\n\n'
+
+
+def figures(server: Any) -> tuple[int, int, int]:
+    """Depth of the topic, depth of its channel, and how many of the channel's messages are deferred."""
+    [topic] = ask(server.http_address, "GET", "/stats?format=json&topic=t").json["topics"]
+    [channel] = topic["channels"]
+    return topic["depth"], channel["depth"], channel["deferred_count"]
+
+
+def post(server: Any, path: str, data: bytes = b"") -> None:
+    assert ask(server.http_address, "POST", path, data).status == 200
+
+
+def test_emptying_a_topic_takes_its_own_messages_and_those_only(start_nsqd: Callable[..., Any]) -> None:
+    server = start_nsqd(mem_queue_size=3)
+    post(server, "/topic/create?topic=t")
+    post(server, "/channel/create?topic=t&channel=c")
+    post(server, "/mpub?topic=t", b"\n".join([b"x"] * 11))
+    until(lambda: figures(server) == (0, 11, 0))
+    post(server, "/topic/pause?topic=t")
+    post(server, "/mpub?topic=t", b"y\ny")
+    until(lambda: figures(server) == (2, 11, 0))
+    post(server, "/topic/empty?topic=t")
+    until(lambda: figures(server) == (0, 11, 0))
+    post(server, "/topic/unpause?topic=t")
+    post(server, "/pub?topic=t", b"z")
+    until(lambda: figures(server) == (0, 12, 0))
+    client = WireClient(server.tcp_address)
+    client.subscribe("t", "c", 12)
+    assert sorted(client.frame().body for _ in range(12)) == [b"x"] * 11 + [b"z"]
+
+
+def test_a_deferred_message_that_a_topic_has_kept_is_deferred_in_a_new_channel(start_nsqd: Callable[..., Any]) -> None:
+    server = start_nsqd()
+    post(server, "/pub?topic=t&defer=3600000", b"x")
+    post(server, "/channel/create?topic=t&channel=c")
+    until(lambda: figures(server) == (0, 0, 1))

@@ -75,6 +75,18 @@ def test_a_deferred_message_stays_deferred_over_a_restart_here(durable: Any) -> 
     assert (figures["depth"], figures["deferred_count"]) == ((0, 1) if is_ours(durable) else (1, 0))
 
 
+def test_a_deferred_message_behind_others_counts_with_them_here(start_nsqd: Callable[..., Any]) -> None:
+    server = start_nsqd(mem_queue_size=3)
+    ask(server.http_address, "POST", "/topic/create?topic=t")
+    ask(server.http_address, "POST", "/channel/create?topic=t&channel=c")
+    ask(server.http_address, "POST", "/mpub?topic=t", b"x\nx\nx\nx\nx")
+    until(lambda: channel(server)["message_count"] == 5)
+    ask(server.http_address, "POST", "/pub?topic=t&defer=3600000", b"1")
+    until(lambda: channel(server)["message_count"] == 6)
+    figures = channel(server)
+    assert (figures["depth"], figures["deferred_count"]) == ((6, 0) if is_ours(server) else (5, 1))
+
+
 @pytest.mark.parametrize("policy", ["require", "require-verify"])
 def test_a_required_certificate_is_verified_here(start_nsqd: Callable[..., Any], tmp_path: Path, policy: str) -> None:
     authority = trustme.CA()

@@ -93,6 +93,14 @@ class Backlog:
         self._sort_in(messages)
         self.cursor = cursor if cursor.sequence < self._log.end.sequence else None
 
+    def read_all(self) -> None:
+        """Have all messages that may be read in memory: those in the log are about to become others."""
+        while self.cursor is not None:
+            messages, self.cursor = self._log.read(self.cursor, _REFILL)
+            if not messages or self.cursor.sequence >= self._log.readable_end:
+                self.cursor = None
+            self._sort_in(messages)
+
     def ready(self) -> deque[Message]:
         """The messages that come next, read from the log if memory is empty; take from the left what is delivered."""
         while not self.memory and self.cursor is not None:
@@ -146,6 +154,8 @@ class Backlog:
             return
         if self.cursor is None and held_at.sequence < self._log.end.sequence:
             self.cursor = held_at
+            if len(self) <= self._capacity:
+                self.read_all()
 
     def _release_while_room(self, position: Position) -> None:
         while position.sequence < self._log.end.sequence:

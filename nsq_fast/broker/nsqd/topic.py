@@ -226,6 +226,8 @@ class Topic:
     def empty(self) -> None:
         """Drop the messages that no channel has got yet."""
         if self.log.held_at is not None:
+            for channel in self.channels.values():
+                channel.backlog.read_all()  # a cursor would go on with what is dropped
             self.log.held_at = self.log.end
         self._on_change("change", self, None)
 
