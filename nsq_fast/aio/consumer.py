@@ -71,7 +71,7 @@ class Consumer(OutsideConsumer[Handler, BatchHandler]):
     async def join(self, timeout: float | None = None) -> bool:
         """Wait until the consumer is closed; False if ``timeout`` seconds passed first."""
         consumer = self._place.get()
-        return await self._gate_of().call(consumer.join, timeout)
+        return await self._gate_of().wait(consumer.join, timeout)
 
     async def close(self, drain: bool = True, timeout: float | None = CLOSE_TIMEOUT) -> None:
         """Stop consuming, gracefully, as ``nsq_fast.Consumer.close``. In a handler it only begins to close.

@@ -128,6 +128,18 @@ class LoopGate:
         result: T = await promise.future
         return result
 
+    async def wait(self, function: Callable[..., T], *arguments: Any) -> T:
+        """As ``call``, for what does nothing but wait: it ends when the caller is cancelled."""
+        self.check_loop(f"{function.__name__}()")
+        promise = LoopPromise(self)
+        self._thread.call_later(promise, function, *arguments)
+        try:
+            result: T = await promise.future
+        except asyncio.CancelledError:
+            self._thread.submit(self._thread.withdraw, promise)
+            raise
+        return result
+
 
 class LoopPromise:
     """Gives a future of the loop what something in the hub thread ends with."""

@@ -85,9 +85,8 @@ class LoopHandlers(OutsideHandlers):
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            if (
-                task.exception() is not None and self._waiting
-            ):  # a handler has exited, and the loop goes on all the same
+            # A handler has exited, and the loop goes on all the same.
+            if task.exception() is not None and self._waiting:
                 self._start_task()
             return
         self._is_ending = True  # nobody but the end of the loop cancels it

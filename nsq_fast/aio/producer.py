@@ -127,7 +127,11 @@ class Producer(OutsideProducer):
         error.possibly_stored = True  # type: ignore[attr-defined]  # until it is known better
         withdrawn = LoopPromise(self._gate_of())
         self._place.thread.submit(lambda: withdrawn.set(producer.abandon(request)))
-        await asyncio.wait((withdrawn.future,), timeout=WITHDRAWAL_TIMEOUT)
+        try:
+            await asyncio.wait((withdrawn.future,), timeout=WITHDRAWAL_TIMEOUT)
+        except asyncio.CancelledError as again:
+            again.possibly_stored = True  # type: ignore[attr-defined]  # nobody waits to know it better
+            raise
         if withdrawn.future.done():
             error.possibly_stored = withdrawn.future.result()  # type: ignore[attr-defined]
 
@@ -157,7 +161,7 @@ class Producer(OutsideProducer):
 
     async def join(self, timeout: float | None = None) -> bool:
         """Wait until the producer has closed; whether it has."""
-        return await self._gate_of().call(self._place.get().join, timeout)
+        return await self._gate_of().wait(self._place.get().join, timeout)
 
     def _started(self, call: str) -> tuple[CrossingProducer, LoopGate]:
         """What a call needs. Raises NotRunning before ``start``, and in another loop."""

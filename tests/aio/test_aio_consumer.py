@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gevent import Greenlet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.loops import LOOPS, NewLoop, run
@@ -300,6 +301,24 @@ def test_another_loop_is_told_that_it_may_not_close_it(filled: str) -> None:
         await until_async(lambda: not consumer.is_running and not producer.is_running)
 
     asyncio.run(after_its_end())
+
+
+def test_a_join_that_is_cancelled_leaves_nothing_behind(filled: str) -> None:
+    def greenlets() -> int:
+        gc.collect()
+        return sum(isinstance(each, Greenlet) for each in gc.get_objects())
+
+    async def main() -> None:
+        async with Consumer("t", "c", filled, max_in_flight=1) as consumer, AioProducer(filled) as producer:
+            consumer.stats()
+            before = greenlets()
+            for _ in range(100):
+                for join in (consumer.join, producer.join):
+                    with pytest.raises(asyncio.TimeoutError):
+                        await asyncio.wait_for(join(), 0.001)
+            await until_async(lambda: greenlets() < before + 50)
+
+    asyncio.run(main())
 
 
 def test_batches_failures_and_asynchronous_messages(filled: str) -> None:

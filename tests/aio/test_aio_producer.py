@@ -7,6 +7,7 @@ import contextvars
 import itertools
 import logging
 import sys
+import threading
 import time
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,7 @@ from support.waiting import until
 from nsq_fast.aio import Consumer, Producer
 from nsq_fast.errors import ConfigError, NameInvalid, NoNsqd, NotRunning, PublishFailed
 from nsq_fast.threads import Consumer as ThreadsConsumer
+from nsq_fast.threads import Producer as ThreadsProducer
 
 WAIT = 30.0
 
@@ -134,6 +136,37 @@ def test_a_cancelled_publish_that_was_sent_may_be_stored(nsqd_process: Any) -> N
             await asyncio.wait((task,))
             assert errors[0].possibly_stored is True  # type: ignore[attr-defined]
             nsqd_process.thaw()
+
+    asyncio.run(main())
+
+
+def test_a_publish_that_is_cancelled_twice_may_be_stored(nsqd_process: Any) -> None:
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold(future: object) -> None:  # the hub thread, which is to say whether it may be stored
+        held.set()
+        go_on.wait(WAIT)
+
+    async def main() -> None:
+        async with Producer(nsqd_process.address) as producer:
+            with ThreadsProducer(nsqd_process.address) as other:
+                other.publish_nowait("t", b"1").add_done_callback(hold)
+                assert await asyncio.to_thread(held.wait, WAIT)
+                raised: list[asyncio.CancelledError] = []
+
+                async def publish() -> None:
+                    try:
+                        await producer.publish("t", b"2")
+                    except asyncio.CancelledError as error:
+                        raised.append(error)
+
+                task = asyncio.create_task(publish())
+                for _ in range(2):
+                    await asyncio.sleep(0)
+                    task.cancel()
+                await task
+                go_on.set()
+                assert raised[0].possibly_stored is True  # type: ignore[attr-defined]
 
     asyncio.run(main())
 

@@ -87,7 +87,7 @@ class HubThread:
         self._is_waking = False
         self._clients: WeakSet[Any] = WeakSet()
         self._dependents: WeakSet[Any] = WeakSet()
-        self._answering: set[Promise] = set()  # of calls that run now
+        self._answering: dict[Promise, Job | None] = {}  # of calls that run now
         self._failure: BaseException | None = None
         self._supervisor = Supervisor(logger)
         self._ended = _new_lock()
@@ -142,6 +142,12 @@ class HubThread:
     def call_later(self, promise: Promise, function: Callable[..., object], *arguments: Any) -> None:
         """As ``call``, without waiting: ``promise`` gets the result, in the hub thread."""
         self.submit(self._start_answering, promise, function, *arguments)
+
+    def withdraw(self, promise: Promise) -> None:
+        """In the hub thread: nobody waits for ``promise`` any more. End the function whose result it was to get."""
+        job = self._answering.pop(promise, None)
+        if job is not None:
+            job.kill(block=False)
 
     def tell_end(self, dependent: Dependent) -> None:
         """Call ``dependent.thread_ended(error)`` if the thread fails while it lives."""
@@ -236,7 +242,7 @@ class HubThread:
         error.__cause__ = failure
         for function, arguments in list(self._calls):
             if function == self._start_answering:
-                self._answering.add(arguments[0])
+                self._answering[arguments[0]] = None
         for promise in list(self._answering):
             _tell(promise.set_exception, error)
         for dependent in list(self._dependents):
@@ -257,18 +263,17 @@ class HubThread:
                 self._watcher.send()
 
     def _start_answering(self, promise: Promise, function: Callable[..., object], *arguments: Any) -> None:
-        self._answering.add(promise)
-        self.start_job(self._answer, promise, function, *arguments)
+        self._answering[promise] = self.start_job(self._answer, promise, function, *arguments)
 
     def _answer(self, promise: Promise, function: Callable[..., object], *arguments: Any) -> None:
         """Give ``promise`` what a function returns or raises."""
         try:
             value = function(*arguments)
         except BaseException as error:
-            self._answering.discard(promise)
+            self._answering.pop(promise, None)
             promise.set_exception(error)
         else:
-            self._answering.discard(promise)
+            self._answering.pop(promise, None)
             promise.set(value)
 
     def _close_clients(self) -> int:
