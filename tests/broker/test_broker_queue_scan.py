@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from support.http import ask
 from support.waiting import until
 
 from nsq_fast.broker.nsqd.queue_scan import QueueScan
+from nsq_fast.broker.nsqd.store import Store
 
 
 def scan_of(count: int, *, selection: int = 20, workers: int = 4, dirty: float = 0.25) -> QueueScan[int]:
@@ -92,3 +94,16 @@ def test_a_deferred_message_of_a_new_channel_does_not_wait_for_a_refresh(embedde
     channel = topic.get_channel("c")
     topic.put(b"x", 20)
     until(lambda: channel.depth == 1)
+
+
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_many_channels_are_written_down_only_where_there_is_a_place(
+    embedded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_durable: bool
+) -> None:
+    server = embedded(data_path=str(tmp_path) if is_durable else None)
+    saved = []
+    monkeypatch.setattr(Store, "save_metadata", lambda store, metadata: saved.append(metadata))
+    topic = server.nsqd.get_topic("t")
+    for n in range(10):
+        topic.get_channel(f"c{n}")
+    assert bool(saved) is is_durable

@@ -214,7 +214,7 @@ class Nsqd(Host):
             self._save_metadata()
 
     def _save_metadata(self) -> None:
-        if self._store is not None and not self._is_metadata_saved:
+        if self._store is not None and self._store.is_durable and not self._is_metadata_saved:
             self._store.save_metadata(self._metadata())
             self._is_metadata_saved = True
 
