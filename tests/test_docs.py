@@ -96,7 +96,7 @@ NOT_RUN = {
 # Blocks that are no programs, by language.
 NO_PROGRAMS = {
     "sh": "commands: their options are checked below",
-    "mermaid": "a diagram",
+    "text": "a diagram",
     "json": "output",
     "ini": "a unit of systemd",
     "toml": "a configuration",

@@ -16,7 +16,8 @@ from .svg import WIDTH, duration, text
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, WIDTH - 16, 16, 230
 _HEIGHT = _BOTTOM + 32
 _TICKS = 5
-_SHARES = (0.0, 50.0, 90.0, 99.0, 99.9)
+_UNBROKEN = 'style="stroke-dasharray:none"'
+_SHARES = (50.0, 90.0, 99.0, 99.9)
 _Place = Callable[[float], float]
 
 
@@ -59,7 +60,7 @@ def _chart(title: str, lines: Sequence[Line], place: _Place, ticks: dict[str, fl
     axes = _Axes(low, max(math.ceil(math.log10(max(values))), low + 1), place)
     parts = [*axes.grid(ticks)]
     for number, line in enumerate(lines):
-        parts += _line(line, axes, _look(number))
+        parts += _line(line, axes, number)
     svg = "\n".join(
         [
             f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {_HEIGHT}" width="{WIDTH}"'
@@ -116,7 +117,9 @@ class _Axes:
         return _LEFT + (_RIGHT - _LEFT) * share
 
 
-def _line(line: Line, axes: _Axes, look: str) -> Iterator[str]:
+def _line(line: Line, axes: _Axes, number: int) -> Iterator[str]:
+    """A path for each run of points; a ring for a point that stands alone, one around the other where several meet."""
+    look = _look(number)
     piece: list[str] = []
     for x, value in [*line.points, (0.0, None)]:
         if value is not None and value > 0:
@@ -127,5 +130,5 @@ def _line(line: Line, axes: _Axes, look: str) -> Iterator[str]:
                 yield f'<path d="M{"L".join(piece)}" {look}>{about}</path>'
             else:
                 cx, cy = piece[0].split()
-                yield f'<circle cx="{cx}" cy="{cy}" r="4" {look}>{about}</circle>'
+                yield f'<circle cx="{cx}" cy="{cy}" r="{3 + 2 * number}" {look} {_UNBROKEN}>{about}</circle>'
             piece = []

@@ -31,7 +31,7 @@ from nsq_fast.bench.tables import header, rows
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
 from nsq_fast.page.bars import Bar, Piece, bars
-from nsq_fast.page.curves import Line, by_share
+from nsq_fast.page.curves import Line, by_share, over_time
 from nsq_fast.page.document import prose
 from nsq_fast.page.svg import duration, picture
 
@@ -322,3 +322,12 @@ def test_scenarios_take_turns_round_by_round_and_one_that_fails_is_left_out() ->
     assert [each.messages for each in many.clients[0].rounds] == [5, 5, 5]
     assert few.clients[1].rounds == []
     assert "status 3" in few.clients[1].failure
+
+
+def test_points_that_stand_alone_are_whole_rings_of_different_sizes() -> None:
+    """Dashes break a ring; of rings of one size at one place all but the last are hidden."""
+    lines = [Line(name, ((0.0, 1.0), (1.0, None), (2.0, 3.0), (3.0, 4.0))) for name in ("p50", "p95", "max")]
+    shown = over_time("End to end", lines)
+    rings = re.findall(r"<circle [^>]*>", shown)
+    assert all("stroke-dasharray:none" in ring for ring in rings)
+    assert len({re.search(r'r="(\d+)"', ring)[1] for ring in rings}) == len(rings) == 3
