@@ -239,23 +239,18 @@ def test_a_result_for_a_thread_whose_hub_is_gone_harms_nobody(nsqd_process: Any)
         f"""
 import threading
 import gevent
-from nsq_fast.threads import Producer
-held, go = threading.Event(), threading.Event()
-def hold(future):  # the hub thread, so that the result comes late
-    held.set()
-    go.wait(50)
-with Producer({nsqd_process.address!r}) as producer:
-    def give_up():
-        with gevent.Timeout(0.01, False):
-            producer.publish("t", b"2")
-        gevent.get_hub().destroy(destroy_loop=True)
-    producer.publish_nowait("t", b"1").add_done_callback(hold)
-    assert held.wait(50)
-    thread = threading.Thread(target=give_up)
-    thread.start()
-    thread.join(50)
-    go.set()
-    assert producer.publish("t", b"3") == b"OK"
+from nsq_fast.threads import Consumer
+consumer = Consumer("t", "c", {nsqd_process.address!r}, message_handler=print)
+consumer.start(block=False)
+def give_up():
+    gevent.get_hub()
+    with gevent.Timeout(0.01, False):
+        consumer.join()
+    gevent.get_hub().destroy(destroy_loop=True)
+thread = threading.Thread(target=give_up)
+thread.start()
+thread.join(50)
+consumer.close()  # which is what was waited for
 """
     )
     assert (done.returncode, done.stderr) == (0, "")
