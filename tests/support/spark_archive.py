@@ -28,7 +28,10 @@ spark, folder = session(), arguments()["folder"]
 numbers = spark.range(100).withColumn("kind", F.col("id") % 3)
 numbers.mapInArrow(lambda batches: batches, numbers.schema).write.parquet(folder + "/table")
 table = spark.read.parquet(folder + "/table")
-table.join(table.groupBy("kind").agg(F.count("*").alias("many")), "kind").orderBy("id").toArrow()
+for compiled, mode in (("true", "FALLBACK"), ("false", "NO_CODEGEN")):
+    spark.conf.set("spark.sql.codegen.wholeStage", compiled)
+    spark.conf.set("spark.sql.codegen.factoryMode", mode)
+    table.join(table.groupBy("kind").agg(F.count("*").alias("many")), "kind").orderBy("id").toArrow()
 rows = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
 query = rows.writeStream.foreachBatch(lambda batch, number: batch.toArrow())
 query = query.option("checkpointLocation", folder + "/checkpoint").start()

@@ -60,6 +60,9 @@ def spark_settings(master: str, folder: Path) -> dict[str, str]:
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
+        # Compiling Java for a query costs more than these few rows; programs of the pages and commands do it.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.default.parallelism": "2",
     }
     return settings if master.startswith("local[") else {**settings, **_executor_settings()}
