@@ -64,7 +64,7 @@ class Measured(NamedTuple):
 
     Attributes:
         curves: when the messages of each nsqd were handled.
-        starts: when each consumer got its first message: connecting takes its time, which is no policy's doing.
+        starts: when each consumer got its first message. Connecting takes its time, which is no policy's doing.
     """
 
     curves: list[Curve]
@@ -118,4 +118,5 @@ def _consumed(case: Case, nsqds: list[str]) -> Measured:
     for consumer in consumers:
         consumer.close()
     begin = min(begins.values())
-    return Measured(curves, [begins[consumer] - begin for consumer in consumers])
+    end = max(begin + curve.end for curve in curves)
+    return Measured(curves, [begins.get(consumer, end) - begin for consumer in consumers])

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.servers import find_server
 
 from nsq_fast.bench import fleet
 from nsq_fast.cli import main
 from nsq_fast.cli import simulate as module
-from nsq_fast.simulation.comparison import Case
+from nsq_fast.simulation.comparison import Case, simulated
 
 
 def test_a_question_prints_its_size_and_figures_and_draws_its_curves(tmp_path: Path) -> None:
@@ -30,3 +31,15 @@ def test_a_check_fails_where_a_curve_is_too_far(
     found = CliRunner().invoke(main, ["simulate", "--check", str(tmp_path)])
     assert found.exit_code == code
     assert f"a case: curves at most {distance:.1%} apart ({word})" in found.output
+
+
+@pytest.mark.real
+def test_on_real_nsqds_the_same_messages_are_handled_as_in_virtual_time() -> None:
+    nsqd = find_server("nsqd")
+    if nsqd is None:
+        pytest.skip("there is no nsqd")
+    case = Case("a small one", 20, 0.001, nsqds=2, consumers=3, uneven=3)
+    real = fleet.measured(case, nsqd.parent)
+    assert [curve.total for curve in real.curves] == [curve.total for curve in simulated(case)] == [60, 20]
+    assert len(real.starts) == 3
+    assert min(real.starts) == 0.0
