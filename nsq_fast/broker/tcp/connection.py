@@ -240,7 +240,7 @@ class Connection:
                 elif delivered:
                     sleep(0)
                 else:
-                    _wait(self._wake, output.patience())
+                    _wait(self._wake, output.patience() if output.frames else None)
         except OSError as error:
             logger.debug("%s: write failed: %s", self.remote_address, error, extra=BROKER_CLIENT_DISCONNECTED)
             self.close()
@@ -259,17 +259,19 @@ class Connection:
             return False
         count = self.rdy - len(self.in_flight)
         if channel.is_paused or count <= 0:
-            self.output.is_urgent = bool(self.output.frames)
+            if self.output.buffered:
+                self.output.is_urgent = True
             channel.notify()
             return False
         frames = channel.deliver(self, min(count, self._batch), self.profile.sample_rate)
         if frames:
-            output, size = self.output, sum(map(len, frames))
+            output, taken, size = self.output, len(frames), sum(map(len, frames))
             output.frames += frames
             output.buffered += size
-            output.is_urgent |= len(frames) >= count
-            self.message_count += len(frames)
-            self._batch = max(1, min(_MAX_BATCH, WRITE_SIZE * len(frames) // size))
+            if taken >= count:
+                output.is_urgent = True
+            self.message_count += taken
+            self._batch = max(1, min(_MAX_BATCH, WRITE_SIZE * taken // size))
             return True
         if channel.has_ready(self):
             return True

@@ -60,8 +60,8 @@ class Output:
         return self.buffered >= self.size or self.ticker.take(time.monotonic())
 
     def patience(self) -> float | None:
-        """Seconds that the frames may wait for more; None: for ever, or there are none."""
-        return self.ticker.wait(time.monotonic()) if self.frames else None
+        """Seconds that messages may wait for more; None: for ever."""
+        return self.ticker.wait(time.monotonic())
 
     def flush(self) -> None:
         """Write the frames; without effect during a write, which takes them too. Raises OSError."""
