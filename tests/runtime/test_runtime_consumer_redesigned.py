@@ -501,13 +501,13 @@ def led(nsqd, http, *partitions):
 
 def test_a_start_position_is_set_once_before_subscribing(nsqds, consume, leader):
     http, nsqd = leader(), nsqds()
-    consumer = consume(ignore, start_position={0: "offset:80", 1: "end"}, advanced=True)
+    consumer = consume(ignore, start_position={0: "offset:80", 1: "count:7"}, advanced=True)
     lookup = consumer._subscriptions.lookup
     lookup.tell(led(nsqd, http, 0, 1, 2))
     for partition in range(3):
         nsqd.subscriber(partition)
     places = {(query.split("partition=")[1][0], body) for path, query, body in http.asked if "setoffset" in path}
-    assert places == {("0", b"virtual_queue:80"), ("1", b"special:-1")}
+    assert places == {("0", b"virtual_queue:80"), ("1", b"msgcount:7")}
     assert subscription(nsqd.subscriber(0)) == (b"SUB_ADVANCED", b"t", b"c", b"0"), "no position on the wire"
     count = len(http.asked)
     nsqd.subscriber(0).close()
@@ -520,19 +520,20 @@ NEVER_CONFIRMED = {"channel_name": "c", "client_num": 0, "in_flight_count": 0, "
 
 
 @pytest.mark.parametrize(
-    ("channel", "asked"),
+    ("channel", "position", "asked"),
     [
-        (None, ["/channel/create", "/channel/setoffset"]),
-        (NEVER_CONFIRMED, ["/channel/setoffset"]),
-        (NEVER_CONFIRMED | {"client_num": 1}, []),
-        (NEVER_CONFIRMED | {"in_flight_count": 1}, []),
-        (NEVER_CONFIRMED | {"depth": 6}, []),
+        (None, "offset:80", ["/channel/create", "/channel/setoffset"]),
+        (None, "end", ["/channel/create"]),  # where its creation puts it
+        (NEVER_CONFIRMED, "end", ["/channel/setoffset"]),
+        (NEVER_CONFIRMED | {"client_num": 1}, "end", []),
+        (NEVER_CONFIRMED | {"in_flight_count": 1}, "end", []),
+        (NEVER_CONFIRMED | {"depth": 6}, "end", []),
     ],
 )
-def test_a_start_position_is_set_where_nobody_has_begun(nsqds, consume, leader, channel, asked):
+def test_a_start_position_is_set_where_nobody_has_begun(nsqds, consume, leader, channel, position, asked):
     http, nsqd = leader(), nsqds()
     http.channel = channel
-    consumer = consume(ignore, start_position="end")
+    consumer = consume(ignore, start_position=position)
     lookup = consumer._subscriptions.lookup
     lookup.tell(led(nsqd, http, 0))
     nsqd.subscriber(0)

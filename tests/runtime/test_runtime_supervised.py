@@ -168,7 +168,8 @@ class Scenario:
 def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scenario]:
     monkeypatch.setattr(Seeker, "_is_seeking", lambda self: not self._stopped.is_set())
     made = Scenario(tmp_path)
-    made.consumer._subscriptions.of_topic("topic").lost(None)  # type: ignore[arg-type]  # the seeker begins
+    subscriptions = made.consumer._subscriptions.of_topic("topic")
+    subscriptions.lost(until(lambda: list(subscriptions), WAIT)[0])  # the seeker begins
     yield made
     made.close()
 

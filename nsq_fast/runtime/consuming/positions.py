@@ -75,7 +75,9 @@ class Starter:
             # doCreateChannel. So it is not asked for without need.
             client.call("POST", "/channel/create", **query)
             self._created.add(target.partition)
-        if position != END or target.partition not in self._created:  # what came since its creation is not skipped
+        # A new channel begins at the end: youzan/nsq: nsqd/diskqueue_reader.go, newDiskQueueReader. To set that again
+        # skips what has come since.
+        if position != END or target.partition not in self._created:
             client.call("POST", "/channel/setoffset", position.encode(), **query)
         self._log.info("%s: channel %s begins at %s", target, self._channel, position, extra=START_POSITION_SET)
 
