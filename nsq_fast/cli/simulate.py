@@ -11,7 +11,7 @@ from nsq_fast.bench.fleet import AGREES, check
 from nsq_fast.simulation.questions import QUESTIONS, Answer
 
 
-@click.command("simulate", short_help="What thousands of nsqds and clients do to each other, in virtual time.")
+@click.command("simulate", short_help="Thousands of nsqds and clients in virtual time.")
 @click.argument("questions", nargs=-1, type=click.Choice(tuple(QUESTIONS)))
 @click.option(
     "--scale",

@@ -107,7 +107,7 @@ def targets(
 
     With enough for all it is an even split. Otherwise ``limit`` connections get
     RDY 1, and those that were idle for ``idle_timeout`` seconds pass it on;
-    after ``idle_timeout / probes`` if they got nothing since they have it.
+    after ``idle_timeout / probes`` if they got nothing since they have it; ``SETTLE`` at least.
     Those without capacity get 0.
     """
     able = [index for index, share in enumerate(shares) if share.capacity > 0]
@@ -143,18 +143,32 @@ def _take_turns(
     keeps = set(kept)
     # Who waits longest comes first, so that nobody sticks at RDY 0; among equals chance decides.
     ranked = sorted(
-        (shares[index].rdy > 0, shares[index].turn_at, random(), index) for index in able if index not in keeps
+        (_precedence(shares[index], now), shares[index].turn_at, random(), index)
+        for index in able
+        if index not in keeps
     )
     chosen = {*keeps, *(entry[-1] for entry in ranked[: limit - len(kept)])}
     return [int(index in chosen) for index in range(len(shares))]
 
 
+def _precedence(share: Share, now: float) -> int:
+    """In which order turns are given out: to those who wait, then to those who have had one.
+
+    Whoever has just lost its turn comes last: the room that it leaves is for who waited longer, and it would take that
+    back before the server knows that it is free.
+    """
+    if share.rdy > 0:
+        return 1
+    return 0 if share.settles_at <= now else 2
+
+
 def _turn_is_over(share: Share, now: float, idle_timeout: float, probes: int) -> bool:
+    # A message may need as long on its way as a command: no turn is shorter than that.
     has_brought_something = share.active_at > share.turn_at
-    patience = idle_timeout if has_brought_something else idle_timeout / probes
+    patience = max(SETTLE, idle_timeout if has_brought_something else idle_timeout / probes)
     if share.in_flight == 0 and now - share.active_at > patience:
         return True
-    return now - share.turn_at > HOLD_FACTOR * idle_timeout
+    return now - share.turn_at > HOLD_FACTOR * max(SETTLE, idle_timeout)
 
 
 def plan(shares: Sequence[Share], wanted: Sequence[int], max_in_flight: int, now: float) -> Plan:

@@ -66,5 +66,5 @@ class Sharing:
         if self.is_waiting:
             moments.extend(share.settles_at for share in shares if share.settles_at > now)
         if 0 < limit < len(shares):
-            moments.append(now + self._idle_timeout / max(LOOKS, self._probes))
+            moments.append(now + max(rdy.SETTLE / LOOKS, self._idle_timeout / max(LOOKS, self._probes)))
         return max(0.0, min(moments) - now) if moments else None

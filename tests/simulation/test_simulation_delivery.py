@@ -61,6 +61,29 @@ def test_a_curve_counts_in_intervals() -> None:
     assert share([], 0.5) == 0.0
 
 
+@pytest.mark.parametrize("idle_timeout", [0.01, 0.1, 0.3, 0.5, 1.0, 2.5, 10.0])
+@pytest.mark.parametrize(("connections", "max_in_flight"), [(3, 2), (3, 1), (5, 4), (10, 9), (10, 5)])
+def test_the_only_nsqd_with_messages_has_its_turn_however_short_turns_are(
+    idle_timeout: float, connections: int, max_in_flight: int
+) -> None:
+    """Turns shorter than a lower RDY needs to take effect: what one gives up, another has waited for."""
+    for seed in range(4):
+        simulation = Simulation(seed)
+        nsqds = [Nsqd(simulation, 0.001) for _ in range(connections)]
+        consumer = Consumer(
+            simulation,
+            nsqds,
+            max_in_flight=max_in_flight,
+            handler=lambda message: (0.001, True),
+            idle_timeout=idle_timeout,
+        )
+        consumer.start()
+        for number in range(20):
+            simulation.after(20.0 + 0.01 * number, nsqds[-1].publish)
+        simulation.run(20.2 + connections * (idle_timeout + 1.0))
+        assert nsqds[-1].waiting == 0
+
+
 def waits(probes: int, hot: int = 1, idle: int = 19) -> list[float]:
     """How long messages of a hot nsqd wait among idle ones, with max_in_flight at a tenth of the connections."""
     simulation = Simulation(3)

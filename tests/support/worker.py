@@ -6,15 +6,14 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+from gevent import subprocess
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.processes import kill_session, of_session
@@ -44,7 +43,7 @@ class Worker:
         self.lines: list[str] = []
         self._flags = [*flags, "--http", "127.0.0.1:0", *(["--nsqd", nsqd] if nsqd else [])]
         self._environment = {**os.environ, "PYTHONPATH": str(ROOT), "LEDGER": str(self.ledger), **environment}
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self.write(program)
 
     def write(self, program: str) -> None:
@@ -56,10 +55,13 @@ class Worker:
     def start(self) -> Worker:
         """Begin; the supervisor is there when this returns."""
         command = [sys.executable, "-m", "nsq_fast", "run", self.target, *self._flags]
+        output, stderr = os.pipe()  # not gevent's, which only one thread could read
+        # gevent's: once any test has used that, its loop takes the exit codes of all children.
         self._process = subprocess.Popen(
-            command, cwd=self.folder, env=self._environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command, cwd=self.folder, env=self._environment, stderr=stderr, start_new_session=True
         )
-        self._follower = threading.Thread(target=self._follow, daemon=True)
+        os.close(stderr)
+        self._follower = threading.Thread(target=self._follow, args=(output,), daemon=True)
         self._follower.start()
         until(lambda: self._port() or self._process.poll() is not None, START, about=self.log)  # type: ignore[union-attr]
         return self
@@ -148,9 +150,7 @@ class Worker:
         found = re.search(r"http://[^ ]*:(\d+) has", self.log())
         return found[1] if found else ""
 
-    def _follow(self) -> None:
-        assert self._process is not None
-        assert self._process.stderr is not None
-        with suppress(ValueError):
-            for line in self._process.stderr:
+    def _follow(self, output: int) -> None:
+        with os.fdopen(output, errors="replace") as lines:
+            for line in lines:
                 self.lines.append(line.rstrip())
