@@ -727,6 +727,6 @@ def fill(cluster: ClusterProcess, topic: str, partitions: int) -> list[bytes]:
     cluster.create_topic(topic, partitions, 2, channels=[CHANNEL], multi_part=True)
     bodies = [b"%d" % number for number in range(1_000)]
     with Producer(lookupd_http_addresses=str(cluster.lookupd.http)) as producer:
-        for start in range(0, len(bodies), 50):
-            producer.multipublish(topic, bodies[start : start + 50])
+        for number, start in enumerate(range(0, len(bodies), 50)):  # by itself it would pass over who connects late
+            producer.multipublish(topic, bodies[start : start + 50], partition=number % partitions)
     return bodies
