@@ -122,23 +122,24 @@ class LoopGate:
 
         Raises NotRunning in another loop than its own.
         """
-        self.check_loop(f"{function.__name__}()")
-        promise = LoopPromise(self)
-        self._thread.call_later(promise, function, *arguments)
-        result: T = await promise.future
+        result: T = await self._called(function, *arguments).future
         return result
 
     async def wait(self, function: Callable[..., T], *arguments: Any) -> T:
         """As ``call``, for what does nothing but wait: it ends when the caller is cancelled."""
-        self.check_loop(f"{function.__name__}()")
-        promise = LoopPromise(self)
-        self._thread.call_later(promise, function, *arguments)
+        promise = self._called(function, *arguments)
         try:
             result: T = await promise.future
         except asyncio.CancelledError:
             self._thread.submit(self._thread.withdraw, promise)
             raise
         return result
+
+    def _called(self, function: Callable[..., object], *arguments: Any) -> LoopPromise:
+        self.check_loop(f"{function.__name__}()")
+        promise = LoopPromise(self)
+        self._thread.call_later(promise, function, *arguments)
+        return promise
 
 
 class LoopPromise:

@@ -25,7 +25,6 @@ from . import console, options
 from .bench_show import compare_command, report_command
 from .security import Security, security_options
 
-_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _INTEGERS = {
     "size": (200, "Bytes in a message."),
@@ -79,7 +78,7 @@ def _where(function: Callable[..., None]) -> Callable[..., None]:
         options.nsqd_tcp_option(),
         options.lookupd_http_option(),
         security_options(),
-        click.option("--servers", type=_FOLDER, metavar="DIR", help="Start the nsqd binary of this folder."),
+        click.option("--servers", type=options.FOLDER, metavar="DIR", help="Start the nsqd binary of this folder."),
         click.option(
             "--client",
             "wanted",

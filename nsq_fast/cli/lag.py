@@ -30,7 +30,7 @@ _FIGURES = {
 @click.option(
     "--checkpoint",
     required=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=options.FOLDER,
     metavar="DIR",
     help="The query's checkpointLocation.",
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import click
@@ -33,6 +34,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 CONNECT_TIMEOUT = 5.0
 LOCAL_TIMEOUT = 1.0
 LOOKUP_TIMEOUT = 2.0
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 _DURATION = re.compile(r"([0-9]*\.?[0-9]+)(us|ms|s|m|h|)\Z")
 _PAIR = re.compile(r"([^=,]+)[=,](.*)\Z", re.DOTALL)
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}

@@ -10,6 +10,8 @@ import click
 from nsq_fast.bench.fleet import AGREES, check
 from nsq_fast.simulation.questions import QUESTIONS, Answer
 
+from . import options
+
 
 @click.command("simulate", short_help="Thousands of nsqds and clients in virtual time.")
 @click.argument("questions", nargs=-1, type=click.Choice(tuple(QUESTIONS)))
@@ -24,14 +26,14 @@ from nsq_fast.simulation.questions import QUESTIONS, Answer
 @click.option(
     "--svg",
     "folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=options.FOLDER,
     metavar="DIR",
     help="Write the curves of each question to DIR/fleet-QUESTION.svg.",
 )
 @click.option(
     "--check",
     "servers",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=options.FOLDER,
     metavar="DIR",
     help="Run small fleets in virtual time and on the nsqd of this folder, and say how far the curves are apart.",
 )

@@ -45,7 +45,7 @@ _SEEDS = 1_000_000
 )
 @click.option(
     "--servers",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=options.FOLDER,
     metavar="DIR",
     help="Run the nsqd and nsqlookupd of this folder as the original NSQ; default: the embedded ones.",
 )

@@ -6,6 +6,9 @@ together. It is drawn once for a round of questions: topics of one client are to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 from nsq_fast.config import LookupConfig
 
 # Calls of refresh() within so many seconds are one.
@@ -120,3 +123,13 @@ class LookupdHealth:
         polls = min(2 ** min(self.failures - 1, 16), _MAX_SKIPPED_POLLS)
         # Half an interval less: jitter must not make it miss the poll that is meant, a refresh in between must.
         self._retry_at = now + self._interval * (polls - 0.5)
+
+
+HealthT = TypeVar("HealthT", bound=LookupdHealth)
+
+
+def preferred(lookupds: Sequence[HealthT], now: float) -> Sequence[HealthT]:
+    """Whom to ask now: those that work and those whose turn to be tried it is; all of them when none works."""
+    if all(lookupd.failures for lookupd in lookupds):
+        return lookupds
+    return [lookupd for lookupd in lookupds if lookupd.is_preferred(now)]

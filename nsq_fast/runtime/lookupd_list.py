@@ -20,6 +20,7 @@ from nsq_fast.log_events import ETCD_FAILED, ETCD_LOOKUPDS, ETCD_RECOVERED, LOOK
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT
 from nsq_fast.protocol.backoff import source_delay
 from nsq_fast.protocol.dynamic_config import DynamicConfig
+from nsq_fast.protocol.lookup_schedule import preferred
 
 from .lookupd import Lookupd
 from .lookupd_source import EtcdLookupds, LookupdSource, etcds_of, is_etcd_url
@@ -57,10 +58,7 @@ class LookupdList:
 
     def free(self, now: float) -> list[Lookupd]:
         """Whom to ask: those that work and those whose turn to be tried it is; all of them when none works."""
-        known = list(self)
-        if any(lookupd.failures == 0 for lookupd in known):
-            known = [lookupd for lookupd in known if lookupd.is_preferred(now)]
-        return [lookupd for lookupd in known if not lookupd.is_busy]
+        return [lookupd for lookupd in preferred(list(self), now) if not lookupd.is_busy]
 
     def working(self) -> list[Lookupd]:
         """Those whose last answer was good; all of them when none is."""

@@ -37,11 +37,6 @@ class Partition:
         self.stored: list[int] = []
         self.waits: list[float] = []
 
-    @property
-    def waiting(self) -> int:
-        """Publishes without a reply."""
-        return len(self._queue)
-
     def publish(self) -> None:
         """Queue one publish."""
         self._queue.append((self._count, self._simulation.now))
@@ -55,12 +50,12 @@ class Partition:
             self._simulation.after(self._delay, self._arrived, self.known)
 
     def _arrived(self, node: int) -> None:
-        is_stored = node == self.leader
         # All that wait go in one command, as a producer coalesces them; none is stored where the first is refused.
-        numbers = len(self._queue)
-        if is_stored:
-            self.stored.extend(number for number, _ in self._queue)
-        self._simulation.after(self._delay, self._replied if is_stored else self._refused, numbers)
+        if node != self.leader:
+            self._simulation.after(self._delay, self._refused)
+            return
+        self.stored.extend(number for number, _ in self._queue)
+        self._simulation.after(self._delay, self._replied, len(self._queue))
 
     def _replied(self, count: int) -> None:
         now = self._simulation.now
@@ -68,10 +63,9 @@ class Partition:
             self.waits.append(now - self._queue.popleft()[1])
         self._producer.done(count)
         self._attempts = self._misses = 0
-        self._is_busy = False
-        self._send()
+        self._again()
 
-    def _refused(self, _count: int) -> None:
+    def _refused(self) -> None:
         self._attempts += 1
         verdict = decide(NotLeader(), self._attempts, self._producer.policy, self._misses)
         self._misses += verdict.leader

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from nsq_fast.config import LookupConfig
-from nsq_fast.protocol.lookup_schedule import LookupdHealth, PollTimes, TopicSchedule
+from nsq_fast.protocol.lookup_schedule import LookupdHealth, PollTimes, TopicSchedule, preferred
 
 from .events import Curve, Simulation
 
@@ -87,7 +87,7 @@ class Client:
         on_answer: Callable[[bool], object] = lambda is_known: None,
     ) -> None:
         self._simulation = simulation
-        self._lookupds = [(lookupd, LookupdHealth(config.lookupd_poll_interval)) for lookupd in lookupds]
+        self._lookupds = {LookupdHealth(config.lookupd_poll_interval): lookupd for lookupd in lookupds}
         self._schedule = TopicSchedule(config)
         self._polls = PollTimes(config)
         self._topics, self._nsqds, self._delay = topics, nsqds, delay
@@ -126,10 +126,8 @@ class Client:
         chance = self._simulation.random.random()
         self._schedule.asked(now, self._polls.after(now, chance))
         self._is_asking = True
-        known = self._lookupds
-        if any(health.failures == 0 for _, health in known):
-            known = [each for each in known if each[1].is_preferred(now)]
-        up = [lookupd for lookupd, health in known if self._ask(lookupd, health)]
+        asked = [(self._lookupds[health], health) for health in preferred(list(self._lookupds), now)]
+        up = [lookupd for lookupd, health in asked if self._ask(lookupd, health)]
         seconds = max((lookupd.answer(self._topics, self._nsqds) for lookupd in up), default=0.0)
         self._simulation.after(seconds + 2 * self._delay, self._learn, up, chance)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from nsq_fast.broker.diskqueue.log import SegmentLog
@@ -25,7 +25,7 @@ from nsq_fast.broker.message import Message
 from nsq_fast.names import is_ephemeral
 
 from .backlog import Backlog
-from .in_flight import ChannelInFlight, InFlight
+from .in_flight import ChannelInFlight, InFlight, wake
 from .latency import LatencyWindow
 
 SAMPLE_OF = 100
@@ -229,20 +229,20 @@ class Channel:
     def pause(self) -> None:
         """Stop delivery."""
         self.is_paused = True
-        _wake(self.clients.values())
+        wake(self.clients.values())
         self.on_change()
 
     def unpause(self) -> None:
         """Go on with delivery."""
         self.is_paused = False
-        _wake(self.clients.values())
+        wake(self.clients.values())
         self.on_change()
 
     def empty(self) -> None:
         """Drop every message: those that wait, that are deferred, and that are in flight."""
         self.backlog.clear()
         self.in_flight.clear()
-        _wake(self.clients.values())
+        wake(self.clients.values())
         self.on_change()
 
     def close(self) -> None:
@@ -265,11 +265,6 @@ class Channel:
 def _room_of(client: Consumer) -> int:
     """How many messages a client would take at once."""
     return max(0, client.rdy - len(client.in_flight))
-
-
-def _wake(clients: Iterable[Consumer]) -> None:
-    for client in list(clients):
-        client.wake()
 
 
 def _not_owner(channel: Channel, id: bytes) -> NotOwner:

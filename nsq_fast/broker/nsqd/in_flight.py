@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from .due_heap import DueHeap, Timed
@@ -13,6 +13,12 @@ class Client(Protocol):
 
     def wake(self) -> None:
         """Some of them have timed out: there may be room for others."""
+
+
+def wake(clients: Iterable[Client]) -> None:
+    """Wake them all; they may come and go meanwhile."""
+    for client in list(clients):
+        client.wake()
 
 
 class InFlightMessage(Timed, Protocol):

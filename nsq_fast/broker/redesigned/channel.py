@@ -18,12 +18,12 @@ import heapq
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from nsq_fast.broker.errors import Exiting, NotOwner
 from nsq_fast.broker.nsqd.channel import SAMPLE_OF
-from nsq_fast.broker.nsqd.in_flight import InFlight
+from nsq_fast.broker.nsqd.in_flight import InFlight, wake
 from nsq_fast.names import is_ephemeral
 
 from .delivery import Confirmed, Delivery, DeliveryQueue, SortedDeliveryQueue
@@ -245,7 +245,7 @@ class PartitionChannel:
         """Stop delivery, or go on with it."""
         self.is_paused = is_paused
         if not is_paused:
-            _wake(self.clients.values())
+            wake(self.clients.values())
 
     def set_skipped(self, is_skipped: bool) -> None:
         """Be done with all there is and all that comes, or deliver what comes from now on."""
@@ -263,7 +263,7 @@ class PartitionChannel:
         position = max(self._log.first, min(sequence, self._log.end))
         self.confirmed.reset(position)
         self._queue.go_to(position)
-        _wake(self.clients.values())
+        wake(self.clients.values())
 
     def scan(self, now: float) -> None:
         """Give back what has timed out and what is due."""
@@ -318,11 +318,6 @@ def _forget_deliveries(channel: PartitionChannel) -> None:
     for client in channel.clients.values():
         client.in_flight.clear()
     channel.deferred.clear()
-
-
-def _wake(clients: Iterable[Consumer]) -> None:
-    for client in list(clients):
-        client.wake()
 
 
 def _is_requeued_too_much(delivery: Delivery) -> bool:

@@ -167,7 +167,7 @@ class Subscription(Announcer):
         if self.is_ending or disposition.is_beyond(self.inbound, message):
             self.on_messages(conn, [message])
             return
-        if self._trace_log.is_active and self._tracer.is_on(conn):
+        if self._tracer.is_on(conn):
             self._tracer.received(conn, (message,))
         self.counters.received += 1
         if self._selection.is_in_order(message):
@@ -204,7 +204,7 @@ class Subscription(Announcer):
         emit(consumer, "on_requeue", message_id=message.id, timeout=delay_ms)
         if backoff and not self.is_ordered:  # an ordered partition waits for its own messages only
             consumer.flow.result(False, self.backoff)
-        if self._trace_log.is_active and self._tracer.is_on(conn):
+        if self._tracer.is_on(conn):
             self._tracer.record(conn, (message,), "REQ")
         self._freed()
 
