@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import pytest
 from support.sources import parsed
+from support.waiting import PROCESS
 
 from nsq_fast import runtime
 from nsq_fast.broker import client
@@ -427,7 +428,7 @@ def test_a_class_has_at_most_twenty_methods() -> None:
 
 def run_python(code: str) -> str:
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=PACKAGE.parent)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, check=False, cwd=PACKAGE.parent)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

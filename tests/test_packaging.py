@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import PROCESS
 
 import nsq_fast
 from nsq_fast import keywords
@@ -97,20 +98,20 @@ def test_the_sdist_has_all_it_takes_to_build_and_test(sdist: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_wheel_runs_the_demo_where_there_is_no_compiler(wheel: Path, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=PROCESS)
     python = tmp_path / "venv" / "bin" / "python"
     without = {"PATH": str(python.parent), "CC": "/no/compiler", "HOME": str(tmp_path)}
     install = [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(wheel)]
-    subprocess.run(install, check=True, timeout=120, env=without)
+    subprocess.run(install, check=True, timeout=PROCESS, env=without)
     (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     # The libraries it runs on are those of this environment; what it has of nsq_fast comes behind the wheel's.
     (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     code = "import nsq_fast._frame as f; print(f.__file__)"
     asked: dict[str, Any] = {"env": without, "cwd": tmp_path, "capture_output": True, "text": True}
-    where = subprocess.run([python, "-c", code], check=True, timeout=60, **asked)
+    where = subprocess.run([python, "-c", code], check=True, timeout=PROCESS, **asked)
     assert Path(where.stdout.strip()).is_relative_to(packages)
     command = [python.parent / "nsq-fast", "demo", "--messages", "2000", "--json", "--no-traces"]
-    demo = subprocess.run(command, timeout=120, **asked)
+    demo = subprocess.run(command, timeout=PROCESS, **asked)
     assert demo.returncode == 0, demo.stderr
     assert json.loads(demo.stdout)["lost"] == 0
 
@@ -130,13 +131,13 @@ RELEASED = UNRELEASED.replace("unreleased", "2026-03-04")
 
 
 def version_of(tree: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, tree / "version.py"], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, tree / "version.py"], capture_output=True, text=True, timeout=PROCESS)
 
 
 def git(tree: Path, *arguments: str) -> str:
     who = {f"GIT_{kind}_{part}": "a@b" for kind in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")}
     command = ["git", "-c", "init.defaultBranch=main", "-c", "commit.gpgsign=false", "-C", str(tree), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **who})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, env={**os.environ, **who})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -229,7 +230,9 @@ def test_the_changes_of_this_tree_name_a_version() -> None:
 def test_the_package_says_the_version_of_its_metadata(installed: Path, wheel: Path, tmp_path: Path) -> None:
     code = "import nsq_fast; from importlib.metadata import version; print(nsq_fast.__version__, version('nsq-fast'))"
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([installed, "-c", code], cwd=tmp_path, env=bare, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [installed, "-c", code], cwd=tmp_path, env=bare, capture_output=True, text=True, timeout=PROCESS
+    )
     here, recorded = done.stdout.split()
     assert here == recorded == wheel.name.split("-")[1]
 
@@ -279,7 +282,7 @@ def test_the_wheel_has_stubs_and_declarations_and_no_c_sources_or_tests(wheel: P
 )
 def test_a_module_says_which_extra_it_needs(module: str, library: str, install: str) -> None:
     code = f"import sys; sys.modules[{library!r}] = None; import {module}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PROCESS, cwd=ROOT)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: ")
     assert install in last
@@ -315,7 +318,7 @@ gc.collect()
 def test_development_mode_has_nothing_to_warn_of() -> None:
     """No socket left open, no coroutine that nobody awaited, nothing deprecated: every warning is an error."""
     command = [sys.executable, "-X", "dev", "-W", "error", "-c", DEV_MODE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -334,7 +337,7 @@ TYPED_PROGRAM = ROOT / "tests" / "data" / "typed_program.py"
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with the wheel, and the libraries of this one."""
     home = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True, timeout=PROCESS)
     (site,) = home.glob("lib/python*/site-packages")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)

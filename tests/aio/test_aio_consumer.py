@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.loops import LOOPS, NewLoop, run
 from support.scripted_nsqd import ScriptedNsqd
-from support.waiting import until
+from support.waiting import PROCESS, until
 
 from nsq_fast import Message, Receipt
 from nsq_fast.aio import Consumer
@@ -548,7 +548,7 @@ async def main():
 asyncio.run(main())
 """
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, check=False, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
 
 

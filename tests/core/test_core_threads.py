@@ -48,7 +48,7 @@ def test_importing_the_core_leaves_the_interpreters_lock_as_it_is() -> None:
         "assert lock() == before, 'importing the core has enabled the lock again'"
     )
     path = {**os.environ, "PYTHONPATH": str(Path(nsq_fast.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=path)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=path)
     assert done.returncode == 0, done.stderr
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.waiting import until
+from support.waiting import PROCESS, until
 
 import nsq_fast
 from nsq_fast import NsqdHTTPClient
@@ -65,7 +65,7 @@ def start() -> Iterator[Start]:
 
 def run(process: subprocess.Popen[str], text: str = "") -> str:
     """Feed a program, wait for its end, and return what it printed."""
-    printed, errors = process.communicate(text, timeout=20)
+    printed, errors = process.communicate(text, timeout=PROCESS)
     assert (process.returncode, errors) == (0, "")
     return printed
 
@@ -124,7 +124,7 @@ def test_the_asyncio_consumer_connects_again(start: Start, tmp_path: Path) -> No
         publish(broker, "t", ["after"])
         until(lambda: printed(consumer, 1) == ["after"])  # a broker that was killed may deliver the first one again
         consumer.send_signal(signal.SIGINT)
-        _, errors = consumer.communicate(timeout=20)
+        _, errors = consumer.communicate(timeout=PROCESS)
         assert consumer.returncode == 0
         assert "again in" in errors
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.waiting import PROCESS
 
 from nsq_fast.config import WorkerConfig
 from nsq_fast.worker.settings import Settings, SettingsReader
@@ -43,7 +44,7 @@ def test_the_program_and_its_file_pass_the_check() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NSQ_FAST_CONFIG": str(FOLDER / "worker.toml")}
     command = [sys.executable, "-m", "nsq_fast", "run", "app", "--check"]
     checked = subprocess.run(
-        command, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=PROCESS, check=False
     )
     assert (checked.returncode, checked.stdout) == (0, "orders/billing: asyncio\n"), checked.stderr
 
@@ -90,7 +91,7 @@ def test_docker_compose_takes_its_file() -> None:
         pytest.skip("neither docker compose nor docker-compose is installed")
     checked = subprocess.run(
         [*command, "-f", str(FOLDER / "compose.yaml"), "config", "--quiet"],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PROCESS, check=False,
     )  # fmt: skip
     assert checked.returncode == 0, checked.stderr
 
@@ -99,7 +100,7 @@ def compose() -> list[str] | None:
     """The command, in one of its two forms; it needs no daemon to check a file."""
     for command in (["docker", "compose"], ["docker-compose"]):
         if shutil.which(command[0]):
-            asked = subprocess.run([*command, "version"], capture_output=True, timeout=60, check=False)
+            asked = subprocess.run([*command, "version"], capture_output=True, timeout=PROCESS, check=False)
             if asked.returncode == 0:
                 return command
     return None
@@ -134,7 +135,11 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     path = tmp_path / "nsq-fast-worker.service"
     path.write_text(unit.replace("/opt/worker/venv/bin/nsq-fast", sys.executable))  # it wants a program that is there
     checked = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(path)], capture_output=True, text=True, timeout=60, check=False
+        ["systemd-analyze", "verify", "--man=no", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=PROCESS,
+        check=False,
     )
     assert checked.returncode == 0, checked.stderr
     assert path.name not in checked.stderr

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.waiting import PROCESS
 
 from nsq_fast import gnsq
 
@@ -18,7 +19,13 @@ SUBMODULES = [info.name.removeprefix("nsq_fast.") for info in pkgutil.walk_packa
 def run(*arguments: str, cwd: Path = ROOT, path: tuple[Path, ...] = ()) -> str:
     environment = {"PYTHONPATH": ":".join(map(str, (*path, ROOT))), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False, cwd=cwd, env=environment
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PROCESS,
+        check=False,
+        cwd=cwd,
+        env=environment,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -104,7 +111,7 @@ def test_run_as_gnsq_shows_the_programs_own_failure(tmp_path):
     (tmp_path / "program.py").write_text("import gnsq\nraise gnsq.errors.NSQNoConnections('of the program')\n")
     done = subprocess.run(
         [sys.executable, "-m", "nsq_fast", "run-as-gnsq", str(tmp_path / "program.py")],
-        capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+        capture_output=True, text=True, timeout=PROCESS, check=False, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 1
     assert "program.py" in done.stderr

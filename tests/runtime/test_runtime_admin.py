@@ -19,7 +19,7 @@ from gevent.pywsgi import WSGIServer
 from gevent.server import StreamServer
 from gevent.socket import socket as Socket
 from support.servers import RealLookupd, RealNsqd
-from support.waiting import WAIT, promptly, until
+from support.waiting import PROCESS, WAIT, promptly, until
 
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import BodyInvalid, ConfigError, HttpError, NameInvalid, RemoteProtocolError
@@ -443,7 +443,7 @@ from nsq_fast.runtime.admin import NsqdHTTPClient
 client = NsqdHTTPClient("127.0.0.1", {recorder.port})
 print([client.ping() for _ in range(3)])
 """
-    done = gevent.subprocess.run([sys.executable, "-c", program], stdout=gevent.subprocess.PIPE, timeout=30)
+    done = gevent.subprocess.run([sys.executable, "-c", program], stdout=gevent.subprocess.PIPE, timeout=PROCESS)
     assert done.stdout.split(b"\n")[0] == b"[b'OK', b'OK', b'OK']"
     assert len(recorder.client_ports) == 1
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.peers import RecordingOwner
+from support.waiting import PROCESS
 
 from nsq_fast import _codec
 from nsq_fast._codec import Message
@@ -145,7 +146,7 @@ def test_patched_or_not(real_nsqd: Callable[..., Any], tls_files: dict[str, str]
     nsqd = real_nsqd(f"-tls-cert={tls_files['cert']}", f"-tls-key={tls_files['key']}")
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM, patched, str(nsqd.tcp_address.port), tls_files["ca"]],
-        capture_output=True, text=True, timeout=30, cwd=Path(__file__).parent.parent,
+        capture_output=True, text=True, timeout=PROCESS, cwd=Path(__file__).parent.parent,
     )  # fmt: skip
     assert run.stderr == ""
     assert run.stdout.strip() == "[('token', b'OK')]"

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from support.waiting import PROCESS
 
 from nsq_fast import NsqdHTTPClient, Producer
 from nsq_fast.broker import BrokerProcess
@@ -273,7 +274,7 @@ def broker() -> Iterator[BrokerProcess]:
 def run(broker: BrokerProcess, *parts: str) -> None:
     program = "".join((parts[0], COMMON, *parts[1:]))
     addresses = [str(broker.nsqd.tcp), f"http://{broker.nsqd.http}", f"http://{broker.lookupd.http}"]
-    done = subprocess.run([sys.executable, "-c", program, *addresses], capture_output=True, text=True, timeout=40)
+    done = subprocess.run([sys.executable, "-c", program, *addresses], capture_output=True, text=True, timeout=PROCESS)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -359,7 +360,7 @@ def test_a_producer_of_another_thread_publishes_in_the_child(broker: BrokerProce
 
 def test_a_fork_costs_nothing_to_those_who_have_no_consumer() -> None:
     program = "import os, gevent, nsq_fast.runtime.fork as fork\nassert not list(fork._known)\nos.fork() or os._exit(0)"
-    assert subprocess.run([sys.executable, "-c", program], timeout=20).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], timeout=PROCESS).returncode == 0
 
 
 def test_a_closed_producer_stays_closed(broker: BrokerProcess) -> None:

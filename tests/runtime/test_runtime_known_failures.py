@@ -19,7 +19,7 @@ from support.peers import Peer
 from support.publishing import Command, Nsqds, Producers
 from support.scripted_nsqd import ScriptedNsqd, frame
 from support.servers import RealNsqd
-from support.waiting import WAIT, holds, promptly, until
+from support.waiting import PROCESS, WAIT, holds, promptly, until
 
 from nsq_fast import Consumer, Message, Producer
 from nsq_fast.broker import Broker, NsqdOptions, NsqdServer
@@ -53,7 +53,7 @@ def black_hole() -> Iterator[Address]:
 
 def run(program: str) -> str:
     """Run a program in a process of its own, which nothing has patched; what it printed."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PROCESS, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

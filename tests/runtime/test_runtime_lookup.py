@@ -20,7 +20,7 @@ from gevent.server import StreamServer
 from gevent.socket import socket as Socket
 from support.ports import free_address
 from support.servers import RealLookupd, RealNsqd
-from support.waiting import WAIT, holds, promptly, until
+from support.waiting import PROCESS, WAIT, holds, promptly, until
 
 from nsq_fast import Producer
 from nsq_fast.config import LookupConfig
@@ -401,7 +401,7 @@ assert gevent.monkey.is_module_patched("socket") is IS_PATCHED
 print(max(after - before for before, after in zip(ticks, ticks[1:])), len(ticks))
 """
     program = program.replace("IS_PATCHED", str(is_patched))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PROCESS, check=True)
     longest, count = done.stdout.split()
     assert float(longest) < 2
     assert int(count) > 20

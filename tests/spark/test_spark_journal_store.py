@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.waiting import PROCESS
 
 from nsq_fast._codec import encode_message
 from nsq_fast._frame import ColumnReader
@@ -239,7 +240,7 @@ def test_of_two_processes_that_race_one_wins_each_name(batch):
     for process in processes:
         process.stdin.write("go\n")
         process.stdin.flush()
-    wins = {name: int(process.communicate(timeout=30)[0]) for name, process in zip("ab", processes, strict=True)}
+    wins = {name: int(process.communicate(timeout=PROCESS)[0]) for name, process in zip("ab", processes, strict=True)}
     owners = [Chain(str(batch), slot).read()[0].head.run for slot in range(200)]
     assert {name: owners.count(name) for name in "ab"} == wins
     assert sum(wins.values()) == 200

@@ -12,6 +12,7 @@ import pytest
 from pyspark.errors import AnalysisException
 from support.spark_driver import Driver
 from support.spark_made_up import MadeUp
+from support.waiting import PROCESS
 
 import nsq_fast.spark
 from nsq_fast.errors import ConfigError
@@ -186,7 +187,7 @@ except ImportError as error:
 def test_the_extra_is_named_where_it_is_missing(missing: str) -> None:
     root = Path(nsq_fast.spark.__file__).parents[2]
     command = [sys.executable, "-c", WITHOUT.format(missing=missing)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=root, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, cwd=root, check=False)
     assert "pip install 'nsq-fast[spark]'" in done.stdout, done.stderr
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 from support import trace_logs
+from support.spark_marks import LIMIT
 from support.spark_settings import quick_environment
 
 
 def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nsq_fast", *map(str, arguments)]
     env = {**os.environ, **quick_environment(), "SPARK_LOCAL_IP": "127.0.0.1", **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, env=env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=env)
 
 
 def test_a_report_on_logs_and_again_on_its_tables(java: None, tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_a_synthetic_log_at_size_holds_what_was_planted(java: None, tmp_path: Pa
     command = [sys.executable, program, *arguments, "--json", tmp_path / "figures.json"]
     given = {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(program.parents[1])}
     env = {**os.environ, **quick_environment(), **given}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=env)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "figures.json").read_text())["found"]
     assert found == {"lost": 1, "duplicates": 1, "violations": 1, "skews": 0}

@@ -10,6 +10,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from support.waiting import PROCESS
+
 OLDEST_JAVA = 17
 NO_JAVA = "no Java: install a JRE 17 or newer (Debian: openjdk-17-jre-headless)"
 NO_PYSPARK = "no pyspark: make setup installs it with Python 3.11 or newer (the extra nsq-fast[spark])"
@@ -26,7 +28,7 @@ def find_java() -> Path | None:
 
 def _java_version(java: str) -> int:
     try:
-        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=PROCESS, check=False)
     except OSError:
         return 0
     found = re.search(r'version "(\d+)(?:\.(\d+))?', done.stderr)

@@ -14,6 +14,9 @@ T = TypeVar("T")
 WAIT = 60.0
 """Seconds until a test gives up: as long as a busy machine may need. A test that passes does not wait for it."""
 
+PROCESS = 2 * WAIT
+"""Seconds until a test gives up a Python process that it runs to its end, which has to start and to import first."""
+
 PROMPT = 20.0
 """Seconds in which something is done that waits for nothing: what it must not wait for takes longer, or for ever."""
 

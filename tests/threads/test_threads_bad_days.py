@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.faces import FACES, Asyncio, Threads
 from support.scripted_nsqd import ScriptedNsqd
-from support.waiting import WAIT, until
+from support.waiting import PROCESS, WAIT, until
 
 from nsq_fast import Message
 from nsq_fast.threads import Producer
@@ -154,7 +154,7 @@ async def main():
 asyncio.run(main())
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False, cwd=ROOT,
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PROCESS, check=False, cwd=ROOT,
         env=os.environ,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.scripted_nsqd import ScriptedNsqd
-from support.waiting import promptly, until
+from support.waiting import PROCESS, promptly, until
 
 from nsq_fast import Message
 from nsq_fast.broker import ClusterProcess
@@ -468,7 +468,7 @@ consumer.close(drain=False)
 
 def _run(program: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, cwd=ROOT)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, check=False, cwd=ROOT)
 
 
 def test_one_consumer_takes_several_topics(filled: str) -> None:

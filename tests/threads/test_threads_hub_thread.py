@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import PROCESS
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -20,7 +21,7 @@ ENDS = {
 
 def _run(program: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=ROOT)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, check=False, cwd=ROOT)
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.waiting import until
+from support.waiting import PROCESS, until
 
 import nsq_fast
 from nsq_fast.errors import ConfigError, NameInvalid, NoNsqd, NotRunning, PublishFailed, PublishTimeout, WrongThread
@@ -321,7 +321,7 @@ with Producer({nsqd_process.address!r}) as producer:
 
 def _run(program: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, cwd=ROOT)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, check=False, cwd=ROOT)
 
 
 TWO_FIRST_CLIENTS = """
