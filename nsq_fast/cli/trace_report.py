@@ -91,7 +91,7 @@ def command(
     settings: Sequence[tuple[str, str]],
     as_json: bool,
 ) -> None:
-    """Join the trace records of producers and consumers, and report what became of the messages.
+    """Join the trace records of producers, consumers and redesigned nsqds, and report what became of the messages.
 
     LOG is a file, a folder or a pattern, compressed or not, of any host. Lines may have something before the JSON.
     Needs Java 17 or newer, and pip install 'nsq-fast[spark]'.

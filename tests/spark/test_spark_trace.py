@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -9,9 +10,12 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 from support import trace_logs
 from support.trace_logs import BAD_LINES, CLICKS, MS, SECOND, Planted
+from support.waiting import until
 
+from nsq_fast import Consumer, Message, Producer
+from nsq_fast.broker import RedesignedCluster
 from nsq_fast.errors import ConfigError
-from nsq_fast.runtime.trace import ConsumeRecord, ReceiveRecord, TraceRecord
+from nsq_fast.runtime.trace import ConsumeRecord, ReceiveRecord, TraceLog, TraceRecord, log_to_file
 from nsq_fast.spark.trace import TABLES, TraceSettings, parse_lines, read_logs, read_table, write_tables
 from nsq_fast.spark.trace.order import judged, violations_of
 from nsq_fast.spark.trace.settings import Order
@@ -281,3 +285,115 @@ def test_logs_without_a_record_are_refused(spark: SparkSession, tmp_path: Path) 
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         TraceSettings(**wrong)
+
+
+SERVER_START = "I1122 17:39:41.153080   19402 tracer.go:54] nsqd.(*LogMsgTracer).TracePub "
+
+
+def server_lines(message: int, *states: str, topic: str = "orders", partition: int = 0) -> list[str]:
+    """What a redesigned nsqd logs of a message, a second after the other."""
+    internal_id, at = (partition << 50) + message, iter(range(trace_logs.START, 2 * trace_logs.START, SECOND))
+    place = f"[TRACE] topic {topic}-{partition} trace id 7: message {internal_id}"
+    lines = [
+        f"{place}( 0) put PUB at offset: 40, current count: 2 at time {next(at)}, delayed: 0",
+        f"{place} put success from client 10.0.0.1:5 at offset: 40, at time {next(at)}",
+    ]
+    for state in states:
+        client = "0(0)" if state.startswith("READ") else "10.0.0.5:34540(3)"
+        lines.append(
+            f"[TRACE] topic {topic} channel billing trace id 7: message {internal_id}"
+            f" (ts: {trace_logs.START}, offset: 40, pri:0)"
+            f" consume state {state} from client {client} at time: {next(at)} cost: 5929399, attempt: 1"
+        )
+    return [SERVER_START + line for line in lines]
+
+
+def test_lines_of_a_server_are_records(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "nsqd.INFO").write_text(
+        "\n".join([*server_lines(5, "START", partition=3), "[TRACE] topic t-0 nothing"])
+    )
+    rows = read_logs(spark, tmp_path / "nsqd.INFO").orderBy("time_ns").collect()
+    assert rows[0].problem == "[TRACE] topic t-0 nothing"
+    seen = [(row.event, row.outcome, row.topic, row.partition, row.channel, row.consumer) for row in rows[1:]]
+    assert seen == [
+        ("server", "PUB", "orders", 3, None, None),
+        ("server", "PUB_CLIENT", "orders", 3, None, None),
+        ("server", "START", "orders", 3, "billing", "10.0.0.5:34540"),
+    ]
+    assert {(int(row.internal_id), int(row.trace_id), row.offset) for row in rows[1:]} == {((3 << 50) + 5, 7, 40)}
+    assert [row.attempts for row in rows[1:]] == [None, None, 1]
+
+
+def test_what_a_server_logs_is_joined_with_what_clients_log(spark: SparkSession, tmp_path: Path) -> None:
+    lines = server_lines(1, "READ_QUEUE", "START", "FIN") + server_lines(2, "READ_QUEUE", "START") + server_lines(3)
+    consume = ConsumeRecord(
+        time=trace_logs.START + 9 * SECOND,
+        topic="orders",
+        partition=0,
+        channel="billing",
+        nsqd="10.1.0.0:4150",
+        local="10.0.0.5:34540",
+        internal_id=2,
+        trace_id=7,
+        offset=None,
+        size=None,
+        timestamp=trace_logs.START,
+        attempts=1,
+        outcome="FIN",
+        handling_time=0.5,
+    )
+    (tmp_path / "logs").write_text("\n".join([*lines, str(consume), str(trace_logs.changed(consume, internal_id=1))]))
+    write_tables(spark, read_logs(spark, tmp_path / "logs"), tmp_path / "tables", TraceSettings(grace=2))
+    lives = {int(row.internal_id): row for row in read_table(spark, tmp_path / "tables", "lives").collect()}
+    assert {number: row.state for number, row in lives.items()} == {1: "finished", 2: "finished", 3: "lost"}
+    assert {(row.deliveries, row.finishes) for row in (lives[1], lives[2])} == {(1, 1)}
+    assert {row.is_published for row in lives.values()} == {True}
+    assert not any(row.is_ordered for row in lives.values())
+    assert lives[1].finished_ns == lives[2].finished_ns == consume.time
+    events = {int(row.internal_id): row.events for row in read_table(spark, tmp_path / "tables", "slowest").collect()}
+    assert [event.outcome for event in events[2]] == ["PUB", "PUB_CLIENT", "READ_QUEUE", "START", "FIN"]
+
+
+def test_what_a_server_says_is_finished_is_not_lost(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("\n".join(server_lines(1, "READ_QUEUE", "START", "FIN") + server_lines(2, "START")))
+    write_tables(spark, read_logs(spark, tmp_path / "logs"), tmp_path / "tables", TraceSettings(grace=0))
+    lives = {int(row.internal_id): row for row in read_table(spark, tmp_path / "tables", "lives").collect()}
+    assert {number: row.state for number, row in lives.items()} == {1: "finished", 2: "lost"}
+    assert lives[1].latency_ns == 4 * SECOND
+
+
+def test_the_logs_of_an_embedded_cluster_and_of_its_clients_are_joined(spark: SparkSession, tmp_path: Path) -> None:
+    handled: list[bytes] = []
+
+    def handle(consumer: Consumer, message: Message) -> None:
+        handled.append(message.body)
+
+    client_logger = logging.getLogger("test.clients")
+    client_logger.setLevel(logging.INFO)
+    server_logger = logging.getLogger("nsq_fast.broker.redesigned.tracing")
+    handlers = log_to_file(tmp_path / "client", log=client_logger), log_to_file(tmp_path / "server", log=server_logger)
+    level, trace = server_logger.level, TraceLog(client_logger)
+    server_logger.setLevel(logging.INFO)
+    trace.enable("t")
+    with RedesignedCluster(2, 1, kind=True) as cluster:
+        cluster.create_topic("t", 2, 1, channels=["ch"])
+        lookup = [str(cluster.lookupds[0].http_address)]
+        with Producer(lookupd_http_addresses=lookup, trace=trace) as producer:
+            for number in range(6):
+                producer.publish("t", b"%d" % number, partition=number % 2)
+        # Its consumer logs nothing: what became of the messages is known from the servers alone.
+        with Consumer("t", "ch", message_handler=handle, lookupd_http_addresses=lookup):
+            until(lambda: len(handled) == 6)
+    for logger, handler in zip((client_logger, server_logger), handlers, strict=True):
+        logger.removeHandler(handler)
+        handler.close()
+    server_logger.setLevel(level)
+    write_tables(spark, read_logs(spark, [tmp_path / "client", tmp_path / "server"]), tmp_path / "tables")
+    lives = read_table(spark, tmp_path / "tables", "lives").collect()
+    assert sorted((row.partition, row.state, row.deliveries, row.is_published) for row in lives) == [
+        (partition, "finished", 1, True) for partition in (0, 0, 0, 1, 1, 1)
+    ]
+    events = read_table(spark, tmp_path / "tables", "slowest").collect()[0].events
+    server = [event.outcome for event in events if event.event == "server"]
+    assert server == ["PUB", "PUB_CLIENT", "READ_QUEUE", "START", "FIN"]
+    assert [event.event for event in events].count("publish") == 1

@@ -73,6 +73,11 @@ class Request:
         return values[0] if values else None
 
     @property
+    def remote_address(self) -> str:
+        """Host and port of who asks."""
+        return f"{self._environ['REMOTE_ADDR']}:{self._environ['REMOTE_PORT']}"
+
+    @property
     def query(self) -> str:
         """The query as it stands in the URL, without the question mark."""
         text: str = self._environ.get("QUERY_STRING", "")

@@ -29,6 +29,7 @@ from nsq_fast.names import is_ephemeral
 from .delivery import Confirmed, Delivery, DeliveryQueue, SortedDeliveryQueue
 from .filters import Matches
 from .log import PartitionLog
+from .tracing import Actor, DeliveryTrace
 
 MAX_ATTEMPTS = 4000
 _MAX_REQUEUES = 2000
@@ -43,6 +44,7 @@ class Consumer(Protocol):
     """
 
     id: int
+    remote_address: str
     in_flight: InFlight[Delivery]
     tag: str
     matches: Matches | None
@@ -67,10 +69,18 @@ class PartitionChannel:
         confirmed: which records are done.
         deferred: heap of (when it is ready, tie, message) of those that wait for their time.
         is_ordered, is_paused, is_skipped: its modes; a skipped channel is done with all that comes.
+        trace: logs what becomes of traced messages.
     """
 
     def __init__(
-        self, name: str, log: PartitionLog, is_ordered: bool, on_unused: Callable[[], None], *, is_kind: bool = False
+        self,
+        name: str,
+        log: PartitionLog,
+        is_ordered: bool,
+        on_unused: Callable[[], None],
+        trace: DeliveryTrace,
+        *,
+        is_kind: bool = False,
     ) -> None:
         self.name = name
         self.is_ordered = is_ordered
@@ -81,6 +91,7 @@ class PartitionChannel:
         self.confirmed = Confirmed(log.end)
         self.requeue_count = 0
         self.timeout_count = 0
+        self.trace = trace
         self._log = log
         self._on_unused = on_unused
         self._queue = (SortedDeliveryQueue if is_kind else DeliveryQueue)(log, self.confirmed)
@@ -116,7 +127,7 @@ class PartitionChannel:
         if client.matches is not None:
             matches = client.matches
             taken = _keep(self.confirmed, taken, lambda delivery: matches(delivery.record))
-        return _start(taken, client)
+        return _start(taken, client, self.trace if self.trace.follows(self._log) else None)
 
     def has_ready(self, client: Consumer) -> bool:
         """Whether there may be messages for a client right now."""
@@ -144,17 +155,25 @@ class PartitionChannel:
 
     # --- FIN, REQ, TOUCH ---------------------------------------------------------------------------------------------
 
-    def finish(self, client: Consumer, ids: list[bytes]) -> list[bytes]:
-        """Done with messages; the ids of those that the client has not got in flight. A trace id is not looked at."""
+    def finish(self, client: Consumer, ids: list[bytes], *, is_internal: bool = False) -> list[bytes]:
+        """Done with messages; the ids of those that the client has not got in flight. A trace id is not looked at.
+
+        Args:
+            is_internal: whether something else than a command of the client does it.
+        """
         in_flight = client.in_flight
-        done, missing = [], []
+        done: list[Delivery] = []
+        missing = []
         for id in ids:
             delivery = in_flight.pop(id) or _pop_by_internal_id(client, id)
             if delivery is None:
                 missing.append(id)
             else:
-                done.append(delivery.record.sequence)
+                done.append(delivery)
         self.confirmed.confirm(done)
+        if self.trace.follows(self._log):
+            actor = Actor("" if is_internal else client.remote_address, client.id)
+            self.trace.finished(done, actor, is_internal=is_internal)
         if self.is_ordered:
             self.notify()
         return missing
@@ -174,8 +193,11 @@ class PartitionChannel:
             raise not_owner(self, id)
         self.requeue_count += 1
         if delay > 0:
-            heapq.heappush(self.deferred, (time.monotonic() + delay, next(self._ties), delivery))
+            delivery.priority = time.monotonic() + delay
+            heapq.heappush(self.deferred, (delivery.priority, next(self._ties), delivery))
+            self.trace.deferred(delivery, Actor(client.remote_address, client.id))
             return
+        self.trace.requeued([delivery], client.remote_address)
         self._queue.put_back([delivery])
         self.notify()
 
@@ -208,6 +230,8 @@ class PartitionChannel:
             delivery.attempts -= 1
         if client.tag and not any(other.tag == client.tag for other in self.clients.values()):
             self._queue.drop_tag(client.tag)
+        if self.trace.follows(self._log):
+            self.trace.requeued(returned, client.remote_address)
         self._queue.put_first(returned)
         self.notify()
         if not self.clients and self.is_ephemeral:
@@ -271,11 +295,13 @@ class PartitionChannel:
         for client in self.clients.values():
             expired = client.in_flight.pop_due(now)
             if expired:
+                self.trace.timed_out(expired, client.remote_address)
                 client.wake()
             back += expired
         self.timeout_count += len(back)
         while self.deferred and self.deferred[0][0] <= now:
             back.append(heapq.heappop(self.deferred)[2])
+            self.trace.due(back[-1])
         if back:
             self._queue.put_back(back)
             self.notify()
@@ -285,7 +311,7 @@ def finish_anywhere(channel: PartitionChannel, internal_id: int) -> bool:
     """Finish a message, whichever client has it in flight; False if no client has."""
     half = internal_id.to_bytes(8, "big", signed=True)
     for client in list(channel.clients.values()):
-        if not channel.finish(client, [half + bytes(8)]):
+        if not channel.finish(client, [half + bytes(8)], is_internal=True):
             client.wake()
             return True
     return False
@@ -310,7 +336,7 @@ def _keep(confirmed: Confirmed, taken: list[Delivery], wanted: Callable[[Deliver
     kept = [delivery for delivery in taken if wanted(delivery)]
     if len(kept) < len(taken):
         unwanted = set(map(id, taken)).difference(map(id, kept))
-        confirmed.confirm(delivery.record.sequence for delivery in taken if id(delivery) in unwanted)
+        confirmed.confirm(delivery for delivery in taken if id(delivery) in unwanted)
     return kept
 
 
@@ -326,8 +352,10 @@ def _is_requeued_too_much(delivery: Delivery) -> bool:
     return delivery.attempts > _MANY_REQUEUES and time.monotonic() - delivery.delivered_at < _REQUEUE_PAUSE
 
 
-def _start(deliveries: list[Delivery], client: Consumer) -> list[bytes]:
-    """Put messages in flight; their frames."""
+def _start(deliveries: list[Delivery], client: Consumer, trace: DeliveryTrace | None) -> list[bytes]:
+    """Put messages in flight; their frames. ``trace`` is None where none of them is traced."""
+    if trace is not None:
+        trace.taken(deliveries)
     now = time.monotonic()
     in_flight, ext, detail = client.in_flight, client.gets_ext, client.gets_detail
     in_flight.put(deliveries, now + in_flight.timeout)
@@ -337,4 +365,6 @@ def _start(deliveries: list[Delivery], client: Consumer) -> list[bytes]:
         if delivery.attempts < MAX_ATTEMPTS:
             delivery.attempts += 1
         frames.append(delivery.record.frame(delivery.attempts, ext, detail))
+    if trace is not None:
+        trace.started(deliveries, Actor(client.remote_address, client.id))
     return frames

@@ -41,10 +41,11 @@ class Confirmed:
         self.position = position
         self.ahead: set[int] = set()
 
-    def confirm(self, sequences: Iterable[int]) -> None:
-        """These records are done."""
+    def confirm(self, deliveries: Iterable[Delivery]) -> None:
+        """The records of these are done."""
         ahead, position = self.ahead, self.position
-        for sequence in sequences:
+        for delivery in deliveries:
+            sequence = delivery.record.sequence
             if sequence != position:
                 ahead.add(sequence)
                 continue

@@ -84,6 +84,7 @@ class PartitionLog:
         is_ext: whether records have an ext field.
         first: sequence of the first record that is still there; ``end``: of the next one.
         end_offset: offset of the next record.
+        has_traced: whether a message with a trace id has been stored.
     """
 
     def __init__(self, partition: int, is_ext: bool) -> None:
@@ -91,6 +92,7 @@ class PartitionLog:
         self.is_ext = is_ext
         self.first = 0
         self.end_offset = 0
+        self.has_traced = False
         self._records: list[Record] = []
 
     @property
@@ -110,7 +112,9 @@ class PartitionLog:
         high = (self.partition << PARTITION_SHIFT) + FIRST_ID
         pack, is_ext = _ID.pack, self.is_ext
         records: list[Record] = []
+        trace_ids = 0
         for body, trace_id, header in drafts:
+            trace_ids |= trace_id
             ext = _EXT.pack(_JSON_HEADER, len(header)) + header if header else NO_EXT
             size = _RECORD_FIXED + len(body) + (len(ext) if is_ext else 0)
             records.append(Record(sequence, pack(high + sequence, trace_id), timestamp, offset, size, ext, body))
@@ -118,6 +122,7 @@ class PartitionLog:
             offset += size
         self._records += records
         self.end_offset = offset
+        self.has_traced |= trace_ids != 0
         return records
 
     def copy(self, other: PartitionLog) -> None:
@@ -130,6 +135,7 @@ class PartitionLog:
         self._records += other.read(common, other.end - common)
         self.end_offset = other.end_offset
         self.is_ext = other.is_ext
+        self.has_traced |= other.has_traced
 
     def truncate(self, sequence: int) -> None:
         """Drop the records from ``sequence`` on."""

@@ -42,6 +42,8 @@ class Node(Host):
         if self._scanner is not None:
             self._scanner.kill()
             self._scanner = None
+        for partition in self.partitions:
+            partition.forget_switches(self.id)
 
     kill = close
 
@@ -80,6 +82,8 @@ class Node(Host):
         except (NotLeader, NotWritable):
             partition.failed_count += 1
             raise
+        if partition.is_traced:
+            partition.trace.stored(records)
         partition.published()
         return records
 

@@ -49,8 +49,9 @@ class NodeRoutes(HostRoutes):
         router.add("POST", "/pub_ext", self._pub_ext, style_negotiated)
         router.add("POST", "/pubtrace", self._pub_trace, style_v1)
         router.add("POST", "/mpub", self._mpub, style_negotiated)
-        for route in ("/message/trace/enable", "/message/trace/disable", "/channel/fixconfirmed"):
-            router.add("POST", route, lambda request: None)
+        router.add("POST", "/message/trace/enable", lambda request: self._switch_trace(request, True))
+        router.add("POST", "/message/trace/disable", lambda request: self._switch_trace(request, False))
+        router.add("POST", "/channel/fixconfirmed", lambda request: None)
         ChannelRoutes(self._node).add_to(router)
         router.add("GET", "/config/*", self.get_config)
         router.add("PUT", "/config/*", self.put_config)
@@ -114,22 +115,21 @@ class NodeRoutes(HostRoutes):
 
     def _pub(self, request: Request) -> str:
         body, partition = self._message(request)
-        self._publish(request, partition, [Draft(body)])
+        self._publish_one(request, partition, Draft(body))
         return "OK"
 
     def _pub_trace(self, request: Request) -> Any:
         body, partition = self._message(request)
         with refusing(request):
             trace_id = parse_trace_id(request.get("trace_id") or "")
-        [record] = self._publish(request, partition, [Draft(body, trace_id)])
-        return _receipt(record)
+        return _receipt(self._publish_one(request, partition, Draft(body, trace_id)))
 
     def _pub_ext(self, request: Request) -> Any:
         body, partition = self._message(request)
         header = self._header(request)
         with refusing(request):
             draft = checked_draft(msgspec.json.encode(header), body, partition)
-        [record] = self._publish(request, partition, [draft])
+        record = self._publish_one(request, partition, draft)
         return _receipt(record) if TRACE_ID_KEY in header else "OK"
 
     def _header(self, request: Request) -> dict[str, Any]:
@@ -156,9 +156,24 @@ class NodeRoutes(HostRoutes):
         self._publish(request, partition, [Draft(message) for message in split(request, body)])
         return "OK"
 
+    def _publish_one(self, request: Request, partition: Partition, draft: Draft) -> Record:
+        [record] = self._publish(request, partition, [draft])
+        partition.trace.answered(record, request.remote_address)
+        return record
+
     def _publish(self, request: Request, partition: Partition, drafts: list[Draft]) -> list[Record]:
         with refusing(request):
             return self._node.publish(partition, drafts)
+
+    def _switch_trace(self, request: Request, is_on: bool) -> None:
+        """Trace a topic, or a channel of it, on this node; what is not here is left out without a word."""
+        topic, channel = request.get("topic"), request.get("channel")
+        for partition in self._node.partitions:
+            switches = partition.switches_of(self._node.id)
+            if partition.topic == topic and not channel:
+                switches.switch(is_on)
+            elif partition.topic == topic and channel in partition.channels:
+                switches.switch_channel(str(channel), is_on, slow=request.get("slow") == "true")
 
     def _disable_write(self, request: Request) -> None:
         self._node.state.is_write_disabled = request.get("type") == "all"

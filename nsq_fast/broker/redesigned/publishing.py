@@ -59,7 +59,10 @@ def _one(make: MakeDraft, reply: MakeReply) -> Handler:
             return INCOMPLETE
         try:
             drafts = [make(data[at + 4 : end], partition, 0)]
-            conn.send(reply(drafts, _store(conn, partition, drafts)))
+            records = _store(conn, partition, drafts)
+            if partition.is_traced:
+                partition.trace.answered(records[0], conn.remote_address)
+            conn.send(reply(drafts, records))
         except ServerError as error:
             conn.send_error(error.code, error.detail.encode())
         return end

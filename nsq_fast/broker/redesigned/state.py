@@ -13,6 +13,7 @@ import dataclasses
 from .channel import PartitionChannel
 from .log import PartitionLog
 from .replication import ReplicaSet
+from .tracing import DeliveryTrace, PublishTrace, TraceSwitches
 
 MAX_PARTITIONS = 255
 RETAINED_RECORDS = 100_000
@@ -56,6 +57,7 @@ class Partition:
         is_writable: whether the leader takes publishes.
         registered: the node that lookups show for publishers; None while the leader changes.
         is_new: whether it waits for its first leader.
+        trace: logs traced messages that are published.
     """
 
     def __init__(self, topic: str, meta: TopicMeta, number: int, replicas: list[str], *, is_kind: bool = False) -> None:
@@ -71,6 +73,8 @@ class Partition:
         self.log = self.set.replicas[replicas[0]].log
         self.channels: dict[str, PartitionChannel] = {}
         self.failed_count = 0
+        self._switches: dict[str, TraceSwitches] = {}
+        self.trace = PublishTrace(topic, number, self.switches_of(self._serving))
 
     @property
     def replicas(self) -> list[str]:
@@ -98,6 +102,11 @@ class Partition:
         return 1 if self._is_kind else self.meta.replica // 2 + 1
 
     @property
+    def is_traced(self) -> bool:
+        """Whether any message that is published may be traced."""
+        return self.trace.switches.is_on or self.log.has_traced
+
+    @property
     def name(self) -> str:
         """Topic and number, as the server writes them."""
         return f"{self.topic}-{self.number}"
@@ -107,7 +116,12 @@ class Partition:
         channel = self.channels.get(name)
         if channel is None:
             channel = PartitionChannel(
-                name, self.log, self.meta.ordered, lambda: self.delete_channel(name), is_kind=self._is_kind
+                name,
+                self.log,
+                self.meta.ordered,
+                lambda: self.delete_channel(name),
+                DeliveryTrace(self.topic, name, self.trace.switches),
+                is_kind=self._is_kind,
             )
             self.channels[name] = channel
         return channel
@@ -129,8 +143,23 @@ class Partition:
         if leader is not None and leader != self._serving:
             self._serving, self.registered, self.is_writable = leader, None, True
             self.log = self.set.replicas[leader].log
+            self._follow_switches()
             for channel in self.channels.values():
                 channel.interrupt(self.log)
+
+    def switches_of(self, node: str) -> TraceSwitches:
+        """What a node traces of it, where it leads."""
+        return self._switches.setdefault(node, TraceSwitches())
+
+    def forget_switches(self, node: str) -> None:
+        """A node has ended, and with it what it was told to trace."""
+        self._switches.pop(node, None)
+        self._follow_switches()
+
+    def _follow_switches(self) -> None:
+        self.trace.switches = self.switches_of(self._serving)
+        for channel in self.channels.values():
+            channel.trace.switches = self.trace.switches
 
     def published(self) -> None:
         """Let the channels know of new records, and the log forget old ones."""

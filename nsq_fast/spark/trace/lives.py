@@ -17,11 +17,13 @@ _OUTCOMES = ("FIN", "REQ", "TIMEOUT")
 _OF_DELIVERIES = ("receive", "consume")
 """A delivery has a record of its receipt, and one of its outcome: of some one, or the other, is missing. A handler that
 hangs, or dies, leaves a receipt alone; logs of older versions have outcomes alone."""
+_STORED, _SENT, _FINISHED = ("PUB", "PUB_CLIENT"), ("START",), ("FIN", "FIN_INTERNAL")
+"""What an nsqd logs of a message, also where its clients log nothing: that it was stored, sent and finished."""
 
 
 def channels_of(records: DataFrame) -> DataFrame:
     """The channels known for each topic: those in which something was delivered. Columns topic, channel."""
-    return records.where(F.col("event").isin(*_OF_DELIVERIES)).select("topic", "channel").distinct()
+    return records.where(_is_of_channel()).select("topic", "channel").distinct()
 
 
 def lives_of(records: DataFrame, channels: DataFrame, settings: TraceSettings, end_ns: int) -> DataFrame:
@@ -37,13 +39,13 @@ def lives_of(records: DataFrame, channels: DataFrame, settings: TraceSettings, e
     deadline = F.lit(end_ns - settings.grace_ns)
     lives = groups.withColumns(
         {
-            "published_ns": F.coalesce(server_clock, "stored_ns"),
+            "published_ns": F.coalesce(server_clock, "stored_ns", "logged_ns"),
             "received_ns": F.col("first_received_ns"),
             "finished_ns": F.col("finish.time_ns"),
             "handling_ns": F.col("finish.handling_ns"),
             "consumer": F.coalesce("finish.consumer", "last_receipt.consumer"),
             "last_outcome": F.col("last.outcome"),
-            "is_published": F.col("stored_ns").isNotNull(),
+            "is_published": F.coalesce("stored_ns", "logged_ns").isNotNull(),
             "is_first_delivery": _is_first_delivery(),
             **_redeliveries(),
         }
@@ -62,11 +64,25 @@ def lives_of(records: DataFrame, channels: DataFrame, settings: TraceSettings, e
     return lives.select(*columns("lives"))
 
 
+def is_publish() -> Column:
+    """Whether a record is of a publish, by the producer's log or the server's: it is of every channel."""
+    return (F.col("event") == "publish") | _is_logged(*_STORED)
+
+
+def _is_logged(*states: str) -> Column:
+    """Whether a record is of an nsqd that logs one of these states."""
+    return (F.col("event") == "server") & F.col("outcome").isin(*states)
+
+
+def _is_of_channel() -> Column:
+    return F.col("event").isin(*_OF_DELIVERIES) | ((F.col("event") == "server") & ~_is_logged(*_STORED))
+
+
 def _events(records: DataFrame, channels: DataFrame) -> DataFrame:
     """Deliveries, and publishes once for each channel."""
     names = (*KEY, "event", "time_ns", "nsqd", "offset", "size", "published_ns", "attempts", "outcome", "handling_ns")
-    publishes = records.where(F.col("event") == "publish").drop("channel").join(F.broadcast(channels), "topic")
-    deliveries = records.where(F.col("event").isin(*_OF_DELIVERIES))
+    publishes = records.where(is_publish()).drop("channel").join(F.broadcast(channels), "topic")
+    deliveries = records.where(_is_of_channel())
     return publishes.select(*names, "channel", "consumer").unionByName(deliveries.select(*names, "channel", "consumer"))
 
 
@@ -74,23 +90,28 @@ def _aggregates() -> list[Column]:
     is_publish = F.col("event") == "publish"
     is_outcome, is_receipt = F.col("event") == "consume", F.col("event") == "receive"
     received = F.when(is_receipt, F.col("time_ns")).otherwise(F.col("time_ns") - F.col("handling_ns"))
-    by_outcome = {name: F.count_if(F.col("outcome") == name).cast("int") for name in _OUTCOMES}
-    finish = F.when(F.col("outcome") == "FIN", F.struct("time_ns", "attempts", "handling_ns", "consumer"))
+    by_outcome = {name: F.count_if(is_outcome & (F.col("outcome") == name)).cast("int") for name in _OUTCOMES}
+    is_sent, is_logged_finish = _is_logged(*_SENT), _is_logged(*_FINISHED)
+    finish = F.struct("time_ns", "attempts", "handling_ns", "consumer")
+    first_finish = F.min(F.when(is_outcome & (F.col("outcome") == "FIN"), finish))
     return [
         F.min(F.when(is_publish, F.col("time_ns"))).alias("stored_ns"),
+        F.min(F.when(_is_logged(*_STORED), F.col("time_ns"))).alias("logged_ns"),
         F.min("published_ns").alias("delivered_published_ns"),
         F.coalesce(F.min(F.when(is_publish, F.col("nsqd"))), F.min("nsqd")).alias("nsqd"),
         F.min("offset").alias("offset"),
         F.min("size").alias("size"),
-        F.greatest(F.count_if(is_outcome), F.count_if(is_receipt)).cast("int").alias("deliveries"),
-        by_outcome["FIN"].alias("finishes"),
+        F.greatest(F.count_if(is_outcome), F.count_if(is_receipt), F.count_if(is_sent)).cast("int").alias("deliveries"),
+        F.greatest(by_outcome["FIN"], F.count_if(is_logged_finish).cast("int")).alias("finishes"),
         by_outcome["REQ"].alias("requeues"),
         by_outcome["TIMEOUT"].alias("timeouts"),
         F.coalesce(F.max("attempts"), F.lit(0)).alias("most_attempts"),
         F.min(F.when(is_outcome, F.col("time_ns"))).alias("first_answered_ns"),
         F.min(received).alias("first_received_ns"),
-        F.coalesce(F.bool_or(~is_publish & F.col("offset").isNotNull()), F.lit(False)).alias("is_ordered"),
-        F.min(finish).alias("finish"),
+        F.coalesce(F.bool_or((is_outcome | is_receipt) & F.col("offset").isNotNull()), F.lit(False)).alias(
+            "is_ordered"
+        ),
+        F.coalesce(first_finish, F.min(F.when(is_logged_finish, finish))).alias("finish"),
         F.max(F.when(is_outcome, F.struct("attempts", "time_ns", "outcome"))).alias("last"),
         F.max(F.when(is_receipt, F.struct("attempts", "time_ns", "consumer"))).alias("last_receipt"),
     ]

@@ -1,6 +1,7 @@
 """From the lines of trace logs to records: parsed by Spark itself, with a fixed schema.
 
-A line may have anything before its JSON; blank lines are skipped. A line without a record is kept as a row with a
+Lines are those of our clients, JSON, or those of a redesigned nsqd (``server_lines``). A line may have anything before
+its record; blank lines are skipped. A line without a record is kept as a row with a
 ``problem``: nothing is dropped without a word, and no line stops the run.
 """
 
@@ -19,14 +20,16 @@ from pyspark.sql import functions as F
 from nsq_fast.errors import ConfigError
 
 from .schema import ID, LATEST_NS, LINE, MAX_ID, columns
+from .server_lines import server_record
 from .settings import SECOND
 
 _PROBLEM_LENGTH = 200
 _LONGEST = 1e9  # seconds
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _GLOB = re.compile(r"([\[\]{}*?,\\])")
-_NEEDED = ("time", "topic", "nsqd", "internal_id", "trace_id")
+_NEEDED = ("time", "topic", "internal_id", "trace_id")
 _NEEDED_OF_CONSUME = ("channel", "local", "timestamp", "attempts")
+_FROM_SERVER = {"event", "outcome", *_NEEDED, "partition", "offset", *_NEEDED_OF_CONSUME}
 _BEGIN = '{"event":'
 
 
@@ -85,7 +88,10 @@ def parse_lines(lines: DataFrame, column: str = "value") -> DataFrame:
     begin = F.greatest(F.lit(1), F.coalesce(F.nullif(F.locate(_BEGIN, text), F.lit(0)), F.locate("{", text)))
     parsed = F.from_json(F.substr(text, begin), LINE, {"columnNameOfCorruptRecord": "_malformed"})
     rows = lines.where(F.length(F.trim(text)) > 0).select(
-        parsed.alias("line"), text.alias("text"), F.input_file_name().alias("source")
+        parsed.alias("json"),
+        server_record(text).alias("server"),
+        text.alias("text"),
+        F.input_file_name().alias("source"),
     )
     rows = rows.withColumn("is_good", F.coalesce(_is_record(), F.lit(False)))
     fields = _fields()
@@ -93,11 +99,16 @@ def parse_lines(lines: DataFrame, column: str = "value") -> DataFrame:
 
 
 def _field(name: str) -> Column:
-    return F.col(f"line.{name}")
+    """A field of a line: of its JSON, unless it is a server's."""
+    if name == "_malformed":
+        return F.when(F.col("server").isNull(), F.col("json._malformed"))
+    if name not in _FROM_SERVER:
+        return F.col(f"json.{name}")
+    return F.coalesce(F.col(f"server.{name}"), F.when(F.col("server").isNull(), F.col(f"json.{name}")))
 
 
 def _is_record() -> Column:
-    """Whether a line is what a producer or a consumer wrote; null counts as no."""
+    """Whether a line is what a producer, a consumer or a server wrote; null counts as no."""
     is_consume = _field("event") == "consume"
     is_delivery = is_consume | (_field("event") == "receive")
     checks = [
@@ -107,7 +118,10 @@ def _is_record() -> Column:
         _field("time").between(0, LATEST_NS),
         _field("timestamp").isNull() | _field("timestamp").between(0, LATEST_NS),
         _field("handling_time").isNull() | _field("handling_time").between(0, _LONGEST),
-        _field("event").isin("publish", "receive") | (is_consume & _field("outcome").isin("FIN", "REQ", "TIMEOUT")),
+        F.col("server").isNotNull() | _field("nsqd").isNotNull(),
+        (F.col("server").isNotNull() & (_field("event") == "server"))
+        | _field("event").isin("publish", "receive")
+        | (is_consume & _field("outcome").isin("FIN", "REQ", "TIMEOUT")),
         *(~is_delivery | _field(name).isNotNull() for name in _NEEDED_OF_CONSUME),
     ]
     whole = checks[0]

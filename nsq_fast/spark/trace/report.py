@@ -220,6 +220,8 @@ def _step(event: dict[str, Any], published_ns: int) -> str:
     at = duration(event["at_ns"] - published_ns)
     if event["event"] == "publish":
         return f"stored by {event['nsqd']}, acknowledged after {at}"
+    if event["event"] == "server":
+        return f"{event['outcome']} in the server's log after {at}"
     if event["event"] == "receive":
         return f"attempt {event['attempts']} received after {at} by {event['consumer']}"
     return f"{event['outcome']} of attempt {event['attempts']} after {at} by {event['consumer']}"

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from nsq_fast.errors import ConfigError
 
-from .lives import channels_of, lives_of
+from .lives import channels_of, is_publish, lives_of
 from .order import CARRIED, carried, judged, violations_of
 from .schema import KEY, TABLES, columns
 from .settings import TraceSettings
@@ -202,5 +202,5 @@ def _keys(rows: DataFrame) -> DataFrame:
 def _still_open(records: DataFrame, undecided: DataFrame, channels: DataFrame, decided_ns: int) -> DataFrame:
     """The records of messages that are not decided, and publishes to topics that nobody consumes yet."""
     of_lives = records.join(_keys(undecided), same_message("key_"), "left_semi")
-    young = records.where((F.col("event") == "publish") & (F.col("time_ns") >= decided_ns))
+    young = records.where(is_publish() & (F.col("time_ns") >= decided_ns))
     return of_lives.unionByName(young.join(channels, "topic", "left_anti")).select(*columns("records"))
