@@ -460,6 +460,13 @@ class ConsumerConfig(Config):
     skip_header: str | None = option(
         None, "redesigned: messages that have this extended header are finished, and no handler sees them", kind=str
     )
+    suppress_retried: int = option(
+        0,
+        "redesigned: idempotence keys to remember; a message whose key another one had before is finished, and no"
+        " handler sees it; 0: all are handled",
+        minimum=0,
+        maximum=100_000_000,
+    )
     decompress: bool = option(True, "redesigned: decompress bodies that their ext headers call compressed")
     max_decompressed_size: int = option(
         16 * 1024 * 1024, "largest body that is decompressed", unit="bytes", minimum=1, maximum=2**31 - 1

@@ -79,6 +79,7 @@ class ConsumerKeywords(ConnectionKeywords, LookupKeywords, total=False):
     start_position_policy: str
     attempts_threshold: int
     skip_header: str | None
+    suppress_retried: int
     decompress: bool
     max_decompressed_size: int
 

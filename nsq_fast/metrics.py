@@ -95,6 +95,7 @@ _CONSUMER: tuple[_Figure[ConsumerStats], ...] = (
     _Figure("messages_finished", "FINs handed to the system.", lambda each: each.totals.finished, True),
     _Figure("messages_requeued", "REQs handed to the system.", lambda each: each.totals.requeued, True),
     _Figure("messages_skipped", "Finished for their skip_header, unhandled.", lambda each: each.totals.skipped, True),
+    _Figure("messages_suppressed", "Copies, by suppress_retried.", lambda each: each.totals.suppressed, True),
     _Figure("messages_expired", "Not responded to before their deadline.", lambda each: each.totals.expired, True),
     _Figure("messages_given_up", "Handed to the give-up policy and finished.", lambda each: each.given_up, True),
     _Figure("responses_failed", "FIN, REQ or TOUCH that nsqd refused.", lambda each: each.totals.answers_failed, True),

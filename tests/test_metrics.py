@@ -135,6 +135,7 @@ def test_a_scrape_shows_what_clients_have_done_and_are_doing(
         "messages_finished_total": 2,
         "messages_requeued_total": 1,
         "messages_skipped_total": 0,
+        "messages_suppressed_total": 0,
         "messages_expired_total": 0,
         "messages_given_up_total": 0,
         "messages_touched_total": 1,

@@ -23,6 +23,7 @@ from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, check_channel, listed
 from nsq_fast.protocol.adaptive_limit import AdaptiveLimit
 from nsq_fast.protocol.backoff import RequeueDelay
 from nsq_fast.protocol.dynamic_config import DynamicConfig
+from nsq_fast.protocol.idempotence import SeenKeys
 from nsq_fast.protocol.position import StartPositions, parse_start
 from nsq_fast.protocol.topic_choice import TopicArgument, TopicChoice
 
@@ -227,6 +228,7 @@ class Consumer(ObservedConsumer, ConsumerOptions):
             adaptive,
         )
         self.past = Counters()
+        self.seen_keys = SeenKeys(config.suppress_retried) if config.suppress_retried else None
         self.expiry = Expiry(self)
         self.deadlines = Deadlines(
             lambda: [each.subscription for each in self._subscriptions],

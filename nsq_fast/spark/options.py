@@ -84,6 +84,7 @@ _SINK_NAMES = (
     "traceReceipts",
     "traceLog",
     "reportPath",
+    "idempotenceKey",
 )
 _SOURCE_REFUSED = {"extend_support": "leave it out: whether messages carry headers is up to the topic"}
 _SINK_REFUSED = dict.fromkeys(
@@ -226,6 +227,7 @@ class SinkOptions:
         trace_receipts: whether every row is traced, and not only those with a trace id.
         trace_log: folder for the trace logs of the tasks, on the machines where they run; every row is traced then.
         report_path: folder, on the driver, for a report of each write.
+        idempotence_key: whether each message gets a header by which consumers know it when it is published again.
         given: as in ``SourceOptions``.
     """
 
@@ -235,6 +237,7 @@ class SinkOptions:
     trace_receipts: bool = False
     trace_log: str | None = None
     report_path: str | None = None
+    idempotence_key: bool = False
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
     lookup: LookupConfig = field(default_factory=LookupConfig)
     producer: ProducerConfig = field(default_factory=lambda: ProducerConfig(**_PRODUCER))
@@ -253,6 +256,7 @@ class SinkOptions:
             trace_receipts=values.flag("traceReceipts", False),
             trace_log=values.get("traceLog", _not_empty),
             report_path=values.get("reportPath", _not_empty),
+            idempotence_key=values.flag("idempotenceKey", False),
             connection=_connection(client, {"user_agent": _CONNECTION["user_agent"]}),
             lookup=client.make(LookupConfig),
             producer=client.make(ProducerConfig, **_PRODUCER),

@@ -10,6 +10,8 @@ from support.fleet import Fleet
 from support.waiting import WAIT, until
 
 from nsq_fast import Message, Receipt
+from nsq_fast.errors import RequeueMessage
+from nsq_fast.protocol.idempotence import IDEMPOTENCE_HEADER
 
 KEYS = [f"key {number}" for number in range(5)]
 COUNT = 100
@@ -76,3 +78,39 @@ def test_headers_and_tags_go_through(fleet: Fleet, face: Threads | Asyncio) -> N
     ):
         until(lambda: len(headers) == 10)
     assert all(found["number"] == body.decode() for body, found in headers.items())
+
+
+def test_copies_of_a_write_that_was_tried_again_are_suppressed(fleet: Fleet, face: Threads | Asyncio) -> None:
+    """The second attempt comes whole, to another partition; handlers fail, and leaders move."""
+    topic = f"suppressed_{face.name}"
+    fleet.create_topic(topic, 2, 2, channels=("ch",), ext=True, multi_part=True)
+    everything = {b"%d" % number for number in range(COUNT)}
+    ids: dict[bytes, set[bytes]] = defaultdict(set)
+    handled: set[bytes] = set()
+
+    def handle(message: Message) -> None:
+        ids[message.body].add(message.id)
+        if message.attempts == 1 and int(message.body) % 2:
+            raise RequeueMessage(0.01)
+        handled.add(message.body)
+
+    options = {"max_in_flight": 20, "suppress_retried": COUNT}
+    with (
+        face.publishing(lookupd_http_addresses=fleet.lookupds) as publish,
+        face.consuming(topic, "ch", handle, lookupd_http_addresses=fleet.lookupds, **options) as consumer,
+    ):
+
+        def write(numbers: range, partition: int) -> None:
+            for number in numbers:
+                headers = {IDEMPOTENCE_HEADER: f"write-{number}"}
+                publish(topic, b"%d" % number, timeout=WAIT, partition=partition, headers=headers)
+
+        for numbers in (range(COUNT // 2), range(COUNT // 2, COUNT)):
+            write(numbers, 0)
+            write(numbers, 1)
+            fleet.wait_stable()
+            until(lambda: fleet.move_leader(topic, 0))
+        until(lambda: handled == everything and fleet.unanswered(topic, "ch") == 0)
+        suppressed = consumer.stats().totals.suppressed
+    assert suppressed >= COUNT  # a leader that has moved may deliver a copy again
+    assert {body: len(found) for body, found in ids.items()} == dict.fromkeys(everything, 1)

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 import gevent
 import pyarrow.parquet as pq
 import pytest
+from support.fleet import unanswered
 from support.servers import RealNsqd, find_server
 from support.spark_driver import Driver
 from support.spark_ledger import account
 from support.spark_marks import poll
 from support.spark_settings import LOCAL_CLUSTER
 from support.spark_sink import numbered, taken
+from support.waiting import until
 
+from nsq_fast import Consumer
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.names import Address
 from nsq_fast.protocol.partitioner import murmur3_partition
@@ -271,6 +274,7 @@ import time
 
 from pyspark import TaskContext
 from support.spark_program import arguments, session
+from nsq_fast.spark import foreach_batch_sink
 
 given = arguments()
 spark = session(**{"spark.sql.execution.arrow.maxRecordsPerBatch": "500"})
@@ -292,22 +296,63 @@ def failing(how):
     return once
 
 
-for how, options in given["writes"].items():
+for how, options in given["writes"]:
     frame.mapInArrow(failing(how), frame.schema).write.format("nsq").options(**options).mode("append").save()
+foreach_batch_sink(**given["foreach"])(frame.mapInArrow(failing("exit"), frame.schema), 0)
 """
 
 
+def with_keys(cluster: ClusterProcess, topic: str) -> dict[str, str]:
+    """Options of a sink whose messages have idempotence keys; makes the topic."""
+    cluster.create_topic(topic, 2, 2, ext=True, multi_part=True, channels=["check", "handle"])
+    return {"topic": topic, "lookupd_http_addresses": lookupds(cluster), "idempotenceKey": "true"}
+
+
+def consumed(cluster: ClusterProcess, topic: str, channel: str, suppress_retried: int = 0) -> tuple[list[bytes], int]:
+    """What a handler gets of all that a channel has, and how many copies its consumer finished."""
+    found: list[bytes] = []
+    consumer = Consumer(
+        topic,
+        channel,
+        lookupd_http_addresses=lookupds(cluster),
+        message_handler=lambda _, message: found.append(message.body),
+        max_in_flight=1000,
+        suppress_retried=suppress_retried,
+    )
+    consumer.start(block=False)
+    try:
+        until(lambda: found and unanswered(str(cluster.lookupds[0].http), topic, channel) == 0)
+    finally:
+        consumer.close()
+    return found, consumer.stats().totals.suppressed
+
+
+def check_keys(cluster: ClusterProcess, topic: str, expected: list[bytes]) -> int:
+    """Whoever suppresses copies gets every row once; how many copies there are."""
+    stored, _ = consumed(cluster, topic, "check")
+    copies = account(expected, stored).extra
+    bodies, suppressed = consumed(cluster, topic, "handle", suppress_retried=len(expected))
+    account(expected, bodies).check()
+    assert suppressed == copies
+    return copies
+
+
 def test_a_task_that_is_tried_again_writes_its_rows_again(
-    spark_driver: Drivers, broker: BrokerProcess, tmp_path: Path
+    spark_driver: Drivers, broker: BrokerProcess, cluster: ClusterProcess, tmp_path: Path
 ) -> None:
+    """Consumers can tell the copies where rows have idempotence keys."""
     writes = {
         how: {"topic": f"again-{how}", "nsqd_tcp_addresses": str(broker.nsqd.tcp), "reportPath": str(tmp_path / how)}
         for how in ("raise", "exit")
     }
+    keyed, foreach = with_keys(cluster, "again-keyed"), with_keys(cluster, "again-foreach")
     expected = [b"%0200d" % number for number in range(10_000)]
-    driver = spark_driver(RETRYING, LOCAL_CLUSTER, writes=writes)
+    all_writes = [*writes.items(), ("exit", keyed)]
+    driver = spark_driver(RETRYING, LOCAL_CLUSTER, writes=all_writes, foreach=foreach)
     driver.start()
     driver.wait()
+    for topic in (keyed["topic"], foreach["topic"]):
+        assert check_keys(cluster, topic, expected) > 0
     for how, options in writes.items():
         found = account(expected, taken(broker.nsqd.tcp, options["topic"], 10_000))
         found.check(duplicates=3000)
@@ -322,28 +367,40 @@ from support.spark_program import arguments, session
 
 given = arguments()
 spark = session()
-rows = spark.readStream.schema("body string").option("maxFilesPerTrigger", 1).text(given["files"])
-writer = rows.withColumnRenamed("value", "body").writeStream.format("nsq").options(**given["options"])
-writer.option("checkpointLocation", given["checkpoint"]).trigger(availableNow=True).start().awaitTermination()
+queries = []
+for options in given["sinks"]:
+    rows = spark.readStream.schema("body string").option("maxFilesPerTrigger", 1).text(given["files"])
+    writer = rows.withColumnRenamed("value", "body").writeStream.format("nsq").options(**options)
+    writer = writer.option("checkpointLocation", given["checkpoint"] + options["topic"]).trigger(availableNow=True)
+    queries.append(writer.start())
+for query in queries:
+    query.awaitTermination()
 """
 
 
 def test_a_stream_that_is_killed_loses_nothing_and_repeats_one_batch(
-    spark_driver: Drivers, broker: BrokerProcess, tmp_path: Path
+    spark_driver: Drivers, broker: BrokerProcess, cluster: ClusterProcess, tmp_path: Path
 ) -> None:
-    folder, reports, size, files = tmp_path / "files", tmp_path / "reports", 500, 8
+    """Consumers can tell the copies of the batch where rows have idempotence keys."""
+    folder, size, files = tmp_path / "files", 500, 8
     folder.mkdir()
     for number in range(files):
         lines = range(number * size, (number + 1) * size)
         (folder / f"{number:02}.txt").write_text("".join(f"{line}\n" for line in lines))
-    options = {"topic": "stream", "nsqd_tcp_addresses": str(broker.nsqd.tcp), "reportPath": str(reports)}
-    driver = spark_driver(STREAM, files=str(folder), checkpoint=str(tmp_path / "checkpoint"), options=options)
+    plain = {"topic": "stream", "nsqd_tcp_addresses": str(broker.nsqd.tcp)}
+    sinks = {each["topic"]: each for each in (plain, with_keys(cluster, "stream-keyed"))}
+    reports = {topic: tmp_path / "reports" / topic for topic in sinks}
+    given = [{**options, "reportPath": str(reports[topic])} for topic, options in sinks.items()]
+    driver = spark_driver(STREAM, files=str(folder), checkpoint=str(tmp_path / "checkpoint-"), sinks=given)
     driver.start()
-    poll(lambda: list(reports.glob("batch-3-*.json")), what="batch 3 committed")
+    poll(lambda: all(list(each.glob("batch-3-*.json")) for each in reports.values()), what="batch 3 committed")
     driver.kill()
+    commits = (tmp_path / "checkpoint-stream-keyed" / "commits").glob("[0-9]*")
+    max(commits, key=lambda path: int(path.name)).unlink()  # as if the driver had been killed just before it
     driver.start()
     driver.wait()
-    found = account(numbered(files * size), taken(broker.nsqd.tcp, "stream", files * size))
-    found.check(duplicates=size)
-    batches = {path.name.split("-")[1] for path in reports.glob("batch-*.json")}
-    assert batches == {str(number) for number in range(files)}
+    account(numbered(files * size), taken(broker.nsqd.tcp, "stream", files * size)).check(duplicates=size)
+    assert size <= check_keys(cluster, "stream-keyed", numbered(files * size)) <= 2 * size
+    for each in reports.values():
+        batches = {path.name.split("-")[1] for path in each.glob("batch-*.json")}
+        assert batches == {str(number) for number in range(files)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from support.spark_sink import batch, numbered, taken, write
 from nsq_fast.broker import Broker
 from nsq_fast.broker.redesigned.cluster import RedesignedCluster
 from nsq_fast.errors import BadTopic, ConfigError, NoNsqd, RowInvalid, WriteFailed
+from nsq_fast.protocol.idempotence import IDEMPOTENCE_HEADER
 from nsq_fast.protocol.partitioner import hashcode_partition, murmur3_partition
 from nsq_fast.spark.options import SinkOptions
 from nsq_fast.spark.sink.report import RECEIPTS, WriteReport
+from nsq_fast.spark.sink.row_keys import RowKeys, keys_of_batch, keys_of_stream
 from nsq_fast.spark.sink.task import TaskWriter
 
 PARTITIONS = 3
@@ -300,6 +303,99 @@ def test_headers_as_json_as_a_map_and_tags(cluster: RedesignedCluster, redesigne
         {"x": "y"},
         {},
     ]
+
+
+# Idempotence keys
+
+
+def keys_of(cluster: RedesignedCluster, topic: str, partitions: int = 1) -> dict[bytes, list[str]]:
+    """Body -> the keys of the messages that have it, in the order of the log."""
+    found: dict[bytes, list[str]] = defaultdict(list)
+    for log in records(cluster, topic, partitions).values():
+        for record in log:
+            found[record.body].append(json.loads(record.ext[3:])[IDEMPOTENCE_HEADER])
+    return found
+
+
+def attempt(batches: list[pa.RecordBatch], write: str, task: int = 0, **options: str) -> int:
+    names = {name: name for name in batches[0].schema.names}
+    return TaskWriter(SinkOptions.parse(options), names, RowKeys(write, task)).write(iter(batches)).rows
+
+
+def test_each_attempt_gives_a_row_its_key_and_every_other_row_another(
+    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str
+) -> None:
+    cluster.create_topic(topic, 1, 1, ext=True, channels=["check"])
+    rows = [batch(body=[b"a", b"b", b"c"]), batch(body=[b"d", b"e"])]
+    for batches in (rows, [batch(body=[b"a", b"b"]), batch(body=[b"c", b"d", b"e"])]):  # cut in another way
+        assert attempt(batches, "first", topic=topic, **redesigned) == 5
+    found = keys_of(cluster, topic)
+    assert all(keys[0] == keys[1] for keys in found.values())
+    assert len({keys[0] for keys in found.values()}) == 5
+    assert attempt(rows, "second", topic=topic, **redesigned) == 5
+    assert attempt(rows, "first", task=1, topic=topic, **redesigned) == 5
+    assert all(len(set(keys)) == 3 for keys in keys_of(cluster, topic).values())
+
+
+def test_equal_rows_of_a_write_have_keys_of_their_own(
+    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str
+) -> None:
+    cluster.create_topic(topic, 1, 1, ext=True, channels=["check"])
+    assert attempt([batch(body=[b"a", b"a"]), batch(body=[b"a"])], "w", topic=topic, **redesigned) == 3
+    assert len(set(keys_of(cluster, topic)[b"a"])) == 3
+
+
+@pytest.mark.parametrize("column", ["body", "headers", "tag"])
+def test_another_row_in_the_same_place_has_another_key(
+    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str, column: str
+) -> None:
+    """The second attempt of a task that is not deterministic: what it publishes is new, and no copy."""
+    name = f"{topic}-{column}"
+    cluster.create_topic(name, 1, 1, ext=True, channels=["check"])
+    row = {"body": [b"same"], "headers": ['{"n": 1}'], "tag": ["red"]}
+    other = {**row, column: {"body": [b"other"], "headers": ['{"n": 2}'], "tag": ["blue"]}[column]}
+    for columns in (row, other):
+        assert attempt([batch(**columns)], "w", topic=name, **redesigned) == 1
+    keys = [key for each in keys_of(cluster, name).values() for key in each]
+    assert len(set(keys)) == len(keys) == 2
+
+
+def test_rows_of_topics_are_numbered_as_in_the_task_and_lose_a_key_that_they_had(
+    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str
+) -> None:
+    names = [f"{topic}-{number}"[-60:] for number in range(2)]
+    for name in names:
+        cluster.create_topic(name, 1, 1, ext=True, channels=["check"])
+    given = json.dumps({IDEMPOTENCE_HEADER: "of what was read"})
+    rows = batch(
+        body=[b"0", b"1", b"2", b"3"], topic=[names[each % 2] for each in range(4)], headers=[None] * 3 + [given]
+    )
+    assert (
+        attempt([batch(body=[b"-"], topic=[names[0]], headers=pa.array([None], pa.string())), rows], "w", **redesigned)
+        == 5
+    )
+    found = {body: key for name in names for body, [key] in keys_of(cluster, name).items()}
+    assert {body: key.split("-")[:3] for body, key in found.items()} == {
+        body: ["w", "0", f"{number}"] for number, body in enumerate([b"-", b"0", b"1", b"2", b"3"])
+    }
+
+
+@pytest.mark.parametrize("family", ["original", "redesigned"])
+def test_messages_without_headers_can_have_no_key(
+    cluster: RedesignedCluster, original: dict[str, str], redesigned: dict[str, str], topic: str, family: str
+) -> None:
+    cluster.create_topic(topic, 1, 1, channels=["check"])
+    servers = original if family == "original" else redesigned
+    with pytest.raises(ConfigError, match=rf"idempotenceKey=true: messages of topic {topic} have no extended headers"):
+        attempt([batch(body=[b"a"])], "w", topic=topic, **servers)
+    assert all_bodies(cluster, topic, 1) == []
+
+
+def test_outside_of_spark_there_is_no_task_to_name() -> None:
+    with pytest.raises(ConfigError, match="idempotenceKey=true: there is no task of Spark here"):
+        keys_of_batch("w")
+    with pytest.raises(ConfigError, match="idempotenceKey=true: there is no task of Spark here"):
+        keys_of_stream()
 
 
 # Rows that cannot be written

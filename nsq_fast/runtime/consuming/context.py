@@ -15,6 +15,7 @@ from nsq_fast._codec import Message
 from nsq_fast._time_slice import TimeSlice
 from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig
 from nsq_fast.errors import NsqError
+from nsq_fast.protocol.idempotence import SeenKeys
 from nsq_fast.protocol.targets import Target
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.supervised import Supervisor
@@ -190,6 +191,7 @@ class Context(HandlingContext, Protocol):
 
     Attributes:
         past: counts of topics that are no longer consumed, and of what belongs to no connection.
+        seen_keys: of all its messages; None unless copies are suppressed.
     """
 
     channel: str
@@ -201,6 +203,7 @@ class Context(HandlingContext, Protocol):
     deadlines: Deadlines
     expiry: Expiry
     past: Counters
+    seen_keys: SeenKeys | None
     tracer: Tracer
     workload: Workload
 

@@ -31,6 +31,7 @@ from nsq_fast.log_events import MESSAGE_GIVEN_UP
 from nsq_fast.names import Address, check_topic
 from nsq_fast.protocol.compression import CODEC_HEADER, SIZE_HEADER
 from nsq_fast.protocol.dialect import RESERVED_PREFIX, TAG_KEY
+from nsq_fast.protocol.idempotence import IDEMPOTENCE_HEADER
 
 from .handlers import check_handler, refuse_deferred
 
@@ -149,8 +150,8 @@ class WriteToFolder:
 class PublishTo:
     """Publish the message to a dead-letter topic, or again to the end of its own; finish it only then.
 
-    At the end of its own topic a message stays in its partition, and keeps its trace id, headers and tag. It begins
-    with one attempt again, and does so for ever unless something else ends it.
+    At the end of its own topic a message stays in its partition, and keeps its trace id, headers and tag, but no
+    idempotence key. It begins with one attempt again, and does so for ever unless something else ends it.
 
     Args:
         topic: where to; None: the topic it came from.
@@ -227,6 +228,7 @@ def place_of(message: Message) -> dict[str, Any]:
         place["trace_id"] = message.trace_id
     if message.ext is not None:
         headers = dict(message.headers)
+        headers.pop(IDEMPOTENCE_HEADER, None)  # with it, what is published now would be a copy of this one
         tag = headers.get(TAG_KEY)
         if tag is not None:
             place["tag"] = tag

@@ -9,6 +9,7 @@ from typing import Any
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import ConnectionLost, NsqError
+from nsq_fast.protocol.idempotence import IDEMPOTENCE_HEADER, SeenKeys
 
 from .bodies import decompressed, is_compressed
 from .context import Requeuer
@@ -16,6 +17,7 @@ from .dispatch import InboundQueue
 from .stats import Counters
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.:-]+")
+_KEY_MARK = IDEMPOTENCE_HEADER.encode()
 
 Check = Callable[[list[Message]], list[Message]]
 
@@ -29,6 +31,7 @@ class Selection:
         in_order: verifies the order, and returns what shall be handled; None where there is no order.
         size_limit: largest body in bytes after it was decompressed; None: compressed bodies are left as they are.
         skip_header: messages that have this extended header are finished; None: all are handled.
+        seen_keys: copies of a message whose key is in there are finished; None: all are handled.
         counters: of the target.
     """
 
@@ -39,11 +42,13 @@ class Selection:
         in_order: Check | None,
         size_limit: int | None,
         skip_header: str | None,
+        seen_keys: SeenKeys | None,
         counters: Counters,
     ) -> None:
         self._skip_header = skip_header
         # What a name looks like in JSON is known for plain ones only; with others all headers are read.
         self._skip_mark = skip_header.encode() if skip_header and _PLAIN.fullmatch(skip_header) else b""
+        self._seen_keys = seen_keys
         self._counters = counters
         self._inbound = inbound
         self._disposition = disposition
@@ -52,7 +57,8 @@ class Selection:
 
     def check(self) -> Check | None:
         """What chooses; None when every message is handled as it came."""
-        has_extended = self._size_limit is not None or self._skip_header is not None
+        extended = self._size_limit, self._skip_header, self._seen_keys
+        has_extended = any(each is not None for each in extended)
         return self._readable_in_order if has_extended else self._in_order
 
     def is_in_order(self, message: Message) -> bool:
@@ -64,6 +70,8 @@ class Selection:
             messages = self._in_order(messages)
         if self._skip_header is not None:
             messages = [each for each in messages if not self._is_skipped(each, self._skip_header)]
+        if self._seen_keys is not None:
+            messages = [each for each in messages if not self._is_suppressed(each, self._seen_keys)]
         return [each for each in map(self._readable, messages) if each is not None]
 
     def _is_skipped(self, message: Message, header: str) -> bool:
@@ -72,8 +80,18 @@ class Selection:
         if message.ext is None or self._skip_mark not in message.ext or header not in _headers(message):
             return False
         self._counters.skipped += 1
-        with suppress(ConnectionLost):  # nsqd delivers it again, and it is skipped then
-            message.finish()
+        _finish(message)
+        return True
+
+    def _is_suppressed(self, message: Message, seen: SeenKeys) -> bool:
+        """Finish a message that is a copy of one that came before; say whether it is one."""
+        if message.ext is None or _KEY_MARK not in message.ext:
+            return False
+        key = _headers(message).get(IDEMPOTENCE_HEADER)
+        if not isinstance(key, str) or not seen.is_copy(message.topic or "", key, message.id):
+            return False
+        self._counters.suppressed += 1
+        _finish(message)
         return True
 
     def _readable(self, message: Message) -> Message | None:
@@ -95,6 +113,11 @@ class Selection:
             message.mark_responded()
             self._inbound.ledger.follow(readable)
         return readable
+
+
+def _finish(message: Message) -> None:
+    with suppress(ConnectionLost):  # nsqd delivers it again, and it is finished then
+        message.finish()
 
 
 def _headers(message: Message) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ class Counters:
         answers_lost: FINs and REQs that could not be sent because the connection was gone; nsqd delivers these
             messages again.
         skipped: messages finished because they have the header ``skip_header``; ``finished`` counts them, too.
+        suppressed: the same of copies that ``suppress_retried`` has found.
         expired: messages that were not answered before their time was over; nsqd delivers these again.
         touched: TOUCHes that were queued, those of ``auto_touch`` among them.
         subscriptions: connections that were subscribed: one for each target, and one more for each time it was renewed.
@@ -33,6 +34,7 @@ class Counters:
     answers_lost: int = 0
     expired: int = 0
     skipped: int = 0
+    suppressed: int = 0
     touched: int = 0
     subscriptions: int = 0
 

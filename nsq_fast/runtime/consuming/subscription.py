@@ -85,7 +85,7 @@ class Subscription(Announcer):
         self._is_pool_shared = is_pool_shared
         self._tracer = consumer.tracer
         self._trace_log = consumer.tracer.log
-        self._selection = Selection(self.inbound, consumer.disposition, None, None, None, counters)
+        self._selection = Selection(self.inbound, consumer.disposition, None, None, None, None, counters)
         self._select: Callable[[list[Message]], list[Message]] | None = None
 
     @property
@@ -130,8 +130,9 @@ class Subscription(Announcer):
         decompresses = config.decompress and self.mode.extend_support
         size_limit = config.max_decompressed_size if decompresses else None
         skip_header = config.skip_header if self.mode.extend_support else None
+        seen_keys = consumer.seen_keys if self.mode.extend_support else None
         self._selection = Selection(
-            self.inbound, consumer.disposition, in_order, size_limit, skip_header, self.counters
+            self.inbound, consumer.disposition, in_order, size_limit, skip_header, seen_keys, self.counters
         )
         self._select = self._selection.check()
         if not self._is_pool_shared:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from nsq_fast.log_events import SPARK_BATCH_WRITTEN
 from nsq_fast.spark.options import SinkOptions
 
+from .row_keys import keys_of_batch, new_write
 from .schema import column_names
 from .task import TaskWriter
 
@@ -30,9 +31,11 @@ def foreach_batch_sink(**options: Any) -> Callable[[Any, int], None]:
 
     def write(frame: Any, batch: int) -> None:
         names = column_names(frame.schema, topic=parsed.topic, key_strategy=parsed.producer.key_strategy)
+        write_name = new_write()
 
         def publish(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            report = TaskWriter(parsed, names).write(iter(batches))
+            keys = keys_of_batch(write_name) if parsed.idempotence_key else None
+            report = TaskWriter(parsed, names, keys).write(iter(batches))
             yield pa.record_batch({"rows": pa.array([report.rows], pa.int64())})
 
         tasks = frame.mapInArrow(publish, "rows long").collect()

@@ -17,6 +17,7 @@ from nsq_fast.errors import BodyInvalid, ConfigError
 from nsq_fast.protocol.partitioner import key_partitioner
 from nsq_fast.runtime import ColumnProducer, TopicLayout, new_trace_id
 
+from .row_keys import RowKeys, check_headers
 from .rows import Rows, binary_buffers, number_bytes
 
 _PARTITIONED_ONLY = ("partition", "key", "trace_id", "headers", "tag")
@@ -62,17 +63,21 @@ class Planner:
 
     Args:
         traces_all: rows without a trace id get one, where servers can trace.
+        keys: gives the rows idempotence keys; None: they get none.
     """
 
-    def __init__(self, producer: ColumnProducer, *, traces_all: bool) -> None:
+    def __init__(self, producer: ColumnProducer, *, traces_all: bool, keys: RowKeys | None = None) -> None:
         self._producer = producer
         self._config: ProducerConfig = producer.config
         self._traces_all = traces_all
+        self._keys = keys
         self._partition_of = key_partitioner(self._config.key_strategy)
 
     def plan(self, topic: str, rows: Rows) -> Plan:
         """Raises RowInvalid for a row that the servers of its topic cannot take; NoNsqd when there are none."""
         layout = self._producer.layout(topic)
+        if self._keys is not None:
+            check_headers(topic, layout.is_ext if layout.is_partitioned else False)
         (_check_partitioned if layout.is_partitioned else _check_plain)(rows, layout)
         records = self._records(topic, rows, layout)
         is_optional = self._traces_all and rows.column("trace_id") is None
@@ -94,7 +99,7 @@ class Planner:
         traces = self._trace_ids(rows, layout)
         offsets, body = binary_buffers(rows.body)
         extras: dict[str, Any] = {}
-        if rows.column("headers") is not None or rows.column("tag") is not None:
+        if self._keys is not None or rows.column("headers") is not None or rows.column("tag") is not None:
             headers = self._headers(topic, rows, traces)
             extras["header_offsets"] = array("i", accumulate(map(len, headers), initial=0))
             extras["headers"] = b"".join(headers)
@@ -117,10 +122,13 @@ class Planner:
         count = len(rows)
         headers, tags = _values(rows, "headers", count), _values(rows, "tag", count)
         trace_ids = [None] * count if traces is None else traces.to_pylist()
+        of_rows = list(zip(rows.numbers_in_task(), rows.body.to_pylist(), strict=True)) if self._keys else []
         found: list[bytes] = []
         try:
             for header, tag, trace_id in zip(headers, tags, trace_ids, strict=True):
                 fields = _fields(header)
+                if self._keys is not None:
+                    self._keys.add_to(fields, *of_rows[len(found)], tag)
                 found.append(self._producer.header(topic, fields, tag, trace_id % 2**64 if trace_id else None))
         except (ConfigError, BodyInvalid, TypeError, ValueError) as error:
             rows.refuse(len(found), str(error))

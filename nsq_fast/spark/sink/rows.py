@@ -27,23 +27,27 @@ class Rows:
     Args:
         columns: by our names.
         number: of the batch in its task, from 0.
+        first: number of the batch's first row in its task, from 0.
         origin: what the rows are numbered in the batch; None: as here.
     """
 
-    def __init__(self, columns: Mapping[str, pa.Array], number: int, origin: pa.Array | None = None) -> None:
+    def __init__(
+        self, columns: Mapping[str, pa.Array], number: int, first: int, origin: pa.Array | None = None
+    ) -> None:
         self.body = columns["body"]
         self.number = number
+        self._first = first
         self._columns = columns
         self._origin = origin
 
     @classmethod
-    def of_batch(cls, batch: pa.RecordBatch, names: Mapping[str, str], number: int) -> Rows:
+    def of_batch(cls, batch: pa.RecordBatch, names: Mapping[str, str], number: int, first: int = 0) -> Rows:
         """A whole batch. ``names``: column -> what the batch calls it."""
         columns = {name: batch.column(spelt) for name, spelt in names.items()}
         columns["body"] = columns["body"].cast(pa.binary())
         for name in _NUMBERS & columns.keys():
             columns[name] = columns[name].cast(pa.int64())
-        return cls(columns, number)
+        return cls(columns, number, first)
 
     def __len__(self) -> int:
         return len(self.body)
@@ -62,6 +66,11 @@ class Rows:
         key = self._columns["key"][row].as_py() if "key" in self._columns else None
         named = "" if key is None else f" (key {_shortened(key)})"
         return f"row {row if self._origin is None else self._origin[row]} of Arrow batch {self.number}{named}"
+
+    def numbers_in_task(self) -> list[int]:
+        """The number of each row in its task."""
+        own = range(len(self)) if self._origin is None else self._origin.to_pylist()
+        return [self._first + number for number in own]
 
     def refuse_where(self, mask: pa.Array, why: str, column: pa.Array | None = None) -> None:
         """Raise RowInvalid for the first row where ``mask`` is true, if any; ``{}`` in ``why`` is its value."""
@@ -118,7 +127,7 @@ class Rows:
         return {topic: self._part(rows) for topic, rows in zip(topics, groups, strict=True)}
 
     def _part(self, rows: pa.Array) -> Rows:
-        return Rows({name: column.take(rows) for name, column in self._columns.items()}, self.number, rows)
+        return Rows({name: column.take(rows) for name, column in self._columns.items()}, self.number, self._first, rows)
 
 
 def _why_invalid(topic: str) -> str:

@@ -22,6 +22,7 @@ from nsq_fast.spark.options import SinkOptions
 from .connect import new_producer
 from .plan import Plan, Planner, Send
 from .report import Place, TaskReport, receipts_as_batch, receipts_as_bytes
+from .row_keys import RowKeys
 from .rows import Rows
 from .tracing import TaskTrace
 
@@ -48,10 +49,12 @@ class TaskWriter:
 
     Args:
         names: column -> what the batches call it.
+        keys: gives the rows idempotence keys; None: they get none.
     """
 
-    def __init__(self, options: SinkOptions, names: Mapping[str, str]) -> None:
+    def __init__(self, options: SinkOptions, names: Mapping[str, str], keys: RowKeys | None = None) -> None:
         self._options = options
+        self._keys = keys
         self._names = names
         self._on_way: deque[_Sent] = deque()
         self._places: Counter[Place] = Counter()
@@ -77,11 +80,13 @@ class TaskWriter:
         )
 
     def _write(self, producer: ColumnProducer, batches: Iterator[pa.RecordBatch]) -> None:
-        planner = Planner(producer, traces_all=self._options.traces_all)
+        planner = Planner(producer, traces_all=self._options.traces_all, keys=self._keys)
+        first = 0
         for number, batch in enumerate(read_ahead(batches)):
             if batch.num_rows:
-                for plan in self._plans(planner, Rows.of_batch(batch, self._names, number)):
+                for plan in self._plans(planner, Rows.of_batch(batch, self._names, number, first)):
                     self._send(producer, plan)
+            first += batch.num_rows
             self._settle(wait=False)
         self._settle(wait=True)
 

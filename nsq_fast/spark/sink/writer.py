@@ -33,6 +33,7 @@ from nsq_fast.spark.plain_errors import plain_errors
 from nsq_fast.spark.versions import STREAMS_ARROW, StreamWriterBase, WriterCommitMessage
 
 from .report import TaskReport, WriteReport
+from .row_keys import RowKeys, keys_of_batch, keys_of_stream, new_write
 from .schema import column_names
 from .task import TaskWriter
 
@@ -52,7 +53,9 @@ _ARROW = {
 
 
 class _Writer:
-    """What both writers share. Made in several processes and pickled: making one has no effect.
+    """What both writers share. Made in several processes, and pickled: making one has no effect.
+
+    The one that was made for a write goes to all of its tasks, as often as they are tried.
 
     Raises ConfigError for columns that cannot be written, and for ``overwrite``.
     """
@@ -66,11 +69,16 @@ class _Writer:
     @plain_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
         """Publish the rows of a task. Returns when servers have confirmed all of them."""
-        report = TaskWriter(self.options, self.names).write(iter(iterator))
+        keys = self._keys() if self.options.idempotence_key else None
+        report = TaskWriter(self.options, self.names, keys).write(iter(iterator))
         context = TaskContext.get()
         if context is None:
             return report
         return replace(report, partition_id=context.partitionId(), attempt=context.attemptNumber())
+
+    def _keys(self) -> RowKeys:
+        """What gives the rows of the task their idempotence keys."""
+        raise NotImplementedError
 
     def _committed(self, messages: Sequence[WriterCommitMessage | None], name: str) -> WriteReport:
         report = WriteReport.of(messages)
@@ -107,6 +115,13 @@ class _Writer:
 class ArrowWriter(_Writer, DataSourceArrowWriter):
     """The writer of ``df.write``."""
 
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite)
+        self._write_name = new_write()
+
+    def _keys(self) -> RowKeys:
+        return keys_of_batch(self._write_name)
+
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """All tasks are through: everything is stored already; say how much."""
         self._committed(messages, "write")
@@ -118,6 +133,9 @@ class ArrowWriter(_Writer, DataSourceArrowWriter):
 
 class StreamArrowWriter(_Writer, StreamWriterBase):
     """The writer of ``df.writeStream``: each micro-batch is a write."""
+
+    def _keys(self) -> RowKeys:
+        return keys_of_stream()
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """All tasks of a micro-batch are through."""
