@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from .crossing.outside_consumer import OutsideConsumer as OutsideConsumer
     from .crossing.outside_producer import OutsideProducer as OutsideProducer
     from .crossing.outside_watch import OutsideWatch as OutsideWatch
-    from .crossing.publish_reply import PublishReply as PublishReply
     from .crossing.publishing import CrossingProducer as CrossingProducer
     from .crossing.publishing import PublishRequest as PublishRequest
     from .crossing.reply import Reply as Reply
@@ -122,7 +121,6 @@ _HOME = {
     "HubThread": "crossing.hub_thread",
     "Queued": "owner_thread",
     "Reply": "crossing.reply",
-    "PublishReply": "crossing.publish_reply",
     "CrossingProducer": "crossing.publishing",
     "PublishRequest": "crossing.publishing",
     "extras_of": "publishing.compose",

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, overload
 
 from nsq_fast.log_events import EXIT_IGNORED
 from nsq_fast.protocol.wire_form import Receipt
-from nsq_fast.runtime import CrossingProducer, OutsideProducer, PublishReply, PublishRequest, extras_of
+from nsq_fast.runtime import CrossingProducer, OutsideProducer, PublishRequest, Reply, extras_of
 
 Body: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = Mapping[str, Any]
@@ -93,7 +93,7 @@ class Producer(OutsideProducer):
         producer = self._place.get()
         body = producer.body_of(topic, body, timeout)
         extras = extras_of(key, partition, trace_id, headers, tag)
-        promise = PublishReply() if raise_error else _Promise()
+        promise = Reply() if raise_error else _Promise()
         request = PublishRequest(topic, body, defer, timeout, extras, promise, waits=block, needs_nsqd=not block)
         stored: Stored | Future[Stored] = self._sent(producer, request)
         return stored
@@ -173,17 +173,16 @@ class Producer(OutsideProducer):
         producer = self._place.get()
         content = producer.bodies_of(topic, bodies, timeout)
         extras = extras_of(key, partition, trace_id, headers, tag)
-        promise = PublishReply() if raise_error else _Promise()
+        promise = Reply() if raise_error else _Promise()
         request = PublishRequest(topic, content, None, timeout, extras, promise, waits=block, needs_nsqd=not block)
         stored: AllStored | Future[AllStored] = self._sent(producer, request)
         return stored
 
     def _sent(self, producer: CrossingProducer, request: PublishRequest) -> Any:
         promise: Any = request.promise
+        producer.hand_over(request)
         if isinstance(promise, _Promise):
-            producer.hand_over(request)
             return promise.future
-        producer.hand_over(request, gathers=promise.blocks)
         try:
             return promise.get()
         except BaseException:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -19,7 +17,6 @@ from nsq_fast.runtime.supervised import Job
 from nsq_fast.runtime.waiting import is_interrupting
 
 from .hub_thread import HubThread
-from .thread_wakeups import thread_wakeups
 
 
 class PublishRequest:
@@ -97,46 +94,24 @@ class CrossingProducer(Producer):
         if topic.__class__ is not str or topic not in self._routes:
             check_topic(topic)
 
-    def hand_over(self, request: PublishRequest, *, gathers: bool = False) -> None:
+    def hand_over(self, request: PublishRequest) -> None:
         """Have a request taken soon, with all others of the moment. In any thread. Raises NotRunning.
 
         One that does not wait raises PublishFailed at once when as many are pending as may be.
-
-        Args:
-            gathers: a thread is about to wait for it. It may be taken with those of threads that wake up now.
         """
         limit = self._pending_limit
         if not request.waits and limit.used + len(self._requests) >= limit.limit:
             raise PublishFailed(f"publish to {request.topic!r}: {self._full()}", attempts=0)
         self._requests.append(request)
         # That the thread has failed is looked at afterwards: it looks at the requests after it has said so.
-        if self._hub_thread.is_over or not (self._is_taking or (gathers and thread_wakeups.gather(self))):
+        if not self._is_taking or self._hub_thread.is_over:
             self._is_taking = True
             self._hub_thread.submit(self._take)
 
-    def ask(self) -> None:
-        """Have the requests taken that were gathered. In any thread; raises nothing."""
-        self._is_taking = True
-        try:
-            self._hub_thread.submit(self._take)
-        except NotRunning as error:
-            for request in self._all_requests():
-                request.promise.set_exception(error)
-
     def _take(self) -> None:
         self._is_taking = False  # before the requests are looked at: none can come in between and not be seen
-        self._wakeups.is_waking = len(self._requests) > 1  # they leave together
-        try:
-            for request in self._all_requests():
-                self._admit(request)
-        finally:
-            self._wakeups.is_waking = False
-
-    def _all_requests(self) -> Iterator[PublishRequest]:
-        """Those that nobody has taken yet."""
-        with suppress(IndexError):
-            while True:  # not only while there is one: another thread may be faster
-                yield self._requests.popleft()
+        while self._requests:
+            self._admit(self._requests.popleft())
 
     def thread_ended(self, error: NotRunning) -> None:
         """The hub thread fails: tell those who wait for a publish, each whether it may be stored. Does not block."""
@@ -227,7 +202,6 @@ class CrossingProducer(Producer):
         """``close``, in any thread; where that must not wait, it only begins to."""
         check_timeout(timeout)
         thread = self._hub_thread
-        thread.submit(self._take)  # what was gathered came before
         if is_interrupting() or get_ident() == thread.ident:
             thread.submit(thread.start_job, self.close, timeout)
         else:

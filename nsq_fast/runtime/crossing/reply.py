@@ -64,7 +64,9 @@ class Reply:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for it; whether it came within ``timeout`` seconds."""
-        return self._wait_on_hub(timeout) if self._lock is None else self._block(timeout)
+        if self._lock is not None:
+            return bool(self._lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)))
+        return self._wait_on_hub(timeout)
 
     def get(self) -> Any:
         """Wait for it; return the value or raise the error."""
@@ -80,16 +82,10 @@ class Reply:
     def _set(self) -> None:
         self.is_set = True
         if self._lock is not None:
-            self._release()
+            self._lock.release()
         else:
             with suppress(ValueError):  # the hub there was destroyed: nobody waits any more
                 self._wake.send()
-
-    def _release(self) -> None:
-        self._lock.release()
-
-    def _block(self, timeout: float | None) -> bool:
-        return bool(self._lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)))
 
     def _wait_on_hub(self, timeout: float | None) -> bool:
         hub: Any = get_hub_if_exists()
