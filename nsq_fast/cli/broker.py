@@ -76,7 +76,7 @@ _CLUSTER_FLAGS = tuple(field.name for field in dataclasses.fields(ClusterOptions
 @click.command("broker", short_help="Run an embedded nsqd and nsqlookupd.")
 @click.option("--nsqds", type=click.IntRange(0, 64), default=1, show_default=True, help="How many nsqds; 0: none.")
 @click.option("--lookupd/--no-lookupd", default=True, help="Whether to run an nsqlookupd.")
-@click.option("--redesigned", is_flag=True, help="Run a cluster of the redesigned NSQ, which keeps nothing.")
+@click.option("--redesigned", is_flag=True, help="Run a cluster of the redesigned NSQ.")
 @click.option("--nodes", type=click.IntRange(1, 64), default=3, show_default=True, help="nsqds of the cluster.")
 @click.option(
     "--lookupds", type=click.IntRange(1, 16), default=1, show_default=True, help="nsqlookupds of the cluster."
@@ -124,7 +124,7 @@ def command(
 
 def _refuse_mixture(context: click.Context, redesigned: bool) -> None:
     """Raise UsageError for a flag that has no meaning for what shall run."""
-    others = ("nsqds", "lookupd", "data_path") if redesigned else ("nodes", "lookupds", *_CLUSTER_FLAGS)
+    others = ("nsqds", "lookupd") if redesigned else ("nodes", "lookupds", *_CLUSTER_FLAGS)
     for name in others:
         if _is_given(context, name):
             rest = "not for --redesigned" if redesigned else "for --redesigned only"

@@ -24,7 +24,7 @@ class Schedule:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.set = ReplicaSet(NODES[: self.random.randint(1, 3)], lambda: PartitionLog(0, False))
+        self.set = ReplicaSet(NODES[: self.random.randint(1, 3)], lambda node: PartitionLog(0, False))
         self.quorum = self.random.randint(1, 2)
         self.alive = set(NODES)
         self.cut: set[frozenset[str]] = set()
@@ -134,7 +134,7 @@ def test_random_schedules(group: int) -> None:
 
 
 def make(*names: str) -> ReplicaSet:
-    return ReplicaSet(names, lambda: PartitionLog(0, False))
+    return ReplicaSet(names, lambda node: PartitionLog(0, False))
 
 
 def test_a_leader_that_was_replaced_and_does_not_know_it_confirms_nothing() -> None:

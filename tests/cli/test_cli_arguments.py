@@ -65,7 +65,6 @@ def test_the_list_of_commands_says_what_each_is_for() -> None:
         (["broker", "--max-rdy-count", "0"], "max_rdy_count"),
         (["broker", "--tls-required", "true"], "tls_cert"),
         (["broker", "--nodes", "3"], "--nodes: for --redesigned only"),
-        (["broker", "--redesigned", "--data-path", "."], "--data-path: not for --redesigned"),
         (["no-such-command"], "No such command"),
     ],
 )

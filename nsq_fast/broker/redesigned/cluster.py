@@ -5,12 +5,13 @@
         cluster.move_leader("orders", 0)
         cluster.kill_node(cluster.leader_of("orders", 1))
 
-Nothing outlives the process. Each node has the messages of its replicas in memory,
-as if on a disk: it has them again when it is started after its death.
+Each node has the messages of its replicas in memory, as if on a disk: it has them again when it is started after its
+death. Nothing outlives the process, unless there is a data path: then all does.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,12 +26,14 @@ from nsq_fast.config import split_options
 from nsq_fast.errors import ConfigError
 
 from .coordinator import Coordinator
+from .keeper import DiskKeeper, ending
 from .lookup import Lookup
 from .lookupd_http import ClusterLookupRoutes
 from .moves import ClusterError
 from .options import NODE_DEFAULTS, ClusterOptions, lookupd_options
-from .servers import ClusterLookupdServer, NodeServer
+from .servers import ClusterLookupdServer, NodeServer, listed_lookupds
 from .state import ClusterState, Partition, TopicMeta
+from .store import ClusterStore
 from .topics import Topics
 
 _POLL = 0.005
@@ -46,6 +49,7 @@ class RedesignedCluster(ServerGroup):
         lookupds: how many nsqlookupds; the first that runs takes administrative calls.
         lookupd_options: of every nsqlookupd.
         addresses: where to listen, as ``{"nsqds": [{"tcp": (host, port), "http": ...}], "lookupds": [...]}``.
+        data_path: folder where topics, messages and channels survive, with a folder for each node below it.
         options: of the cluster (``ClusterOptions``) and of every nsqd; an address with a port of its own is for
             the first, others count up from it.
 
@@ -62,6 +66,7 @@ class RedesignedCluster(ServerGroup):
         *,
         lookupd_options: Mapping[str, Any] | None = None,
         addresses: Mapping[str, Any] | None = None,
+        data_path: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -69,8 +74,9 @@ class RedesignedCluster(ServerGroup):
             if count < 1:
                 raise ConfigError(f"{name}={count}: must be 1 or more")
         self.options, base = split_options({**NODE_DEFAULTS, **options}, ClusterOptions, NsqdOptions)
-        if base.data_path is not None:
-            raise ConfigError("data_path: the redesigned cluster keeps nothing")
+        self._data_path = data_path
+        self._interval = base.sync_timeout
+        self._keeper: DiskKeeper | None = None
         self.state = ClusterState()
         self._coordinator = Coordinator(self.state, self.options)
         self._topics = Topics(self.state, self.options, self._coordinator)
@@ -177,24 +183,6 @@ class RedesignedCluster(ServerGroup):
         """Let the cluster reach a node again: its replicas drop what others have not confirmed, and catch up."""
         self._coordinator.heal(self.node(node).id)
 
-    # --- what the HTTP routes of the nsqlookupds need ----------------------------------------------------------------
-
-    def listed_lookupds(self) -> dict[str, Any]:
-        """The answer to /listlookup."""
-        running = [lookupd.listed() for lookupd in self.lookupds if lookupd.is_running]
-        return {"lookupdnodes": running, "lookupdleader": running[0] if running else {}}
-
-    def node_loads(self) -> list[dict[str, Any]]:
-        """The rows of ``node_stat_list`` of /cluster/stats; a load is a number of partitions."""
-        rows = []
-        for node in self.nsqds:
-            if node.id in self.state.alive:
-                held = sum(node.id in partition.replicas for partition in self.state.all_partitions())
-                peer = {key: node.peer()[key] for key in ("hostname", "broadcast_address", "tcp_port", "http_port")}
-                led = len(self.state.led_by(node.id))
-                rows.append({**peer, "leader_load_factor": float(led), "node_load_factor": float(held)})
-        return rows
-
     def _make_lookup_router(self, server: ClusterLookupdServer) -> Router:
         lookup = Lookup(
             self.state,
@@ -207,7 +195,13 @@ class RedesignedCluster(ServerGroup):
             return next((item for item in self.lookupds if item.is_running), None) is server
 
         return ClusterLookupRoutes(
-            lookup, self._topics, self._coordinator, self, leads, server.options.version
+            lookup,
+            self._topics,
+            self._coordinator,
+            self,
+            lambda: listed_lookupds(self.lookupds),
+            leads,
+            server.options.version,
         ).router()
 
     def _start(self) -> None:
@@ -217,6 +211,23 @@ class RedesignedCluster(ServerGroup):
             nsqd.start()
             if nsqd.id not in self.state.node_ids:
                 self.state.node_ids.append(nsqd.id)
+        if self._data_path is not None:
+            store = ClusterStore(self._data_path)
+            self._keeper = DiskKeeper(self.state, store, self.options, self._interval)
+            self._keeper.restore()
+            self._coordinator.restored()
+
+    def stop(self) -> None:
+        """Stop all servers. What there is a data path for is written down."""
+        with ending(self._keeper, save=True):
+            super().stop()
+        self._keeper = None
+
+    def kill(self) -> None:
+        """End as SIGKILL would: nothing more is written."""
+        with ending(self._keeper, save=False):
+            super().kill()
+        self._keeper = None
 
 
 def _node_options(base: NsqdOptions, number: int, fixed: Sequence[Mapping[str, Any]]) -> NsqdOptions:

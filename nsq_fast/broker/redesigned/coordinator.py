@@ -61,6 +61,12 @@ class Coordinator:
         if not self.is_stable:
             raise ClusterError(UNSTABLE)
 
+    def restored(self) -> None:
+        """Partitions are back after all nodes had ended: their leaders serve, and other replicas catch up."""
+        self._unsettle()
+        self._elect()
+        self._catch_up()
+
     # --- nodes that come and go --------------------------------------------------------------------------------------
 
     def node_started(self, node: str) -> None:

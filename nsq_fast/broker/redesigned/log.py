@@ -1,7 +1,7 @@
 """The log of one partition: records with an id, an offset and a size, as the redesigned server's disk queue has them.
 
-It is kept in memory. Each replica has one; they share the records themselves,
-which do not change. Records are numbered from 0 (``sequence``); what every channel is done
+It is kept in memory, and in a file too where there is one (``log_file``). Each replica has one; they share the records
+themselves, which do not change. Records are numbered from 0 (``sequence``); what every channel is done
 with is dropped from the front when it is more than a limit.
 """
 
@@ -11,7 +11,7 @@ import bisect
 import struct
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 PARTITION_SHIFT = 50
 NO_EXT = b"\x00"
@@ -66,6 +66,15 @@ class Record:
         """The JSON of the ext header, or empty."""
         return self.ext[_EXT.size :]
 
+    @property
+    def has_ext(self) -> bool:
+        """Whether it was stored with its ext field: topics may have got ext headers later."""
+        return self.size > _RECORD_FIXED + len(self.body)
+
+    def is_same(self, other: Record) -> bool:
+        """Whether it is the same message, stored by the same leader."""
+        return self is other or (self.timestamp == other.timestamp and self.id == other.id and self.body == other.body)
+
     def frame(self, attempts: int, ext: bool, detail: bool) -> bytes:
         """The MESSAGE frame, with the ext field and the detail header where the client gets them."""
         tail = self.body
@@ -76,8 +85,43 @@ class Record:
         return _MESSAGE.pack(_FIXED + len(tail), _MESSAGE_TYPE, self.timestamp, attempts, self.id) + tail
 
 
+class Loaded(NamedTuple):
+    """What a file holds: the number of the first record, its offset, and the records."""
+
+    first: int
+    offset: int
+    records: list[Record]
+
+
+class File(Protocol):
+    """Where records survive the process. What writes raises OSError with nothing changed."""
+
+    def load(self) -> Loaded:
+        """What it holds, as far as it is whole."""
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Write records behind the others."""
+
+    def truncate(self, record: Record) -> None:
+        """Drop a record and all behind it."""
+
+    def rewrite(self, first: int, offset: int, records: Sequence[Record]) -> None:
+        """Hold these records and no others."""
+
+    def close(self) -> None:
+        """Write no more."""
+
+    def remove(self) -> None:
+        """Hold nothing, and write no more."""
+
+
 class PartitionLog:
     """The records of one partition.
+
+    Args:
+        file: holds them too; the log begins with what it has. None: nothing survives.
+
+    What changes the log raises OSError when the file cannot be written; then nothing has changed.
 
     Attributes:
         partition: its number, which stands in the ids.
@@ -87,13 +131,16 @@ class PartitionLog:
         has_traced: whether a message with a trace id has been stored.
     """
 
-    def __init__(self, partition: int, is_ext: bool) -> None:
+    def __init__(self, partition: int, is_ext: bool, file: File | None = None) -> None:
         self.partition = partition
         self.is_ext = is_ext
-        self.first = 0
-        self.end_offset = 0
-        self.has_traced = False
-        self._records: list[Record] = []
+        self._file = file
+        loaded = Loaded(0, 0, []) if file is None else file.load()
+        self.first = loaded.first
+        self._records = loaded.records
+        last = self._records[-1] if self._records else None
+        self.end_offset = loaded.offset if last is None else last.offset + last.size
+        self.has_traced = any(record.trace_id for record in self._records)
 
     @property
     def end(self) -> int:
@@ -120,6 +167,8 @@ class PartitionLog:
             records.append(Record(sequence, pack(high + sequence, trace_id), timestamp, offset, size, ext, body))
             sequence += 1
             offset += size
+        if self._file is not None:
+            self._file.append(records)
         self._records += records
         self.end_offset = offset
         self.has_traced |= trace_ids != 0
@@ -130,9 +179,12 @@ class PartitionLog:
         common = self._common_end(other)
         self.truncate(common)
         if common < other.first:
-            self.first, self._records = other.first, []
+            self._reset(other.first, other.start_offset, [])
             common = other.first
-        self._records += other.read(common, other.end - common)
+        missing = other.read(common, other.end - common)
+        if missing and self._file is not None:
+            self._file.append(missing)
+        self._records += missing
         self.end_offset = other.end_offset
         self.is_ext = other.is_ext
         self.has_traced |= other.has_traced
@@ -141,13 +193,15 @@ class PartitionLog:
         """Drop the records from ``sequence`` on."""
         if sequence < self.end:
             at = max(0, sequence - self.first)
+            if self._file is not None:
+                self._file.truncate(self._records[at])
             self.end_offset = self._records[at].offset
             del self._records[at:]
 
     def _common_end(self, other: PartitionLog) -> int:
         """The sequence up to which both have the same records, as far as both still have them."""
         begin, end = max(self.first, other.first), min(self.end, other.end)
-        while end > begin and self._records[end - 1 - self.first] is not other._records[end - 1 - other.first]:
+        while end > begin and not self._records[end - 1 - self.first].is_same(other._records[end - 1 - other.first]):
             end -= 1
         return end
 
@@ -176,14 +230,32 @@ class PartitionLog:
 
     def forget(self, offset: int) -> None:
         """Drop the records that begin before an offset."""
-        sequence = self.at_offset(offset)
-        del self._records[: sequence - self.first]
-        self.first = sequence
+        self._drop_before(self.at_offset(offset))
 
     def trim(self, sequence: int, keep: int) -> None:
         """Drop records before ``sequence``, but for the last ``keep`` of them."""
         surplus = sequence - keep - self.first
         # In large steps: each moves all that stays.
         if surplus >= max(_TRIM, len(self._records) // 2):
-            del self._records[:surplus]
-            self.first += surplus
+            self._drop_before(self.first + surplus)
+
+    def _drop_before(self, sequence: int) -> None:
+        if sequence > self.first:
+            self._reset(sequence, self.offset_of(sequence), self._records[sequence - self.first :])
+
+    def _reset(self, first: int, offset: int, records: list[Record]) -> None:
+        if self._file is not None:
+            self._file.rewrite(first, offset, records)
+        self.first, self._records = first, records
+        if not records:
+            self.end_offset = offset
+
+    def close(self) -> None:
+        """Write no more to its file."""
+        if self._file is not None:
+            self._file.close()
+
+    def delete(self) -> None:
+        """Remove its file: the replica is not needed any more."""
+        if self._file is not None:
+            self._file.remove()

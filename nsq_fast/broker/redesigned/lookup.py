@@ -18,6 +18,8 @@ READ, WRITE = "r", "w"
 NO_CHANNEL = "Topic has no channel, should init at least one for the new topic"
 NO_TOPIC = "Key not found"
 
+_SHOWN_WITH_LOADS = ("hostname", "broadcast_address", "tcp_port", "http_port")
+
 PeerInfo = dict[str, Any]
 
 
@@ -85,6 +87,17 @@ class Lookup:
     def _meta(self, topic: str) -> TopicMeta:
         partitions = self._state.topics.get(topic)
         return partitions[0].meta if partitions else TopicMeta(0, 0)
+
+    def node_loads(self) -> list[dict[str, Any]]:
+        """The rows of ``node_stat_list`` of /cluster/stats; a load is a number of partitions."""
+        rows = []
+        for node in self._state.node_ids:
+            if node in self._state.alive:
+                held = sum(node in partition.replicas for partition in self._state.all_partitions())
+                peer = {key: self._peer(node)[key] for key in _SHOWN_WITH_LOADS}
+                led = len(self._state.led_by(node))
+                rows.append({**peer, "leader_load_factor": float(led), "node_load_factor": float(held)})
+        return rows
 
     # --- everything there is -----------------------------------------------------------------------------------------
 

@@ -30,12 +30,6 @@ MAX_REPLICATOR = 5
 class Administration(Protocol):
     """What the routes need of the cluster."""
 
-    def listed_lookupds(self) -> dict[str, Any]:
-        """The answer to /listlookup."""
-
-    def node_loads(self) -> list[dict[str, Any]]:
-        """The rows of ``node_stat_list`` in the answer to /cluster/stats."""
-
     def kill_node(self, node: int | str) -> None:
         """Kill a node, named by its number or its id."""
 
@@ -47,6 +41,7 @@ class ClusterLookupRoutes:
     """Builds the WSGI application of an nsqlookupd.
 
     Args:
+        listed_lookupds: gives the answer to /listlookup.
         is_leader: called to know whether this one takes administrative calls.
     """
 
@@ -56,6 +51,7 @@ class ClusterLookupRoutes:
         administration: Topics,
         coordinator: Coordinator,
         cluster: Administration,
+        listed_lookupds: Callable[[], dict[str, Any]],
         is_leader: Callable[[], bool],
         version: str,
     ) -> None:
@@ -63,6 +59,7 @@ class ClusterLookupRoutes:
         self._admin = administration
         self._coordinator = coordinator
         self._cluster = cluster
+        self._listed_lookupds = listed_lookupds
         self._is_leader = is_leader
         self._version = version
 
@@ -76,7 +73,7 @@ class ClusterLookupRoutes:
             ("/topics", self._topics),
             ("/channels", self._channels),
             ("/nodes", lambda request: {"producers": self._lookup.nodes(time.time())}),
-            ("/listlookup", lambda request: self._cluster.listed_lookupds()),
+            ("/listlookup", lambda request: self._listed_lookupds()),
         ):
             router.add("GET", path, handler, style_negotiated)
         router.add("GET", "/cluster/stats", self._cluster_stats)
@@ -118,7 +115,7 @@ class ClusterLookupRoutes:
 
     def _cluster_stats(self, request: Request) -> dict[str, Any]:
         self._require_leader(request)
-        return {"stable": self._coordinator.is_stable, "node_stat_list": self._cluster.node_loads(), "topn_topics": []}
+        return {"stable": self._coordinator.is_stable, "node_stat_list": self._lookup.node_loads(), "topn_topics": []}
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
@@ -193,7 +190,7 @@ class ClusterLookupRoutes:
                 self._admin.upgrade_to_ext(topic)
         disabled = request.get("disable_channel_auto_create")
         if disabled:
-            partitions[0].meta.disable_channel_auto_create = disabled == "true"
+            self._admin.set_channel_auto_create(topic, disabled == "true")
 
     # --- channels ----------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -10,10 +11,13 @@ from gevent import Greenlet, sleep, spawn
 from nsq_fast.broker.nsqd.host import Host
 from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.errors import NotLeader, NotWritable, TopicNotExist
+from nsq_fast.log_events import BROKER_WRITE_FAILED, BROKER_WRITE_RECOVERED
 
 from .log import Draft, Record
 from .replication import Replica
 from .state import ClusterState, Partition
+
+logger = logging.getLogger("nsq_fast.broker.redesigned.node")
 
 NO_PARTITION = -1
 
@@ -79,13 +83,23 @@ class Node(Host):
             records = self._replica_that_leads(partition).append(
                 drafts, lambda node: self._reach(partition, node), partition.quorum
             )
-        except (NotLeader, NotWritable):
+        except (NotLeader, NotWritable) as error:
             partition.failed_count += 1
+            if isinstance(error.__cause__, OSError):
+                self._disk_failed(error.__cause__)
             raise
+        if self.error is not None:
+            self.error = None
+            logger.warning("messages can be written again", extra=BROKER_WRITE_RECOVERED)
         if partition.is_traced:
             partition.trace.stored(records)
         partition.published()
         return records
+
+    def _disk_failed(self, error: OSError) -> None:
+        if self.error is None:
+            logger.error("failed to write messages: %s; publishes are refused", error, extra=BROKER_WRITE_FAILED)
+        self.error = error
 
     def _replica_that_leads(self, partition: Partition) -> Replica:
         replica = partition.set.replicas.get(self.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,14 +17,18 @@ class ClusterProcess(BrokerProcess):
     Args:
         nodes: how many nsqds.
         lookupds: how many nsqlookupds.
+        data_path: where topics, messages and channels are kept; None keeps nothing.
         options: as for ``RedesignedCluster``.
     """
 
     _module = "nsq_fast.broker.redesigned.process"
 
-    def __init__(self, nodes: int = 3, lookupds: int = 2, **options: Any) -> None:
+    def __init__(
+        self, nodes: int = 3, lookupds: int = 2, data_path: str | os.PathLike[str] | None = None, **options: Any
+    ) -> None:
         super().__init__()
-        self._settings = {"nodes": nodes, "lookupds": lookupds, **options}
+        path = None if data_path is None else os.fspath(data_path)
+        self._settings = {"nodes": nodes, "lookupds": lookupds, "data_path": path, **options}
 
     @property
     def lookupds(self) -> list[ServerAddresses]:

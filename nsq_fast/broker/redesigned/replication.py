@@ -70,8 +70,8 @@ class Replica:
             quorum: how many replicas must be in sync.
 
         Raises NotLeader when it is not the leader, or not any more; NotWritable when too few replicas are in sync,
-        or one of them cannot be reached. After either, some replicas may have the messages, and keep them if one of
-        these is the next leader.
+        or one of them cannot be reached, or cannot write: then an OSError is the cause. After either, some replicas
+        may have the messages, and keep them if one of these is the next leader.
         """
         assignment = self.assignment
         if assignment.leader != self.node:
@@ -79,8 +79,8 @@ class Replica:
         if len(assignment.isr) < quorum:
             raise NotWritable
         begin = self.log.end
-        records = self.log.append(drafts)
         try:
+            records = self.log.append(drafts)
             for node in assignment.isr:
                 if node != self.node:
                     other = reach(node)
@@ -93,6 +93,9 @@ class Replica:
         except NotWritable:
             self.log.truncate(begin)
             raise
+        except OSError as error:
+            self.log.truncate(begin)
+            raise NotWritable from error
         return records
 
 
@@ -101,19 +104,39 @@ class ReplicaSet:
 
     Args:
         nodes: where they stand; the first is to lead.
-        make_log: makes an empty log.
+        make_log: makes the log of a node; it is empty, unless the node has one from before.
+        on_decided: called after each decision.
 
     Attributes:
         replicas: by node, also those that are not in sync.
         assignment: the last decision.
     """
 
-    def __init__(self, nodes: Iterable[str], make_log: Callable[[], PartitionLog]) -> None:
+    def __init__(
+        self,
+        nodes: Iterable[str],
+        make_log: Callable[[str], PartitionLog],
+        on_decided: Callable[[], None] = lambda: None,
+    ) -> None:
         self._make_log = make_log
-        self.replicas = {node: Replica(node, make_log()) for node in nodes}
+        self._on_decided = on_decided
+        self.replicas = {node: Replica(node, make_log(node)) for node in nodes}
         isr = tuple(self.replicas)
         self.assignment = Assignment(1, isr[0], isr)
         self.tell(isr)
+
+    def restore(self, last: Assignment) -> None:
+        """Decide anew after all nodes have ended, by the last decision and the logs that are there.
+
+        The longest log of the ISR leads: it has every confirmed write. A shorter one lacks a write that was on its way
+        at the end, or was damaged: it catches up.
+        """
+        isr = [node for node in last.isr if node in self.replicas]
+        self.assignment = Assignment(last.epoch, None, tuple(isr))
+        if isr:
+            end = max(self.replicas[node].log.end for node in isr)
+            whole = [node for node in isr if self.replicas[node].log.end == end]
+            self._decide(last.leader if last.leader in whole else whole[0], tuple(whole))
 
     def tell(self, nodes: Iterable[str]) -> None:
         """Tell the replicas of nodes what has been decided."""
@@ -147,7 +170,10 @@ class ReplicaSet:
         chief, replica = self.replicas[leader], self.replicas[node]
         chief.adopt(self.assignment)
         replica.adopt(self.assignment)
-        replica.follow(chief)
+        try:
+            replica.follow(chief)
+        except OSError:
+            return False
         if node not in isr:
             self._decide(leader, (*isr, node))
             self.tell((leader, node))
@@ -160,7 +186,8 @@ class ReplicaSet:
 
     def add(self, node: str) -> None:
         """Have a replica on one more node, which is not in sync yet."""
-        self.replicas.setdefault(node, Replica(node, self._make_log()))
+        if node not in self.replicas:
+            self.replicas[node] = Replica(node, self._make_log(node))
 
     def drop(self, node: str) -> None:
         """Have no replica on a node that does not lead."""
@@ -168,7 +195,10 @@ class ReplicaSet:
         assert node != leader
         if node in isr:
             self._decide(leader, tuple(each for each in isr if each != node))
-        self.replicas.pop(node, None)
+        replica = self.replicas.pop(node, None)
+        if replica is not None:
+            replica.log.delete()
 
     def _decide(self, leader: str | None, isr: tuple[str, ...]) -> None:
         self.assignment = Assignment(self.assignment.epoch + 1, leader, isr)
+        self._on_decided()

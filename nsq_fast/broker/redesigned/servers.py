@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from nsq_fast.broker.http.router import Router
@@ -100,3 +100,9 @@ class ClusterLookupdServer(LookupdServer):
 
     def _make_router(self) -> Router:
         return self._make_cluster_router(self)
+
+
+def listed_lookupds(lookupds: Sequence[ClusterLookupdServer]) -> dict[str, Any]:
+    """The answer to /listlookup: those that run, the first of which leads."""
+    running = [lookupd.listed() for lookupd in lookupds if lookupd.is_running]
+    return {"lookupdnodes": running, "lookupdleader": running[0] if running else {}}

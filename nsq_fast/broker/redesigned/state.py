@@ -8,11 +8,13 @@ until one of them is back. Plain state: what happens when, is for the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from typing import Protocol
 
 from .channel import PartitionChannel
-from .log import PartitionLog
-from .replication import ReplicaSet
+from .log import File, PartitionLog
+from .replication import Assignment, ReplicaSet
 from .tracing import DeliveryTrace, PublishTrace, TraceSwitches
 
 MAX_PARTITIONS = 255
@@ -49,8 +51,45 @@ class TopicMeta:
         }
 
 
+class Keeper(Protocol):
+    """Sees to it that what the cluster knows survives the process."""
+
+    def log_file(self, node: str, topic: str, number: int) -> File | None:
+        """Where a node keeps its log of a partition; None where nothing survives."""
+
+    def decided(self) -> None:
+        """Topics, or decisions about partitions, are others now."""
+
+    def channels_changed(self, partition: Partition) -> None:
+        """A channel has come, or gone, or works in another way."""
+
+    def topic_deleted(self, topic: str) -> None:
+        """A topic is gone, and what there was of it."""
+
+
+class KeepsNothing:
+    """Where nothing survives."""
+
+    def log_file(self, node: str, topic: str, number: int) -> File | None:
+        """As ``Keeper.log_file``."""
+        return None
+
+    def decided(self) -> None:
+        """As ``Keeper.decided``."""
+
+    def channels_changed(self, partition: Partition) -> None:
+        """As ``Keeper.channels_changed``."""
+
+    def topic_deleted(self, topic: str) -> None:
+        """As ``Keeper.topic_deleted``."""
+
+
 class Partition:
     """One partition of a topic.
+
+    Args:
+        replicas: ids of the nodes that it stands on; the first is to lead.
+        last: the last decision about it, where it has survived the process.
 
     Attributes:
         set: its replicas, and which of them are in sync.
@@ -60,17 +99,34 @@ class Partition:
         trace: logs traced messages that are published.
     """
 
-    def __init__(self, topic: str, meta: TopicMeta, number: int, replicas: list[str], *, is_kind: bool = False) -> None:
+    def __init__(
+        self,
+        topic: str,
+        meta: TopicMeta,
+        number: int,
+        replicas: list[str],
+        keeper: Keeper,
+        *,
+        last: Assignment | None = None,
+        is_kind: bool = False,
+    ) -> None:
         self._is_kind = is_kind
+        self._keeper = keeper
         self.is_new = False
         self.topic = topic
         self.meta = meta
         self.number = number
-        self.set = ReplicaSet(replicas, lambda: PartitionLog(number, meta.ext))
+        self.set = ReplicaSet(
+            replicas,
+            lambda node: PartitionLog(number, meta.ext, keeper.log_file(node, topic, number)),
+            keeper.decided,
+        )
+        if last is not None:
+            self.set.restore(last)
         self.is_writable = True
-        self.registered: str | None = replicas[0]
-        self._serving = replicas[0]
-        self.log = self.set.replicas[replicas[0]].log
+        self._serving = self.leader or replicas[0]
+        self.registered: str | None = self._serving
+        self.log = self.set.replicas[self._serving].log
         self.channels: dict[str, PartitionChannel] = {}
         self.failed_count = 0
         self._switches: dict[str, TraceSwitches] = {}
@@ -124,12 +180,16 @@ class Partition:
                 is_kind=self._is_kind,
             )
             self.channels[name] = channel
+            if not channel.is_ephemeral:
+                self._keeper.channels_changed(self)
         return channel
 
     def delete_channel(self, name: str) -> None:
         """Drop a channel, if there is one, and disconnect its clients."""
         channel = self.channels.pop(name, None)
         if channel is not None:
+            if not channel.is_ephemeral:
+                self._keeper.channels_changed(self)
             channel.is_ephemeral = False  # else it would be dropped again when they have gone
             channel.disconnect()
 
@@ -167,8 +227,10 @@ class Partition:
             channel.notify()
         if self.log.end - self.log.first > 2 * RETAINED_RECORDS:
             done = min((channel.confirmed.position for channel in self.channels.values()), default=self.log.end)
-            for replica in self.set.replicas.values():
-                replica.log.trim(done, RETAINED_RECORDS)
+            # Where the disk refuses it, the next publish tries again.
+            with contextlib.suppress(OSError):
+                for replica in self.set.replicas.values():
+                    replica.log.trim(done, RETAINED_RECORDS)
 
     def forget(self, offset: int) -> None:
         """Drop the records that begin before an offset, done or not: channels go on behind them."""
@@ -193,9 +255,11 @@ class ClusterState:
         alive: the nodes that run.
         isolated: the nodes that nothing but clients can reach.
         is_write_disabled: whether an administrator has stopped all publishing.
+        keeper: told of what has to survive the process.
     """
 
     def __init__(self) -> None:
+        self.keeper: Keeper = KeepsNothing()
         self.topics: dict[str, list[Partition]] = {}
         self.node_ids: list[str] = []
         self.alive: set[str] = set()

@@ -48,6 +48,7 @@ class Topics:
             raise ClusterError("max partition allowed exceed")
         self.state.topics[topic] = []
         self._add_partitions(topic, meta, meta.partition_num)
+        self.state.keeper.decided()
 
     def expand(self, topic: str, partition_num: int) -> None:
         """Give a topic more partitions. Raises ClusterError."""
@@ -59,6 +60,7 @@ class Topics:
             raise ClusterError(NO_NODE)
         meta.partition_num = partition_num
         self._add_partitions(topic, meta, partition_num)
+        self.state.keeper.decided()
 
     def upgrade_to_ext(self, topic: str) -> None:
         """Let a topic have ext headers from now on; consumers that cannot read them are disconnected."""
@@ -68,12 +70,19 @@ class Topics:
                 replica.log.is_ext = True
             for channel in partition.channels.values():
                 channel.disconnect(lambda client: not client.gets_ext)
+        self.state.keeper.decided()
 
     def set_replica(self, topic: str, count: int) -> None:
         """Let a topic stand on more nodes, or on fewer. Raises ClusterError."""
         for partition in self._partitions(topic):
             partition.meta.replica = count
             self._coordinator.moves.fit_replicas(partition)
+        self.state.keeper.decided()
+
+    def set_channel_auto_create(self, topic: str, is_disabled: bool) -> None:
+        """Let SUB create channels of a topic, or not. Raises ClusterError."""
+        self._partitions(topic)[0].meta.disable_channel_auto_create = is_disabled
+        self.state.keeper.decided()
 
     def register_channel(self, topic: str, channel: str) -> None:
         """Create a channel of a topic whose channels SUB does not create. Raises ClusterError."""
@@ -83,6 +92,7 @@ class Topics:
         if channel in meta.channels:
             raise ClusterError(f"channel {channel} already registered")
         meta.channels.append(channel)
+        self.state.keeper.decided()
         for partition in self._partitions(topic):
             partition.channel(channel)
 
@@ -94,6 +104,7 @@ class Topics:
         if channel not in meta.channels:
             raise ClusterError(f"channel {channel} not registered")
         meta.channels.remove(channel)
+        self.state.keeper.decided()
         for partition in self._partitions(topic):
             partition.delete_channel(channel)
 
@@ -101,7 +112,11 @@ class Topics:
         """Drop a topic with its messages, and disconnect its consumers. Raises ClusterError."""
         for partition in self._partitions(topic):
             partition.interrupt()
+            for replica in partition.set.replicas.values():
+                replica.log.delete()
         del self.state.topics[topic]
+        self.state.keeper.decided()
+        self.state.keeper.topic_deleted(topic)
 
     def _partitions(self, topic: str) -> list[Partition]:
         if topic not in self.state.topics:
@@ -112,7 +127,8 @@ class Topics:
         partitions = self.state.topics[topic]
         while len(partitions) < count:
             replicas = self._place(partitions, meta)
-            partitions.append(Partition(topic, meta, len(partitions), replicas, is_kind=self._options.kind))
+            made = Partition(topic, meta, len(partitions), replicas, self.state.keeper, is_kind=self._options.kind)
+            partitions.append(made)
             for channel in meta.channels:
                 partitions[-1].channel(channel)
             if self._options.ready_after:

@@ -1,0 +1,258 @@
+"""A cluster with a data path: what survives its end, a SIGKILL, a damaged file and a full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.http import ask
+from support.redesigned import Consumer, headed, publish, sized
+from support.waiting import until
+from support.wire import WireClient
+
+from nsq_fast.broker import ClusterProcess, RedesignedCluster
+from nsq_fast.broker.errors import DataPathError
+from nsq_fast.broker.redesigned.log import Draft, PartitionLog
+from nsq_fast.broker.redesigned.log_file import LogFile
+
+Start = Callable[..., RedesignedCluster]
+
+
+def start(path: Path, **options: Any) -> RedesignedCluster:
+    return RedesignedCluster(**{"data_path": path, "readiness": 0.0, "takeover_delay": 0.02, "lookupds": 1, **options})
+
+
+def bodies(cluster: RedesignedCluster, topic: str = "t", number: int = 0) -> list[bytes]:
+    log = cluster.partition(topic, number).log
+    return [record.body for record in log.read(log.first, log.end)]
+
+
+def take(consumer: Consumer, count: int) -> list[bytes]:
+    frames = [consumer.receive() for _ in range(count)]
+    for frame in frames:
+        consumer.finish(frame)
+    return [frame.body for frame in frames]
+
+
+def test_topics_messages_and_channels_survive(tmp_path: Path) -> None:
+    with start(tmp_path) as cluster:
+        cluster.create_topic("t", 1, 2, channels=["ch", "paused"])
+        cluster.create_topic("o", 2, 1, ordered=True, ext=True, channels=["ch"])
+        publish(cluster, "t", b"0", b"1", b"2", b"3")
+        consumer = Consumer(cluster.leader_of("t", 0), "SUB t ch 0")
+        frames = [consumer.receive() for _ in range(4)]
+        consumer.finish(frames[0])
+        consumer.finish(frames[2])
+        channel = cluster.partition("t", 0).channel("ch")
+        until(lambda: channel.depth == 2)
+        cluster.partition("t", 0).channel("paused").set_paused(True)
+        consumer.close()
+        epoch, before = cluster.partition("t", 0).epoch, cluster.leader_of("t", 0)
+        number = cluster.nsqds.index(before)
+    with start(tmp_path) as cluster:
+        assert cluster.partition("t", 0).epoch > epoch
+        assert cluster.leader_of("t", 0) is cluster.nsqds[number]
+        assert set(cluster.state.topics) == {"t", "o"}
+        meta = cluster.partition("o", 1).meta
+        assert (meta.ordered, meta.ext, meta.partition_num, meta.replica) == (True, True, 2, 1)
+        channels = cluster.partition("t", 0).channels
+        assert {name: channel.is_paused for name, channel in channels.items()} == {"ch": False, "paused": True}
+        publish(cluster, "t", b"4")
+        consumer = Consumer(cluster.leader_of("t", 0), "SUB t ch 0")
+        assert take(consumer, 3) == [b"1", b"3", b"4"]
+        consumer.close()
+
+
+def test_ids_offsets_and_headers_are_as_before(tmp_path: Path) -> None:
+    with start(tmp_path) as cluster:
+        cluster.create_topic("t", 1, 1, multi_part=True, channels=["ch"])
+        publish(cluster, "t", b"without")
+        lookupd = cluster.lookupds[0].http_address
+        assert ask(lookupd, "POST", "/topic/meta/update?topic=t&upgradeext=true").status == 200
+        client = WireClient(cluster.leader_of("t", 0).tcp_address)
+        assert client.command(b"PUB_EXT t 0\n" + sized(headed({"##trace_id": "7"}, b"with"))).startswith(b"OK")
+        assert client.command(b"PUB t 0\n" + sized(b"plain")) == b"OK"
+        client.close()
+        log = cluster.partition("t", 0).log
+        before = [(each.id, each.offset, each.size, each.ext, each.body) for each in log.read(0, 9)]
+    with start(tmp_path) as cluster:
+        log = cluster.partition("t", 0).log
+        assert [(each.id, each.offset, each.size, each.ext, each.body) for each in log.read(0, 9)] == before
+        assert log.has_traced
+        assert cluster.partition("t", 0).meta.ext
+
+
+def test_what_is_deleted_stays_so(tmp_path: Path) -> None:
+    with start(tmp_path) as cluster:
+        cluster.create_topic("t", 1, 2, channels=["gone", "ch", "none#ephemeral"])
+        publish(cluster, "t", b"old")
+        cluster.partition("t", 0).delete_channel("gone")
+        cluster.create_topic("u", channels=["ch"])
+        publish(cluster, "u", b"old")
+        assert ask(cluster.lookupds[0].http_address, "POST", "/topic/delete?topic=u&partition=**").status == 200
+        cluster.forget_log("t", 0, before=31)
+        publish(cluster, "t", b"new")
+    with start(tmp_path) as cluster:
+        assert list(cluster.partition("t", 0).channels) == ["ch"]
+        assert list(cluster.state.topics) == ["t"]
+        assert (cluster.partition("t", 0).log.first, bodies(cluster)) == (1, [b"new"])
+        cluster.create_topic("u", channels=["ch"])
+        assert bodies(cluster, "u") == []
+
+
+def test_a_topic_whose_nodes_are_not_there_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with start(tmp_path) as cluster:
+        cluster.create_topic("t", 3, 1, channels=["ch"])
+    with start(tmp_path, nodes=2) as cluster:
+        assert cluster.state.topics == {}
+    assert "topic t is left out: partition" in caplog.text
+
+
+def test_a_data_path_is_of_one_cluster(tmp_path: Path) -> None:
+    with start(tmp_path), pytest.raises(DataPathError, match="in use"):
+        start(tmp_path).start()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        start(tmp_path / "file").start()
+
+
+def test_a_sigkill_loses_nothing_that_was_confirmed(tmp_path: Path) -> None:
+    dice, confirmed = random.Random(1), []
+    for turn in range(3):
+        with ClusterProcess(2, 1, data_path=tmp_path, readiness=0.0) as process:
+            if not turn:
+                process.create_topic("t", 1, 2, channels=["ch"])
+            clients = [WireClient(node.tcp) for node in process.nsqds]
+            for number in range(dice.randrange(1, 60)):
+                body = b"%d-%d" % (turn, number)
+                replies = [client.command(b"PUB t 0\n" + sized(body)) for client in clients]
+                confirmed += [body] * replies.count(b"OK")
+            for client in clients:
+                client.send(b"PUB t 0\n" + sized(b"x" * dice.randrange(1, 4000)))  # on its way at the end
+            process.kill()
+            for client in clients:
+                client.close()
+    with start(tmp_path, nodes=2) as cluster:
+        stored = bodies(cluster)
+        assert [body for body in stored if body in set(confirmed)] == confirmed
+        assert cluster.partition("t", 0).channel("ch").depth == len(stored)
+        assert len(cluster.partition("t", 0).in_sync) == 2
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def make_log(path: Path) -> list[bytes]:
+    log = PartitionLog(1, True, LogFile(path))
+    log.append([Draft(b"a"), Draft(b"bc", 7, b"{}")])
+    log.append([Draft(b"")])
+    log.close()
+    return [b"a", b"bc", b""]
+
+
+@pytest.mark.parametrize("change", [lambda byte: byte ^ 1, lambda byte: 0 if byte else 255, None])
+def test_damage_at_every_byte_leaves_what_is_before_it(tmp_path: Path, change: Any) -> None:
+    whole = make_log(tmp_path / "whole")
+    data = (tmp_path / "whole").read_bytes()
+    lengths, ends = set(), ends_of(data)
+    for at in range(len(data)):
+        path = tmp_path / f"{at}"
+        bad = data[:at] if change is None else data[:at] + bytes([change(data[at])]) + data[at + 1 :]
+        path.write_bytes(bad)
+        log = PartitionLog(1, True, LogFile(path))
+        found = [record.body for record in log.read(0, 9)]
+        assert found == whole[: len(found)]
+        lengths.add(len(found))
+        is_noticed = change is not None or (at > 0 and at not in ends)
+        assert (tmp_path / f"{at}.bad").exists() is is_noticed
+        log.append([Draft(b"next")])
+        log.close()
+        again = PartitionLog(1, True, LogFile(path))
+        assert [record.body for record in again.read(0, 9)] == [*found, b"next"]
+        again.close()
+    assert lengths == set(range(len(whole)))
+
+
+def ends_of(data: bytes) -> list[int]:
+    """Where a file may be cut so that nothing shows it: behind its head and behind each record."""
+    ends, at = [28], 28
+    while at < len(data):
+        at += 8 + int.from_bytes(data[at + 4 : at + 8], "big")
+        ends.append(at)
+    return ends
+
+
+def log_of(path: Path, cluster: RedesignedCluster, *, is_leader: bool) -> Path:
+    partition = cluster.partition("t", 0)
+    ids = cluster.state.node_ids
+    node = next(node for node in partition.replicas if (node == partition.leader) is is_leader)
+    return path / f"nsqd{ids.index(node)}" / "t.t" / "0.log"
+
+
+@pytest.mark.parametrize("is_leader", [True, False])
+def test_a_damaged_replica_gets_what_it_lost_from_another_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_leader: bool
+) -> None:
+    with start(tmp_path) as cluster:
+        cluster.create_topic("t", 1, 2, channels=["ch"])
+        publish(cluster, "t", b"0", b"1", b"2")
+        path = log_of(tmp_path, cluster, is_leader=is_leader)
+    data = path.read_bytes()
+    path.write_bytes(data[:60] + b"X" + data[61:])
+    with start(tmp_path) as cluster:
+        assert bodies(cluster) == [b"0", b"1", b"2"]
+        assert len(cluster.partition("t", 0).in_sync) == 2
+    assert caplog.text.count("is damaged at byte") == 1
+    assert path.read_bytes() == data
+    with start(tmp_path) as cluster:
+        assert bodies(cluster) == [b"0", b"1", b"2"]
+
+
+def test_damaged_metadata_are_found_on_another_node(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with start(tmp_path) as cluster:
+        cluster.create_topic("t", 1, 1, channels=["ch"])
+        publish(cluster, "t", b"0", b"1")
+        channels = log_of(tmp_path, cluster, is_leader=True).with_name("0.channels")
+    (tmp_path / "nsqd0" / "cluster.json").write_bytes(b"{}")
+    shutil.rmtree(tmp_path / "nsqd1")
+    channels.write_bytes(b"\0")
+    with start(tmp_path) as cluster:
+        consumer = Consumer(cluster.leader_of("t", 0), "SUB t ch 0")
+        assert take(consumer, 2) == [b"0", b"1"]
+        consumer.close()
+    assert caplog.text.count("its checksum is wrong") == 2
+
+
+def test_a_full_disk_refuses_publishes_until_it_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with start(tmp_path) as cluster:
+        cluster.create_topic("t", 1, 2, channels=["ch"])
+        publish(cluster, "t", b"0")
+        leader = cluster.leader_of("t", 0)
+        client, write = WireClient(leader.tcp_address), os.pwrite
+        is_full = [True, True]
+
+        def pwrite(fd: int, data: Any, at: int) -> int:
+            if is_full.pop():
+                write(fd, data[:3], at)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(fd, data, at)
+
+        monkeypatch.setattr(os, "pwrite", pwrite)
+        assert client.command(b"PUB t 0\n" + sized(b"refused")) == b"E_FAILED_ON_NOT_WRITABLE "
+        assert ask(leader.http_address, "GET", "/ping").status == 500
+        is_full[:] = [True, False]  # now the follower's is full
+        assert client.command(b"PUB t 0\n" + sized(b"refused")) == b"E_FAILED_ON_NOT_WRITABLE "
+        monkeypatch.undo()
+        assert client.command(b"PUB t 0\n" + sized(b"1")) == b"OK"
+        assert ask(leader.http_address, "GET", "/ping").status == 200
+        client.close()
+        assert bodies(cluster) == [b"0", b"1"]
+    with start(tmp_path) as cluster:
+        assert bodies(cluster) == [b"0", b"1"]
+        assert len(cluster.partition("t", 0).in_sync) == 2
