@@ -31,7 +31,7 @@ NSQ_FAST_SERVERS ?= $(HOME)/.cache/nsq-fast/servers
 SERVERS ?= $(wildcard $(abspath $(NSQ_FAST_SERVERS))/original)
 
 BIN := $(VENV)/bin
-SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi) setup.py version.py
+SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi nsq_fast/_per_interpreter/*.c) setup.py version.py
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUILD_NEEDS := "setuptools>=77" "Cython>=3.3,<4"
 
@@ -191,5 +191,5 @@ dist: $(DEV_STAMP)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
-	rm -f nsq_fast/*.c nsq_fast/*.so nsq_fast/*.html
+	rm -f nsq_fast/*.c nsq_fast/*.so nsq_fast/_per_interpreter/*.so nsq_fast/*.html
 	find nsq_fast tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,6 @@
-"""Build of the four compiled modules, and the version (version.py); everything else stands in pyproject.toml.
+"""Build of the four compiled modules, two of them twice, and the version (version.py).
+
+Everything else stands in pyproject.toml. Why two are built twice: nsq_fast/_per_interpreter.
 
 NSQ_FAST_DEBUG=1      line tracing, annotated HTML, no optimisation
 NSQ_FAST_SANITIZE=1   address and undefined-behaviour sanitizers
@@ -26,30 +28,36 @@ if SANITIZE:
     link_args += flags
 
 
-def extension(name: str) -> Extension:
+def extension(name: str, source: str, *depends: str) -> Extension:
     macros = [("CYTHON_TRACE", "1")] if DEBUG else []
     return Extension(
         f"nsq_fast.{name}",
-        [f"nsq_fast/{name}.pyx"],
+        [f"nsq_fast/{source}"],
+        depends=[f"nsq_fast/{each}" for each in depends],
         define_macros=macros,
         extra_compile_args=compile_args,
         extra_link_args=link_args,
     )
 
 
+modules = cythonize(
+    [extension(name, f"{name}.pyx") for name in ("_codec", "_frame", "_spin", "_time_slice")],
+    compiler_directives={
+        "language_level": 3,
+        "binding": True,
+        "linetrace": DEBUG,
+        # tests/core/test_core_threads.py; Cython from 3.3 on guards the attributes that are public
+        "freethreading_compatible": True,
+        # tests/core/test_core_interpreters.py; it says something in nsq_fast/_per_interpreter only
+        "subinterpreters_compatible": "own_gil",
+    },
+    annotate=DEBUG,
+)
+if sys.version_info >= (3, 12):  # interpreters before that cannot say whether they are the main one
+    modules += [
+        extension(f"_per_interpreter._{name}", f"_per_interpreter/{name}.c", f"_{name}.c")
+        for name in ("codec", "frame")
+    ]
 version = find_version()
 write_version(version)
-setup(
-    version=version,
-    ext_modules=cythonize(
-        [extension("_codec"), extension("_frame"), extension("_spin"), extension("_time_slice")],
-        compiler_directives={
-            "language_level": 3,
-            "binding": True,
-            "linetrace": DEBUG,
-            # tests/core/test_core_threads.py; Cython from 3.3 on guards the attributes that are public
-            "freethreading_compatible": True,
-        },
-        annotate=DEBUG,
-    ),
-)
+setup(version=version, ext_modules=modules)

@@ -10,7 +10,10 @@ import importlib
 from typing import Any
 
 from ._lazy import lazy_names
+from ._per_interpreter import search_path
 from ._version import __version__
+
+__path__ = search_path(__path__)
 
 _HOME = {
     "install_as_gnsq": "gnsq.install",

@@ -75,10 +75,6 @@ cdef enum:
     TRACED_REPLY_SIZE = 2 + 8 + 8 + 8 + 4
     MAX_BODY = 0x7fffffff           # servers read lengths as signed numbers
 
-cdef object _MAX_U64 = 0xffffffffffffffff
-cdef object _MAX_I64 = 0x7fffffffffffffff
-cdef object _MIN_I64 = -0x8000000000000000
-
 MESSAGE_ID_SIZE = ID_SIZE
 
 TracedReply = namedtuple("TracedReply", ["internal_id", "trace_id", "offset", "size"])
@@ -104,7 +100,7 @@ cdef class Message:
             raise ValueError("offset and raw_size go together")
         if self.body is not None:  # others may be reading it
             raise TypeError("a message is made once: __init__ was called again")
-        self.timestamp = checked_int(timestamp, "timestamp", _MIN_I64, _MAX_I64)
+        self.timestamp = _checked_i64(timestamp, "timestamp")
         self.attempts = checked_int(attempts, "attempts", 0, 0xffff)
         memcpy(self._id, _id_pointer(id, "id"), ID_SIZE)
         self.body = _copied(body, "body")
@@ -113,7 +109,7 @@ cdef class Message:
             ext_version = EXT_NONE if ext is None else EXT_JSON
         self.ext_version = checked_int(ext_version, "ext_version", 0, 0xff)
         if offset is not None:
-            self._offset = checked_int(offset, "offset", 0, _MAX_U64)
+            self._offset = _checked_u64(offset, "offset")
             self._raw_size = checked_int(raw_size, "raw_size", 0, 0xffffffff)
             set_flags(&self._flags, DETAILED)
         self.responder = responder
@@ -374,6 +370,14 @@ cdef object checked_int(object value, str argument, object minimum, object maxim
     return number
 
 
+cdef object _checked_i64(object value, str argument):
+    return checked_int(value, argument, -0x8000000000000000, 0x7fffffffffffffff)
+
+
+cdef object _checked_u64(object value, str argument):
+    return checked_int(value, argument, 0, 0xffffffffffffffff)
+
+
 cdef object bytes_like(object value, str argument):
     if PyBytes_Check(value):
         return value
@@ -483,7 +487,7 @@ def encode_message(timestamp, attempts, id, body, *, ext_version=None, ext=b"", 
     write_u32(at + FRAME_SIZE_AT, <uint32_t> (FRAME_DATA_AT - FRAME_TYPE_AT + size))
     write_u32(at + FRAME_TYPE_AT, FRAME_MESSAGE)
     at += FRAME_DATA_AT
-    write_u64(at + TIMESTAMP_AT, <uint64_t> <int64_t> checked_int(timestamp, "timestamp", _MIN_I64, _MAX_I64))
+    write_u64(at + TIMESTAMP_AT, <uint64_t> <int64_t> _checked_i64(timestamp, "timestamp"))
     write_u16(at + ATTEMPTS_AT, <uint16_t> checked_int(attempts, "attempts", 0, 0xffff))
     memcpy(at + ID_AT, _id_pointer(id, "id"), ID_SIZE)
     at += MESSAGE_HEADER_SIZE
@@ -494,7 +498,7 @@ def encode_message(timestamp, attempts, id, body, *, ext_version=None, ext=b"", 
             write_u16(at, <uint16_t> header_size)
             at = _put(at + EXT_LENGTH_SIZE, header)
     if offset is not None:
-        write_u64(at, <uint64_t> checked_int(offset, "offset", 0, _MAX_U64))
+        write_u64(at, <uint64_t> _checked_u64(offset, "offset"))
         write_u32(at + DETAIL_SIZE_AT, <uint32_t> checked_int(raw_size, "raw_size", 0, 0xffffffff))
         at += DETAIL_SIZE
     _put(at, piece)

@@ -330,7 +330,7 @@ cdef class ColumnReader(FrameBuffer):
             total = FRAME_TYPE_AT + <Py_ssize_t> read_u32(data + at)
             kind = read_u32(data + at + FRAME_TYPE_AT)
             if kind == FRAME_RESPONSE:
-                frames.append(_response(data + at + FRAME_DATA_AT, total - FRAME_DATA_AT))
+                frames.append(_response(self, data + at + FRAME_DATA_AT, total - FRAME_DATA_AT))
             elif kind == FRAME_ERROR:
                 frames.append(_error_frame(data + at + FRAME_DATA_AT, total - FRAME_DATA_AT))
             elif not is_row(data + at, total, layout.max_size):

@@ -33,6 +33,10 @@ cdef bytes _number(object value, str argument, object maximum):
     return b"%d" % checked_int(value, argument, 0, maximum)
 
 
+cdef bytes _milliseconds(object delay_ms):
+    return _number(delay_ms, "delay_ms", 0x7fffffffffffffff)
+
+
 cdef bytes _word(object value, str argument):
     # a space or line feed in a name would make another command of it
     if not isinstance(value, str):
@@ -224,20 +228,20 @@ def mpub_size(list bodies not None, Py_ssize_t max_msg_size):
 
 def dpub(topic, delay_ms, body):
     """DPUB: deliver not before ``delay_ms`` milliseconds have passed. Original servers only."""
-    line = _line([b"DPUB", _word(topic, "topic"), _number(delay_ms, "delay_ms", _MAX_I64)])
+    line = _line([b"DPUB", _word(topic, "topic"), _milliseconds(delay_ms)])
     return _records(line, NO_PREFIX, [body], None, None)
 
 
 def pub_trace(topic, trace_id, body, partition=None):
     """PUB_TRACE. The answer is a traced_reply. Redesigned servers only."""
     line = _line(_target(b"PUB_TRACE", topic, partition))
-    return _records(line, NO_PREFIX, [body], [checked_int(trace_id, "trace_id", 0, _MAX_U64)], None)
+    return _records(line, NO_PREFIX, [body], [_checked_u64(trace_id, "trace_id")], None)
 
 
 def mpub_trace(topic, pairs, partition=None):
     """MPUB_TRACE of (trace id, body) pairs. Redesigned servers only."""
     trace_ids, bodies = _unzipped(pairs)
-    checked = [checked_int(trace_id, "trace_id", 0, _MAX_U64) for trace_id in trace_ids]
+    checked = [_checked_u64(trace_id, "trace_id") for trace_id in trace_ids]
     return _records(_line(_target(b"MPUB_TRACE", topic, partition)), TOTAL_AND_COUNT, bodies, checked, None)
 
 
@@ -310,12 +314,12 @@ def fin_columns(ids):
 
 def req_columns(ids, delay_ms):
     """REQ of every id in a column of them, in one buffer."""
-    return _for_each_id(ids, b"REQ ", b" %b\n" % _number(delay_ms, "delay_ms", _MAX_I64))
+    return _for_each_id(ids, b"REQ ", b" %b\n" % _milliseconds(delay_ms))
 
 
 def req(id, delay_ms):
     """REQ of a Message or id: deliver again after ``delay_ms`` milliseconds."""
-    return b"REQ %b %b\n" % (_id_bytes(id), _number(delay_ms, "delay_ms", _MAX_I64))
+    return b"REQ %b %b\n" % (_id_bytes(id), _milliseconds(delay_ms))
 
 
 def touch(id):

@@ -21,6 +21,8 @@ cdef class FrameBuffer:
     cdef Py_ssize_t _kept                       # how many of them are kept: all, or the headers of an oversized message
     cdef bint _busy                             # inside feed
     cdef object _error                          # what poisoned the reader; None while it works
+    # OK, HEARTBEAT, CLOSE_WAIT: here and in no variable of C, which all interpreters of the process would share
+    cdef Response _ok, _heartbeat, _close_wait
 
     cdef int _enter(self) except -1
     cdef int _poison(self, object error) except -1

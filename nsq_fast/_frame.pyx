@@ -51,6 +51,9 @@ from ._codec cimport (
 
 from .errors import LocalProtocolError, RemoteProtocolError, server_error
 
+cdef extern from "Python.h":
+    Py_ssize_t PY_SSIZE_T_MAX
+
 cdef enum:
     # what frame_total found wrong
     BAD_SIZE = -1
@@ -66,8 +69,6 @@ cdef enum:
 DEFAULT_MAX_FRAME_SIZE = 8 * 1024 * 1024
 # A larger message would leave too little of a column for the rest of the chunk that it ends in.
 MAX_COLUMN_FRAME_SIZE = MAX_COLUMN_SIZE - 16 * 1024 * 1024
-
-cdef Py_ssize_t NO_LIMIT = <Py_ssize_t> ((<size_t> -1) >> 1)
 
 
 cdef class Response:
@@ -103,20 +104,16 @@ OK = Response(b"OK")
 HEARTBEAT = Response(b"_heartbeat_")
 CLOSE_WAIT = Response(b"CLOSE_WAIT")
 
-cdef Response _OK = OK
-cdef Response _HEARTBEAT = HEARTBEAT
-cdef Response _CLOSE_WAIT = CLOSE_WAIT
 
-
-cdef Response _response(const unsigned char* data, Py_ssize_t size):
+cdef Response _response(FrameBuffer reader, const unsigned char* data, Py_ssize_t size):
     cdef Response response
     # The same objects each time: a publisher gets an OK for each publish, and compares addresses.
     if size == 2 and memcmp(data, b"OK", 2) == 0:
-        return _OK
+        return reader._ok
     if size == 11 and memcmp(data, b"_heartbeat_", 11) == 0:
-        return _HEARTBEAT
+        return reader._heartbeat
     if size == 10 and memcmp(data, b"CLOSE_WAIT", 10) == 0:
-        return _CLOSE_WAIT
+        return reader._close_wait
     response = Response.__new__(Response)
     response.data = PyBytes_FromStringAndSize(<const char*> data, size)
     return response
@@ -189,6 +186,11 @@ cdef int _raise_frame_error(Py_ssize_t code, const unsigned char* frame, Py_ssiz
 
 cdef class FrameBuffer:
     """What both readers share: the layout in force, the partial frame, the error that poisoned them."""
+
+    def __cinit__(self):
+        self._ok = OK
+        self._heartbeat = HEARTBEAT
+        self._close_wait = CLOSE_WAIT
 
     @cython.critical_section
     def __init__(self, *, detail=False, ext=False, max_frame_size=DEFAULT_MAX_FRAME_SIZE, skip_oversized=False):
@@ -346,7 +348,7 @@ cdef class FrameReader(FrameBuffer):
         cdef list out = []
         cdef const unsigned char* pointer
         cdef Py_ssize_t size
-        cdef Py_ssize_t limit = max_frames if max_frames > 0 else NO_LIMIT
+        cdef Py_ssize_t limit = max_frames if max_frames > 0 else PY_SSIZE_T_MAX
         piece = bytes_like(data, "data")
         self._enter()
         self.message_count = 0
@@ -430,7 +432,7 @@ cdef class FrameReader(FrameBuffer):
             self.message_count += 1
             return new_message(&view, detail, self.responder, now)
         if kind == FRAME_RESPONSE:
-            return _response(data, size)
+            return _response(self, data, size)
         return _error_frame(data, size)
 
     @property
@@ -439,7 +441,10 @@ cdef class FrameReader(FrameBuffer):
         with cython.critical_section(self):
             if self._backlog is None:
                 return self._have
-            return self._have + sum(map(len, self._backlog)) - self._backlog_at
+            size = self._have - self._backlog_at
+            for piece in self._backlog:
+                size += len(piece)
+            return size
 
     @cython.critical_section
     def take_buffered(self):

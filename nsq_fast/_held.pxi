@@ -69,9 +69,9 @@ cdef class HeldMessages:
 
     cdef int _answered(self, list items) except -1:
         cdef list held = self._messages
-        cdef Py_ssize_t count = PyList_GET_SIZE(items), size = PyList_GET_SIZE(held), at = self._at, i = 0
+        cdef Py_ssize_t count = PyList_GET_SIZE(items), size = PyList_GET_SIZE(held), at = self._at, i = 0, late
         if self.late:
-            late = sum(isinstance(each, Message) and each.has_expired() for each in items)
+            late = _expired(items)
             self.late = max(0, self.late - late)
             self.count = max(0, self.count - (count - late))
         else:
@@ -119,6 +119,14 @@ cdef class HeldMessages:
             for i in range(PyList_GET_SIZE(self._messages))
             if Py_REFCNT(PyList_GET_ITEM(self._messages, i)) == 1
         ]
+
+
+cdef Py_ssize_t _expired(list items) except -1:
+    cdef Py_ssize_t count = 0
+    for each in items:
+        if isinstance(each, Message) and load_flags(&(<Message> each)._flags) & EXPIRED:
+            count += 1
+    return count
 
 
 cdef list unanswered(list messages):

@@ -28,7 +28,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 DATA = {
     "errors", "config", "config_source", "header_patterns", "keywords", "names", "log_events", "printable", "_lazy",
-    "_version", "_built",
+    "_per_interpreter", "_version", "_built",
 }  # fmt: skip
 CORE = {"_codec", "_frame"}
 # Layer -> the layers it may import besides itself. The package's __init__ resolves its names lazily.
@@ -38,6 +38,7 @@ ALLOWED = {
     "errors": {"printable"},
     "printable": set(),
     "_lazy": set(),
+    "_per_interpreter": set(),
     "_version": {"_built"},
     "_built": set(),
     "names": DATA,

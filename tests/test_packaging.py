@@ -77,6 +77,8 @@ def test_the_sdist_has_all_it_takes_to_build_and_test(sdist: Path) -> None:
         "nsq_fast/_frame.pyx",
         "nsq_fast/_spin.pyx",
         "nsq_fast/_time_slice.pyx",
+        "nsq_fast/_per_interpreter/codec.c",
+        "nsq_fast/_per_interpreter/frame.c",
         "setup.py",
         "LICENSE",
         "README.md",
@@ -122,6 +124,8 @@ def test_the_wheel_is_small(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         sizes = {each.filename: each.file_size for each in archive.infolist() if each.filename.endswith(".so")}
     assert max(sizes.values()) < 600_000  # with debug information one had 1.3 MB
+    again = [name for name in sizes if name.startswith("nsq_fast/_per_interpreter/")]
+    assert len(again) == (2 if sys.version_info >= (3, 12) else 0)
 
 
 # The version: version.py

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nsq_fast._lazy import lazy_names
+from nsq_fast._per_interpreter import require_main_interpreter
 
 if TYPE_CHECKING:
     from .admin import AdminClient as AdminClient
@@ -72,6 +73,8 @@ if TYPE_CHECKING:
     from .trace import TraceRecord as TraceRecord
     from .trace import log_to_file as log_to_file
     from .trace import new_trace_id as new_trace_id
+
+require_main_interpreter()
 
 _HOME = {
     # Clients

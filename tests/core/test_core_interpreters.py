@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.threads import THREADS, in_threads
 
 import nsq_fast
@@ -15,43 +17,171 @@ from nsq_fast._frame import ColumnReader, FrameReader
 
 ID = b"0123456789abcdef"
 ROUNDS = 200
+PACKAGE = Path(nsq_fast.__file__).parent
 
-# An interpreter of its own either runs the core, or refuses to import it with a reason; the first goes on in any case.
+# What every interpreter does with the core: reading, answering, columns, errors.
+WORK = r"""
+from nsq_fast import _codec, _frame
+from nsq_fast._codec import HeldMessages, Message, TruncatedMessage, encode_frame, encode_message, pub_trace, req
+from nsq_fast._frame import ColumnReader, ErrorFrame, FrameReader, Response
+from nsq_fast.errors import RemoteProtocolError
+
+ID = b"0123456789abcdef"
+MESSAGES = encode_message(1, 1, ID, b"body") * 10
+
+def work(rounds):
+    reader, short = FrameReader(), FrameReader(max_frame_size=100, skip_oversized=True)
+    held = HeldMessages()
+    for number in range(rounds):
+        *messages, ok, error = reader.feed(MESSAGES + encode_frame(0, b"OK") + encode_frame(1, b"E_INVALID no"))
+        assert len(messages) == 10
+        assert ok is _frame.OK and type(ok) is Response
+        assert type(error) is ErrorFrame and error.data == b"E_INVALID no"
+        held.received(messages)
+        assert held.finish(messages) == (b"FIN " + ID + b"\n") * 10
+        (large,) = short.feed(encode_message(number, 1, ID, b"x" * 200))
+        assert type(large) is TruncatedMessage and large.body_size == 200
+        large.finish()
+        columns = ColumnReader().feed(MESSAGES + encode_frame(0, b"OK"))
+        assert columns.count == 10 and columns.frames == [_frame.OK]
+        assert pub_trace("t", 2**64 - 1, b"b") and req(ID, 2**63 - 1)
+        try:
+            FrameReader().feed(b"\xff" * 20)
+        except RemoteProtocolError:
+            pass
+        else:
+            raise AssertionError("garbage was taken")
+"""
+
+# What an interpreter leaves behind when it ends is freed later than its modules.
+BESIDE = r"""
+import builtins, sys
+assert "_per_interpreter" in _codec.__file__ and "_per_interpreter" in _frame.__file__
+class Own(Message):
+    pass
+work(30)
+short = FrameReader(max_frame_size=20, skip_oversized=True)
+kept = [*FrameReader().feed(MESSAGES + encode_frame(0, b"OK")), *short.feed(MESSAGES), short, Own(1, 1, ID, b""), work]
+kept.append(kept)
+sys.kept, builtins.kept = kept, kept[:]
+"""
+
 INTERPRETERS = """
+import threading
 try:
     import _interpreters as interpreters
-except ImportError:
+    run = interpreters.exec
+except ImportError:  # Python 3.12
     import _xxsubinterpreters as interpreters
-from nsq_fast._codec import encode_message
-from nsq_fast._frame import FrameReader
+    run = interpreters.run_string
 
-def frames():
-    return len(FrameReader().feed(encode_message(1, 1, b"0123456789abcdef", b"body") * 10))
+def create(kind):
+    if hasattr(interpreters, "exec"):
+        return interpreters.create(kind)
+    return interpreters.create(isolated=kind == "isolated")
 
-assert frames() == 10
-code = '''
-try:
-    from nsq_fast._codec import encode_message
-    from nsq_fast._frame import FrameReader
-except ImportError as error:
-    assert "interpreter" in str(error), error
-else:
-    assert len(FrameReader().feed(encode_message(1, 1, b"0123456789abcdef", b"body") * 10)) == 10
-'''
-for _ in range(3):
-    other = interpreters.create()
-    failed = (getattr(interpreters, "exec", None) or interpreters.run_string)(other, code)
-    assert failed is None, failed
-    interpreters.destroy(other)
-    assert frames() == 10
+def checked(failure):
+    assert failure is None, failure
+
+def come_and_go(kind):
+    try:
+        for _ in range(2):
+            first, second = create(kind), create(kind)
+            checked(run(first, BESIDE))
+            checked(run(second, BESIDE))
+            checked(run(first, "work(30)"))
+            interpreters.destroy(first)
+            checked(run(second, "work(30)"))
+            interpreters.destroy(second)
+    except BaseException as error:
+        failures.append(error)
+        raise
+
+failures = []
+work(10)
+threads = [threading.Thread(target=come_and_go, args=[kind]) for kind in KINDS]
+for thread in threads:
+    thread.start()
+while any(thread.is_alive() for thread in threads):
+    work(10)
+work(10)
+assert not failures
 print("went on")
 """
 
+CONSUMER = """
+checked(run(create(KIND), '''
+import nsq_fast
+try:
+    nsq_fast.Consumer
+except ImportError as error:
+    print(error, flush=True)
+'''))
+"""
 
+REFUSED = """
+import _xxsubinterpreters as interpreters
+for _ in range(3):
+    other = interpreters.create()
+    interpreters.run_string(other, '''
+try:
+    import nsq_fast._frame
+except ImportError as error:
+    print(error, flush=True)
+''')
+    interpreters.destroy(other)
+    work(10)
+print("went on")
+"""
+
+several = pytest.mark.skipif(sys.version_info < (3, 12), reason="before Python 3.12 the core is for one interpreter")
+
+
+def printed(code: str) -> str:
+    """What a fresh process prints that runs this and nothing else."""
+    path = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@several
+@pytest.mark.parametrize("kinds", [["isolated"] * 4, ["legacy"] * 2, ["isolated", "legacy"]], ids="-".join)
+def test_interpreters_run_the_core_beside_one_another(kinds: list[str]) -> None:
+    """Isolated ones have a lock of their own each, so they run at the same time; the others share the main one's."""
+    names = f"KINDS, BESIDE = {kinds}, {WORK + BESIDE!r}\n"
+    assert printed(names + WORK + INTERPRETERS) == "went on\n"
+
+
+@several
+@pytest.mark.parametrize("kind", ["isolated", "legacy"])
+def test_a_consumer_says_that_this_is_not_the_main_interpreter(kind: str) -> None:
+    helpers = INTERPRETERS.partition("def come_and_go")[0]
+    told = printed(f"KIND = {kind!r}\n{helpers}{CONSUMER}")
+    assert "main interpreter" in told
+    assert "nsq_fast._frame" in told
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="from Python 3.12 on each interpreter has a core")
 def test_another_interpreter_is_refused_with_a_reason_and_harms_nothing() -> None:
-    path = {**os.environ, "PYTHONPATH": str(Path(nsq_fast.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", INTERPRETERS], capture_output=True, text=True, timeout=120, env=path)
-    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
+    *reasons, last = printed(WORK + REFUSED).splitlines()
+    assert ["interpreter" in reason for reason in reasons] == [True] * 3
+    assert last == "went on"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["_codec", "_frame"])
+def test_a_module_reads_no_object_from_a_variable_of_c(name: str, tmp_path: Path) -> None:
+    """All interpreters of a process share those. Cython puts ``cdef`` variables of a module there, and builtins."""
+    pytest.importorskip("Cython")
+    source = tmp_path / f"{name}.c"
+    command = [sys.executable, "-m", "cython", "-3", str(PACKAGE / f"{name}.pyx"), "-o", str(source)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120, cwd=PACKAGE.parent)
+    text = source.read_text()
+    kept = re.findall(r"^static [^(\n]*\*(__pyx_(?:v|builtin)_\w+)(?: = 0)?;$", text, re.MULTILINE)
+    filled = [f"static PyObject *{each};" for each in kept] + [f"{each} = __Pyx_GetBuiltinName(" for each in kept]
+    lines = [line for line in text.splitlines() if any(each in line for each in kept)]
+    assert [line for line in lines if not any(each in line for each in filled)] == []
 
 
 def test_threads_with_a_reader_each_do_not_disturb_one_another() -> None:
