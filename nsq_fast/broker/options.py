@@ -56,7 +56,12 @@ class NsqdOptions(Config):
     data_path: str | None = option(
         None, "folder for metadata and messages that survive a restart; None: nothing survives", kind=str
     )
-    mem_queue_size: int = option(10_000, "messages a channel keeps in memory; the others are read from disk", minimum=0)
+    mem_queue_size: int = option(
+        10_000, "messages a channel keeps in memory; the others wait on disk, and come in turns with those", minimum=0
+    )
+    preserve_order: bool = option(
+        False, "deliver the messages on disk behind those in memory, in order, which nsqd does not do"
+    )
     max_bytes_per_file: int = option(
         100 * 1024 * 1024, "size of a log segment on disk", unit="bytes", minimum=4096, maximum=2**40
     )

@@ -14,7 +14,11 @@ from nsq_fast.broker import NsqdOptions, NsqdServer, RedesignedCluster
 
 def flags(options: dict[str, Any]) -> list[str]:
     """Options of the embedded nsqd as flags of the real one."""
-    return [f"-{_RENAMED.get(name, name).replace('_', '-')}={_text(value)}" for name, value in options.items()]
+    return [
+        f"-{_RENAMED.get(name, name).replace('_', '-')}={_text(value)}"
+        for name, value in options.items()
+        if name != "preserve_order"  # of ours alone
+    ]
 
 
 _RENAMED = {"e2e_processing_latency_percentiles": "e2e_processing_latency_percentile"}

@@ -301,8 +301,10 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class in_nsqd:
     """An nsqd on a data path, for the time of a ``with``; it must start within a second or so."""
 
-    def __init__(self, path: Path) -> None:
-        self.nsqd = Nsqd(NsqdOptions(data_path=str(path), sync_timeout=60.0, mem_queue_size=2))
+    def __init__(self, path: Path, *, preserve_order: bool = True) -> None:
+        self.nsqd = Nsqd(
+            NsqdOptions(data_path=str(path), sync_timeout=60.0, mem_queue_size=2, preserve_order=preserve_order)
+        )
 
     def __enter__(self) -> Nsqd:
         with Timeout(10):
@@ -375,6 +377,46 @@ def test_an_nsqd_starts_and_serves_with_a_file_cut_anywhere_or_missing(
         assert (UNFINISHED & whole) | {b"new"} <= set(bodies), at
         assert count_errors(caplog), at
         with in_nsqd(prepared) as nsqd:
+            assert drain(nsqd, "t", "c") == []
+
+
+@pytest.fixture
+def turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data path with a channel that has delivered and finished what was in memory, while others waited on disk."""
+    monkeypatch.setattr("nsq_fast.broker.diskqueue.files.os.fsync", lambda fd: None)  # takes time, proves nothing here
+    monkeypatch.setattr("nsq_fast.broker.nsqd.backlog.random.getrandbits", lambda bits: 1)  # from memory
+    with in_nsqd(tmp_path, preserve_order=False) as nsqd:
+        topic = nsqd.get_topic("t")
+        channel = topic.get_channel("c")
+        consumer = Consumer()
+        channel.add_client(consumer)  # type: ignore[arg-type]
+        topic.put_many([b"0", b"1", b"2"])
+        for n in range(3, 9, 2):
+            for frame in channel.deliver(consumer, 2):  # type: ignore[arg-type]
+                channel.finish(consumer, frame[18:34])  # type: ignore[arg-type]
+            topic.put_many([b"%d" % n, b"%d" % (n + 1)])
+        assert (len(channel.backlog.memory), len(channel.backlog.backend)) == (2, 1)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["log", "checkpoint"])
+@pytest.mark.parametrize("how", ["flip", "cut"])
+def test_damage_costs_no_more_where_messages_came_in_turns(turns: Path, name: str, how: str) -> None:
+    files = files_of(turns)
+    [victim] = [file for file in files if file.name == name or file.suffix == f".{name}"]
+    for at in range(len(files[victim])):
+        put_back(turns, files)
+        data = bytearray(files[victim])
+        data[at] ^= 0x80
+        victim.write_bytes(data if how == "flip" else data[:at])
+        with in_nsqd(turns, preserve_order=False) as nsqd:
+            nsqd.get_topic("t").put(b"new")
+            bodies = drain(nsqd, "t", "c")
+        whole = {b"2", b"7", b"8"}
+        if name == "log":
+            whole = {body for body in whole if (int(body) != at // 39 if how == "flip" else 39 * (int(body) + 1) <= at)}
+        assert whole | {b"new"} <= set(bodies), (at, bodies)
+        with in_nsqd(turns, preserve_order=False) as nsqd:
             assert drain(nsqd, "t", "c") == []
 
 

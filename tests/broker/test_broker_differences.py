@@ -133,3 +133,20 @@ def test_a_deferred_message_that_a_topic_has_kept_is_deferred_in_a_new_channel(s
     post(server, "/pub?topic=t&defer=3600000", b"x")
     post(server, "/channel/create?topic=t&channel=c")
     until(lambda: figures(server) == (0, 0, 1))
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_deferred_message_needs_no_room(start_nsqd: Callable[..., Any], is_paused: bool) -> None:
+    server = start_nsqd(mem_queue_size=3)
+    post(server, "/topic/create?topic=t")
+    post(server, "/channel/create?topic=t&channel=c")
+    post(server, "/mpub?topic=t", b"x\nx\nx\nx\nx")
+    until(lambda: figures(server) == (0, 5, 0))
+    if is_paused:
+        post(server, "/topic/pause?topic=t")
+        post(server, "/mpub?topic=t", b"y\ny")
+    post(server, "/pub?topic=t&defer=3600000", b"z")
+    if is_paused:
+        until(lambda: figures(server) == (3, 5, 0))
+        post(server, "/topic/unpause?topic=t")
+    until(lambda: figures(server) == (0, 7 if is_paused else 5, 1))

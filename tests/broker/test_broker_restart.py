@@ -23,7 +23,7 @@ from nsq_fast.broker.nsqd.nsqd import Nsqd
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[NsqdServer]:
-    server = NsqdServer(NsqdOptions(data_path=str(tmp_path), sync_timeout=60.0, mem_queue_size=20))
+    server = NsqdServer(NsqdOptions(data_path=str(tmp_path), sync_timeout=60.0, mem_queue_size=20, preserve_order=True))
     server.start()
     yield server
     server.kill()

@@ -70,6 +70,11 @@ class SegmentLog:
         """How many records there are from number ``first`` to before ``end``, as far as damage is known."""
         return self._segments.count(first, end)
 
+    @property
+    def damages(self) -> int:
+        """How many times damage was found since it was opened."""
+        return self._segments.damages
+
     def inexact_numbers(self) -> Iterator[int]:
         """The numbers of records that may have had smaller ones before a damage: checkpoints do not know them."""
         return self._segments.inexact_numbers()
@@ -162,13 +167,18 @@ class SegmentLog:
             return None
         return parsed.messages, Position(sequence + len(parsed.messages), offset + parsed.used)
 
-    def seek(self, sequence: int) -> Position:
-        """The position of a record by its number, the nearest one that is still there."""
+    def seek(self, sequence: int, start: Position | None = None) -> Position:
+        """The position of a record by its number, the nearest one that is still there.
+
+        Looks from ``start`` on, or from the beginning of a segment.
+        """
         segments = self._segments
         if sequence >= self.end.sequence or not segments.all:
             return self.end
         sequence = max(sequence, self.first)
         at = Position(segments.all[segments.index_of(sequence)].first, 0)
+        if start is not None:
+            at = max(at, start)
         while at.sequence < sequence:
             _, at = self._read(at, _ALL, sequence)
         return at
@@ -187,15 +197,11 @@ class SegmentLog:
         """Remove the segments that hold only records before ``sequence``."""
         segments = self._segments.all
         while segments and self._segments.end_of(0, self.end.sequence) <= sequence:
-            if len(segments) == 1 and not self._is_used_up(segments[0]):
+            if len(segments) == 1 and not _is_used_up(segments[0], self._segment_size):
                 return
             segments.pop(0).remove()
             if not segments:
                 self.end = Position(self.end.sequence, 0)
-
-    def _is_used_up(self, last: Segment) -> bool:
-        # The segment that is written to goes only when it has grown to some size: a file a message costs more.
-        return last.pieces is not None or last.size >= min(self._segment_size, _READ_SIZE)
 
     def close(self) -> None:
         """Close the files."""
@@ -230,3 +236,8 @@ class SegmentLog:
                 return
             messages, self.end = found
             self.last_id = messages[-1].id
+
+
+def _is_used_up(last: Segment, segment_size: int) -> bool:
+    """Whether the segment that is written to may be removed: not before it has some size, for a file costs more."""
+    return last.pieces is not None or last.size >= min(segment_size, _READ_SIZE)

@@ -35,10 +35,12 @@ class Segments:
 
     Attributes:
         all: the segments, the oldest first.
+        damages: how many times damage was found.
     """
 
     def __init__(self) -> None:
         self.all: list[Segment] = []
+        self.damages = 0
         # Numbers without records: ranges of (first, one after the last), in order.
         self._gaps: list[tuple[int, int]] = []
 
@@ -86,6 +88,7 @@ class Segments:
 
         Returns the id of its last message. ``end`` is None for the last segment of a log whose end is not known yet.
         """
+        self.damages += 1
         whole = Whole([], b"")
         try:
             whole = whole_spans(segment.read(0, segment.size))
@@ -102,6 +105,7 @@ class Segments:
     def give_up(self, segment: Segment, end: int) -> None:
         """Read no more of a segment: what was whole in it is not any more, or cannot be read."""
         logger.error("%s: what was whole in it cannot be read any more and is lost", segment, extra=BROKER_DATA_DAMAGED)
+        self.damages += 1
         segment.pieces = []
         self.find_gaps(end)
 

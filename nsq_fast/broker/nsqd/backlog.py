@@ -1,65 +1,83 @@
-"""What waits to be delivered in a channel: the first messages in memory, the others by their place in the log.
+"""What waits to be delivered in a channel: a queue in memory, and one on disk for what memory has no room for.
 
-A backlog that fits into memory never touches the disk again. One that does not
-remembers where in the topic's log it goes on, and reads from there when its
-memory has been used up: order is kept, and nothing is written twice.
+nsqio/nsq: nsqd/channel.go, put; nsqd/protocol_v2.go, messagePump. A message takes the
+place in memory that is free when it comes, whatever waits on disk, and a delivery
+takes the first one of either queue at random: so the order is kept only as long as
+all messages have room in memory. With ``preserve_order`` it is always kept.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from nsq_fast.broker.diskqueue.log import SegmentLog
 from nsq_fast.broker.diskqueue.record import size_of
 from nsq_fast.broker.diskqueue.segments import Position
 from nsq_fast.broker.message import Message
 
+from .backend import BackendQueue
 from .due_heap import DueHeap
+from .gaps import Gap
 
 _REFILL = 2000
 
 
 class Backlog:
-    """The queue of one channel.
+    """The queues of one channel.
 
     Args:
-        capacity: new messages that may stay in memory.
+        capacity: messages that memory has room for.
         is_ephemeral: messages for which there is no room are lost.
         takers: for an ephemeral one, how many messages clients would take at once; so many have room as well.
+        preserve_order: messages go behind those that wait on disk, and come after those in memory.
 
     Attributes:
-        memory: the messages that come next.
-        cursor: where the log is to be read when ``memory`` is empty; None: there is nothing beyond ``memory``.
+        memory: the queue in memory.
+        backend: the queue on disk.
         deferred: those that are not ready yet, by the time they are due, since the epoch. They do not count.
     """
 
-    __slots__ = ("_capacity", "_is_ephemeral", "_log", "_takers", "cursor", "deferred", "memory")
+    __slots__ = ("_capacity", "_is_ephemeral", "_log", "_preserve_order", "_takers", "backend", "deferred", "memory")
 
-    def __init__(self, log: SegmentLog, capacity: int, *, is_ephemeral: bool, takers: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        log: SegmentLog,
+        capacity: int,
+        *,
+        is_ephemeral: bool,
+        takers: Callable[[], int],
+        preserve_order: bool = False,
+    ) -> None:
         self.memory: deque[Message] = deque()
-        self.cursor: Position | None = None
+        self.backend = BackendQueue(log, self._sort_out)
         self.deferred: DueHeap[Message] = DueHeap()
         self._is_ephemeral = is_ephemeral
         self._takers = takers
         self._log = log
         self._capacity = capacity
+        self._preserve_order = preserve_order
 
     def __len__(self) -> int:
-        return len(self.memory) + self.on_disk
+        return len(self.memory) + len(self.backend)
 
     def __bool__(self) -> bool:
-        return bool(self.memory) or self.on_disk > 0
+        return bool(self.memory) or bool(self.backend)
 
-    @property
-    def on_disk(self) -> int:
-        """How many messages are not in memory."""
-        return 0 if self.cursor is None else self._log.count(self.cursor.sequence, self._log.readable_end)
+    # --- in ----------------------------------------------------------------------------------------------------------
 
     def has_room(self, count: int) -> bool:
-        """Whether so many new messages may stay in memory."""
-        return self.cursor is None and len(self.memory) + count <= self._capacity
+        """Whether so many new messages have room in memory."""
+        if self.backend:
+            return count <= self._room()
+        return len(self.memory) + count <= self._capacity
+
+    def _room(self) -> int:
+        if self.backend and (self._preserve_order or self.backend.has_many_gaps):
+            return 0
+        return max(0, self._capacity - len(self.memory))
 
     def put(self, messages: Sequence[Message]) -> None:
         """Add new messages for which there is room, by ``has_room``."""
@@ -69,16 +87,22 @@ class Backlog:
             self.memory.extend(messages)
 
     def put_logged(self, messages: Sequence[Message], frames: Sequence[bytes], start: Position) -> None:
-        """Add new messages that the log holds from ``start`` on; what memory has no room for is read back later."""
+        """Add new messages that the log holds from ``start`` on; memory takes those that it has room for."""
         if self._is_ephemeral:
             self._put_while_room(messages)
             return
-        if self.cursor is not None:
-            return
-        room = max(0, self._capacity - len(self.memory))
-        self.memory.extend(messages[:room])
-        if room < len(messages):
-            self.cursor = Position(start.sequence + room, start.offset + size_of(frames[:room]))
+        room = self._room()
+        self.memory.extend(messages[:room] if room < len(messages) else messages)
+        if room < len(messages) or self.backend:
+            in_memory = frames[:room]
+            self._go_on_behind(
+                start.sequence, Position(start.sequence + len(in_memory), start.offset + size_of(in_memory))
+            )
+
+    def _go_on_behind(self, first: int, end: Position) -> None:
+        """Have in the backend queue what the log has from ``end`` on, and not the records from ``first`` to there."""
+        self.backend.leave_out(first, end)
+        self.backend.add_from(end)
 
     def _put_while_room(self, messages: Sequence[Message]) -> None:
         room = self._capacity + self._takers() - len(self.memory)
@@ -86,36 +110,56 @@ class Backlog:
 
     def put_back(self, messages: Sequence[Message]) -> None:
         """Add messages that were delivered or deferred: those are never put on disk again."""
-        self.memory.extend(messages)
+        if self._preserve_order:
+            self.memory.extend(messages)
+        elif self._is_ephemeral:
+            self._put_while_room(messages)
+        else:
+            room = max(0, self._capacity - len(self.memory))
+            self.memory.extend(messages[:room])
+            self.backend.put_back(messages[room:])
 
-    def restore(self, messages: Sequence[Message], cursor: Position) -> None:
-        """Take the messages that were not finished before a restart, and go on reading at ``cursor``."""
-        self._sort_in(messages)
-        self.cursor = cursor if cursor.sequence < self._log.end.sequence else None
+    def defer(self, message: Message) -> None:
+        """Add a message that is not ready before its ``due``."""
+        self.deferred.put((message,), message.due)
 
-    def read_all(self) -> None:
-        """Have all messages that may be read in memory: those in the log are about to become others."""
-        while self.cursor is not None:
-            messages, self.cursor = self._log.read(self.cursor, _REFILL)
-            if not messages or self.cursor.sequence >= self._log.readable_end:
-                self.cursor = None
-            self._sort_in(messages)
+    def release(self, held_at: Position, deferred: Iterable[tuple[Message, Position]] = ()) -> None:
+        """Let the records through that the topic held back from ``held_at`` on.
 
-    def ready(self) -> deque[Message]:
-        """The messages that come next, read from the log if memory is empty; take from the left what is delivered."""
-        while not self.memory and self.cursor is not None:
-            messages, self.cursor = self._log.read(self.cursor, _REFILL)
-            if self.cursor.sequence >= self._log.end.sequence:
-                self.cursor = None
+        ``deferred``: those of them that are known to be deferred, each with the position behind it. They need no room.
+        """
+        if self._is_ephemeral:
+            self._release_while_room(held_at)
+            return
+        position, room = held_at, self._room()
+        while room > 0 and position.sequence < self._log.end.sequence:
+            messages, position = self._log.read(position, room)
             if not messages:
                 break
-            self._sort_in(messages)
-        return self.memory
+            ready = self._sort_out(messages)
+            self.memory.extend(ready)
+            room -= len(ready)
+        self._go_on_behind(held_at.sequence, position)
+        for message, end in deferred:
+            if message.sequence >= position.sequence:
+                self.defer(message.copy())
+                self.backend.leave_out(message.sequence, end)
 
-    def _sort_in(self, messages: Sequence[Message]) -> None:
-        self.memory.extend(self._defer_some(messages))
+    def _release_while_room(self, position: Position) -> None:
+        while position.sequence < self._log.end.sequence:
+            messages, position = self._log.read(position, _REFILL)
+            if not messages:
+                break
+            self._put_while_room(self._sort_out(messages))
 
-    def _defer_some(self, messages: Sequence[Message]) -> Sequence[Message]:
+    def restore(self, cursor: Position, gaps: Sequence[Gap], delivered: Sequence[Message]) -> None:
+        """Take what was not finished before a restart: the log from ``cursor`` on without the gaps, and ``delivered``.
+
+        nsqio/nsq: nsqd/channel.go, flush: nothing is in memory then.
+        """
+        self.backend.restore(cursor, gaps, self._sort_out(delivered))
+
+    def _sort_out(self, messages: Sequence[Message]) -> list[Message]:
         """Put those aside that are not ready yet; the others."""
         now = time.time()
         ready = [message for message in messages if message.due <= now]
@@ -125,9 +169,30 @@ class Backlog:
                     self.defer(message)
         return ready
 
-    def defer(self, message: Message) -> None:
-        """Add a message that is not ready before its ``due``."""
-        self.deferred.put((message,), message.due)
+    # --- out ---------------------------------------------------------------------------------------------------------
+
+    def take(self, count: int) -> list[Message]:
+        """Take out the messages that come next; fewer than ``count`` only when there are no more."""
+        memory, backend = self.memory, self.backend
+        if not backend:
+            return [memory.popleft() for _ in range(min(count, len(memory)))]
+        if self._preserve_order:
+            return self._take_in_order(count)
+        if not memory:
+            return backend.take(count)
+        taken: list[Message] = []
+        while len(taken) < count and memory and backend:
+            # Of two that are ready, Go's select takes either.
+            taken += [memory.popleft()] if random.getrandbits(1) else backend.take(1)
+        taken += backend.take(count - len(taken))
+        taken += [memory.popleft() for _ in range(min(count - len(taken), len(memory)))]
+        return taken
+
+    def _take_in_order(self, count: int) -> list[Message]:
+        if not self.memory:
+            # What is put back goes behind them, and does not keep the others waiting for ever.
+            self.memory.extend(self.backend.take(_REFILL))
+        return [self.memory.popleft() for _ in range(min(count, len(self.memory)))]
 
     def pop_due(self, now: float) -> list[Message]:
         """Take out the deferred messages that are ready at ``now``, in seconds since the epoch."""
@@ -136,30 +201,14 @@ class Backlog:
             message.due = 0.0
         return due
 
-    def unfinished(self) -> Iterator[Message]:
-        """Every message that is in memory, ready or not."""
-        yield from self.memory
-        yield from self.deferred
-
     def clear(self) -> None:
         """Forget everything."""
         self.memory.clear()
         self.deferred.clear()
-        self.cursor = None
+        self.backend.clear()
 
-    def release(self, held_at: Position) -> None:
-        """Let the records through that the log held back from ``held_at`` on."""
-        if self._is_ephemeral:
-            self._release_while_room(held_at)
-            return
-        if self.cursor is None and held_at.sequence < self._log.end.sequence:
-            self.cursor = held_at
-            if len(self) <= self._capacity:
-                self.read_all()
-
-    def _release_while_room(self, position: Position) -> None:
-        while position.sequence < self._log.end.sequence:
-            messages, position = self._log.read(position, _REFILL)
-            if not messages:
-                break
-            self._put_while_room(self._defer_some(messages))
+    def in_memory(self) -> Iterator[Message]:
+        """Every message that is in memory, ready or not."""
+        yield from self.memory
+        yield from self.backend.in_memory()
+        yield from self.deferred

@@ -88,6 +88,8 @@ class Channel:
         capacity: int,
         on_unused: Callable[[], None],
         latency: LatencyWindow | None = None,
+        *,
+        preserve_order: bool = False,
     ) -> None:
         self.topic_name = topic_name
         self.name = name
@@ -103,6 +105,7 @@ class Channel:
             capacity,
             is_ephemeral=self.is_ephemeral,
             takers=lambda: 0 if self.is_paused else sum(map(_room_of, self._waiting)),
+            preserve_order=preserve_order,
         )
         self.in_flight: ChannelInFlight[Message] = ChannelInFlight()
         self.latency = latency
@@ -134,10 +137,10 @@ class Channel:
         self.backlog.put_logged(messages, frames, start)
         self.notify()
 
-    def release(self, held_at: Position, count: int) -> None:
-        """Take what the topic held back."""
+    def release(self, held_at: Position, count: int, deferred: Sequence[tuple[Message, Position]]) -> None:
+        """Take what the topic held back: see ``Backlog.release``."""
         self.message_count += count
-        self.backlog.release(held_at)
+        self.backlog.release(held_at, deferred)
         self.notify()
 
     # --- messages out ------------------------------------------------------------------------------------------------
@@ -148,10 +151,9 @@ class Channel:
         Of several clients each gets its share, so that the first does not take all.
         With a ``sample_rate`` the messages that it leaves out are gone (nsqio/nsq: nsqd/protocol_v2.go, messagePump).
         """
-        memory = self.backlog.ready()
-        share = len(memory) // len(self.clients) + 1 if len(self.clients) > 1 else count
-        count = min(count, share, len(memory))
-        taken = [memory.popleft() for _ in range(count)]
+        if len(self.clients) > 1:
+            count = min(count, len(self.backlog) // len(self.clients) + 1)
+        taken = self.backlog.take(count)
         if sample_rate:
             taken = [message for message in taken if random.randrange(SAMPLE_OF) <= sample_rate]
         return _start(taken, client.in_flight)

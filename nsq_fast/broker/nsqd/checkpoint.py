@@ -16,6 +16,7 @@ from nsq_fast.broker.message import Message
 from nsq_fast.log_events import BROKER_DATA_DAMAGED
 
 from .channel import Channel
+from .gaps import Gap
 from .topic import Topic
 
 logger = logging.getLogger("nsq_fast.broker.nsqd.checkpoint")
@@ -24,7 +25,7 @@ logger = logging.getLogger("nsq_fast.broker.nsqd.checkpoint")
 class ChannelCheckpoint(msgspec.Struct, array_like=True):
     """Where a channel was.
 
-    ``next``: first record not yet read. ``fresh``: ranges of unfinished records before it that were
+    ``next``: first record not yet read, like all behind it. ``fresh``: ranges of unfinished records before it that were
     never delivered. ``tried``: the other unfinished ones, as (record, attempts, due).
     """
 
@@ -79,15 +80,16 @@ def take_checkpoint(topic: Topic) -> Checkpoint:
 
 
 def _channel_checkpoint(channel: Channel, end: int) -> ChannelCheckpoint:
-    cursor = channel.backlog.cursor
+    unread = channel.backlog.backend.unread()
     fresh: list[int] = []
     tried: list[tuple[int, int, float]] = []
-    for message in (*channel.backlog.unfinished(), *channel.in_flight):
+    for message in (*channel.backlog.in_memory(), *channel.in_flight):
         if message.attempts or message.due:
             tried.append((message.sequence, message.attempts, message.due))
         else:
             fresh.append(message.sequence)
-    return ChannelCheckpoint(end if cursor is None else cursor.sequence, _ranges(sorted(fresh)), tried)
+    next = unread.pop()[0] if unread and unread[-1][1] == end else end
+    return ChannelCheckpoint(next, sorted([*_ranges(sorted(fresh)), *unread]), tried)
 
 
 def _ranges(numbers: list[int]) -> list[tuple[int, int]]:
@@ -121,32 +123,54 @@ def restore(topic: Topic, checkpoint: Checkpoint | None) -> None:
             extra=BROKER_DATA_DAMAGED,
         )
     held_at = log.end if checkpoint.held_at is None else log.seek(checkpoint.held_at)
-    log.held_at = None
+    log.held_at = held_at
     for channel in topic.channels.values():
         known = checkpoint.channels.get(channel.name)
         if known is not None:
-            channel.backlog.restore(_unfinished(log, known), log.seek(known.next))
+            _restore_channel(channel, log, known)
         elif not channel.is_ephemeral:
-            channel.backlog.restore([], log.seek(log.first))
-    log.held_at = held_at
+            channel.backlog.restore(log.seek(log.first), [], [])
 
 
-def _unfinished(log: SegmentLog, checkpoint: ChannelCheckpoint) -> list[Message]:
-    """Read the messages that a channel had not finished, in their order; and those of which it is not known."""
+def _restore_channel(channel: Channel, log: SegmentLog, checkpoint: ChannelCheckpoint) -> None:
+    delivered = _delivered(log, checkpoint)
+    fresh = _fresh(log, checkpoint, {message.sequence for message in delivered})
+    starts = [*(first for first, _ in fresh), checkpoint.next]
+    cursor = at = log.seek(starts[0])
+    gaps: list[Gap] = []
+    for (_, end), start in zip(fresh, starts[1:], strict=True):
+        if end < start:
+            at = log.seek(start, at)
+            gaps.append(Gap(end, at))
+    channel.backlog.restore(cursor, gaps, delivered)
+
+
+def _delivered(log: SegmentLog, checkpoint: ChannelCheckpoint) -> list[Message]:
+    """Read the messages that had been delivered and not finished, in their order.
+
+    All unfinished ones are read up to where the channel was: what of them is damaged is known then.
+    """
     tried = {sequence: (attempts, due) for sequence, attempts, due in checkpoint.tried}
-    wanted = {*tried, *(number for first, end in checkpoint.fresh for number in range(first, end))}
-    position = log.seek(min(wanted, default=checkpoint.next))
+    last = max([*tried, *(end - 1 for _, end in checkpoint.fresh)], default=-1)
+    position = log.seek(checkpoint.first())
     messages: list[Message] = []
-    # What reading finds out about damage counts already here.
-    unsure = set(log.inexact_numbers())
-    if unsure:
-        position = log.seek(min(*wanted, *unsure, checkpoint.next))
-    while position.sequence < checkpoint.next and (unsure or len(messages) < len(wanted)):
+    unsure = min(log.inexact_numbers(), default=None)
+    if unsure is not None:
+        position = log.seek(min(checkpoint.first(), unsure))
+    while position.sequence < checkpoint.next and (unsure is not None or position.sequence <= last):
         read, position = log.read(position, checkpoint.next - position.sequence)
         if not read:
             break
-        unsure = set(log.inexact_numbers())
-        messages += [message for message in read if message.sequence in wanted or message.sequence in unsure]
+        unsure = min(log.inexact_numbers(), default=None)
+        messages += [message for message in read if message.sequence in tried]
     for message in messages:
-        message.attempts, message.due = tried.get(message.sequence, (0, message.due))
+        message.attempts, message.due = tried[message.sequence]
     return messages
+
+
+def _fresh(log: SegmentLog, checkpoint: ChannelCheckpoint, delivered: set[int]) -> list[tuple[int, int]]:
+    """The ranges of messages that had never been delivered, and of those of which that is not known."""
+    unsure = {number for number in log.inexact_numbers() if number < checkpoint.next} - delivered
+    if not unsure:
+        return checkpoint.fresh
+    return _ranges(sorted(unsure.union(*(range(first, end) for first, end in checkpoint.fresh))))

@@ -32,6 +32,7 @@ _RENAMED = {"node_id": "id", "lookupd_tcp_addresses": "nsqlookupd_tcp_addresses"
 # Options of ours that are no flags of the original.
 _HIDDEN = {
     "version",
+    "preserve_order",
     "queue_scan_interval",
     "queue_scan_refresh_interval",
     "queue_scan_dirty_percent",

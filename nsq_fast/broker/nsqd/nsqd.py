@@ -139,6 +139,7 @@ class Nsqd(Host):
             self._store.log(name, self.options.max_bytes_per_file),
             is_durable=self._store.is_durable,
             mem_queue_size=self.options.mem_queue_size,
+            preserve_order=self.options.preserve_order,
             on_change=self._changed,
             on_logged=self._logged,
             make_latency=lambda: make_window(self.options),

@@ -76,7 +76,7 @@ def _channel(channel: Channel, include_clients: bool, only_topic: str) -> dict[s
     return {
         "channel_name": channel.name,
         "depth": channel.depth,
-        "backend_depth": channel.backlog.on_disk,
+        "backend_depth": len(channel.backlog.backend),
         "in_flight_count": channel.in_flight_count,
         "deferred_count": len(channel.backlog.deferred),
         "message_count": channel.message_count,

@@ -7,6 +7,7 @@ message; otherwise only those that some channel has no room for in memory.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -24,6 +25,18 @@ from .latency import LatencyWindow
 Changed = Callable[[str, "Topic", "Channel | None"], None]
 
 
+@dataclasses.dataclass
+class _Held:
+    """What a topic knows of the messages that it holds back, apart from its log.
+
+    ``in_memory``: how many have room in its memory. ``deferred``: those that are deferred, each with the position
+    behind it; of those from before a restart it is not known.
+    """
+
+    in_memory: int = 0
+    deferred: list[tuple[Message, Position]] = dataclasses.field(default_factory=list)
+
+
 class Topic:
     """One topic.
 
@@ -31,6 +44,7 @@ class Topic:
         log: where messages go that are not, or not only, in memory.
         is_durable: whether every message goes to the log.
         mem_queue_size: messages that each channel keeps in memory.
+        preserve_order: see ``Backlog``.
         on_logged: called after messages went into a durable log; may block its greenlet.
         make_latency: makes what measures the latency of a channel.
         on_change: called with ``create``, ``delete`` or ``change``, the topic, and the channel it is about.
@@ -51,6 +65,7 @@ class Topic:
         *,
         is_durable: bool,
         mem_queue_size: int,
+        preserve_order: bool = False,
         on_change: Changed,
         on_logged: Callable[[SegmentLog], None] = lambda log: None,
         make_latency: Callable[[], LatencyWindow | None] = lambda: None,
@@ -66,9 +81,11 @@ class Topic:
         self.log = log
         self.ids = ids
         self._capacity = mem_queue_size
+        self._preserve_order = preserve_order
         self._on_change = on_change
         self._on_logged = on_logged
         self._make_latency = make_latency
+        self._held = _Held()
         self._is_starting = True
         self._hold()
 
@@ -80,8 +97,8 @@ class Topic:
 
     @property
     def backend_depth(self) -> int:
-        """How many of them the original would not keep in memory."""
-        return max(0, self.depth - self._capacity)
+        """How many of them memory has no room for."""
+        return max(0, self.depth - self._held.in_memory)
 
     # --- publishing --------------------------------------------------------------------------------------------------
 
@@ -123,7 +140,10 @@ class Topic:
         [frame] = encode_frames([id], [body], time.time_ns())
         logged = deferred_frame(frame, due)
         if self.log.held_at is not None:
+            start = self.log.end
             self._hold_back([logged])
+            if self.log.end != start:
+                self._held.deferred.append((Message(id, frame, start.sequence, due), self.log.end))
         else:
             self._defer(Message(id, frame, due=due), logged)
         self.message_count += 1
@@ -132,19 +152,20 @@ class Topic:
             self._on_logged(self.log)
 
     def _defer(self, message: Message, logged: bytes) -> None:
-        behind = [channel for channel in self.channels.values() if channel.backlog.cursor is not None]
-        if self.is_durable or behind:
+        if self.is_durable:
             message.sequence = self.log.append([logged]).sequence
         for channel in self.channels.values():
             channel.message_count += 1
-            if channel not in behind:  # those come to the record by themselves
-                channel.backlog.defer(message.copy())
+            channel.backlog.defer(message.copy())
+            if self.is_durable:
+                channel.backlog.backend.leave_out(message.sequence, self.log.end)
 
     def _hold_back(self, frames: Sequence[bytes]) -> None:
         if self.is_ephemeral:
             frames = frames[: max(0, self._capacity - self.depth)]
         if frames:
             self.log.append(frames)
+            self._held.in_memory = min(self._capacity, self._held.in_memory + len(frames))
 
     # --- holding back ------------------------------------------------------------------------------------------------
 
@@ -165,9 +186,12 @@ class Topic:
         if held_at is None:
             return
         count = self.log.count(held_at.sequence, self.log.end.sequence)
+        now = time.time()
+        deferred = [held for held in self._held.deferred if held[0].due > now]
+        self._held = _Held()
         self.log.held_at = None
         for channel in self.channels.values():
-            channel.release(held_at, count)
+            channel.release(held_at, count, deferred)
 
     # --- channels ----------------------------------------------------------------------------------------------------
 
@@ -198,7 +222,13 @@ class Topic:
 
     def _create_channel(self, name: str) -> Channel:
         channel = Channel(
-            self.name, name, self.log, self._capacity, lambda: self._delete_unused(name), self._make_latency()
+            self.name,
+            name,
+            self.log,
+            self._capacity,
+            lambda: self._delete_unused(name),
+            self._make_latency(),
+            preserve_order=self._preserve_order,
         )
         channel.on_change = lambda: self._on_change("change", self, channel)
         self.channels[name] = channel
@@ -226,9 +256,10 @@ class Topic:
     def empty(self) -> None:
         """Drop the messages that no channel has got yet."""
         if self.log.held_at is not None:
+            dropped, self.log.held_at = self.log.held_at, self.log.end
+            self._held = _Held()
             for channel in self.channels.values():
-                channel.backlog.read_all()  # a cursor would go on with what is dropped
-            self.log.held_at = self.log.end
+                channel.backlog.backend.leave_out(dropped.sequence, self.log.end)
         self._on_change("change", self, None)
 
     def close(self) -> None:
@@ -240,7 +271,7 @@ class Topic:
 
 def oldest_needed(topic: Topic) -> int:
     """The number of the first record that some channel, or the topic itself, has yet to read."""
-    cursors = [channel.backlog.cursor for channel in topic.channels.values()]
+    cursors = [channel.backlog.backend.cursor for channel in topic.channels.values()]
     return min(cursor.sequence for cursor in [*cursors, topic.log.held_at, topic.log.end] if cursor is not None)
 
 
