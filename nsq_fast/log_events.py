@@ -174,6 +174,9 @@ BROKER_WRITE_RECOVERED = _event("broker_write_recovered", "the data folder can b
 BROKER_DATA_DAMAGED = _event("broker_data_damaged", "a file of messages is damaged, or lacks messages")
 BROKER_METADATA_INVALID = _event("broker_metadata_invalid", "a file of metadata is missing, damaged or incomplete")
 BROKER_FILE_IGNORED = _event("broker_file_ignored", "a file in the data folder is none of the broker's")
+BROKER_MOVE_FAILED = _event(
+    "broker_move_failed", "balancing a redesigned cluster could not move a partition; it is tried again"
+)
 BROKER_MESSAGE_TRACED = _event(
     "broker_message_traced", "what became of a traced message, in the words of a redesigned nsqd"
 )

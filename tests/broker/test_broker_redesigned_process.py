@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.http import ask
+from support.ports import free_address
 from support.redesigned import sized
 from support.waiting import until
 from support.wire import WireClient
@@ -13,6 +14,7 @@ from support.wire import WireClient
 from nsq_fast.broker import ClusterProcess, RedesignedCluster
 from nsq_fast.errors import ConfigError, NsqError
 
+_GROUPS = ("nsqds", "lookupds")
 ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
 
 
@@ -63,7 +65,8 @@ def test_what_cannot_be(process: ClusterProcess) -> None:
 
 
 def test_a_restart_takes_the_same_addresses() -> None:
-    with ClusterProcess(nodes=2, lookupds=2) as process:
+    servers = {name: [{"tcp": free_address(), "http": free_address()} for _ in range(2)] for name in _GROUPS}
+    with ClusterProcess(nodes=2, lookupds=2, addresses=servers) as process:
         nsqds, lookupds = process.nsqds, process.lookupds
         process.restart()
         assert (process.nsqds, process.lookupds) == (nsqds, lookupds)

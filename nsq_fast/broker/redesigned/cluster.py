@@ -25,6 +25,8 @@ from nsq_fast.broker.servers.nsqd import NsqdServer
 from nsq_fast.config import split_options
 from nsq_fast.errors import ConfigError
 
+from .balancer import Balancer
+from .cluster_http import ClusterRoutes
 from .coordinator import Coordinator
 from .keeper import DiskKeeper, ending
 from .lookup import Lookup
@@ -80,6 +82,8 @@ class RedesignedCluster(ServerGroup):
         self.state = ClusterState()
         self._coordinator = Coordinator(self.state, self.options)
         self._topics = Topics(self.state, self.options, self._coordinator)
+        self._balancer = Balancer(self.state, self.options, self._coordinator)
+        self._base = base
         fixed = addresses or {}
         self.nsqds = [
             NodeServer(_node_options(base, n, fixed.get("nsqds", ())), self._coordinator, n + 1) for n in range(nodes)
@@ -172,6 +176,30 @@ class RedesignedCluster(ServerGroup):
         """Start a node again on the ports it had; kill it first if it runs."""
         self.node(node).restart()
 
+    def add_node(self) -> NodeServer:
+        """Start one more nsqd, on free ports. It gets partitions of new topics, and others by ``balance``."""
+        number = len(self.nsqds)
+        options = self._base.replace(**dict.fromkeys(("tcp_address", "http_address"), "127.0.0.1:0"))
+        node = NodeServer(options, self._coordinator, number + 1)
+        self.nsqds.append(node)
+        _start_node(node, self.state)
+        return node
+
+    def remove_node(self, node: int | str | NodeServer) -> None:
+        """Move all partitions of a node to others, and stop it. It waits where the others have no room for them."""
+        server = self.node(node)
+        self._balancer.empty(server.id)
+        while not self._balancer.is_empty(server.id):
+            sleep(_POLL)
+        server.stop()
+
+    def balance(self) -> int:
+        """Move leaders and replicas until the nodes have the same to do; how many moves that took.
+
+        It waits while the cluster is not stable. Raises ClusterError when a move is refused.
+        """
+        return self._balancer.balance()
+
     def isolate_node(self, node: int | str | NodeServer) -> None:
         """Cut a node off from the rest of the cluster; its clients still reach it.
 
@@ -194,40 +222,44 @@ class RedesignedCluster(ServerGroup):
         def leads() -> bool:
             return next((item for item in self.lookupds if item.is_running), None) is server
 
-        return ClusterLookupRoutes(
-            lookup,
-            self._topics,
-            self._coordinator,
-            self,
-            lambda: listed_lookupds(self.lookupds),
-            leads,
-            server.options.version,
-        ).router()
+        def listed() -> dict[str, Any]:
+            return listed_lookupds(self.lookupds, self.state.lookupd_tombstones)
+
+        nodes = ClusterRoutes(self.state, lookup, self._coordinator, self._balancer, self, listed, leads)
+        version = server.options.version
+        return ClusterLookupRoutes(lookup, self._topics, self._coordinator, nodes, listed, leads, version).router()
 
     def _start(self) -> None:
         for lookupd in self.lookupds:
             lookupd.start()
         for nsqd in self.nsqds:
-            nsqd.start()
-            if nsqd.id not in self.state.node_ids:
-                self.state.node_ids.append(nsqd.id)
+            _start_node(nsqd, self.state)
         if self._data_path is not None:
             store = ClusterStore(self._data_path)
             self._keeper = DiskKeeper(self.state, store, self.options, self._interval)
             self._keeper.restore()
             self._coordinator.restored()
+        self._balancer.start()
 
     def stop(self) -> None:
         """Stop all servers. What there is a data path for is written down."""
+        self._balancer.stop()
         with ending(self._keeper, save=True):
             super().stop()
         self._keeper = None
 
     def kill(self) -> None:
         """End as SIGKILL would: nothing more is written."""
+        self._balancer.stop()
         with ending(self._keeper, save=False):
             super().kill()
         self._keeper = None
+
+
+def _start_node(node: NodeServer, state: ClusterState) -> None:
+    node.start()
+    if node.id not in state.node_ids:
+        state.node_ids.append(node.id)
 
 
 def _node_options(base: NsqdOptions, number: int, fixed: Sequence[Mapping[str, Any]]) -> NsqdOptions:

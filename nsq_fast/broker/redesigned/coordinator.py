@@ -33,7 +33,8 @@ class Coordinator:
     @property
     def is_stable(self) -> bool:
         """Whether every partition has a leader that is alive, none is being moved, and nothing changed just now."""
-        return not self.moves.is_moving and time.monotonic() >= self._settles_at and self._has_all_leaders
+        is_quiet = not self.moves.is_moving and time.monotonic() >= self._settles_at
+        return is_quiet and not self.state.is_upgrading and self._has_all_leaders
 
     @property
     def _has_all_leaders(self) -> bool:
@@ -84,6 +85,8 @@ class Coordinator:
         """A node has gone, well or badly: after a while others lead what it led."""
         self._unsettle()
         self.state.alive.discard(node)
+        if not any(node in partition.replicas for partition in self.state.all_partitions()):
+            self.state.leaving.discard(node)  # it has left; if it comes again, it is a new one
         for partition in self.state.led_by(node):
             partition.interrupt()
             partition.registered = None

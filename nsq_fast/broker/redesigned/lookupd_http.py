@@ -1,25 +1,20 @@
-"""The HTTP routes of an nsqlookupd of the cluster (youzan/nsq: nsqlookupd/http.go).
-
-Beside the real server's there are those below ``/embedded``, which kill and
-restart nodes, and move a leader without naming the nodes: for tests and demos.
-"""
+"""The HTTP routes of an nsqlookupd of the cluster (youzan/nsq: nsqlookupd/http.go)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
-from nsq_fast.broker.http.arguments import required, topic_and_channel
+from nsq_fast.broker.http.arguments import topic_and_channel
 from nsq_fast.broker.http.router import Request, Router, style_negotiated, style_text
 from nsq_fast.errors import NotLeader
 from nsq_fast.names import is_valid_name
 
 from .arguments import parse_integer
+from .cluster_http import ClusterRoutes, refusing, require_cluster_leader, topic_of
 from .coordinator import Coordinator
 from .lookup import READ, WRITE, Lookup, NoAnswer
-from .moves import ClusterError
 from .state import TopicMeta
 from .topics import Topics
 
@@ -27,20 +22,11 @@ MAX_PARTITION_NUM = 255
 MAX_REPLICATOR = 5
 
 
-class Administration(Protocol):
-    """What the routes need of the cluster."""
-
-    def kill_node(self, node: int | str) -> None:
-        """Kill a node, named by its number or its id."""
-
-    def restart_node(self, node: int | str) -> None:
-        """Start a node again."""
-
-
 class ClusterLookupRoutes:
     """Builds the WSGI application of an nsqlookupd.
 
     Args:
+        cluster: the routes that are about nodes.
         listed_lookupds: gives the answer to /listlookup.
         is_leader: called to know whether this one takes administrative calls.
     """
@@ -50,7 +36,7 @@ class ClusterLookupRoutes:
         lookup: Lookup,
         administration: Topics,
         coordinator: Coordinator,
-        cluster: Administration,
+        cluster: ClusterRoutes,
         listed_lookupds: Callable[[], dict[str, Any]],
         is_leader: Callable[[], bool],
         version: str,
@@ -76,25 +62,21 @@ class ClusterLookupRoutes:
             ("/listlookup", lambda request: self._listed_lookupds()),
         ):
             router.add("GET", path, handler, style_negotiated)
-        router.add("GET", "/cluster/stats", self._cluster_stats)
         router.add("POST", "/topic/create", self._create_topic)
         router.add("PUT", "/topic/create", self._create_topic)
         router.add("POST", "/topic/delete", self._delete_topic)
         router.add("POST", "/topic/partition/expand", self._expand_topic)
-        router.add("POST", "/topic/partition/move", self._move_partition)
         router.add("POST", "/topic/meta/update", self._update_meta)
         router.add("POST", "/channel/create", self._create_channel)
         router.add("POST", "/channel/delete", self._delete_channel)
         router.add("POST", "/disable/write", self._disable_write)
-        router.add("POST", "/embedded/leader/move", self._move_leader)
-        router.add("POST", "/embedded/node/kill", self._kill_node)
-        router.add("POST", "/embedded/node/restart", self._restart_node)
+        self._cluster.add_to(router)
         return router
 
     # --- looking up --------------------------------------------------------------------------------------------------
 
     def _answer_lookup(self, request: Request) -> dict[str, Any]:
-        topic = _topic(request)
+        topic = topic_of(request)
         access = request.get("access") or READ
         if access not in (READ, WRITE):
             raise request.refuse(400, "INVALID_ACCESS_MODE")
@@ -111,16 +93,12 @@ class ClusterLookupRoutes:
         return topics
 
     def _channels(self, request: Request) -> dict[str, Any]:
-        return {"channels": self._lookup.channels(_topic(request), request.get("partition") or "")}
-
-    def _cluster_stats(self, request: Request) -> dict[str, Any]:
-        self._require_leader(request)
-        return {"stable": self._coordinator.is_stable, "node_stat_list": self._lookup.node_loads(), "topn_topics": []}
+        return {"channels": self._lookup.channels(topic_of(request), request.get("partition") or "")}
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
     def _create_topic(self, request: Request) -> None:
-        topic = _topic(request)
+        topic = topic_of(request)
         if not is_valid_name(topic):
             raise request.refuse(400, "INVALID_ARG_TOPIC")
         meta = TopicMeta(
@@ -132,58 +110,35 @@ class ClusterLookupRoutes:
             disable_channel_auto_create=_flag(request, "disable_channel_auto_create"),
         )
         self._require_leader(request)
-        with _refusing(request):
+        with refusing(request):
             self._admin.create(topic, meta)
 
     def _delete_topic(self, request: Request) -> None:
-        topic, which = _topic(request), request.get("partition")
+        topic, which = topic_of(request), request.get("partition")
         if not which:
             raise request.refuse(400, "MISSING_ARG_TOPIC_PARTITION")
         if which != "**":
             raise request.refuse(400, "REMOVE_SINGLE_PARTITION_NOT_ALLOWED")
-        self._require_leader(request, 500)
-        with _refusing(request, 500):
+        require_cluster_leader(request, self._is_leader, 500)
+        with refusing(request, 500):
             self._admin.delete(topic)
 
     def _expand_topic(self, request: Request) -> None:
-        topic = _topic(request)
+        topic = topic_of(request)
         count = _number(request, "partition_num", MAX_PARTITION_NUM)
-        self._require_leader(request, 500)
-        with _refusing(request, 500):
+        require_cluster_leader(request, self._is_leader, 500)
+        with refusing(request, 500):
             self._coordinator.require_stable()
             self._admin.expand(topic, count)
 
-    def _move_partition(self, request: Request) -> None:
-        topic, number = _topic(request), _partition(request)
-        self._require_leader(request)
-        origin, target = request.get("move_from") or "", request.get("move_to") or ""
-        with _refusing(request):
-            self._coordinator.require_stable()
-            if request.get("move_leader") == "true":
-                self._coordinator.moves.move_leader(topic, number, target or None, origin)
-            else:
-                self._coordinator.moves.move_replica(topic, number, origin, target)
-
-    def _move_leader(self, request: Request) -> None:
-        with _refusing(request):
-            self._coordinator.moves.move_leader(_topic(request), _partition(request))
-
-    def _kill_node(self, request: Request) -> None:
-        with _refusing(request):
-            self._cluster.kill_node(_node(request))
-
-    def _restart_node(self, request: Request) -> None:
-        with _refusing(request):
-            self._cluster.restart_node(_node(request))
-
     def _update_meta(self, request: Request) -> None:
-        topic = _topic(request)
+        topic = topic_of(request)
         replica = _number(request, "replicator", MAX_REPLICATOR) if request.get("replicator") else None
         self._require_leader(request)
         partitions = self._admin.state.topics.get(topic)
         if not partitions:
             raise request.refuse(400, "topic is not created")
-        with _refusing(request):
+        with refusing(request):
             if replica is not None:
                 self._admin.set_replica(topic, replica)
             if _flag(request, "upgradeext"):
@@ -197,36 +152,21 @@ class ClusterLookupRoutes:
     def _create_channel(self, request: Request) -> None:
         topic, channel = topic_and_channel(request)
         self._require_leader(request)
-        with _refusing(request):
+        with refusing(request):
             self._admin.register_channel(topic, channel)
 
     def _delete_channel(self, request: Request) -> None:
         topic, channel = topic_and_channel(request)
         self._require_leader(request)
-        with _refusing(request):
+        with refusing(request):
             self._admin.unregister_channel(topic, channel)
 
     def _disable_write(self, request: Request) -> None:
         self._admin.state.is_write_disabled = request.get("type") == "all"
 
-    def _require_leader(self, request: Request, status: int = 400) -> None:
+    def _require_leader(self, request: Request) -> None:
         if not self._is_leader():
-            raise request.refuse(status, NotLeader.code)
-
-
-@contextmanager
-def _refusing(request: Request, status: int = 400) -> Iterator[None]:
-    try:
-        yield
-    except ClusterError as error:
-        raise request.refuse(status, str(error)) from error
-
-
-def _topic(request: Request) -> str:
-    topic = required(request, "topic")
-    if not topic:
-        raise request.refuse(400, "MISSING_ARG_TOPIC")
-    return topic
+            raise request.refuse(400, NotLeader.code)
 
 
 def _number(request: Request, name: str, largest: int) -> int:
@@ -242,20 +182,5 @@ def _number(request: Request, name: str, largest: int) -> int:
     return number
 
 
-def _partition(request: Request) -> int:
-    value = request.get("partition")
-    if not value:
-        raise request.refuse(400, "MISSING_ARG_TOPIC_PARTITION")
-    try:
-        return parse_integer(value.encode())
-    except ValueError as error:
-        raise request.refuse(400, "INVALID_ARG_TOPIC_PARTITION_NUM") from error
-
-
 def _flag(request: Request, name: str) -> bool:
     return request.get(name) == "true"
-
-
-def _node(request: Request) -> int | str:
-    node = required(request, "node")
-    return int(node) if node.isdecimal() else node

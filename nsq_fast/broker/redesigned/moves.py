@@ -94,16 +94,27 @@ class Moves:
         partition.is_writable = True
         sleep(self._options.move_step)
 
-    def move_replica(self, topic: str, number: int, origin: str, to: str) -> None:
-        """Let a node have what another one has of a partition. Raises ClusterError."""
+    def check(self, topic: str, number: int, origin: str, to: str, *, is_leader: bool) -> None:
+        """Raise ClusterError for a move that cannot be (youzan/nsq: data_placement_mgr.go, tryMoveTopicPartition)."""
+        if origin == to:
+            raise ClusterError("move to and from node can not be the same")
         partition = self.state.partition(topic, number)
         if partition is None:
             raise ClusterError("Key not found")
-        if origin not in partition.replicas or to in partition.replicas:
-            raise ClusterError("the partition is not where it should move from, or is where it should move to")
-        if origin == partition.leader:
-            self.move_leader(topic, number, to, origin)
-            return
+        _check_origin(partition, origin, to, is_leader=is_leader)
+        if to not in self.state.staying:
+            raise ClusterError("the move destination is not found in cluster")
+        if origin not in self.state.alive:
+            raise ClusterError("the move source data is lost in cluster")
+        siblings = self.state.topics[topic]
+        is_elsewhere = to not in partition.replicas and any(to in sibling.replicas for sibling in siblings)
+        if is_elsewhere and not partition.meta.may_share_nodes:
+            raise ClusterError("destination node is excluded for topic")
+
+    def move_replica(self, topic: str, number: int, origin: str, to: str) -> None:
+        """Let a node have what another one, which does not lead, has of a partition. Raises ClusterError."""
+        self.check(topic, number, origin, to, is_leader=False)
+        partition = self.state.topics[topic][number]
         partition.set.add(to)
         if not partition.set.catch_up(to, self.state.reachable):
             partition.set.replicas.pop(to)
@@ -123,7 +134,8 @@ class Moves:
         wanted = partition.meta.replica
         if partition.leader not in self.state.reachable:
             return
-        for node in sorted(self.state.reachable.difference(partition.replicas), key=self._load):
+        free = (self.state.reachable & self.state.staying).difference(partition.replicas)
+        for node in sorted(free, key=self._load):
             if len(partition.in_sync) >= wanted:
                 break
             partition.set.add(node)
@@ -135,3 +147,16 @@ class Moves:
 
     def _load(self, node: str) -> int:
         return sum(node in partition.replicas for partition in self.state.all_partitions())
+
+
+def _check_origin(partition: Partition, origin: str, to: str, *, is_leader: bool) -> None:
+    if is_leader:
+        if origin != partition.leader:
+            raise ClusterError("move from not the topic leader")
+        return
+    if origin == partition.leader:
+        raise ClusterError("can not move leader without moveleader param")
+    if origin not in partition.replicas:
+        raise ClusterError("the move source node has no replica for the topic")
+    if to in partition.replicas:
+        raise ClusterError("the move destination has the topic data already")

@@ -30,6 +30,9 @@ class ClusterOptions(Config):
     migrate_delay: float = option(
         2.0, "how long after its death another node gets the replicas that a node had", unit="s", minimum=0.0
     )
+    balance_interval: float = option(
+        0.0, "time between two looks at whether the nodes have the same to do; 0: only on demand", unit="s", minimum=0.0
+    )
     readiness: float = option(
         0.2, "longest time until a new partition has a leader, and until the cluster is stable", unit="s", minimum=0.0
     )

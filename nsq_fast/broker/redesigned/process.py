@@ -61,6 +61,14 @@ class ClusterProcess(BrokerProcess):
         """As ``RedesignedCluster.restart_node``. Raises NsqError."""
         self._call("restart_node", node)
 
+    def remove_node(self, node: int | str) -> None:
+        """As ``RedesignedCluster.remove_node``. Raises NsqError."""
+        self._call("remove_node", node)
+
+    def balance(self) -> None:
+        """As ``RedesignedCluster.balance``. Raises NsqError."""
+        self._call("balance")
+
     def isolate_node(self, node: int | str) -> None:
         """As ``RedesignedCluster.isolate_node``. Raises NsqError."""
         self._call("isolate_node", node)

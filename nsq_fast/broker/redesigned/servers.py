@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, cast
 
 from nsq_fast.broker.http.router import Router
@@ -102,7 +102,8 @@ class ClusterLookupdServer(LookupdServer):
         return self._make_cluster_router(self)
 
 
-def listed_lookupds(lookupds: Sequence[ClusterLookupdServer]) -> dict[str, Any]:
-    """The answer to /listlookup: those that run, the first of which leads."""
+def listed_lookupds(lookupds: Sequence[ClusterLookupdServer], tombstones: Container[str]) -> dict[str, Any]:
+    """The answer to /listlookup: those that run, but for those with a tombstone; the first that runs leads."""
     running = [lookupd.listed() for lookupd in lookupds if lookupd.is_running]
-    return {"lookupdnodes": running, "lookupdleader": running[0] if running else {}}
+    shown = [listed for listed in running if listed["ID"] not in tombstones]
+    return {"lookupdnodes": shown, "lookupdleader": running[0] if running else {}}

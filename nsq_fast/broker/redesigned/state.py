@@ -254,6 +254,9 @@ class ClusterState:
         node_ids: every node, dead or alive.
         alive: the nodes that run.
         isolated: the nodes that nothing but clients can reach.
+        leaving: the nodes that are to have nothing in the end.
+        is_upgrading: whether an administrator is upgrading the servers: nothing is moved meanwhile.
+        lookupd_tombstones: ids of the nsqlookupds that /listlookup does not show.
         is_write_disabled: whether an administrator has stopped all publishing.
         keeper: told of what has to survive the process.
     """
@@ -264,7 +267,15 @@ class ClusterState:
         self.node_ids: list[str] = []
         self.alive: set[str] = set()
         self.isolated: set[str] = set()
+        self.leaving: set[str] = set()
+        self.is_upgrading = False
+        self.lookupd_tombstones: set[str] = set()
         self.is_write_disabled = False
+
+    @property
+    def staying(self) -> set[str]:
+        """The nodes that run, and may get partitions."""
+        return self.alive - self.leaving
 
     @property
     def reachable(self) -> set[str]:

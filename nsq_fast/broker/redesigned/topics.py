@@ -42,7 +42,7 @@ class Topics:
                 raise ClusterError("already exist")
             return
         needed = meta.replica if meta.may_share_nodes else meta.replica * meta.partition_num
-        if needed > len(self.state.alive):
+        if needed > len(self.state.staying):
             raise ClusterError(NO_NODE)
         if meta.partition_num >= MAX_PARTITIONS:
             raise ClusterError("max partition allowed exceed")
@@ -56,7 +56,7 @@ class Topics:
         meta = partitions[0].meta
         if partition_num < len(partitions):
             raise ClusterError("the partition number can not be reduced")
-        if not meta.may_share_nodes and meta.replica * partition_num > len(self.state.alive):
+        if not meta.may_share_nodes and meta.replica * partition_num > len(self.state.staying):
             raise ClusterError(NO_NODE)
         meta.partition_num = partition_num
         self._add_partitions(topic, meta, partition_num)
@@ -147,7 +147,7 @@ class Topics:
                 self.state.node_ids.index(node),
             )
 
-        leader, *others = sorted(self.state.alive, key=load)
+        leader, *others = sorted(self.state.staying, key=load)
         others.sort(key=lambda node: (load(node)[0], load(node)[3], load(node)[4]))
         return [leader, *others[: meta.replica - 1]]
 

@@ -1,0 +1,123 @@
+"""Carries out what balancing wants: one move after the other, whenever the cluster is stable."""
+
+from __future__ import annotations
+
+import logging
+
+from gevent import Greenlet, sleep, spawn
+from gevent.event import Event
+
+from nsq_fast.log_events import BROKER_MOVE_FAILED
+
+from .balancing import Move, Placement, next_move
+from .coordinator import Coordinator
+from .moves import ClusterError
+from .options import ClusterOptions
+from .state import ClusterState
+
+logger = logging.getLogger("nsq_fast.broker.redesigned.balancer")
+
+_POLL = 0.005
+_PAUSE = 0.1
+"""Seconds after a move that failed: others may be possible then."""
+
+
+class Balancer:
+    """Moves partitions. Nodes that leave are emptied at once, the others balanced every ``balance_interval``, if any.
+
+    Args:
+        state: what the cluster knows.
+        options: how often it looks.
+        coordinator: carries out the moves.
+    """
+
+    def __init__(self, state: ClusterState, options: ClusterOptions, coordinator: Coordinator) -> None:
+        self._state = state
+        self._options = options
+        self._coordinator = coordinator
+        self._seen: dict[tuple[str, int], int] = {}
+        self._is_wanted = Event()
+        self._loop: Greenlet[..., None] | None = None
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._loop = spawn(self._run)
+        self._loop.name = "cluster-balancer"
+
+    def stop(self) -> None:
+        """End."""
+        if self._loop is not None:
+            self._loop.kill()
+            self._loop = None
+
+    def empty(self, node: str) -> None:
+        """A node is to have nothing in the end: it gets no more partitions, and others get those that it has."""
+        self._state.leaving.add(node)
+        self._is_wanted.set()
+
+    def is_empty(self, node: str) -> bool:
+        """Whether a node has no partition."""
+        return not any(node in partition.replicas for partition in self._state.all_partitions())
+
+    def balance(self) -> int:
+        """Move until no move helps; how many there were. Raises ClusterError when one is refused."""
+        placements, count = self._loads(), 0
+        while (move := self._next(placements)) is not None:
+            self._carry_out(move)
+            count += 1
+        return count
+
+    # --- by itself ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        interval = self._options.balance_interval
+        while True:
+            is_wanted = self._is_wanted.wait(interval or None)
+            self._is_wanted.clear()
+            try:
+                if is_wanted:
+                    self._empty_leaving()
+                else:
+                    self.balance()
+            except ClusterError as error:
+                logger.warning("a partition was not moved: %s; it is tried again", error, extra=BROKER_MOVE_FAILED)
+                sleep(_PAUSE)
+                self._is_wanted.set()
+
+    def _empty_leaving(self) -> None:
+        loads = self._loads()
+        while (move := self._next(loads)) is not None and move.origin in self._state.leaving:
+            self._carry_out(move)
+
+    # --- moves -------------------------------------------------------------------------------------------------------
+
+    def _next(self, loads: dict[tuple[str, int], int]) -> Move | None:
+        while not self._coordinator.is_stable:
+            sleep(_POLL)
+        reachable = self._state.reachable
+        placements = [
+            Placement(
+                partition.topic,
+                partition.number,
+                (partition.leader, *(node for node in partition.replicas if node != partition.leader)),
+                loads.get((partition.topic, partition.number), 0),
+                partition.meta.may_share_nodes,
+            )
+            for partition in self._state.all_partitions()
+            if partition.leader is not None
+        ]
+        return next_move(placements, reachable, self._state.leaving & reachable)
+
+    def _carry_out(self, move: Move) -> None:
+        moves = self._coordinator.moves
+        if move.is_leader:
+            moves.move_leader(move.topic, move.number, move.target, move.origin)
+        else:
+            moves.move_replica(move.topic, move.number, move.origin, move.target)
+
+    def _loads(self) -> dict[tuple[str, int], int]:
+        """The bytes that were published to each partition since the last call."""
+        now = {(each.topic, each.number): each.log.end_offset for each in self._state.all_partitions()}
+        loads = {key: max(0, offset - self._seen.get(key, 0)) for key, offset in now.items()}
+        self._seen = now
+        return loads

@@ -1,0 +1,166 @@
+"""Nodes that come, leave, and share the work, and the routes of administrators, which answer as the real ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.http import ask
+from support.redesigned import publish
+from support.waiting import until
+
+from nsq_fast.broker import RedesignedCluster
+
+ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
+OPTIONS = {"readiness": 0.0, "move_step": 0.0, "takeover_delay": 0.02}
+
+
+@pytest.fixture
+def cluster() -> Iterator[RedesignedCluster]:
+    """Two nodes, two nsqlookupds."""
+    with RedesignedCluster(2, 2, **OPTIONS) as cluster:
+        yield cluster
+
+
+def leaders(cluster: RedesignedCluster) -> dict[str, int]:
+    return Counter(str(partition.leader) for partition in cluster.state.all_partitions())
+
+
+def replicas(cluster: RedesignedCluster) -> dict[str, int]:
+    return Counter(node for partition in cluster.state.all_partitions() for node in partition.replicas)
+
+
+def bodies(cluster: RedesignedCluster) -> list[list[bytes]]:
+    return [[record.body for record in each.log.read(0, 99)] for each in cluster.state.topics["t"]]
+
+
+def post(lookupd: Any, path: str) -> tuple[int, Any]:
+    answer = ask(lookupd.http_address, "POST", path)
+    return answer.status, answer.json["message"] if answer.body else ""
+
+
+def test_a_new_node_gets_its_share_and_nothing_is_lost(cluster: RedesignedCluster) -> None:
+    cluster.create_topic("t", 6, 2, multi_part=True, channels=["ch"])
+    for number in range(6):
+        publish(cluster, "t", b"%d" % number, partition=number)
+    before = bodies(cluster)
+    node = cluster.add_node()
+    assert cluster.balance() > 0
+    assert leaders(cluster) == {each.id: 2 for each in cluster.nsqds}
+    assert replicas(cluster) == {each.id: 4 for each in cluster.nsqds}
+    assert bodies(cluster) == before
+    for number in range(6):
+        publish(cluster, "t", b"more", partition=number)
+    assert cluster.balance() == 0
+    assert node.id in {str(cluster.partition("t", number).registered) for number in range(6)}
+
+
+def test_a_busy_node_gives_load_away() -> None:
+    with RedesignedCluster(3, 1, **OPTIONS) as cluster:
+        cluster.create_topic("t", 6, 1, multi_part=True, channels=["ch"])
+        cluster.balance()
+        busy = cluster.leader_of("t", 0)
+        led = [each.number for each in cluster.state.led_by(busy.id)]
+        for number in led:
+            publish(cluster, "t", b"x" * 1000, partition=number)
+        assert cluster.balance() > 0
+        assert sum(cluster.leader_of("t", number) is busy for number in led) < len(led)
+
+
+def test_nodes_share_by_themselves_at_an_interval() -> None:
+    with RedesignedCluster(1, 1, **OPTIONS, balance_interval=0.02) as cluster:
+        cluster.create_topic("t", 2, 1, multi_part=True, channels=["ch"])
+        cluster.add_node()
+        until(lambda: sorted(leaders(cluster).values()) == [1, 1])
+
+
+def test_a_node_that_is_removed_is_emptied_first(cluster: RedesignedCluster) -> None:
+    cluster.add_node()
+    cluster.create_topic("t", 3, 2, multi_part=True, channels=["ch"])
+    for number in range(3):
+        publish(cluster, "t", b"%d" % number, partition=number)
+    before, removed = bodies(cluster), cluster.nsqds[0]
+    assert post(cluster.lookupds[1], "/cluster/node/remove?remove_node=" + removed.id) == (400, "Not nsqlookup leader")
+    assert post(cluster.lookupds[0], "/cluster/node/remove?remove_node=" + removed.id) == (200, "")
+    until(lambda: removed.id not in replicas(cluster))
+    assert all(len(partition.in_sync) == 2 for partition in cluster.state.all_partitions())
+    assert bodies(cluster) == before
+    cluster.create_topic("new", 2, 2, multi_part=True)
+    assert removed.id not in replicas(cluster)
+    cluster.remove_node(removed)
+    assert not removed.is_running
+    removed.start()  # as a new one
+    cluster.balance()
+    assert replicas(cluster)[removed.id] > 0
+
+
+def test_nothing_is_moved_during_an_upgrade(cluster: RedesignedCluster) -> None:
+    cluster.create_topic("t", 1, 2, channels=["ch"])
+    first, second = cluster.lookupds
+    path = (
+        f"/topic/partition/move?topic=t&partition=0&move_leader=true&move_from={cluster.leader_of('t', 0).id}&move_to="
+    )
+    path += next(node.id for node in cluster.nsqds if node is not cluster.leader_of("t", 0))
+    assert post(second, "/cluster/upgrade/begin") == (400, "Not nsqlookup leader")
+    assert post(first, "/cluster/upgrade/begin") == (200, "")
+    assert ask(first.http_address, "GET", "/cluster/stats").json["stable"] is False
+    assert post(first, path) == (400, "the cluster is unstable")
+    assert post(first, "/cluster/upgrade/done") == (200, "")
+    cluster.wait_stable()
+    assert post(first, path) == (200, "")
+
+
+def test_an_nsqlookupd_with_a_tombstone_is_not_listed(cluster: RedesignedCluster) -> None:
+    first, second = cluster.lookupds
+
+    def listed() -> list[str]:
+        return [each["ID"] for each in ask(first.http_address, "GET", "/listlookup", **ACCEPT).json["lookupdnodes"]]
+
+    ids = listed()
+    assert post(second, f"/cluster/lookupd/tombstone?node={ids[1]}") == (200, "")
+    assert listed() == ids[:1]
+    assert post(second, f"/cluster/lookupd/tombstone?node={ids[1]}&restore=true") == (200, "")
+    assert listed() == ids
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "message"),
+    [
+        ("/cluster/lookupd/tombstone", 400, "MISSING_ARG_NODE"),
+        ("/cluster/lookupd/tombstone?node=x", 404, "lookup node id not found"),
+        ("/cluster/lookupd/tombstone?node=x&restore=true", 404, "lookup node id not found"),
+        ("/cluster/node/remove?remove_node=x", 200, ""),
+        ("/cluster/balance/topn?enable=true", 200, ""),
+        ("/topic/partition/move?topic=t&partition=0&move_from=x&move_to=x", 400,
+         "move to and from node can not be the same"),
+        ("/topic/partition/move?topic=t&partition=-1", 400, "INVALID_ARG_TOPIC_PARTITION_NUM"),
+        ("/topic/partition/move?topic=t&partition=255", 400, "INVALID_ARG_TOPIC_PARTITION_NUM"),
+        ("/topic/partition/move?topic=none&partition=0&move_from=x&move_to=y", 400, "Key not found"),
+        ("/topic/partition/move?topic=t&partition=0&move_from={leader}&move_to={other}", 400,
+         "can not move leader without moveleader param"),
+        ("/topic/partition/move?topic=t&partition=0&move_from=x&move_to={other}", 400,
+         "the move source node has no replica for the topic"),
+        ("/topic/partition/move?topic=t&partition=0&move_from={other}&move_to={leader}", 400,
+         "the move destination has the topic data already"),
+        ("/topic/partition/move?topic=t&partition=0&move_from={other}&move_to=x", 400,
+         "the move destination is not found in cluster"),
+        ("/topic/partition/move?topic=t&partition=0&move_from={other}&move_to={leader}&move_leader=true", 400,
+         "move from not the topic leader"),
+        ("/topic/partition/move?topic=apart&partition=0&move_from={apart}&move_to={other_apart}&move_leader=true", 400,
+         "destination node is excluded for topic"),
+        ("/topic/partition/expand?topic=none&partition_num=2", 500, "Key not found"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_the_words_of_the_real_server(
+    cluster: RedesignedCluster, path: str, status: int, message: str
+) -> None:
+    cluster.create_topic("t", 1, 2)
+    cluster.create_topic("apart", 2, 1)
+    leader, apart = cluster.leader_of("t", 0).id, cluster.leader_of("apart", 0).id
+    other = next(node.id for node in cluster.nsqds if node.id != leader)
+    other_apart = cluster.leader_of("apart", 1).id
+    cluster.wait_stable()
+    path = path.format(leader=leader, other=other, apart=apart, other_apart=other_apart)
+    assert post(cluster.lookupds[0], path) == (status, message)

@@ -1,0 +1,142 @@
+"""Balancing: moves come to an end, empty the nodes that leave, and leave the others with as much as each other."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from nsq_fast.broker.redesigned.balancing import MUCH_BUSIER, Move, Placement, next_move
+
+MOST_MOVES = 2000
+
+
+def moved(placements: list[Placement], move: Move) -> list[Placement]:
+    """Placements after a move, as ``Moves`` carries it out."""
+    at = next(n for n, each in enumerate(placements) if (each.topic, each.number) == (move.topic, move.number))
+    nodes = list(placements[at].nodes)
+    if move.is_leader:
+        assert nodes[0] == move.origin
+        if move.target in nodes:
+            nodes.remove(move.target)
+        else:
+            nodes.remove(move.origin)
+        nodes.insert(0, move.target)
+    else:
+        assert move.origin in nodes[1:]
+        assert move.target not in nodes
+        nodes[nodes.index(move.origin)] = move.target
+    result = [*placements]
+    result[at] = placements[at]._replace(nodes=tuple(nodes))
+    return result
+
+
+def balanced(placements: list[Placement], nodes: list[str], leaving: tuple[str, ...] = ()) -> list[Placement]:
+    for _ in range(MOST_MOVES):
+        move = next_move(placements, nodes, leaving)
+        if move is None:
+            return placements
+        placements = moved(placements, move)
+    raise AssertionError(f"no end after {MOST_MOVES} moves")
+
+
+def spread(counts: Counter[str], nodes: list[str]) -> int:
+    return max(counts[node] for node in nodes) - min(counts[node] for node in nodes)
+
+
+def leaders(placements: list[Placement]) -> Counter[str]:
+    return Counter(each.nodes[0] for each in placements)
+
+
+def replicas(placements: list[Placement]) -> Counter[str]:
+    return Counter(node for each in placements for node in each.nodes)
+
+
+def loads(placements: list[Placement]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for each in placements:
+        found[each.nodes[0]] += each.load
+    return found
+
+
+def random_placements(dice: random.Random, nodes: list[str]) -> Iterator[Placement]:
+    for topic in range(dice.randrange(1, 8)):
+        may_share = dice.random() < 0.6
+        count = dice.randrange(1, min(3, len(nodes)) + 1)
+        free = dice.sample(nodes, len(nodes))
+        for number in range(dice.randrange(1, 10) if may_share else len(nodes) // count):
+            chosen = dice.sample(nodes, count) if may_share else [free.pop() for _ in range(count)]
+            yield Placement(f"t{topic}", number, tuple(chosen), dice.choice((0, 0, 1, 5, 100)), may_share)
+
+
+@pytest.mark.parametrize("group", range(4))
+def test_random_clusters(group: int) -> None:
+    for seed in range(group * 60, (group + 1) * 60):
+        dice = random.Random(seed)
+        nodes = [f"n{number}" for number in range(dice.randrange(2, 7))]
+        before = list(random_placements(dice, nodes))
+        leaving = tuple(dice.sample(nodes, dice.choice((0, 0, 1))))
+        after = balanced(before, nodes, leaving)
+        staying = [node for node in nodes if node not in leaving]
+        for old, new in zip(before, after, strict=True):
+            assert len(new.nodes) == len(set(new.nodes)) == len(old.nodes)
+            assert new.may_share or not any(
+                set(new.nodes) & set(other.nodes) for other in after if other.topic == new.topic and other is not new
+            )
+            # What cannot go anywhere else stays.
+            assert not set(leaving) & set(new.nodes) or not new.may_share or len(new.nodes) > len(staying)
+        if not leaving and all(each.may_share for each in before) and not loads(before).total():
+            assert spread(leaders(after), nodes) <= 1
+        assert next_move(after, nodes, leaving) is None
+
+
+def test_a_new_node_gets_its_share() -> None:
+    before = [Placement("t", number, ("a", "b") if number % 2 else ("b", "a")) for number in range(12)]
+    after = balanced(before, ["a", "b", "c"])
+    assert leaders(after) == {"a": 4, "b": 4, "c": 4}
+    assert replicas(after) == {"a": 8, "b": 8, "c": 8}
+
+
+def test_a_leader_moves_to_a_replica_where_that_does() -> None:
+    placements = [Placement("t", number, ("a", "b")) for number in range(2)]
+    move = next_move(placements, ["a", "b"])
+    assert move is not None
+    assert (move.origin, move.target, move.is_leader) == ("a", "b", True)
+
+
+def test_the_partitions_of_a_topic_are_on_different_nodes() -> None:
+    placements = [
+        Placement("t", 0, ("a",)),
+        Placement("t", 1, ("a",)),
+        Placement("u", 0, ("b",)),
+        Placement("u", 1, ("b",)),
+    ]
+    after = balanced(placements, ["a", "b"])
+    assert {(each.topic, each.nodes[0]) for each in after} == {(topic, node) for topic in "tu" for node in "ab"}
+
+
+def test_a_topic_that_does_not_share_nodes_stays_apart() -> None:
+    placements = [Placement("t", number, (node,), may_share=False) for number, node in enumerate("ab")]
+    assert next_move(placements, ["a", "b"]) is None
+    after = balanced(placements, ["a", "b", "c"], ("a",))
+    assert sorted(each.nodes[0] for each in after) == ["b", "c"]
+
+
+def test_a_node_that_leaves_keeps_what_nobody_can_take() -> None:
+    placements = [Placement("t", 0, ("a", "b"))]
+    after = balanced(placements, ["a", "b"], ("a",))
+    assert after[0].nodes == ("b", "a")  # it leads no more
+
+
+def test_a_busy_node_gives_load_away_although_the_numbers_are_equal() -> None:
+    placements = [Placement("t", number, ("a",), 100) for number in range(3)]
+    placements += [Placement("u", number, (node,)) for number, node in enumerate("bbbccc")]
+    after = loads(balanced(placements, ["a", "b", "c"]))
+    assert max(after.values()) <= MUCH_BUSIER * after.total() / 3
+
+
+def test_a_dead_node_is_left_alone() -> None:
+    placements = [Placement("t", number, ("dead", "a")) for number in range(3)]
+    assert next_move(placements, ["a", "b"]) is None
