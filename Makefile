@@ -123,7 +123,7 @@ soak: $(DEV_STAMP) $(BUILD_STAMP)
 
 bench: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest bench --benchmark-only --timeout 600 $(ARGS)
-	$(BIN)/python -m nsq_fast bench suite --short --duration 0.7 --json bench/results/latest.json \
+	$(BIN)/python -m nsq_fast bench suite --short --duration 0.7 --patience 6 --json bench/results/latest.json \
 	  $(if $(SERVERS),--servers $(SERVERS))
 	$(BIN)/python -m nsq_fast bench report bench/results/latest.json --html bench/results/latest.html
 

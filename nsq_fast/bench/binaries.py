@@ -1,4 +1,4 @@
-"""Start nsqd from a folder of server binaries on free ports; stop it and delete what it stored."""
+"""Start nsqd and nsqlookupd from a folder of server binaries on free ports; stop them and delete what they stored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FLAGS = ("-mem-queue-size=10000000", "-max-rdy-count=100000", "-https-address=1
 
 
 class Started:
-    """A running nsqd: process id, ports, and what it calls itself."""
+    """A running server: process id, ports, and what it calls itself."""
 
     def __init__(self, pid: int, ports: dict[str, int], version: str) -> None:
         self.pid = pid
@@ -33,29 +33,45 @@ class Started:
 @contextmanager
 def nsqd(folder: Path, host: str, *flags: str) -> Iterator[Started]:
     """Run ``folder/nsqd`` on free ports of ``host``. Raises ConfigError without a binary, NsqError when it ends."""
-    binary = folder / "nsqd"
+    with (
+        tempfile.TemporaryDirectory(prefix="nsq-fast-bench-") as data,
+        _server(folder / "nsqd", host, Path(data) / "log", f"-data-path={data}", *_FLAGS, *flags) as started,
+    ):
+        yield started
+
+
+@contextmanager
+def nsqlookupd(folder: Path) -> Iterator[Started]:
+    """Run ``folder/nsqlookupd`` on free ports; the same errors."""
+    with (
+        tempfile.TemporaryDirectory(prefix="nsq-fast-bench-") as data,
+        _server(folder / "nsqlookupd", "127.0.0.1", Path(data) / "log") as started,
+    ):
+        yield started
+
+
+@contextmanager
+def _server(binary: Path, host: str, log: Path, *flags: str) -> Iterator[Started]:
     if not os.access(binary, os.X_OK):
         raise ConfigError(f"{binary} is not there, or not executable")
-    with tempfile.TemporaryDirectory(prefix="nsq-fast-bench-") as data:
-        log = Path(data) / "log"
-        command = [str(binary), f"-tcp-address={host}:0", f"-http-address={host}:0", f"-data-path={data}", *_FLAGS]
-        with log.open("wb") as stderr:
-            process = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=stderr)
-        try:
-            yield Started(process.pid, _wait_for_ports(process, log), _version(binary))
-        finally:
-            process.kill()
-            process.wait()
+    command = [str(binary), f"-tcp-address={host}:0", f"-http-address={host}:0", *flags]
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
+    try:
+        yield Started(process.pid, _wait_for_ports(process, binary.name, log), _version(binary))
+    finally:
+        process.kill()
+        process.wait()
 
 
-def _wait_for_ports(process: subprocess.Popen[bytes], log: Path) -> dict[str, int]:
+def _wait_for_ports(process: subprocess.Popen[bytes], name: str, log: Path) -> dict[str, int]:
     deadline = time.monotonic() + START_TIMEOUT
     while time.monotonic() < deadline and process.poll() is None:
         ports = {face: int(port) for face, port in _LISTENING.findall(log.read_text())}
         if len(ports) == 2:
             return ports
         time.sleep(_POLL)
-    raise NsqError(f"nsqd did not start:\n{log.read_text()[-2000:]}")
+    raise NsqError(f"{name} did not start:\n{log.read_text()[-2000:]}")
 
 
 def _version(binary: Path) -> str:

@@ -22,6 +22,15 @@ from nsq_fast._version import __version__
 from .settings import Settings
 
 PROGRAMS = Path(__file__).parent / "programs"
+OURS = "nsq_fast"
+BATCHES = "nsq_fast batches"
+COLUMNS = "nsq_fast columns"
+SEPARATE = "nsq_fast separate"
+KEYED = "nsq_fast keyed"
+CORE_FLOOR = "floor: core"
+BATCH_FLOOR = "floor: batches"
+READY_FLOOR = "floor: ready bytes"
+ORDERED_FLOOR = "floor: ordered"
 DROP_IN = "nsq_fast as gnsq"
 ASYNCIO = "nsq_fast aio"
 THREADS = "nsq_fast threads"
@@ -29,7 +38,9 @@ EMBEDDED = "pynsq on nsq_fast"
 TORNADO = "tornado example"
 _MODULES = {"gnsq": "gnsq", "pynsq": "nsq", "ansq": "ansq", "asyncnsq": "asyncnsq"}
 _BUILD_TIMEOUT = 300
-_EVERYTHING = frozenset({"consume", "publish", "roundtrip", "ordered", "idle"})
+_EVERYTHING = frozenset({"consume", "publish", "roundtrip", "ordered", "idle", "start"})
+_ONLY_CONSUME = frozenset({"consume"})
+_ONLY_PUBLISH = frozenset({"publish"})
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +51,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
         can_open_loop: it measures latency at a rate.
         can_spread: it holds several connections.
         can_sleep: its handlers may sleep.
+        can_look_up: it finds the servers of a topic with partitions; needs_cluster: it takes part in nothing else.
         takes_options: it connects with the options of our clients for TLS and AUTH.
     """
 
@@ -53,6 +65,8 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     can_open_loop: bool = True
     can_spread: bool = False
     can_sleep: bool = False
+    can_look_up: bool = False
+    needs_cluster: bool = False
     takes_options: bool = False
 
     def takes_part(self, settings: Settings) -> bool:
@@ -61,7 +75,9 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
             return False
         if (settings.compression or settings.tls or settings.unbuffered) and not self.can_negotiate:
             return False
-        if settings.rate and not self.can_open_loop:
+        if (settings.rate or settings.rate_share) and not self.can_open_loop:
+            return False
+        if not (self.can_look_up if settings.needs_cluster else not self.needs_cluster):
             return False
         if settings.handler_sleep and not self.can_sleep:
             return False
@@ -76,8 +92,9 @@ def available(peer_python: str | None = None) -> list[Client]:
 
 def names() -> tuple[str, ...]:
     """The names that clients can have."""
-    ours = ("nsq_fast", "nsq_fast batches", "nsq_fast linger", ASYNCIO, THREADS, DROP_IN, "go-nsq", "go-nsq async")
-    return (*ours, *_MODULES, EMBEDDED, TORNADO, "floor: core", "floor: Python")
+    ours = (OURS, BATCHES, COLUMNS, "nsq_fast linger", SEPARATE, KEYED, ASYNCIO, THREADS, DROP_IN)
+    floors = (CORE_FLOOR, BATCH_FLOOR, READY_FLOOR, ORDERED_FLOOR, "floor: Python")
+    return (*ours, "go-nsq", "go-nsq async", *_MODULES, EMBEDDED, TORNADO, *floors)
 
 
 def _program(name: str, python: str = sys.executable) -> tuple[str, ...]:
@@ -85,29 +102,9 @@ def _program(name: str, python: str = sys.executable) -> tuple[str, ...]:
 
 
 def _ours() -> Iterator[Client]:
-    program = _program("use_nsq_fast")
-    secure: dict[str, Any] = {"can_negotiate": True, "takes_options": True}
-    able: dict[str, Any] = {**secure, "can_spread": True, "can_sleep": True}
-    yield Client(name="nsq_fast", command=program, version=__version__, kinds=_EVERYTHING, **able)
-    yield Client(
-        name="nsq_fast batches",
-        command=program,
-        version=__version__,
-        variant="batch",
-        kinds=frozenset({"consume"}),
-        can_open_loop=False,
-        **secure,
-    )
-    yield Client(
-        name="nsq_fast linger",
-        command=program,
-        version=__version__,
-        variant="linger",
-        kinds=frozenset({"publish"}),
-        modes=frozenset({"concurrent"}),
-        **secure,
-    )
-    asyncio_kinds = _EVERYTHING - {"ordered"}
+    yield from _ours_on_gevent()
+    able: dict[str, Any] = {"can_negotiate": True, "takes_options": True, "can_spread": True, "can_sleep": True}
+    asyncio_kinds = _EVERYTHING - {"ordered", "start"}
     program = _program("use_aio")
     yield Client(name=ASYNCIO, command=program, version=__version__, kinds=asyncio_kinds, **able)
     yield Client(
@@ -124,6 +121,39 @@ def _ours() -> Iterator[Client]:
         yield Client(name=DROP_IN, command=command, version=__version__, kinds=kinds, can_negotiate=True)
 
 
+def _ours_on_gevent() -> Iterator[Client]:
+    program = _program("use_nsq_fast")
+
+    def variant(name: str, kinds: frozenset[str], **more: Any) -> Client:
+        return Client(
+            name=name,
+            command=program,
+            version=__version__,
+            variant=name.rpartition(" ")[2],
+            kinds=kinds,
+            takes_options=True,
+            **more,
+        )
+
+    yield Client(
+        name=OURS,
+        command=program,
+        version=__version__,
+        kinds=_EVERYTHING,
+        can_negotiate=True,
+        can_spread=True,
+        can_sleep=True,
+        can_look_up=True,
+        takes_options=True,
+    )
+    yield variant(BATCHES, _ONLY_CONSUME, can_open_loop=False, can_negotiate=True)
+    yield variant(COLUMNS, _ONLY_CONSUME, can_open_loop=False, can_negotiate=True)
+    concurrent = frozenset({"concurrent"})
+    yield variant("nsq_fast linger", _ONLY_PUBLISH, modes=concurrent, can_negotiate=True)
+    yield variant(SEPARATE, _ONLY_PUBLISH, modes=concurrent, can_negotiate=True)
+    yield variant(KEYED, _ONLY_PUBLISH, modes=concurrent, can_look_up=True, needs_cluster=True)
+
+
 def _has_drop_in() -> bool:
     return (Path(__file__).parents[1] / "gnsq" / "__init__.py").exists()
 
@@ -137,7 +167,7 @@ def _go() -> Iterator[Client]:
         name="go-nsq",
         command=(str(program),),
         version=version,
-        kinds=_EVERYTHING - {"ordered"},
+        kinds=_EVERYTHING - {"ordered", "start"},
         can_negotiate=True,
         can_spread=True,
         can_sleep=True,
@@ -225,16 +255,24 @@ print(json.dumps(found))
 
 
 def _floors() -> Iterator[Client]:
-    yield Client(
-        name="floor: core",
-        command=_program("floor_core"),
-        version=__version__,
-        can_spread=True,
-        modes=frozenset({"single", "batch"}),
-        can_open_loop=False,
-    )
-    only_consume = frozenset({"consume"})
-    yield Client(name="floor: Python", command=_program("floor_socket"), kinds=only_consume, can_open_loop=False)
+    def floor(name: str, kinds: frozenset[str], **more: Any) -> Client:
+        return Client(
+            name=name,
+            command=_program("floor_core"),
+            version=__version__,
+            variant=name.removeprefix("floor: "),
+            kinds=kinds,
+            can_open_loop=False,
+            **more,
+        )
+
+    kinds = frozenset({"consume", "publish", "start"})
+    modes = frozenset({"single", "batch"})
+    yield floor(CORE_FLOOR, kinds, modes=modes, can_spread=True, can_negotiate=True)
+    yield floor(BATCH_FLOOR, _ONLY_CONSUME)
+    yield floor(READY_FLOOR, _ONLY_PUBLISH, modes=frozenset({"batch"}))
+    yield floor(ORDERED_FLOOR, frozenset({"ordered"}), can_look_up=True)
+    yield Client(name="floor: Python", command=_program("floor_socket"), kinds=_ONLY_CONSUME, can_open_loop=False)
 
 
 def chosen(clients: Sequence[Client], wanted: Sequence[str]) -> list[Client]:

@@ -81,8 +81,11 @@ METRICS = {
         Metric("p50", "latency p50", "µs", False, quantile(50)),
         Metric("p95", "latency p95", "µs", False, quantile(95)),
         Metric("p99", "latency p99", "µs", False, quantile(99)),
+        Metric("p999", "latency p99.9", "µs", False, quantile(99.9)),
         Metric("max", "latency max", "µs", False, quantile(100)),
         Metric("peak", "peak memory", "MiB", False, lambda each, _: each.peak_kib / 1024, 1),
+        Metric("import", "import, CPU", "ms", False, lambda each, _: each.import_ms, 1),
+        Metric("first", "start to first message", "ms", False, lambda each, _: each.first_ms, 1),
         Metric(
             "busy", "client's share of a core", "%", False, lambda each, _: each.cpu_seconds / each.seconds * 100, 2
         ),
@@ -90,9 +93,14 @@ METRICS = {
 }
 
 
+def read_of(metric: str) -> Callable[[Round, int], float | None]:
+    """What reads a metric from a round and the size of its messages."""
+    return METRICS[metric].read
+
+
 def value_of(result: ClientResult, metric: str, size: int = 0) -> Figure | None:
     """The figure of a metric over a client's rounds; None where it has none. ``size`` is that of a message."""
-    read = METRICS[metric].read
+    read = read_of(metric)
     values = [value for each in result.rounds if (value := read(each, size)) is not None]
     return figure(values) if values else None
 

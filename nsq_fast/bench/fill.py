@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from typing import Any
 
+from gevent import sleep
+
 from nsq_fast.config import ConnectionConfig
+from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
-from nsq_fast.runtime import ColumnSubscription, Producer
+from nsq_fast.runtime import ColumnSubscription, LookupdHTTPClient, Producer
 
 CHANNEL = "bench"
 BATCH_BYTES = 1 << 20
 _TIMEOUT = 30.0
+_POLL = 0.02
 
 
 def create_channel(nsqd: Address, topic: str, options: Mapping[str, Any]) -> None:
@@ -33,6 +38,16 @@ def fill(nsqds: Sequence[Address], topic: str, count: int, size: int, options: M
         with Producer([nsqd], **options) as producer:
             for many in _batches(_share(count, number, len(nsqds)), size):
                 producer.multipublish(topic, [b"x" * size] * many, timeout=_TIMEOUT)
+
+
+def wait_until_listed(lookupd: str, topic: str) -> None:
+    """Wait until a lookup finds the topic: an nsqd registers it a moment later. Raises NsqError."""
+    with LookupdHTTPClient.from_url(lookupd) as client:
+        deadline = monotonic() + _TIMEOUT
+        while topic not in client.topics()["topics"]:
+            if monotonic() > deadline:
+                raise NsqError(f"{lookupd} does not list {topic} after {_TIMEOUT:.0f} s: has nsqd reached it?")
+            sleep(_POLL)
 
 
 def fill_partitions(

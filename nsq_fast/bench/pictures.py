@@ -13,6 +13,7 @@ from .results import Run, Scenario
 from .suite import titles
 
 _DRAWN = ("rate", "cpu")
+_DRAWN_OF = {"idle": ("busy", "peak"), "start": ("import", "first")}
 _OURS = 1
 
 
@@ -23,7 +24,7 @@ def title_of(scenario: Scenario) -> str:
 
 def charts_of(scenario: Scenario) -> Iterator[str]:
     """The figures of a scenario, as HTML."""
-    for metric in ("busy", "peak") if scenario.settings.kind == "idle" else _DRAWN:
+    for metric in _DRAWN_OF.get(scenario.settings.kind, _DRAWN):
         rows = _rows(scenario, metric)
         if rows:
             yield bars(_title(metric), rows)

@@ -14,8 +14,9 @@ from nsq_fast.errors import ConfigError
 from nsq_fast.page.document import document, prose, table
 from nsq_fast.page.style import STYLE
 
+from .clients import CORE_FLOOR, OURS
 from .figures import METRICS, figure, shown
-from .goals import CORE_FLOOR, OURS, figure_in, judge
+from .goals import figure_in, judge
 from .pictures import charts_of, core_chart, picture_of, title_of
 from .results import Run, Scenario
 from .tables import CORE_HEADER, core_rows, header, markdown, rows
@@ -54,6 +55,11 @@ other Python clients; go-nsq is built where Go is.
   rounds, the spread is their range as a share of it. The first tenth of a round is left out.
 - A consumer finds its backlog on the server. How many messages a client gets is found by shorter rounds before, so that
   each works for about the same time.
+- A *floor* does the same with the same server by the compiled core on a blocking socket, and nothing else. *of the
+  floor* is a figure over that of the floor in the same run, so that a slow machine judges as a fast one does.
+- A goal that is such a ratio takes the median of the ratios of the rounds. While that is not known to 10 %, by the
+  order of the ratios and with a confidence of 90 %, the clients take further turns: at most 15, within `--patience`.
+  One that is still not known says so, with the range it is in.
 - Scenarios that are held against each other, from one connection to a hundred, take turns in the same way.
 - CPU is user and system time of the client's process, over messages. The server's is read from /proc at the same
   moments.
@@ -63,6 +69,8 @@ other Python clients; go-nsq is built where Go is.
   together used all cores; `server`, the server used a core or more; `waiting`, neither: they waited for each other.
 - At a rate, messages are due at times fixed in advance, and latency counts from the time a message was due, so a stall
   counts for every message it delayed.
+- *half of the peak rate* is half of what the slowest of the clients manages with 100 messages on their way.
+- What an import takes is CPU time; the time to the first message begins with `start()`, lookup included.
 - System calls are counted by perf (strace where perf cannot) as the difference of a long and a short run.
 
 What it does not show: other machines, a network (all is on loopback, client and server share the cores), disks (the

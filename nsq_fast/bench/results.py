@@ -14,8 +14,14 @@ FORMAT = 1
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """One client once. ``latency_us`` is pairs of percentage and microseconds; ``server_cpu_seconds`` is None where
-    the server is not of this machine's harness."""
+    """One client once.
+
+    Attributes:
+        latency_us: pairs of percentage and microseconds.
+        server_cpu_seconds: None where the server is not of this machine's harness.
+        import_ms: CPU time that the import of the client took; first_ms: time from its start to the first message. None
+            where that was not measured.
+    """
 
     messages: int
     seconds: float
@@ -23,6 +29,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     peak_kib: int
     latency_us: list[tuple[float, float]] = []
     server_cpu_seconds: float | None = None
+    import_ms: float | None = None
+    first_ms: float | None = None
 
 
 class ClientResult(msgspec.Struct, kw_only=True):

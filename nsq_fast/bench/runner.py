@@ -21,13 +21,15 @@ from .clients import PROGRAMS, Client
 from .machine import loop_ms
 from .results import ClientResult, Round, Scenario
 from .servers import Server, Source
-from .settings import SMALLEST_COUNT, Settings
+from .settings import PEAK_CONCURRENCY, SMALLEST_COUNT, Settings
+from .shares import is_settled, shares_among
 from .syscalls import count_syscalls
 
 CLIENT_TIMEOUT = 60.0
 PROBE_COUNT = 2000
 PROBE_SHARE = 0.15
 LARGEST_BACKLOG = 1 << 30
+MOST_ROUNDS = 15
 
 Progress = Callable[[str], None]
 
@@ -46,19 +48,40 @@ class Task(msgspec.Struct, frozen=True):
 
 
 def run_scenarios(
-    tasks: Sequence[Task], progress: Progress = lambda line: None, with_syscalls: bool = False
+    tasks: Sequence[Task],
+    progress: Progress = lambda line: None,
+    with_syscalls: bool = False,
+    patience: float = 0.0,
 ) -> list[Scenario]:
-    """Measure scenarios that are compared with each other: in turns, round by round, each on a server of its own."""
+    """Measure scenarios that are compared with each other: in turns, round by round, each on a server of its own.
+
+    Args:
+        patience: seconds for rounds beyond those of the settings, while a ratio that a goal is about is not settled.
+    """
     speed = loop_ms()
     with ExitStack() as stack:
         running = [_Running(task, stack.enter_context(task.source(task.settings)), progress) for task in tasks]
-        for number in range(max(task.settings.rounds for task in tasks)):
+        rounds = max(task.settings.rounds for task in tasks)
+        for number in range(rounds):
             for each in running:
                 each.take_round(number)
+        _settle(running, rounds, speed, time.monotonic() + patience)
         if with_syscalls:
             for each in running:
                 each.count_syscalls()
         return [each.scenario(speed) for each in running]
+
+
+def _settle(running: Sequence[_Running], rounds: int, speed: float, until: float) -> None:
+    """More rounds of the clients that goals compare, as long as a ratio is not settled, and may become so."""
+    shares = shares_among(each.name for each in running)
+    clients = {side.client for share in shares for side in share.sides}
+    for number in range(rounds, MOST_ROUNDS):
+        found = [each.scenario(speed) for each in running]
+        if time.monotonic() >= until or all(is_settled(share.in_rounds(found)) for share in shares):
+            return
+        for each in running:
+            each.take_more(number, clients)
 
 
 class _Running:
@@ -66,36 +89,58 @@ class _Running:
     rounds, and its failure kept."""
 
     def __init__(self, task: Task, server: Server, progress: Progress) -> None:
-        self._name, self._settings, self._server = task.name, task.settings, server
+        self.name = task.name
+        self._server, self._progress = server, progress
         self._clients = [client for client in task.clients if client.takes_part(task.settings)]
+        self._settings = self._at_share(task.settings) if task.settings.rate_share else task.settings
         self._results = {client.name: ClientResult(client=client.name) for client in self._clients}
         self._counts = {client.name: task.settings.count for client in self._clients}
-        self._turns = Turns(task.settings, server)
-        self._progress = progress
+        self._turns = Turns(self._settings, server)
+
+    def _at_share(self, settings: Settings) -> Settings:
+        """The settings with a rate: a share of what the slowest of the clients manages at its best."""
+        closed = msgspec.structs.replace(settings, rate_share=0.0, concurrency=PEAK_CONCURRENCY)
+        turns, rates = Turns(closed, self._server), []
+        for client in self._clients:
+            self._progress(f"{self.name}: its peak rate, {client.name}")
+            with suppress(ClientFailed):  # it fails in its rounds, too, and says why
+                peak = turns.take(client, turns.calibrate(client))
+                rates.append(peak.messages / peak.seconds)
+        rate = settings.rate_share * min(rates, default=SMALLEST_COUNT)
+        return msgspec.structs.replace(settings, rate=float(round(rate, -2) or SMALLEST_COUNT))
 
     def take_round(self, number: int) -> None:
-        if number >= self._settings.rounds:
-            return
+        """The round of this number of each client, where the settings ask for as many."""
+        if number < self._settings.rounds:
+            for client in self._clients:
+                self._take(number, f"of {self._settings.rounds}", client)
+
+    def take_more(self, number: int, names: set[str]) -> None:
+        """A round more of the clients of these names."""
         for client in self._clients:
-            result = self._results[client.name]
-            if result.failure:
-                continue
-            self._progress(f"{self._name}: round {number + 1} of {self._settings.rounds}, {client.name}")
-            try:
-                count = self._counts[client.name] = self._counts[client.name] or self._turns.calibrate(client)
-                result.rounds.append(self._turns.take(client, count))
-            except ClientFailed as error:
-                result.failure = str(error)
+            if client.name in names:
+                self._take(number, "until the ratio is settled", client)
+
+    def _take(self, number: int, bound: str, client: Client) -> None:
+        result = self._results[client.name]
+        if result.failure:
+            return
+        self._progress(f"{self.name}: round {number + 1} {bound}, {client.name}")
+        try:
+            count = self._counts[client.name] = self._counts[client.name] or self._turns.calibrate(client)
+            result.rounds.append(self._turns.take(client, count))
+        except ClientFailed as error:
+            result.failure = str(error)
 
     def count_syscalls(self) -> None:
         for client in self._clients:
-            self._progress(f"{self._name}: system calls, {client.name}")
+            self._progress(f"{self.name}: system calls, {client.name}")
             count = self._counts[client.name]
             self._results[client.name].syscalls_per_message = self._turns.syscalls(client, count)
 
     def scenario(self, speed: float) -> Scenario:
         return Scenario(
-            name=self._name,
+            name=self.name,
             settings=self._settings,
             server=self._server.name,
             clients=list(self._results.values()),
@@ -114,7 +159,7 @@ class Turns:
     def calibrate(self, client: Client) -> int:
         """How many messages keep a client busy for the duration, found by a short round."""
         settings = self._settings
-        if settings.kind == "idle":
+        if settings.kind in ("idle", "start"):
             return 1
         if settings.rate:
             warmup = 0 if settings.kind == "publish" else settings.rate
@@ -175,7 +220,11 @@ class Turns:
         count += settings.beyond()
         if server.create_topic is not None:
             server.create_topic(topic)
-            fill.fill_partitions(server.lookupds, topic, settings.partitions, count, settings.size, options)
+            if settings.kind != "publish":
+                fill.fill_partitions(server.lookupds, topic, settings.partitions, count, settings.size, options)
+        elif settings.kind == "start":
+            fill.fill(server.nsqds, topic, count, settings.size, options)
+            fill.wait_until_listed(server.lookupds[0], topic)
         elif settings.kind == "consume" and not settings.rate:
             distinct = {address.port: address for address in server.nsqds}
             fill.fill(list(distinct.values()), topic, count, settings.size, options)
@@ -190,9 +239,13 @@ class Turns:
 
     @property
     def _environment(self) -> dict[str, str]:
-        """A secret is there and not in the job: everybody on a machine can read the arguments of its processes."""
+        """A secret is there and not in the job: everybody on a machine can read the arguments of its processes.
+
+        Compiled modules are kept: whoever imports a client a second time does not compile it again.
+        """
         options = msgspec.json.encode(self._server.client_options).decode()
-        return {**os.environ, "NSQ_FAST_BENCH_CLIENT_OPTIONS": options}
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        return {**kept, "NSQ_FAST_BENCH_CLIENT_OPTIONS": options}
 
     def _run(self, command: list[str], job: dict[str, Any]) -> Round:
         with tempfile.TemporaryFile() as errors:

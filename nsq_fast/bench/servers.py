@@ -36,7 +36,8 @@ class Server:
     """Where the clients of a scenario go.
 
     Attributes:
-        nsqds: TCP addresses; lookupds: HTTP addresses, given to clients where a topic has partitions.
+        nsqds: TCP addresses; lookupds: HTTP addresses, given to clients where a topic has partitions, or a lookup is
+            what is measured.
         http: HTTP addresses of the nsqds, to delete topics; pids: processes whose CPU is the server's.
         cafile: what verifies the servers' certificates, for clients of other projects; "" without TLS.
         client_options: options of our clients for TLS and AUTH.
@@ -85,19 +86,20 @@ def _many(address: Address, connections: int) -> tuple[Address, ...]:
 @contextmanager
 def embedded(settings: Settings) -> Iterator[Server]:
     """The embedded broker in a process of its own; a cluster of two nodes for what has partitions."""
-    if settings.kind == "ordered":
+    if settings.needs_cluster:
         yield from _cluster(settings)
         return
     with _tls(settings) as files:
         flags: dict[str, Any] = {"tls_cert": str(files[0]), "tls_key": str(files[1])} if files else {}
         host = _listen_host(settings)
         options: dict[str, Any] = {"max_rdy_count": _MAX_RDY, "mem_queue_size": 10_000_000, "tcp_address": f"{host}:0"}
-        with BrokerProcess(lookupd=False, **options, **flags) as broker:
+        with BrokerProcess(lookupd=settings.kind == "start", **options, **flags) as broker:
             nsqd = broker.nsqd
             yield Server(
                 "embedded nsqd",
                 _many(nsqd.tcp, settings.connections),
                 (nsqd.http,),
+                (f"http://{broker.lookupd.http}",) if settings.kind == "start" else (),
                 pids=(broker.pid,),
                 **_trust(files),
             )
@@ -135,20 +137,30 @@ def _trust(files: tuple[Path, Path] | None) -> dict[str, Any]:
     return {"cafile": cafile, "client_options": {"tls_v1": True, "tls_options": {"cafile": cafile}}}
 
 
+@contextmanager
+def _lookupd(folder: Path, settings: Settings) -> Iterator[binaries.Started | None]:
+    with ExitStack() as stack:
+        is_needed = settings.kind == "start"
+        yield stack.enter_context(binaries.nsqlookupd(folder)) if is_needed else None
+
+
 def from_folder(folder: Path) -> Source:
     """A source that starts the nsqd binary of a folder."""
 
     @contextmanager
     def source(settings: Settings) -> Iterator[Server]:
-        if settings.kind == "ordered":
-            raise ConfigError("an ordered run needs a cluster: the embedded one, or yours with --lookupd")
-        with _tls(settings) as files:
+        if settings.needs_cluster:
+            raise ConfigError("partitions need a cluster: the embedded one, or yours with --lookupd")
+        with _tls(settings) as files, _lookupd(folder, settings) as lookupd:
             flags = [f"-tls-cert={files[0]}", f"-tls-key={files[1]}"] if files else []
+            if lookupd:
+                flags += [f"-lookupd-tcp-address={lookupd.tcp}", "-broadcast-address=127.0.0.1"]
             with binaries.nsqd(folder, _listen_host(settings), *flags) as started:
                 yield Server(
                     started.version,
                     _many(started.tcp, settings.connections),
                     (started.http,),
+                    (f"http://{lookupd.http}",) if lookupd else (),
                     pids=(started.pid,),
                     **_trust(files),
                 )
@@ -161,8 +173,8 @@ def given_nsqds(nsqds: Sequence[Address], options: Mapping[str, Any]) -> Source:
 
     @contextmanager
     def source(settings: Settings) -> Iterator[Server]:
-        if settings.kind == "ordered":
-            raise ConfigError("an ordered run needs a lookup service: --lookupd")
+        if settings.needs_cluster:
+            raise ConfigError("partitions need a lookup service: --lookupd")
         yield Server(f"nsqd {', '.join(map(str, nsqds))}", tuple(nsqds), client_options=options)
 
     return source
@@ -183,9 +195,9 @@ def given_lookupds(lookupds: Sequence[str], options: Mapping[str, Any]) -> Sourc
             f"nsqds of {', '.join(lookupds)}",
             tuple(node.tcp for node in nodes),
             tuple(node.http for node in nodes if node.http),
-            lookupds=tuple(lookupds) if settings.kind == "ordered" else (),
+            lookupds=tuple(lookupds) if settings.needs_cluster else (),
             client_options=options,
-            create_topic=_creator(lookupds[0], tls_options, settings) if settings.kind == "ordered" else None,
+            create_topic=_creator(lookupds[0], tls_options, settings) if settings.needs_cluster else None,
         )
 
     return source

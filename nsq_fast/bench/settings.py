@@ -6,7 +6,7 @@ import msgspec
 
 from nsq_fast.errors import ConfigError
 
-KINDS = ("consume", "publish", "roundtrip", "ordered", "idle")
+KINDS = ("consume", "publish", "roundtrip", "ordered", "idle", "start")
 MODES = ("single", "concurrent", "batch")
 COMPRESSIONS = ("", "snappy", "deflate")
 
@@ -14,6 +14,7 @@ WARMUP_SHARE = 0.1
 RATE_WARMUP_SECONDS = 1.0
 RATE_BEYOND_SECONDS = 0.5
 SMALLEST_COUNT = 1000
+PEAK_CONCURRENCY = 100
 SERVER_BUFFER = 65536
 
 
@@ -24,6 +25,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         count: messages a round; 0: as many as the client handles in ``duration``, found by a round before the others.
         mode: of publishing: one at a time, from ``concurrency`` greenlets (goroutines, tasks), or MPUB of ``batch``.
         rate: messages/s of an open loop; 0: a closed loop, as fast as it goes.
+        rate_share: an open loop at this share of the largest rate that each of the clients manages in a closed loop of
+            ``PEAK_CONCURRENCY`` messages; it is measured before the rounds.
         unbuffered: nsqd sends each message at once (``output_buffer_size`` -1). Otherwise the messages of a slow topic
             wait in its output buffer, up to a quarter of a second, and latency is that of the buffer.
         concurrency: callers of a publish, handlers of a consumer, messages on their way in a roundtrip.
@@ -43,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     compression: str = ""
     tls: bool = False
     rate: float = 0.0
+    rate_share: float = 0.0
     unbuffered: bool = False
     handler_sleep: float = 0.0
     linger: float = 0.001
@@ -60,6 +64,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
 
+    @property
+    def needs_cluster(self) -> bool:
+        """Whether its topic has partitions."""
+        return self.kind == "ordered" or self.partitions > 1
+
     def count_at(self, rate: float) -> int:
         """How many messages a client that handles ``rate`` a second gets, so that it works for ``duration``."""
         return self.rounded(rate * self.duration / (1 - WARMUP_SHARE))
@@ -73,6 +82,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """How many messages more than are counted: the last ones of a topic wait in the output buffer of nsqd."""
         if self.rate:
             return int(self.rate * RATE_BEYOND_SECONDS) + 1
+        if self.kind in ("idle", "start"):
+            return 0
         if self.kind == "roundtrip":
             return self.concurrency
         return 2 * self.max_in_flight + SERVER_BUFFER // self.size

@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 
-from .clients import ASYNCIO, THREADS
+from .clients import ASYNCIO, CORE_FLOOR, KEYED, ORDERED_FLOOR, OURS, THREADS
 from .settings import Settings
 
 _OURS = ("nsq_fast", "nsq_fast as gnsq", "go-nsq")
 _FACES = (*_OURS, ASYNCIO, THREADS)
-_FLOOR = ("nsq_fast", "floor: core")
+_FLOOR = (OURS, CORE_FLOOR)
+_BESIDE_FLOOR = (*_OURS, CORE_FLOOR)
 _PUBLISH: dict[str, Any] = {"kind": "publish"}
 _CONSUME: dict[str, Any] = {"kind": "consume"}
 CONNECTIONS = (1, 10, 100)
@@ -46,7 +47,7 @@ def plans(duration: float, rounds: int) -> list[Plan]:
         name: str, title: str, clients: tuple[str, ...] = (), short: bool = False, group: str = "", **settings: object
     ) -> Plan:
         made = msgspec.convert({"duration": duration, "rounds": rounds, **settings}, Settings)
-        return Plan(name, title, made, clients, short, made.kind == "ordered", group)
+        return Plan(name, title, made, clients, short, made.needs_cluster, group)
 
     def growing(group: str, amount: int, title: str, **settings: Any) -> Plan:
         return plan(f"{group}-{amount}", title, _FLOOR, group=group, **_CONSUME, **settings)
@@ -56,9 +57,9 @@ def plans(duration: float, rounds: int) -> list[Plan]:
         plan("consume", "Consume, 200 bytes", short=True, **_CONSUME),
         plan("consume-1k", "Consume, 1 KiB", _OURS, size=1024, **_CONSUME),
         plan("consume-16k", "Consume, 16 KiB", _OURS, size=16384, **_CONSUME),
-        plan("consume-snappy", "Consume, snappy", _OURS, compression="snappy", **_CONSUME),
-        plan("consume-deflate", "Consume, deflate", _OURS, compression="deflate", **_CONSUME),
-        plan("consume-tls", "Consume, TLS", _OURS, tls=True, **_CONSUME),
+        plan("consume-snappy", "Consume, snappy", _BESIDE_FLOOR, compression="snappy", **_CONSUME),
+        plan("consume-deflate", "Consume, deflate", _BESIDE_FLOOR, compression="deflate", **_CONSUME),
+        plan("consume-tls", "Consume, TLS", _BESIDE_FLOOR, tls=True, **_CONSUME),
         plan(
             "sleep", "Handlers that sleep 5 ms, 100 at once", _FACES, handler_sleep=0.005, concurrency=100, **_CONSUME
         ),
@@ -69,13 +70,33 @@ def plans(duration: float, rounds: int) -> list[Plan]:
         plan("publish-batch", "MPUB x 200", short=True, mode="batch", **_PUBLISH),
         plan("latency", "Publish to handler, 10,000/s", short=True, kind="roundtrip", unbuffered=True, **rate),
         plan("latency-buffered", "The same, nsqd's output buffer on", _OURS, kind="roundtrip", **rate),
+        plan(
+            "latency-half",
+            "Publish to handler, half of the peak rate",
+            (OURS, "go-nsq"),
+            kind="roundtrip",
+            unbuffered=True,
+            rate_share=0.5,
+            duration=max(1.0, duration),
+        ),
+        plan("start", "Import, and the first message by lookup", _FLOOR, short=True, kind="start"),
         plan("idle", "100 idle connections", _FACES, kind="idle", connections=100, settle=2.0),
         *(
             growing("connections", many, _connections(many), connections=many, max_in_flight=10_000)
             for many in CONNECTIONS
         ),
         *(growing("in-flight", many, f"{many:,} in flight", max_in_flight=many) for many in IN_FLIGHT),
-        plan("ordered", "Ordered, 4 partitions (embedded cluster)", _OURS[:1], kind="ordered", partitions=4),
+        plan("ordered", "Ordered, 4 partitions (embedded cluster)", (OURS,), kind="ordered", partitions=4),
+        plan("ordered-1", "Ordered, one partition (embedded cluster)", (OURS, ORDERED_FLOOR), kind="ordered"),
+        plan(
+            "publish-key",
+            "Publish with a key, 100 callers, 4 partitions (embedded cluster)",
+            (OURS, KEYED),
+            mode="concurrent",
+            concurrency=100,
+            partitions=4,
+            **_PUBLISH,
+        ),
     ]
 
 

@@ -8,11 +8,17 @@ from nsq_fast.printable import printable
 
 from .figures import METRICS, figure, limit_of, shown, value_of
 from .results import ClientResult, Run, Scenario
+from .shares import floor_of
 
-_CLOSED = ("rate", "spread", "megabytes", "cpu", "server_cpu", "syscalls", "p50", "p99", "peak", "limit")
-_LATENCY = ("rate", "cpu", "server_cpu", "p50", "p95", "p99", "max", "peak", "limit")
+_CLOSED = (
+    "rate", "rate/floor", "spread", "megabytes", "cpu", "cpu/floor", "server_cpu", "syscalls", "p50", "p99", "peak",
+    "limit",
+)  # fmt: skip
+_LATENCY = ("rate", "cpu", "server_cpu", "p50", "p95", "p99", "p999", "max", "peak", "limit")
+_START = ("import", "import/floor", "first", "first/floor", "peak")
 _IDLE = ("busy", "peak")
 _LONGEST_REASON = 100
+_OF_FLOOR = "/floor"
 _HEADS = {"spread": "spread", "syscalls": "syscalls/message", "limit": "limit"}
 
 
@@ -26,7 +32,7 @@ def rows(scenario: Scenario, cores: int) -> Iterator[list[str]]:
     columns = _columns(scenario)
     for result in scenario.clients:
         if result.rounds:
-            yield [result.client, *(_cell(result, column, scenario.settings.size, cores) for column in columns)]
+            yield [result.client, *(_cell(scenario, result, column, cores) for column in columns)]
         else:
             yield [result.client, f"failed: {reason_of(result)}", *([""] * (len(columns) - 1))]
 
@@ -60,7 +66,7 @@ def markdown(head: Sequence[str], body: Iterator[list[str]]) -> str:
 
 def _columns(scenario: Scenario) -> list[str]:
     settings = scenario.settings
-    wanted = _IDLE if settings.kind == "idle" else _LATENCY if settings.rate else _CLOSED
+    wanted = {"idle": _IDLE, "start": _START}.get(settings.kind, _LATENCY if settings.rate else _CLOSED)
     return [column for column in wanted if _is_measured(scenario, column)]
 
 
@@ -69,17 +75,21 @@ def _is_measured(scenario: Scenario, column: str) -> bool:
         return any(result.syscalls_per_message is not None for result in scenario.clients)
     if column in _HEADS:
         return True
+    if column.endswith(_OF_FLOOR):
+        return _floor_in(scenario) is not None and len(scenario.clients) > 1
     return any(value_of(result, column, 1) is not None for result in scenario.clients)
 
 
 def _head(column: str) -> str:
     if column in _HEADS:
         return _HEADS[column]
-    metric = METRICS[column]
+    metric = METRICS[column.removesuffix(_OF_FLOOR)]
+    if column.endswith(_OF_FLOOR):
+        return f"{metric.title}, of the floor"
     return metric.title if metric.title == metric.unit else f"{metric.title}, {metric.unit}"
 
 
-def _cell(result: ClientResult, column: str, size: int, cores: int) -> str:
+def _cell(scenario: Scenario, result: ClientResult, column: str, cores: int) -> str:
     if column == "spread":
         rate = value_of(result, "rate")
         return f"{rate.spread:.0%}" if rate and len(result.rounds) > 1 else "-"
@@ -88,4 +98,17 @@ def _cell(result: ClientResult, column: str, size: int, cores: int) -> str:
     if column == "syscalls":
         value = result.syscalls_per_message
         return "-" if value is None else f"{value:.3g}"
-    return shown(value_of(result, column, size), column)
+    if column.endswith(_OF_FLOOR):
+        return _of_floor(scenario, result, column.removesuffix(_OF_FLOOR))
+    return shown(value_of(result, column, scenario.settings.size), column)
+
+
+def _floor_in(scenario: Scenario) -> ClientResult | None:
+    return scenario.client(floor_of(scenario.name))
+
+
+def _of_floor(scenario: Scenario, result: ClientResult, metric: str) -> str:
+    floor = _floor_in(scenario)
+    unit = value_of(floor, metric, scenario.settings.size) if floor else None
+    value = value_of(result, metric, scenario.settings.size)
+    return f"{value.over(unit):.2f}x" if value and unit and unit.median else "-"

@@ -210,6 +210,7 @@ def _run(
     peer_python: str | None,
     syscalls: bool,
     target: Path | None,
+    patience: float = 0.0,
 ) -> Run:
     clients = _clients(wanted, peer_python, place)
     run = Run(about=about(_versions(clients)))
@@ -220,7 +221,7 @@ def _run(
             )
             for plan in together
         ]
-        for plan, scenario in zip(together, run_scenarios(tasks, _progress, syscalls), strict=True):
+        for plan, scenario in zip(together, run_scenarios(tasks, _progress, syscalls, patience), strict=True):
             run.scenarios.append(scenario)
             _show(scenario, plan.title, run.about.cores)
         if target:
@@ -268,6 +269,13 @@ def _show_core(run: Run) -> None:
 @_where
 @click.option("--duration", type=options.duration, default=1.5, show_default=True, help="Of a client's round.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="How many rounds.")
+@click.option(
+    "--patience",
+    type=options.duration,
+    default=60.0,
+    show_default=True,
+    help="Time for more rounds of a scenario, while a ratio of the goals is not settled.",
+)
 @click.option("--short", is_flag=True, help="Only the scenarios that tell most.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this scenario (repeatable).")
 def _suite(
@@ -302,13 +310,25 @@ def _suite(
 def _as_the_servers(todo: Sequence[Plan], place: _Place) -> list[Plan]:
     """The plans over TLS where that is asked for; for given servers without it, the plans that need none."""
     if place.is_tls:
-        return [plan if plan.is_embedded else plan.over_tls() for plan in todo]
-    left_out = [plan.name for plan in todo if place.is_given and plan.settings.tls]
-    if len(left_out) == len(todo):
-        raise click.UsageError(f"{', '.join(left_out)}: needs --tls, and servers that have it")
-    if left_out:
-        click.echo(f"left out: {', '.join(left_out)}: needs --tls", err=True)
-    return [plan for plan in todo if plan.name not in left_out]
+        kept = _kept(todo, [plan for plan in todo if place.is_given and plan.settings.kind == "start"], _OWN_SERVERS)
+        return [plan if plan.is_embedded or plan.settings.kind == "start" else plan.over_tls() for plan in kept]
+    if not place.is_given:
+        return list(todo)
+    kept = _kept(todo, [plan for plan in todo if plan.settings.tls], "needs --tls, and servers that have it")
+    return _kept(kept, [plan for plan in kept if plan.settings.kind == "start"], _OWN_SERVERS)
+
+
+_OWN_SERVERS = "needs servers of its own: --embedded or --servers"
+
+
+def _kept(todo: Sequence[Plan], unfit: Sequence[Plan], reason: str) -> list[Plan]:
+    """The plans without those that are unfit, which is said."""
+    names = ", ".join(plan.name for plan in unfit)
+    if unfit and len(unfit) == len(todo):
+        raise click.UsageError(f"{names}: {reason}")
+    if unfit:
+        click.echo(f"left out: {names}: {reason}", err=True)
+    return [plan for plan in todo if plan not in unfit]
 
 
 for _kind in _TAKEN:

@@ -125,11 +125,43 @@ def test_a_folder_without_nsqd_is_refused(tmp_path: Path) -> None:
     assert "nsqd" in done.output
 
 
+@pytest.mark.parametrize(
+    ("scenario", "clients"),
+    [
+        ("consume", ("nsq_fast batches", "nsq_fast columns", "floor: batches")),
+        ("consume-tls", ("floor: core",)),
+        ("consume-snappy", ("floor: core",)),
+        ("consume-deflate", ("floor: core",)),
+        ("publish-batch", ("floor: ready bytes",)),
+        ("publish-concurrent", ("nsq_fast separate",)),
+        ("publish-key", ("nsq_fast keyed",)),
+        ("ordered-1", ("nsq_fast", "floor: ordered")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_the_goals_compare_is_measured(tmp_path: Path, scenario: str, clients: tuple[str, ...]) -> None:
+    small = ("--only", scenario, "--short", "--rounds", "1", "--duration", "0.02", "--patience", "0")
+    run = measured(tmp_path, "suite", *small, *(word for name in clients for word in ("--client", name)))
+    for client in clients:
+        (each,) = rounds_of(run, client)
+        assert each["messages"] > 0
+        assert each["cpu_seconds"] > 0
+
+
+def test_the_import_and_the_first_message_are_measured(tmp_path: Path) -> None:
+    small = ("--only", "start", "--short", "--rounds", "1", "--patience", "0")
+    run = measured(tmp_path, "suite", *small, *OURS, "--client", "floor: core")
+    for client in ("nsq_fast", "floor: core"):
+        (each,) = rounds_of(run, client)
+        assert each["import_ms"] > 0
+        assert each["first_ms"] > 0
+
+
 @pytest.fixture(scope="module")
 def suite_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two scenarios with two clients."""
     target = tmp_path_factory.mktemp("suite") / "run.json"
-    small = ("--only", "consume", "--only", "publish-single", "--duration", "0.05", "--rounds", "2")
+    small = ("--only", "consume", "--only", "publish-single", "--duration", "0.05", "--rounds", "2", "--patience", "0")
     clients = ("--client", "nsq_fast", "--client", "floor: core")
     done = bench("suite", *small, *clients, "--json", str(target))
     assert done.exit_code == 0, done.output

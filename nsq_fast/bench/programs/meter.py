@@ -60,8 +60,8 @@ class Meter:
         """Note the latency of a message by its stamp (``time.time_ns`` when it was due)."""
         self.note(time.time_ns() - stamp)
 
-    def report(self, messages):
-        """Write the result; call it once, right after the last message."""
+    def report(self, messages, **more):
+        """Write the result; call it once, right after the last message. ``more`` are other figures of the round."""
         wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
         emit(
             event="result",
@@ -70,6 +70,7 @@ class Meter:
             cpu_seconds=cpu,
             peak_kib=peak_kib(),
             latency_us=quantiles(self._latencies),
+            **more,
         )
 
 

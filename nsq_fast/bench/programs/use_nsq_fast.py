@@ -1,12 +1,21 @@
-"""nsq_fast as a measured client: consume, publish, roundtrip, ordered, idle."""
+"""nsq_fast as a measured client: consume, publish, roundtrip, ordered, idle, start."""
 
-from connecting import connection_options
+# ruff: noqa: E402  (what the import of nsq_fast takes is measured, so it comes before those that import the same)
+
+from time import perf_counter, process_time
+
+BEFORE_IMPORT = process_time()
+from nsq_fast import Consumer, Producer
+
+IMPORT_SECONDS = process_time() - BEFORE_IMPORT
+
+from itertools import cycle
+
+from connecting import client_options, connection_options
 from gevent import sleep
 from greenlets import Load, timed
 from greenlets import roundtrip as there_and_back
 from meter import Meter, settings
-
-from nsq_fast import Consumer, Producer
 
 job = settings()
 meter = Meter(job)
@@ -18,7 +27,7 @@ def make_consumer(handle):
     servers = {"lookupd_http_addresses": job["lookupds"]} if job["lookupds"] else {"nsqd_tcp_addresses": NSQDS}
     if job["kind"] == "ordered":
         options["ordered"] = True
-    if job["variant"] == "batch":
+    if job["variant"] == "batches":
         options["batch_handler"] = handle
     else:
         options["message_handler"] = handle
@@ -31,7 +40,10 @@ def make_producer():
     options = {}
     if job["variant"] == "linger":  # a batch leaves when every caller has its message in it
         options = {"linger": job["linger"], "linger_max_messages": job["concurrency"]}
-    return Producer(nsqd_tcp_addresses=NSQDS[:1], **options, **connection_options(job))
+    elif job["variant"] == "separate":  # each message is a command of its own
+        options = {"coalesce": False}
+    servers = {"lookupd_http_addresses": job["lookupds"]} if job["lookupds"] else {"nsqd_tcp_addresses": NSQDS[:1]}
+    return Producer(**servers, **options, **connection_options(job))
 
 
 def plain_handler(take=meter.take, marks=meter.marks):
@@ -52,23 +64,46 @@ def sleeping_handler():
     return handle
 
 
-def batch_handler():
-    plain = plain_handler()
-
+def batch_handler(take=meter.take, marks=meter.marks):
     def handle(consumer, messages):
-        for message in messages:
-            plain(consumer, message)
+        for _ in messages:
+            if take() in marks and meter.mark():
+                consumer.close(drain=False)
 
     return handle
 
 
+def consume_columns():
+    """A batch program: what came is counted by its number, and finished in one write."""
+    from nsq_fast import Address, ColumnSubscription, ConnectionConfig
+
+    config = ConnectionConfig(**connection_options(job))
+    with ColumnSubscription(Address(*NSQDS[0]), job["topic"], job["channel"], config) as subscription:
+        subscription.set_rdy(job["max_in_flight"])
+
+        def take(least):
+            taken = 0
+            while taken < least:
+                columns = subscription.fetch(1.0)
+                subscription.finish(columns.ids)
+                taken += columns.count
+            return taken
+
+        warmed = take(job["warmup"])
+        meter.start()
+        meter.report(take(job["count"] - warmed))
+
+
 def consume():
+    if job["variant"] == "columns":
+        consume_columns()
+        return
     if job["handler_sleep"]:
         handle = sleeping_handler()
     elif job["rate"]:
         handle = timed(plain_handler(), meter)
     else:
-        handle = batch_handler() if job["variant"] == "batch" else plain_handler()
+        handle = batch_handler() if job["variant"] == "batches" else plain_handler()
     make_consumer(handle).start()
 
 
@@ -78,7 +113,7 @@ def make_load(producer):
 
 def publish():
     with make_producer() as producer:
-        make_load(producer).run()
+        (KeyedLoad if job["variant"] == "keyed" else Load)(job, meter, producer, Producer.publish_nowait).run()
 
 
 def roundtrip():
@@ -96,4 +131,39 @@ def idle():
     consumer.close()
 
 
-{"consume": consume, "ordered": consume, "publish": publish, "roundtrip": roundtrip, "idle": idle}[job["kind"]]()
+class KeyedLoad(Load):
+    """Publishes with keys, a thousand of them in turn."""
+
+    def _one_by_one(self, count):
+        publish, topic, body = self._producer.publish, self._topic, self._body
+        keys = cycle(b"%d" % number for number in range(1000))
+        for _, key in zip(range(count), keys, strict=False):
+            publish(topic, body, key=key)
+
+
+def start():
+    """From a program that begins to its first message, with lookup."""
+    first = []
+
+    def handle(consumer, message):
+        first.append(perf_counter())
+        consumer.close(drain=False)
+
+    meter.start()
+    consumer = Consumer(
+        job["topic"], job["channel"], lookupd_http_addresses=job["lookupds"], message_handler=handle, **client_options()
+    )
+    began = perf_counter()
+    consumer.start()
+    meter.report(1, import_ms=IMPORT_SECONDS * 1e3, first_ms=(first[0] - began) * 1e3)
+
+
+KINDS = {
+    "consume": consume,
+    "ordered": consume,
+    "publish": publish,
+    "roundtrip": roundtrip,
+    "idle": idle,
+    "start": start,
+}
+KINDS[job["kind"]]()
