@@ -19,6 +19,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -44,6 +45,18 @@ class About(msgspec.Struct, frozen=True):
     topic: str
     channel: str
     layout: int = 1
+
+
+class Usage(NamedTuple):
+    """What the batches of a journal take.
+
+    Attributes:
+        size: in bytes, of all files.
+        oldest: when the oldest of them was written, in seconds since the epoch; None when there is none.
+    """
+
+    size: int
+    oldest: float | None
 
 
 class JournalFolder:
@@ -127,6 +140,18 @@ class JournalFolder:
                 return int(file.read())
         except FileNotFoundError:
             return 0
+
+    def usage(self) -> Usage:
+        """What is on disk of batches, those included that are being deleted."""
+        size, times = 0, []
+        with contextlib.suppress(OSError):  # a commit takes folders away meanwhile
+            for name in os.listdir(self.path):
+                if name.startswith(("b", _GONE)):
+                    for entry in os.scandir(self._file(name)):
+                        found = entry.stat()
+                        size += found.st_size
+                        times.append(found.st_mtime)
+        return Usage(size, min(times, default=None))
 
     def commit(self, batch: int) -> None:
         """Spark will not ask again for this batch or one before it: delete them, and forget the suspects they met."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -135,8 +136,16 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {
             "backlog": {source: depth.total for source, depth in sorted(depths.items())},
             "ready": {source: depth.ready for source, depth in sorted(depths.items())},
-            "metrics": self.driver.backlog.metrics(),
+            "metrics": {**self.driver.backlog.metrics(), **self._usage()},
         }
+
+    def _usage(self) -> dict[str, Any]:
+        """The room that the journal takes, and how long its oldest batch waits for Spark to commit it."""
+        if self.driver.last is None:
+            return {}
+        usage = self._folder(self.driver.last).usage()
+        age = 0.0 if usage.oldest is None else max(time.time() - usage.oldest, 0.0)  # clocks of two machines may differ
+        return {"journalBytes": usage.size, "journalAgeSeconds": round(age, 1)}
 
     @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
