@@ -1,4 +1,4 @@
-"""`nsq-fast trace-report`: from trace logs to a report, and to tables, by a Spark that it starts itself."""
+"""`nsq-fast trace-report`: from trace logs to a report, and to tables, by a Spark that it starts, or by DuckDB."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from . import console, options
 
@@ -25,6 +27,7 @@ _FEWEST, _MOST = 2, 512
 _SMALL = 64 << 20  # below that the JVM is best told not to prepare for a long run
 _JVM = "spark.driver.defaultJavaOptions"
 _SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_STAGES = ("reading", "joining", "counting")  # of a report without Spark
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _SHOWN = {
     "messages": "in all channels",
@@ -67,8 +70,9 @@ def _setting(text: str) -> tuple[str, str]:
     show_default=True,
     help="Judge the order where messages have offsets, everywhere by id, or nowhere.",
 )
+@click.option("--local", "is_local", is_flag=True, help="Without Spark and Java, on this machine: by DuckDB.")
 @click.option("--master", default="local[*]", show_default=True, metavar="URL", help="Where Spark runs.")
-@click.option("--memory", default="1g", show_default=True, metavar="SIZE", help="Of the JVM.")
+@click.option("--memory", default="1g", show_default=True, metavar="SIZE", help="Of the JVM, or of DuckDB.")
 @click.option(
     "--conf",
     "settings",
@@ -86,6 +90,7 @@ def command(
     grace: float,
     slowest: int,
     order: Order,
+    is_local: bool,
     master: str,
     memory: str,
     settings: Sequence[tuple[str, str]],
@@ -94,20 +99,60 @@ def command(
     """Join the trace records of producers, consumers and redesigned nsqds, and report what became of the messages.
 
     LOG is a file, a folder or a pattern, compressed or not, of any host. Lines may have something before the JSON.
-    Needs Java 17 or newer, and pip install 'nsq-fast[spark]'.
+    Needs Java 17 or newer, and pip install 'nsq-fast[spark]'; or, with --local, pip install 'nsq-fast[trace]'.
     """
     if not logs and not tables:
         raise click.UsageError("give at least one LOG, or --tables DIR of an earlier run")
     if not (html_file or tables or as_json):
         raise click.UsageError("say what to write: --html, --tables or --json")
-    trace_settings = _require_spark()(window=window, grace=grace, slowest=slowest, order=order)
-    size = _size(logs)
-    given = {**({_JVM: _SMALL_JVM} if size < _SMALL else {}), **dict(settings)}
-    with _session(master, memory, _partitions(size), given) as spark:
-        figures = _figures(spark, logs, tables, trace_settings)
+    if is_local and (tables or settings):
+        raise click.UsageError(f"{'--tables' if tables else '--conf'} is for Spark: leave it out, or --local")
+    settings_class = _settings_class() if is_local else _require_spark()
+    trace_settings = settings_class(window=window, grace=grace, slowest=slowest, order=order)
+    figures = (
+        _local_figures(logs, trace_settings, memory)
+        if is_local
+        else _spark_figures(logs, tables, trace_settings, master, memory, settings)
+    )
     if html_file:
         _write(html_file, figures)
     _print_json(figures) if as_json else _print_table(figures, html_file)
+
+
+def _spark_figures(
+    logs: Sequence[str],
+    tables: str | None,
+    trace_settings: TraceSettings,
+    master: str,
+    memory: str,
+    settings: Sequence[tuple[str, str]],
+) -> Figures:
+    size = _size(logs)
+    given = {**({_JVM: _SMALL_JVM} if size < _SMALL else {}), **dict(settings)}
+    with _session(master, memory, _partitions(size), given) as spark:
+        return _figures(spark, logs, tables, trace_settings)
+
+
+def _local_figures(logs: Sequence[str], settings: TraceSettings, memory: str) -> Figures:
+    """The figures without Spark; a terminal shows how far it is. Raises ClickException where DuckDB is missing."""
+    from nsq_fast.spark import trace
+
+    try:
+        local_figures = trace.local_figures
+    except ImportError as error:
+        raise click.ClickException(f"--local: {error}") from None
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    terminal = Console(stderr=True)
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bars:
+        tasks = {stage: bars.add_task(stage, total=1.0, start=False) for stage in _STAGES}
+
+        def tell(stage: str, share: float) -> None:
+            for earlier in _STAGES[: _STAGES.index(stage)]:
+                bars.update(tasks[earlier], completed=1.0)
+            bars.start_task(tasks[stage])
+            bars.update(tasks[stage], completed=share)
+
+        return local_figures(logs, settings, memory, tell)
 
 
 def why_not() -> str | None:
@@ -117,13 +162,17 @@ def why_not() -> str | None:
     return missing()
 
 
-def _require_spark() -> type[TraceSettings]:
-    """Raise ClickException where Spark cannot run; importing nsq_fast.spark.trace needs no Spark."""
+def _settings_class() -> type[TraceSettings]:
     from nsq_fast.spark.trace import TraceSettings
 
-    if reason := why_not():
-        raise click.ClickException(reason)
     return TraceSettings
+
+
+def _require_spark() -> type[TraceSettings]:
+    """Raise ClickException where Spark cannot run; importing nsq_fast.spark.trace needs no Spark."""
+    if reason := why_not():
+        raise click.ClickException(f"{reason}. Or report without Spark: --local")
+    return _settings_class()
 
 
 @contextmanager
@@ -139,7 +188,7 @@ def _session(master: str, memory: str, partitions: int, settings: dict[str, str]
 
 def _size(logs: Sequence[str]) -> int:
     """About how many bytes of lines there are, as far as they are on this machine."""
-    from nsq_fast.spark.trace.records import expand
+    from nsq_fast.spark.trace.paths import expand
 
     files = [name for name in expand(logs) if os.path.exists(name)] if logs else []
     return sum(os.path.getsize(name) * (8 if name.endswith((".gz", ".bz2", ".zst")) else 1) for name in files)

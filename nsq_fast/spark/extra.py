@@ -7,7 +7,7 @@ from typing import Any
 
 from nsq_fast._lazy import lazy_names
 
-_MODULES = {"pyspark", "py4j", "pyarrow", "pandas", "numpy"}
+_MODULES = {"pyspark", "py4j", "pyarrow", "pandas", "numpy", "duckdb"}
 
 
 def names_of_extra(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
@@ -33,4 +33,5 @@ def _missing(package: str, name: str) -> str:
             f"{package} needs PySpark 4.0 or newer for this; PySpark {pyspark.__version__} has no Python data sources:"
             " nsq_fast.spark.foreach_batch_sink writes there, and docs/spark.md says how to read"
         )
-    return f"{package} needs {name}: pip install 'nsq-fast[spark]'"
+    extra = "trace" if name == "duckdb" else "spark"
+    return f"{package} needs {name}: pip install 'nsq-fast[{extra}]'"

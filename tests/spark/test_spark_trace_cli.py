@@ -13,6 +13,9 @@ from support import trace_logs
 from support.spark_marks import LIMIT
 from support.spark_settings import quick_environment
 
+# Compiling Java for a query costs more than so few rows; the report at size and the demo do it.
+WITHOUT_CODE = [f"--conf=spark.sql.codegen.{name}" for name in ("wholeStage=false", "factoryMode=NO_CODEGEN")]
+
 
 def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nsq_fast", *map(str, arguments)]
@@ -24,7 +27,7 @@ def test_a_report_on_logs_and_again_on_its_tables(java: None, tmp_path: Path) ->
     log = trace_logs.good_log()
     planted = trace_logs.plant(log)
     trace_logs.write_logs(trace_logs.records_of(log), tmp_path / "logs")
-    small = ("--memory", "512m", "--master", "local[2]")
+    small = ("--memory", "512m", "--master", "local[2]", *WITHOUT_CODE)
     first = run("trace-report", tmp_path / "logs", "--tables", tmp_path / "tables", "--json", *small)
     assert first.returncode == 0, first.stderr
     found = json.loads(first.stdout)
@@ -48,6 +51,9 @@ def test_a_report_on_logs_and_again_on_its_tables(java: None, tmp_path: Path) ->
         (["x.log", "--html", "x.html", "--window", "0"], "window=0.0"),
         (["x.log", "--html", "x.html", "--conf", "spark.ui.port"], "not name=value"),
         (["{missing}.log", "--html", "x.html"], "names no file"),
+        (["{missing}.log", "--html", "x.html", "--local"], "names no file"),
+        (["x.log", "--tables", "t", "--local"], "--tables is for Spark"),
+        (["x.log", "--json", "--local", "--conf", "a=b"], "--conf is for Spark"),
     ],
 )
 def test_wrong_arguments_are_said_in_a_line(java: None, arguments: list[str], message: str) -> None:
@@ -60,7 +66,7 @@ def test_wrong_arguments_are_said_in_a_line(java: None, arguments: list[str], me
 def test_logs_in_which_nothing_was_traced(java: None, tmp_path: Path) -> None:
     log = tmp_path / "some.log"
     log.write_text("INFO started\n")
-    done = run("trace-report", log, "--json", "--memory", "512m", "--master", "local[1]")
+    done = run("trace-report", log, "--json", "--memory", "512m", "--master", "local[1]", *WITHOUT_CODE)
     assert done.returncode == 2
     assert "nothing was traced" in done.stderr
     assert "Traceback" not in done.stderr
@@ -84,6 +90,7 @@ def test_without_java_it_says_how_to_get_one(tmp_path: Path) -> None:
     done = run("trace-report", log, "--json", PATH=str(tmp_path), JAVA_HOME="")
     assert done.returncode == 1
     assert "apt-get install openjdk-17-jre-headless" in done.stderr
+    assert "Or report without Spark: --local" in done.stderr
 
 
 def test_with_an_old_java_it_says_so(tmp_path: Path) -> None:
@@ -103,6 +110,14 @@ def test_without_pyspark_it_names_the_extra(tmp_path: Path) -> None:
     done = run("trace-report", tmp_path / "some.log", "--json", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert "pip install 'nsq-fast[spark]'" in done.stderr
+
+
+def test_without_duckdb_it_names_the_extra(tmp_path: Path) -> None:
+    (tmp_path / "some.log").write_text("INFO started\n")
+    (tmp_path / "duckdb.py").write_text("raise ModuleNotFoundError('no duckdb', name='duckdb')\n")
+    done = run("trace-report", tmp_path / "some.log", "--json", "--local", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "pip install 'nsq-fast[trace]'" in done.stderr
 
 
 def test_the_demo_ends_with_a_report_on_its_own_traces(java: None, tmp_path: Path) -> None:

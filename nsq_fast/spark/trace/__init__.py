@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from nsq_fast.spark.extra import names_of_extra
 
 if TYPE_CHECKING:
-    from .figures import Figures as Figures
     from .figures import figures_of as figures_of
+    from .local import local_figures as local_figures
     from .records import parse_lines as parse_lines
     from .records import read_logs as read_logs
     from .records import stream_logs as stream_logs
@@ -24,16 +24,18 @@ if TYPE_CHECKING:
     from .report import write_report as write_report
     from .schema import TABLES as TABLES
     from .settings import TraceSettings as TraceSettings
+    from .shown import Figures as Figures
     from .stream import stream_tables as stream_tables
     from .tables import read_table as read_table
     from .tables import write_tables as write_tables
 
 _HOME = {
-    "Figures": "figures",
+    "Figures": "shown",
     "TABLES": "schema",
     "TraceSettings": "settings",
     "figures_of": "figures",
     "html": "report",
+    "local_figures": "local",
     "parse_lines": "records",
     "read_logs": "records",
     "read_table": "tables",

@@ -8,7 +8,7 @@ from typing import Any
 from nsq_fast.page.bars import WORST, Bar, Piece, bars
 from nsq_fast.page.curves import Line, by_share, over_time
 
-from .figures import FAULTS, SHARES, Channel, TraceGroup
+from .shown import FAULTS, SHARES, Channel, TraceGroup
 from .text import count, duration, place
 
 _MOST_BARS = 24

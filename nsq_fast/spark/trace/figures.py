@@ -3,98 +3,30 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from .schema import GROUP, KEY, columns
-from .tables import COUNTS, DURATIONS, percentiles, read_table, statistics
-
-MOST_GROUPS = 200
-MOST_CHANNELS = 12  # that get charts
-MOST_POINTS = 120  # on the axis of time
-MOST_EXAMPLES = 20
-MOST_SOURCES = 30
-SHARES = (1, 5, 10, 20, 30, 40, 50, 60, 70, 75, 80, 85, 90, 92.5, 95, 97, 98, 99, 99.5, 99.7, 99.9, 99.97, 100)
-FAULTS = ("lost", "duplicates", "violations")
-SERIES = (0.5, 0.95, 0.99, 1.0)
-
-
-class TraceGroup(msgspec.Struct, frozen=True):
-    """A channel in a partition of a topic: counts and durations (nanoseconds) by name, as in table ``windows``."""
-
-    topic: str
-    partition: int | None
-    channel: str
-    counts: dict[str, int]
-    durations: dict[str, int | None]
-
-
-class Channel(msgspec.Struct, frozen=True):
-    """What is drawn of a channel of a topic.
-
-    Attributes:
-        curves: by kind of duration, a percentile in nanoseconds for each of `SHARES`.
-        times: begin of a bucket of time, and the percentiles `SERIES` of the latency of what was published in it.
-    """
-
-    topic: str
-    channel: str
-    messages: int
-    curves: dict[str, list[int]]
-    times: list[tuple[int, list[int] | None]]
-
-
-class Source(msgspec.Struct, frozen=True):
-    """A file of lines, and a line of it that holds no record."""
-
-    name: str
-    lines: int
-    problems: int
-    example: str | None
-
-
-class Figures(msgspec.Struct, frozen=True):
-    """All that a report shows.
-
-    Attributes:
-        lines, problems, records, publishes: over all sources.
-        unconsumed: publishes to topics of which no delivery was recorded.
-        unpublished: messages that were delivered, with no record of their producer.
-        totals: over all groups; ``groups`` are those with faults first, no more than `MOST_GROUPS`.
-        examples: by kind of fault, the first few.
-    """
-
-    lines: int
-    problems: int
-    records: int
-    publishes: int
-    begin_ns: int
-    end_ns: int
-    window_ns: int
-    grace_ns: int
-    judged_by: str
-    unconsumed: dict[str, int]
-    unpublished: int
-    late: int
-    totals: dict[str, int]
-    group_count: int
-    groups: list[TraceGroup]
-    channels: list[Channel]
-    slowest: list[dict[str, Any]]
-    examples: dict[str, list[dict[str, Any]]]
-    skews: list[dict[str, Any]]
-    sources: list[Source]
-
-    @property
-    def lanes(self) -> list[TraceGroup]:
-        """The former name of ``groups``, for one version."""
-        warnings.warn("Figures.lanes is now Figures.groups", DeprecationWarning, stacklevel=2)
-        return self.groups
+from .schema import COUNTS, DURATIONS, GROUP, KEY, columns
+from .shown import (
+    FAULTS,
+    MOST_CHANNELS,
+    MOST_EXAMPLES,
+    MOST_GROUPS,
+    MOST_SOURCES,
+    SERIES,
+    SHARES,
+    Channel,
+    Figures,
+    Source,
+    TraceGroup,
+    bucket_of,
+    in_order,
+    with_gaps,
+)
+from .tables import percentiles, read_table, statistics
 
 
 def figures_of(spark: SparkSession, folder: str | os.PathLike[str]) -> Figures:
@@ -173,9 +105,7 @@ def _groups(groups: DataFrame) -> list[TraceGroup]:
         )
         for row in most
     ]
-    return sorted(
-        found, key=lambda group: (group.topic, group.channel, -1 if group.partition is None else group.partition)
-    )
+    return in_order(found)
 
 
 def _channels(lives: DataFrame, window_ns: int) -> list[Channel]:
@@ -186,7 +116,7 @@ def _channels(lives: DataFrame, window_ns: int) -> list[Channel]:
     rows = lives.groupBy(*by).agg(*spread, *curves).orderBy(F.desc("messages"), *by).limit(MOST_CHANNELS).collect()
     if not rows:
         return []
-    bucket_ns = _bucket(min(row["first"] for row in rows), max(row["last"] for row in rows), window_ns)
+    bucket_ns = bucket_of(min(row["first"] for row in rows), max(row["last"] for row in rows), window_ns)
     drawn = _any_of((F.col("topic") == row["topic"]) & (F.col("channel") == row["channel"]) for row in rows)
     times = _series(lives.where(drawn), by, bucket_ns)
     return [
@@ -208,24 +138,15 @@ def _any_of(conditions: Any) -> Column:
     return found
 
 
-def _bucket(first_ns: int, last_ns: int, window_ns: int) -> int:
-    """So many windows that the axis has no more points than it can show."""
-    windows = (last_ns - first_ns) // window_ns + 1
-    return window_ns * -(-windows // MOST_POINTS)
-
-
 def _series(
     lives: DataFrame, by: Sequence[str], bucket_ns: int
 ) -> dict[tuple[str, str], list[tuple[int, list[int] | None]]]:
     begin = F.col("published_ns") - F.pmod("published_ns", F.lit(bucket_ns))
     grouped = lives.groupBy(*by, begin.alias("begin")).agg(percentiles("latency_ns", SERIES).alias("values"))
-    found: dict[tuple[str, str], list[tuple[int, list[int] | None]]] = {}
+    found: dict[tuple[str, str], list[tuple[int, list[int]]]] = {}
     for row in grouped.orderBy("begin").collect():
-        series = found.setdefault((row["topic"], row["channel"]), [])
-        if series and row["begin"] - series[-1][0] > bucket_ns:
-            series.append((series[-1][0] + bucket_ns, None))  # nothing was published: a gap in the line
-        series.append((row["begin"], row["values"]))
-    return found
+        found.setdefault((row["topic"], row["channel"]), []).append((row["begin"], row["values"]))
+    return {channel: with_gaps(rows, bucket_ns) for channel, rows in found.items()}
 
 
 def _slowest(slowest: DataFrame) -> list[dict[str, Any]]:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
-from glob import glob
-from pathlib import Path
+from collections.abc import Sequence
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -19,18 +17,15 @@ from pyspark.sql import functions as F
 
 from nsq_fast.errors import ConfigError
 
-from .schema import ID, LATEST_NS, LINE, MAX_ID, columns
+from .paths import expand, is_url
+from .schema import BEGIN, ID, LATEST_NS, LINE, LONGEST, MAX_ID, PROBLEM_LENGTH, columns
 from .server_lines import server_record
 from .settings import SECOND
 
-_PROBLEM_LENGTH = 200
-_LONGEST = 1e9  # seconds
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _GLOB = re.compile(r"([\[\]{}*?,\\])")
 _NEEDED = ("time", "topic", "internal_id", "trace_id")
 _NEEDED_OF_CONSUME = ("channel", "local", "timestamp", "attempts")
 _FROM_SERVER = {"event", "outcome", *_NEEDED, "partition", "offset", *_NEEDED_OF_CONSUME}
-_BEGIN = '{"event":'
 
 
 def read_logs(spark: SparkSession, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> DataFrame:
@@ -55,37 +50,15 @@ def stream_logs(spark: SparkSession, folder: str | os.PathLike[str], **options: 
     return parse_lines(spark.readStream.options(**options).text(os.fspath(folder)))
 
 
-def expand(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """The files that paths on this machine name, each once; URLs as they are. Raises ConfigError for one with none."""
-    found: dict[str, None] = {}
-    for path in paths:
-        name = os.fspath(path)
-        found.update(dict.fromkeys([name] if _URL.match(name) else _files(name)))
-    if not found:
-        raise ConfigError("no trace log: give at least one path")
-    return list(found)
-
-
-def _files(name: str) -> list[str]:
-    matches = [Path(name)] if Path(name).exists() else [Path(match) for match in sorted(glob(name, recursive=True))]
-    files = [file for match in matches for file in ([match] if match.is_file() else sorted(match.rglob("*")))]
-    if hidden := [file for file in files if file.is_file() and file.name.startswith(("_", ".")) and file in matches]:
-        raise ConfigError(f"{hidden[0]}: Spark does not read files whose name begins with _ or a dot; rename it")
-    found = [str(file.resolve()) for file in files if file.is_file() and not file.name.startswith(("_", "."))]
-    if not found:
-        raise ConfigError(f"no trace log: {name} names no file")
-    return found
-
-
 def hadoop_path(path: str) -> str:
     """A path that stands for itself, whatever characters it has."""
-    return path if _URL.match(path) else _GLOB.sub(r"\\\1", path)
+    return path if is_url(path) else _GLOB.sub(r"\\\1", path)
 
 
 def parse_lines(lines: DataFrame, column: str = "value") -> DataFrame:
     """The records of lines, from a batch or a stream: of log files, or the bodies of messages (``column="body"``)."""
     text = F.col(column).cast("string")
-    begin = F.greatest(F.lit(1), F.coalesce(F.nullif(F.locate(_BEGIN, text), F.lit(0)), F.locate("{", text)))
+    begin = F.greatest(F.lit(1), F.coalesce(F.nullif(F.locate(BEGIN, text), F.lit(0)), F.locate("{", text)))
     parsed = F.from_json(F.substr(text, begin), LINE, {"columnNameOfCorruptRecord": "_malformed"})
     rows = lines.where(F.length(F.trim(text)) > 0).select(
         parsed.alias("json"),
@@ -117,8 +90,10 @@ def _is_record() -> Column:
         *(_field(name).between(0, F.lit(str(MAX_ID)).cast(ID)) for name in ("internal_id", "trace_id")),
         _field("time").between(0, LATEST_NS),
         _field("timestamp").isNull() | _field("timestamp").between(0, LATEST_NS),
-        _field("handling_time").isNull() | _field("handling_time").between(0, _LONGEST),
+        _field("handling_time").isNull() | _field("handling_time").between(0, LONGEST),
         F.col("server").isNotNull() | _field("nsqd").isNotNull(),
+        # A message whose time of publish nobody says would belong to no window.
+        F.col("server.channel").isNull() | _field("timestamp").isNotNull(),
         (F.col("server").isNotNull() & (_field("event") == "server"))
         | _field("event").isin("publish", "receive")
         | (is_consume & _field("outcome").isin("FIN", "REQ", "TIMEOUT")),
@@ -143,5 +118,5 @@ def _fields() -> dict[str, Column]:
         "handling_ns": _good(F.round(_field("handling_time") * SECOND).cast("bigint")),
         "consumer": _good(_field("local")),
         "source": F.col("source"),
-        "problem": F.when(~F.col("is_good"), F.substring("text", 1, _PROBLEM_LENGTH)),
+        "problem": F.when(~F.col("is_good"), F.substring("text", 1, PROBLEM_LENGTH)),
     }

@@ -13,7 +13,7 @@ from nsq_fast.page.document import document, element, table
 from nsq_fast.page.style import STYLE as PAGE_STYLE
 
 from .drawings import channel_charts, fault_chart, life_chart
-from .figures import FAULTS, Figures, TraceGroup, figures_of
+from .shown import FAULTS, Figures, TraceGroup
 from .text import DEFINITIONS, STYLE, count, duration, percent, place
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ _FAULT_TITLES = {
 
 def write_report(spark: SparkSession, tables: str | os.PathLike[str], path: str | os.PathLike[str]) -> Figures:
     """Write the report of the tables in a folder; return what it shows. Raises ConfigError when there are no tables."""
+    from .figures import figures_of
+
     figures = figures_of(spark, tables)
     Path(path).write_text(html(figures), encoding="utf-8")
     return figures

@@ -12,6 +12,13 @@ ID = "decimal(20,0)"
 MAX_ID = 2**64 - 1
 LATEST_NS = 2**62  # in the year 2116; what says it is later, is wrong
 
+BEGIN = '{"event":'
+"""How a line of our clients begins, behind what a log format puts before it."""
+LONGEST = 1e9
+"""Most seconds that a handler can have taken."""
+PROBLEM_LENGTH = 200
+"""So many characters are kept of a line without a record."""
+
 # What a line of a trace log holds. See nsq_fast.runtime.trace for the meaning of each.
 LINE = (
     f"event string, time bigint, topic string, partition int, channel string, nsqd string, local string,"
@@ -21,6 +28,20 @@ LINE = (
 
 KEY = ("internal_id", "trace_id", "partition", "topic")  # of a message: what its records have in common
 GROUP = ("topic", "partition", "channel")  # where messages are counted, and where their order is judged
+
+POINTS = (0.5, 0.95, 0.99, 1.0)
+COUNTS = (
+    "messages",
+    "finished",
+    "pending",
+    "lost",
+    "duplicates",
+    "violations",
+    "redelivered_req",
+    "redelivered_timeout",
+    "redelivered_unknown",
+)
+DURATIONS = ("latency", "in_queue", "handling")
 
 _LIFE = (
     "window_ns bigint",  # begin of the time window it was published in

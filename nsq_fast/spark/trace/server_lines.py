@@ -10,27 +10,17 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from .schema import ID
-
-_MARK = "[TRACE] topic "
-_PARTITION_SHIFT = 50  # of an internal id
-_STORED = (
-    r"\[TRACE\] topic (\S+)-(\d+) trace id (\d+): message (\d+)(\( ?\d+\) put \S+| put success from client \S+)"
-    r" at offset: (\d+),.* at time (\d+)"
-)
-_DELIVERED = (
-    r"\[TRACE\] topic (\S+) channel (\S+) trace id (\d+): message (\d+) \(ts: (\d+), offset: (\d+), pri:-?\d+\)"
-    r" consume state (\S+) from client (\S*)\(\d+\) at time: (\d+) cost: -?\d+, attempt: (\d+)"
-)
+from .server_patterns import DELIVERED, MARK, PARTITION_SHIFT, STORED
 
 
 def server_record(text: Column) -> Column:
     """The record of a line as a struct of the names in ``schema.LINE``; null for any other line."""
-    return F.when(F.contains(text, F.lit(_MARK)), F.coalesce(_delivered(text), _stored(text)))
+    return F.when(F.contains(text, F.lit(MARK)), F.coalesce(_delivered(text), _stored(text)))
 
 
 def _stored(text: Column) -> Column:
     def group(number: int) -> Column:
-        return F.regexp_extract(text, _STORED, number)
+        return F.regexp_extract(text, STORED, number)
 
     is_answered = F.startswith(group(5), F.lit(" put success"))
     record = F.struct(
@@ -47,14 +37,14 @@ def _stored(text: Column) -> Column:
         F.lit(None).cast("int").alias("attempts"),
         F.when(is_answered, "PUB_CLIENT").otherwise("PUB").alias("outcome"),
     )
-    return F.when(F.rlike(text, F.lit(_STORED)), record)
+    return F.when(F.rlike(text, F.lit(STORED)), record)
 
 
 def _delivered(text: Column) -> Column:
     def group(number: int) -> Column:
-        return F.regexp_extract(text, _DELIVERED, number)
+        return F.regexp_extract(text, DELIVERED, number)
 
-    partition = F.shiftright(group(4).try_cast("bigint"), _PARTITION_SHIFT)
+    partition = F.shiftright(group(4).try_cast("bigint"), PARTITION_SHIFT)
     record = F.struct(
         F.lit("server").alias("event"),
         group(9).try_cast("bigint").alias("time"),
@@ -69,4 +59,4 @@ def _delivered(text: Column) -> Column:
         group(10).try_cast("int").alias("attempts"),
         group(7).alias("outcome"),
     )
-    return F.when(F.rlike(text, F.lit(_DELIVERED)), record)
+    return F.when(F.rlike(text, F.lit(DELIVERED)), record)

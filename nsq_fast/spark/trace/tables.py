@@ -13,24 +13,11 @@ from nsq_fast.errors import ConfigError
 
 from .lives import channels_of, lives_of
 from .order import judged, violations_of
-from .schema import GROUP, KEY, TABLES, columns, ddl
+from .schema import COUNTS, DURATIONS, GROUP, KEY, POINTS, TABLES, columns, ddl
 from .settings import TraceSettings
 
 ACCURACY = 10_000  # percentiles are off by at most one rank in so many; exact up to so many messages
 STATE = "state"  # the folder that a stream keeps, beside its tables, what it has not decided in
-POINTS = (0.5, 0.95, 0.99, 1.0)
-COUNTS = (
-    "messages",
-    "finished",
-    "pending",
-    "lost",
-    "duplicates",
-    "violations",
-    "redelivered_req",
-    "redelivered_timeout",
-    "redelivered_unknown",
-)
-DURATIONS = ("latency", "in_queue", "handling")
 
 
 def write_tables(
