@@ -181,7 +181,7 @@ def test_damage_at_every_byte_leaves_what_is_before_it(tmp_path: Path, change: A
 
 def ends_of(data: bytes) -> list[int]:
     """Where a file may be cut so that nothing shows it: behind its head and behind each record."""
-    ends, at = [28], 28
+    ends, at = [36], 36
     while at < len(data):
         at += 8 + int.from_bytes(data[at + 4 : at + 8], "big")
         ends.append(at)
@@ -256,3 +256,38 @@ def test_a_full_disk_refuses_publishes_until_it_is_not(tmp_path: Path, monkeypat
     with start(tmp_path) as cluster:
         assert bodies(cluster) == [b"0", b"1"]
         assert len(cluster.partition("t", 0).in_sync) == 2
+
+
+def test_data_of_another_topic_of_the_same_name_are_not_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with start(tmp_path, nodes=1) as cluster:
+        cluster.create_topic("t", channels=["ch"])
+        publish(cluster, "t", b"old")
+        path = log_of(tmp_path, cluster, is_leader=True)
+    old = path.read_bytes()
+    with start(tmp_path, nodes=1) as cluster:
+        assert ask(cluster.lookupds[0].http_address, "POST", "/topic/delete?topic=t&partition=**").status == 200
+        assert not path.exists()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(old)  # as if this node had been away
+        cluster.create_topic("t", channels=["ch"])
+        assert bodies(cluster) == []
+        publish(cluster, "t", b"new")
+    assert "is of a topic that was deleted" in caplog.text
+    with start(tmp_path, nodes=1) as cluster:
+        assert bodies(cluster) == [b"new"]
+
+
+def test_syncdisk_brings_messages_to_the_disk_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with start(tmp_path, nodes=2) as cluster:
+        path = "/topic/create?topic=t&partition_num=1&replicator=2&syncdisk=2"
+        assert ask(cluster.lookupds[0].http_address, "POST", path).status == 200
+        synced: list[int] = []
+        monkeypatch.setattr(os, "fsync", synced.append)
+        counts = []
+        for body in (b"1", b"2", b"3", b"4"):
+            publish(cluster, "t", body)
+            counts.append(len(synced))
+        assert counts == [0, 2, 2, 4]  # on both nodes
+        monkeypatch.undo()
+    with start(tmp_path, nodes=2) as cluster:
+        assert cluster.partition("t", 0).meta.sync_every == 2

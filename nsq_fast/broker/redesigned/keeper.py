@@ -48,9 +48,9 @@ class DiskKeeper:
 
     # --- what the state tells ----------------------------------------------------------------------------------------
 
-    def log_file(self, node: str, topic: str, number: int) -> File | None:
+    def log_file(self, node: str, topic: str, number: int, magic_code: int) -> File | None:
         """Where a node keeps its log of a partition."""
-        return self._store.log_file(self._number(node), topic, number)
+        return self._store.log_file(self._number(node), topic, number, magic_code)
 
     def decided(self) -> None:
         """Write down topics and decisions."""

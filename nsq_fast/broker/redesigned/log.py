@@ -94,7 +94,13 @@ class Loaded(NamedTuple):
 
 
 class File(Protocol):
-    """Where records survive the process. What writes raises OSError with nothing changed."""
+    """Where records survive the process. What writes raises OSError with nothing changed.
+
+    Attributes:
+        unsynced: records written since the last ``sync``.
+    """
+
+    unsynced: int
 
     def load(self) -> Loaded:
         """What it holds, as far as it is whole."""
@@ -107,6 +113,9 @@ class File(Protocol):
 
     def rewrite(self, first: int, offset: int, records: Sequence[Record]) -> None:
         """Hold these records and no others."""
+
+    def sync(self) -> None:
+        """Bring what was written to the disk itself. Blocks."""
 
     def close(self) -> None:
         """Write no more."""
@@ -230,16 +239,18 @@ class PartitionLog:
 
     def forget(self, offset: int) -> None:
         """Drop the records that begin before an offset."""
-        self._drop_before(self.at_offset(offset))
+        self.drop_before(self.at_offset(offset))
 
     def trim(self, sequence: int, keep: int) -> None:
         """Drop records before ``sequence``, but for the last ``keep`` of them."""
         surplus = sequence - keep - self.first
         # In large steps: each moves all that stays.
         if surplus >= max(_TRIM, len(self._records) // 2):
-            self._drop_before(self.first + surplus)
+            self.drop_before(self.first + surplus)
 
-    def _drop_before(self, sequence: int) -> None:
+    def drop_before(self, sequence: int) -> None:
+        """Drop the records before ``sequence``."""
+        sequence = min(sequence, self.end)
         if sequence > self.first:
             self._reset(sequence, self.offset_of(sequence), self._records[sequence - self.first :])
 
@@ -249,6 +260,11 @@ class PartitionLog:
         self.first, self._records = first, records
         if not records:
             self.end_offset = offset
+
+    def sync(self, every: int) -> None:
+        """Bring what was written to the disk itself, when that are so many records."""
+        if self._file is not None and self._file.unsynced >= every:
+            self._file.sync()
 
     def close(self) -> None:
         """Write no more to its file."""

@@ -2,11 +2,12 @@
 
 A head, and behind it the records, one after the other::
 
-    8 bytes "nsqlog1\\n" | uint64 number of the first record | uint64 its offset | uint32 crc                 the head
-    uint32 crc | uint32 size | int64 timestamp | uint16 flags | 16 bytes id | ext field, if any | body       a record
+    8 bytes "nsqlog1\\n" | uint64 magic code | uint64 number of the first record | its offset | uint32 crc  the head
+    uint32 crc | uint32 size | int64 timestamp | uint16 flags | 16 bytes id | ext field, if any | body  a record
 
 ``size`` counts what is behind it. As both sums say what is damaged, a file is read up to the first byte that is not as
-it was written; from there on it is kept under another name, and the log goes on with what is whole.
+it was written; from there on it is kept under another name, and the log goes on with what is whole. One with another
+magic code is of a topic that was deleted: it is removed (youzan/nsq: nsqd/nsqd.go, CheckMagicCode).
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from pathlib import Path
 
 from nsq_fast.broker.diskqueue.files import replace_file
 from nsq_fast.broker.diskqueue.segment import BAD_SUFFIX
-from nsq_fast.log_events import BROKER_DATA_DAMAGED
+from nsq_fast.log_events import BROKER_DATA_DAMAGED, BROKER_FILE_IGNORED
 
 from .log import NO_EXT, Loaded, Record
 
 logger = logging.getLogger("nsq_fast.broker.redesigned.log_file")
 
-_HEAD = struct.Struct(">8sQQI")
+_HEAD = struct.Struct(">8sQQQI")
 _RECORD = struct.Struct(">IIqH16s")
 _EXT_HEAD = struct.Struct(">BH")
 _MAGIC = b"nsqlog1\n"
@@ -39,11 +40,19 @@ _HAS_EXT = 1
 class LogFile:
     """One file. It comes into being with the first record, and is opened by ``load``.
 
+    Args:
+        magic_code: that of the topic.
+
+    Attributes:
+        unsynced: records written since the last ``sync``.
+
     Every method that writes raises OSError with nothing changed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, magic_code: int = 0) -> None:
+        self.unsynced = 0
         self._path = path
+        self._magic_code = magic_code
         self._fd: int | None = None
         self._is_closed = False
         self._first = 0
@@ -62,6 +71,13 @@ class LogFile:
             os.ftruncate(fd, self._size)
             raise
         self._size += len(data)
+        self.unsynced += len(records)
+
+    def sync(self) -> None:
+        """Bring what was written to the disk itself. Blocks."""
+        self.unsynced = 0
+        if self._fd is not None:
+            os.fsync(self._fd)
 
     def truncate(self, record: Record) -> None:
         """Drop a record and all behind it."""
@@ -77,7 +93,7 @@ class LogFile:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(self._path))
         data = b"".join(_encode(record) for record in records)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(self._path, _head(first, offset) + data, sync=False)
+        replace_file(self._path, _head(self._magic_code, first, offset) + data, sync=False)
         if self._fd is not None:
             os.close(self._fd)
         self._take(first, offset, _HEAD.size + len(data))
@@ -113,14 +129,18 @@ class LogFile:
         except FileNotFoundError:
             return Loaded(0, 0, [])
         head = _parse_head(data)
-        loaded = Loaded(0, 0, []) if head is None else Loaded(*head, [])
+        if head is not None and head[0] != self._magic_code:
+            logger.warning("%s is of a topic that was deleted: it is removed", self._path, extra=BROKER_FILE_IGNORED)
+            self._path.unlink()
+            return Loaded(0, 0, [])
+        loaded = Loaded(0, 0, []) if head is None else Loaded(*head[1:], [])
         end = 0 if head is None else _parse_records(data, loaded)
         if end < len(data):
             self._set_aside(data, end, len(loaded.records))
         if head is None:
             self._path.unlink()
         else:
-            self._take(*head, end)
+            self._take(loaded.first, loaded.offset, end)
         return loaded
 
     def _set_aside(self, data: bytes, end: int, count: int) -> None:
@@ -140,17 +160,18 @@ class LogFile:
         )
 
 
-def _head(first: int, offset: int) -> bytes:
-    packed = _HEAD.pack(_MAGIC, first, offset, 0)[:-_CRC_SIZE]
+def _head(magic_code: int, first: int, offset: int) -> bytes:
+    packed = _HEAD.pack(_MAGIC, magic_code, first, offset, 0)[:-_CRC_SIZE]
     return packed + zlib.crc32(packed).to_bytes(_CRC_SIZE, "big")
 
 
-def _parse_head(data: bytes) -> tuple[int, int] | None:
-    """The number of the first record and its offset; None if the head is damaged."""
+def _parse_head(data: bytes) -> tuple[int, int, int] | None:
+    """The magic code, the number of the first record and its offset; None if the head is damaged."""
     if len(data) < _HEAD.size:
         return None
-    _, first, offset, _ = _HEAD.unpack_from(data)
-    return (first, offset) if data[: _HEAD.size] == _head(first, offset) else None
+    _, *head, _ = _HEAD.unpack_from(data)
+    code, first, offset = head
+    return (code, first, offset) if data[: _HEAD.size] == _head(code, first, offset) else None
 
 
 def _encode(record: Record) -> bytes:

@@ -15,11 +15,12 @@ from .arguments import parse_integer
 from .cluster_http import ClusterRoutes, refusing, require_cluster_leader, topic_of
 from .coordinator import Coordinator
 from .lookup import READ, WRITE, Lookup, NoAnswer
-from .state import TopicMeta
+from .state import MAX_RETENTION_DAYS, MAX_SYNC_EVERY, TopicMeta
 from .topics import Topics
 
 MAX_PARTITION_NUM = 255
 MAX_REPLICATOR = 5
+MAX_LOAD_FACTOR = 10000
 
 
 class ClusterLookupRoutes:
@@ -108,6 +109,9 @@ class ClusterLookupRoutes:
             ext=_flag(request, "extend"),
             multi_part=_flag(request, "multipart"),
             disable_channel_auto_create=_flag(request, "disable_channel_auto_create"),
+            suggested_load=_load(request),
+            sync_every=_sync_every(request, 0),
+            retention_days=_days(request, 0),
         )
         self._require_leader(request)
         with refusing(request):
@@ -134,11 +138,11 @@ class ClusterLookupRoutes:
     def _update_meta(self, request: Request) -> None:
         topic = topic_of(request)
         replica = _number(request, "replicator", MAX_REPLICATOR) if request.get("replicator") else None
-        self._require_leader(request)
-        partitions = self._admin.state.topics.get(topic)
-        if not partitions:
-            raise request.refuse(400, "topic is not created")
+        sync_every, days = _sync_every(request, -1), _days(request, -1)
+        require_cluster_leader(request, self._is_leader)
+        self._check_meta(request, topic, sync_every, days)
         with refusing(request):
+            self._admin.set_upkeep(topic, sync_every, days)
             if replica is not None:
                 self._admin.set_replica(topic, replica)
             if _flag(request, "upgradeext"):
@@ -146,6 +150,16 @@ class ClusterLookupRoutes:
         disabled = request.get("disable_channel_auto_create")
         if disabled:
             self._admin.set_channel_auto_create(topic, disabled == "true")
+
+    def _check_meta(self, request: Request, topic: str, sync_every: int, days: int) -> None:
+        for is_wrong, text in (
+            (not is_valid_name(topic), "invalid topic name"),
+            (days > MAX_RETENTION_DAYS, "max retention days allowed exceed"),
+            (sync_every > MAX_SYNC_EVERY, "max sync every allowed exceed"),
+            (not self._admin.state.topics.get(topic), "topic is not created"),
+        ):
+            if is_wrong:
+                raise request.refuse(400, text)
 
     # --- channels ----------------------------------------------------------------------------------------------------
 
@@ -180,6 +194,33 @@ def _number(request: Request, name: str, largest: int) -> int:
     if not 0 < number <= largest:
         raise request.refuse(400, f"INVALID_ARG_TOPIC_{name.upper()}")
     return number
+
+
+def _sync_every(request: Request, default: int) -> int:
+    return _integer(request, "syncdisk", default, "INVALID_ARG_TOPIC_SYNC_DISK")
+
+
+def _days(request: Request, default: int) -> int:
+    return _integer(request, "retention", default)
+
+
+def _load(request: Request) -> int:
+    text = "INVALID_ARG_TOPIC_LOAD_FACTOR"
+    load = _integer(request, "suggestload", 0, text)
+    if not 0 <= load <= MAX_LOAD_FACTOR:
+        raise request.refuse(400, text)
+    return load
+
+
+def _integer(request: Request, name: str, default: int, text: str | None = None) -> int:
+    """A whole number; refuses the request with a text, or with what is wrong."""
+    value = request.get(name)
+    if not value:
+        return default
+    try:
+        return parse_integer(value.encode())
+    except ValueError as error:
+        raise request.refuse(400, text or str(error)) from error
 
 
 def _flag(request: Request, name: str) -> bool:

@@ -20,6 +20,8 @@ from .state import ClusterState, Partition
 logger = logging.getLogger("nsq_fast.broker.redesigned.node")
 
 NO_PARTITION = -1
+CLEAN_INTERVAL = 60.0
+"""Seconds between two looks for messages that are older than their retention."""
 
 
 class Node(Host):
@@ -113,9 +115,14 @@ class Node(Host):
         return partition.set.replicas.get(node) if self.state.can_reach(self.id, node) else None
 
     def _scan_loop(self) -> None:
+        cleans_at = time.monotonic() + CLEAN_INTERVAL
         while True:
             sleep(self.options.queue_scan_interval)
             now = time.monotonic()
+            if now >= cleans_at:
+                cleans_at = now + CLEAN_INTERVAL
+                for partition in self.state.led_by(self.id):
+                    partition.clean(time.time_ns())
             for partition in self.state.led_by(self.id):
                 for channel in list(partition.channels.values()):
                     channel.scan(now)

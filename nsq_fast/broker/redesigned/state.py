@@ -18,13 +18,25 @@ from .replication import Assignment, ReplicaSet
 from .tracing import DeliveryTrace, PublishTrace, TraceSwitches
 
 MAX_PARTITIONS = 255
+MAX_SYNC_EVERY = 4000
+MAX_RETENTION_DAYS = 60
+DEFAULT_RETENTION_DAYS = 7
+_DAY = 24 * 3600 * 1_000_000_000
 RETAINED_RECORDS = 100_000
 """So many records that are done stay in a log, to be found again."""
 
 
 @dataclasses.dataclass
 class TopicMeta:
-    """How a topic was created. ``channels`` are those registered, where they are not made by SUB."""
+    """How a topic was created.
+
+    Attributes:
+        sync_every: so many messages go to the disk itself at once, where there is a data path; 0: none does.
+        retention_days: messages that all channels are done with go after so long; 0 is DEFAULT_RETENTION_DAYS.
+        suggested_load: what the real server would use to place it.
+        magic_code: tells it from another topic that had its name: data of that one are not its own.
+        channels: those registered, where they are not made by SUB.
+    """
 
     partition_num: int
     replica: int
@@ -32,12 +44,27 @@ class TopicMeta:
     ext: bool = False
     multi_part: bool = False
     disable_channel_auto_create: bool = False
+    sync_every: int = 0
+    retention_days: int = 0
+    suggested_load: int = 0
+    magic_code: int = 0
     channels: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def may_share_nodes(self) -> bool:
         """Whether a node may have several partitions of the topic."""
         return self.ordered or self.multi_part
+
+    def is_same(self, other: TopicMeta) -> bool:
+        """Whether a topic that is created like that is the same."""
+        return dataclasses.replace(self, magic_code=0, channels=[]) == dataclasses.replace(
+            other, magic_code=0, channels=[]
+        )
+
+    @property
+    def retention(self) -> int:
+        """How long messages stay that all channels are done with, in nanoseconds."""
+        return (self.retention_days or DEFAULT_RETENTION_DAYS) * _DAY
 
     def public(self) -> dict[str, object]:
         """As lookups show it."""
@@ -54,7 +81,7 @@ class TopicMeta:
 class Keeper(Protocol):
     """Sees to it that what the cluster knows survives the process."""
 
-    def log_file(self, node: str, topic: str, number: int) -> File | None:
+    def log_file(self, node: str, topic: str, number: int, magic_code: int) -> File | None:
         """Where a node keeps its log of a partition; None where nothing survives."""
 
     def decided(self) -> None:
@@ -70,7 +97,7 @@ class Keeper(Protocol):
 class KeepsNothing:
     """Where nothing survives."""
 
-    def log_file(self, node: str, topic: str, number: int) -> File | None:
+    def log_file(self, node: str, topic: str, number: int, magic_code: int) -> File | None:
         """As ``Keeper.log_file``."""
         return None
 
@@ -118,7 +145,7 @@ class Partition:
         self.number = number
         self.set = ReplicaSet(
             replicas,
-            lambda node: PartitionLog(number, meta.ext, keeper.log_file(node, topic, number)),
+            lambda node: PartitionLog(number, meta.ext, keeper.log_file(node, topic, number, meta.magic_code)),
             keeper.decided,
         )
         if last is not None:
@@ -225,12 +252,26 @@ class Partition:
         """Let the channels know of new records, and the log forget old ones."""
         for channel in self.channels.values():
             channel.notify()
+        if self.meta.sync_every:
+            for node in self.in_sync:
+                self.set.replicas[node].log.sync(self.meta.sync_every)
         if self.log.end - self.log.first > 2 * RETAINED_RECORDS:
             done = min((channel.confirmed.position for channel in self.channels.values()), default=self.log.end)
             # Where the disk refuses it, the next publish tries again.
             with contextlib.suppress(OSError):
                 for replica in self.set.replicas.values():
                     replica.log.trim(done, RETAINED_RECORDS)
+
+    def clean(self, now: int) -> None:
+        """Drop the records that are older than the retention, as far as every channel is done with them.
+
+        Without a channel nothing is dropped (youzan/nsq: nsqd/topic.go, TryCleanOldData). ``now`` is in nanoseconds.
+        """
+        done = min((channel.confirmed.position for channel in self.channels.values()), default=0)
+        old = self.log.at_time(now - self.meta.retention)
+        with contextlib.suppress(OSError):
+            for replica in self.set.replicas.values():
+                replica.log.drop_before(min(done, old))
 
     def forget(self, offset: int) -> None:
         """Drop the records that begin before an offset, done or not: channels go on behind them."""

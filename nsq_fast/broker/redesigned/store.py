@@ -87,9 +87,9 @@ class ClusterStore:
 
     # --- logs --------------------------------------------------------------------------------------------------------
 
-    def log_file(self, node: int, topic: str, number: int) -> LogFile:
+    def log_file(self, node: int, topic: str, number: int, magic_code: int) -> LogFile:
         """The file of a replica."""
-        return LogFile(self._folder(node, topic) / f"{number}.log")
+        return LogFile(self._folder(node, topic) / f"{number}.log", magic_code)
 
     def delete_topic(self, topic: str, nodes: Iterable[int]) -> None:
         """Remove what there is of a topic; its logs are closed."""

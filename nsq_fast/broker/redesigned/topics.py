@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from gevent import sleep
@@ -9,7 +10,7 @@ from gevent import sleep
 from .coordinator import Coordinator
 from .moves import ClusterError
 from .options import ClusterOptions
-from .state import MAX_PARTITIONS, ClusterState, Partition, TopicMeta
+from .state import MAX_PARTITIONS, MAX_SYNC_EVERY, ClusterState, Partition, TopicMeta
 
 _POLL = 0.005
 NO_NODE = "ErrType:9 ErrCode:1 : No node is available for topic"
@@ -36,16 +37,18 @@ class Topics:
 
     def create(self, topic: str, meta: TopicMeta) -> None:
         """Create a topic; nothing happens when it exists just so. Raises ClusterError."""
-        existing = self.state.topics.get(topic)
-        if existing:
-            if existing[0].meta.public() != meta.public():
-                raise ClusterError("already exist")
-            return
+        if meta.partition_num >= MAX_PARTITIONS:
+            raise ClusterError("max partition allowed exceed")
         needed = meta.replica if meta.may_share_nodes else meta.replica * meta.partition_num
         if needed > len(self.state.staying):
             raise ClusterError(NO_NODE)
-        if meta.partition_num >= MAX_PARTITIONS:
-            raise ClusterError("max partition allowed exceed")
+        meta.sync_every = min(meta.sync_every, MAX_SYNC_EVERY)
+        existing = self.state.topics.get(topic)
+        if existing:
+            if not existing[0].meta.is_same(meta):
+                raise ClusterError("already exist")
+            return
+        meta.magic_code = time.time_ns()
         self.state.topics[topic] = []
         self._add_partitions(topic, meta, meta.partition_num)
         self.state.keeper.decided()
@@ -77,6 +80,16 @@ class Topics:
         for partition in self._partitions(topic):
             partition.meta.replica = count
             self._coordinator.moves.fit_replicas(partition)
+        self.state.keeper.decided()
+
+    def set_upkeep(self, topic: str, sync_every: int, retention_days: int) -> None:
+        """Let messages of a topic go to the disk, and away, at other times; negative numbers change nothing.
+
+        Raises ClusterError.
+        """
+        meta = self._partitions(topic)[0].meta
+        meta.sync_every = sync_every if sync_every >= 0 else meta.sync_every
+        meta.retention_days = retention_days if retention_days >= 0 else meta.retention_days
         self.state.keeper.decided()
 
     def set_channel_auto_create(self, topic: str, is_disabled: bool) -> None:
