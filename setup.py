@@ -60,4 +60,4 @@ if sys.version_info >= (3, 12):  # interpreters before that cannot say whether t
     ]
 version = find_version()
 write_version(version)
-setup(version=version, ext_modules=modules)
+setup(version=version, ext_modules=modules, options={"build_ext": {"parallel": os.cpu_count()}})
