@@ -29,6 +29,9 @@ T = TypeVar("T")
 ClientT = TypeVar("ClientT", LookupdHTTPClient, NsqdHTTPClient)
 logger = logging.getLogger(__name__)
 
+NO_ANSWER = (HttpError, LookupFailed, RemoteProtocolError, OSError)
+"""What a question raises that servers do not answer."""
+
 TIMEOUT = 10.0
 """How long transient failures are tried again, in seconds."""
 
@@ -119,7 +122,7 @@ def retried(attempt: Callable[[float], T], timeout: float = TIMEOUT) -> T:
         left = deadline - time.monotonic()
         try:
             return attempt(max(left, _FIRST_PAUSE))
-        except (HttpError, LookupFailed, RemoteProtocolError, OSError) as error:
+        except NO_ANSWER as error:
             if not is_transient(error) or left < pause:
                 raise
         sleep(pause)
@@ -139,7 +142,7 @@ def check_redesigned(options: SourceOptions, timeout: float = TIMEOUT) -> None:
     try:
         servers = discover(options, timeout=timeout)
         nsqds = servers.nsqds or (all_nsqds(options, timeout) if options.servers.lookupd_http else ())
-    except (HttpError, LookupFailed, RemoteProtocolError, OSError) as error:
+    except NO_ANSWER as error:
         logger.warning("topic %s: %s", options.topic, error, extra=SPARK_LOOKUP_FAILED)
         return
     known = [nsqd for nsqd in nsqds if nsqd.version]
@@ -201,7 +204,7 @@ class TopicFinder:
         key = f"topicPattern={self._options.topic_pattern!r}"
         try:
             names = retried(lambda left: known_topics(self._options, left), timeout)
-        except (HttpError, LookupFailed, RemoteProtocolError, OSError) as error:
+        except NO_ANSWER as error:
             if not self._found and timeout:
                 raise
             self._reminder.warn(key, f"{key}: no topics can be looked up: {error}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.spark_replay import Topic
 
-from nsq_fast.errors import ConfigError
+from nsq_fast.errors import ConfigError, LookupFailed
 from nsq_fast.spark import choice
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.replay import filters
@@ -136,6 +136,16 @@ def test_nothing_is_left_out_while_nsqd_cannot_tell_the_times() -> None:
     options = SourceOptions.parse({"topic": "t", "channel": "c", "lookupd_http_addresses": "127.0.0.1:1"})
     assert Resolver(options, logs).surely_before(0, log, NOON_NS + SECOND) == log.start
     assert Resolver(options, logs).first_at(0, log, NOON_NS + SECOND) is None
+
+
+def test_a_time_is_not_taken_for_the_end_while_nsqd_cannot_tell_the_times() -> None:
+    logs: Any = SilentLogs()
+    nsqd: Any = "127.0.0.1:1"
+    log = Log(100, 900, 8, nsqd, is_ordered=False, is_ext=False, has_fixed_channels=False, channels={})
+    where = {"topic": "t", "channel": "c", "lookupd_http_addresses": "127.0.0.1:1"}
+    options = SourceOptions.parse({**where, "startingTimestamp": str(NOON_NS // 10**6 + 1000)})
+    with pytest.raises(LookupFailed, match=r"127\.0\.0\.1:1: cannot tell which record of partition 0"):
+        Resolver(options, logs).starting({0: log}, None)
 
 
 @needs_pushing

@@ -18,6 +18,7 @@ from nsq_fast.errors import ConfigError, ConnectionLost, DataLost, HttpError, Lo
 from nsq_fast.runtime.column_subscription import ColumnSubscription
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.replay import ReplayBatchReader, ReplayStreamReader
+from nsq_fast.spark.replay.log import TopicLogs
 from nsq_fast.spark.replay.piece import Piece, Route
 from nsq_fast.spark.replay.reading import PieceReader
 
@@ -292,6 +293,50 @@ def test_a_leader_dies_within_a_piece(cluster: ClusterProcess, make_topic: Calla
         cluster.restart_node(node)
     assert [row["body"] for row in found] == bodies
     assert len({row["nsqd"] for row in found}) == 2
+
+
+@pytest.mark.parametrize("moment", ["record_at", "record_number"])
+def test_a_leader_moves_while_a_batch_by_time_is_planned(
+    cluster: ClusterProcess, make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    topic = make_topic(1, 2)
+    topic.fill(300, [0], label="before")
+    sleep(0.005)  # sleep: times are in milliseconds
+    between = time.time_ns() // 1_000_000
+    sleep(0.005)  # sleep: times are in milliseconds
+    after = topic.fill(200, [0], label="after")
+    ask, to_move = getattr(TopicLogs, moment), [0]
+
+    def move_and_ask(*question: Any) -> Any:
+        if to_move:
+            cluster.move_leader(topic.name, to_move.pop())
+        return ask(*question)
+
+    monkeypatch.setattr(TopicLogs, moment, move_and_ask)
+    reader = ReplayBatchReader(SourceOptions.parse({**topic.options, "startingTimestamp": str(between)}))
+    assert [body for piece in reader.partitions() for body in rows(reader.read(piece))] == after
+    assert not to_move
+
+
+def test_a_leader_dies_while_a_batch_by_time_is_planned(
+    cluster: ClusterProcess, make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic(1, 2)
+    bodies = topic.fill(500, [0])
+    node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(0)["tcp_port"])
+    ask, to_kill = TopicLogs.record_at, [node]
+
+    def kill_and_ask(*question: Any) -> Any:
+        if to_kill:
+            cluster.kill_node(to_kill.pop())
+        return ask(*question)
+
+    monkeypatch.setattr(TopicLogs, "record_at", kill_and_ask)
+    reader = ReplayBatchReader(SourceOptions.parse({**topic.options, "startingTimestamp": "1"}))
+    try:
+        assert [body for piece in reader.partitions() for body in rows(reader.read(piece))] == bodies
+    finally:
+        cluster.restart_node(node)
 
 
 def test_a_leader_moves_between_planning_and_reading(cluster: ClusterProcess, make_topic: Callable[..., Topic]) -> None:

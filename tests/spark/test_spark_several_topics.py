@@ -102,6 +102,28 @@ def test_a_limit_in_bytes_makes_progress_record_by_record(cluster: ClusterProces
     assert stream.batch() == []
 
 
+def test_a_leader_that_dies_while_rows_are_counted_is_waited_for(
+    cluster: ClusterProcess, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = make_topic("dies_counted")
+    bodies = topic.fill(20)
+    stream = Stream(cluster, topic="dies_counted", maxOffsetsPerTrigger="8")
+    taken = stream.batch()
+    node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(0)["tcp_port"])
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "nsq_fast.spark.replay.topic.POLL_INTERVAL", 3600.0
+        )  # who leads is known, and about to be wrong
+        cluster.kill_node(node)
+        try:
+            assert stream.batch() == []
+        finally:
+            cluster.restart_node(node)
+    (warning,) = [each.getMessage() for each in caplog.records if "no news" in each.getMessage()]
+    assert "/message/get" in warning
+    stream.until([each for each in bodies if each not in taken])
+
+
 def test_another_topic_is_refused_with_the_checkpoint_of_the_first(
     cluster: ClusterProcess, make_topic: MakeTopic
 ) -> None:

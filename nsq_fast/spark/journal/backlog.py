@@ -11,10 +11,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NsqError
+from nsq_fast.errors import ConfigError, LookupFailed, NsqError
 from nsq_fast.log_events import SPARK_LOOKUP_FAILED
 from nsq_fast.runtime import NsqdHTTPClient
 from nsq_fast.spark.discovery import (
+    NO_ANSWER,
     TIMEOUT,
     Nsqd,
     TopicServers,
@@ -70,7 +71,7 @@ class Backlog:
         """Ask for the servers now; those known before stay when nobody answers soon."""
         try:
             found = discover(self._options, timeout=timeout if self._servers is None else min(timeout, _SOON))
-        except (HttpError, LookupFailed, OSError) as error:
+        except NO_ANSWER as error:
             if self._servers is None or not is_transient(error):
                 raise
             logger.warning(

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nsq_fast.errors import ConfigError, HttpError, LookupFailed, RemoteProtocolError
-from nsq_fast.spark.discovery import TIMEOUT, TopicFinder, TopicServers
+from nsq_fast.errors import LookupFailed
+from nsq_fast.spark.discovery import NO_ANSWER, TIMEOUT, TopicFinder, TopicServers
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.reminder import Reminder
 
@@ -81,9 +81,7 @@ class Backlogs:
         key = f"topic {backlog.topic}: nothing is read until a server answers"
         try:
             found = backlog.depths(timeout)
-        except (HttpError, LookupFailed, RemoteProtocolError, OSError) as error:
-            if isinstance(error, ConfigError):
-                raise
+        except NO_ANSWER as error:
             self._reminder.warn(key, f"{key}: {error}")
             return {}
         self._reminder.over(key)

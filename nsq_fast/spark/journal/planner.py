@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
-from nsq_fast.errors import HttpError, LookupFailed
 from nsq_fast.names import Address
-from nsq_fast.spark.discovery import TopicServers
+from nsq_fast.spark.discovery import NO_ANSWER, TopicServers
 from nsq_fast.spark.options import SourceOptions
 
 from .backlogs import Backlogs
@@ -41,7 +40,7 @@ def make_slots(
     servers = dict.fromkeys(topics, _UNKNOWN)
     if len(folder.seals(offset.batch)) < len(offset.slots):
         for topic in topics:
-            with contextlib.suppress(HttpError, LookupFailed, OSError):  # what is in the journal needs no server
+            with contextlib.suppress(*NO_ANSWER):  # what is in the journal needs no server
                 servers[topic] = backlogs.servers(topic)
     return [
         _slot(options, folder, offset.batch, servers[topic_of(name)], run, number, name, rows)

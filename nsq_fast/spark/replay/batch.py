@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import SPARK_DATA_LOST
-from nsq_fast.spark.discovery import TopicFinder, check_redesigned
+from nsq_fast.spark.discovery import TopicFinder, check_redesigned, retried
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.plain_errors import plain_errors
 from nsq_fast.spark.positions import EARLIEST
@@ -54,14 +54,18 @@ class ReplayBatchReader(ReadsPieces, DataSourceReader):
         check_redesigned(options)
         topic_logs = TopicLogs(options)
         try:
-            logs = topic_logs.all_logs(START_TIMEOUT)
-            resolver = Resolver(options, topic_logs)
-            starts, ends = resolver.starting(logs, EARLIEST), resolver.ending(logs)
-            _check_order(options, starts, ends)
-            logs = {partition: log for partition, log in logs.items() if partition in self.bounds.partitions}
-            starts, ends = _narrowed(resolver, self.bounds, logs, starts, ends)
+            # Leaders may move or die between two questions: all is asked again then.
+            return retried(lambda left: self._slice_now(options, topic_logs, left), START_TIMEOUT)
         finally:
             topic_logs.close()
+
+    def _slice_now(self, options: SourceOptions, topic_logs: TopicLogs, timeout: float) -> _Slice:
+        logs = topic_logs.all_logs(timeout)
+        resolver = Resolver(options, topic_logs)
+        starts, ends = resolver.starting(logs, EARLIEST), resolver.ending(logs)
+        _check_order(options, starts, ends)
+        logs = {partition: log for partition, log in logs.items() if partition in self.bounds.partitions}
+        starts, ends = _narrowed(resolver, self.bounds, logs, starts, ends)
         return _Slice(
             {partition: _checked(options, partition, starts[partition], log) for partition, log in logs.items()},
             ends,

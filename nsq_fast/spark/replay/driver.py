@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from nsq_fast.errors import ConfigError, DataLost, NsqError
 from nsq_fast.spark.discovery import TopicFinder
@@ -21,6 +21,7 @@ from .topic import TopicDriver
 logger = logging.getLogger(__name__)
 
 _BACKLOG = "backlogBytes"
+T = TypeVar("T")
 
 
 class Driver:
@@ -56,21 +57,17 @@ class Driver:
 
         Raises DataLost when the servers have less than ``start``; ConfigError.
         """
-        stretches: dict[str, Stretch] = {}
-        for topic, driver in self._found().items():
-            try:
-                bound = None if target is None else target.get(topic, {})
-                stretches[topic] = driver.stretch(start.get(topic, {}), bound)
-                self._reminder.over(_no_news(topic))
-            except (ConfigError, DataLost):  # noqa: PERF203  # each topic for itself
-                raise
-            except NsqError as error:
-                if must_answer:
-                    raise
-                self._reminder.warn(_no_news(topic), f"{_no_news(topic)}: {error}")
-        if limits.waits and target is None and not self._is_due(stretches):
+        found = self._found()
+        stretches = self._asked(
+            found,
+            lambda topic: found[topic].stretch(start.get(topic, {}), None if target is None else target.get(topic, {})),
+            must_answer,
+        )
+        if limits.waits and target is None and not self._is_due(stretches, must_answer):
             return start
-        stretches = self._limited(stretches, limits)
+        stretches = self._limited(stretches, limits, must_answer)
+        for topic in stretches:
+            self._reminder.over(_no_news(topic))
         ends = {topic: behind(start.get(topic, {}), stretch) for topic, stretch in stretches.items()}
         return {**start, **{topic: offsets for topic, offsets in ends.items() if offsets}}
 
@@ -105,27 +102,50 @@ class Driver:
                 self._topics[topic] = TopicDriver(self._options.for_topic(topic))
         return self._topics
 
-    def _is_due(self, stretches: Mapping[str, Stretch]) -> bool:
+    def _asked(self, topics: Iterable[str], ask: Callable[[str], T], must_answer: bool) -> dict[str, T]:
+        """What is found of each topic whose servers answer; of the others it is said that they do not.
+
+        A server may die between any two questions: each one is asked through here.
+        """
+        found: dict[str, T] = {}
+        for topic in topics:
+            try:
+                found[topic] = ask(topic)
+            except (ConfigError, DataLost):  # noqa: PERF203  # each topic for itself
+                raise
+            except NsqError as error:
+                if must_answer:
+                    raise
+                self._reminder.warn(_no_news(topic), f"{_no_news(topic)}: {error}")
+        return found
+
+    def _rows(self, stretches: Mapping[str, Stretch], must_answer: bool) -> dict[str, dict[int, int]]:
+        """How many records there are, by topic and partition."""
+        return self._asked(stretches, lambda topic: self._topics[topic].planner.rows(stretches[topic]), must_answer)
+
+    def _is_due(self, stretches: Mapping[str, Stretch], must_answer: bool) -> bool:
         if not self._pace.is_needed:
             return True
-        return self._pace.is_due(
-            sum(sum(self._topics[each].planner.rows(stretch).values()) for each, stretch in stretches.items())
-        )
+        return self._pace.is_due(sum(sum(counts.values()) for counts in self._rows(stretches, must_answer).values()))
 
-    def _limited(self, stretches: dict[str, Stretch], limits: Limits) -> dict[str, Stretch]:
+    def _limited(self, stretches: dict[str, Stretch], limits: Limits, must_answer: bool) -> dict[str, Stretch]:
         if limits.bytes is not None:
             sizes = {(topic, each): size for topic, one in stretches.items() for each, size in one.sizes.items()}
             shares = _by_topic(share_out(sizes, limits.bytes))
             stretches = {topic: cut_bytes(stretch, shares.get(topic, {})) for topic, stretch in stretches.items()}
         if limits.rows is not None:
-            rows = {topic: self._topics[topic].planner.rows(stretch) for topic, stretch in stretches.items()}
-            flat = {(topic, each): count for topic, counts in rows.items() for each, count in counts.items()}
-            shares = _by_topic(share_out(flat, limits.rows))
-            stretches = {
-                topic: self._topics[topic].planner.cut_rows(stretch, rows[topic], shares.get(topic, {}))
-                for topic, stretch in stretches.items()
-            }
+            stretches = self._limited_in_rows(stretches, limits.rows, must_answer)
         return stretches
+
+    def _limited_in_rows(self, stretches: dict[str, Stretch], limit: int, must_answer: bool) -> dict[str, Stretch]:
+        rows = self._rows(stretches, must_answer)
+        flat = {(topic, each): count for topic, counts in rows.items() for each, count in counts.items()}
+        shares = _by_topic(share_out(flat, limit))
+        return self._asked(
+            rows,
+            lambda topic: self._topics[topic].planner.cut_rows(stretches[topic], rows[topic], shares.get(topic, {})),
+            must_answer,
+        )
 
     def _metrics(self, backlog: TopicOffsets) -> dict[str, Any]:
         """As Spark's Kafka connector names them; offsets are bytes here."""

@@ -64,8 +64,14 @@ class Resolver:
         found = self.first_at(partition, log, timestamp)
         if found is not None:
             return found.offset
+        return log.end if self._are_all_older(partition, log, timestamp) else log.start
+
+    def _are_all_older(self, partition: int, log: Log, timestamp: int) -> bool:
+        """Whether the last record is older than that; False while nsqd cannot tell."""
+        if log.end <= log.start:
+            return True
         last = self._topic_logs.record_number(log, partition, log.messages)
-        return log.end if last is not None and last.timestamp < timestamp else log.start
+        return last is not None and last.timestamp < timestamp
 
     def _positions(self, option: str, logs: Mapping[int, Log], given: str | ByPartition | ByTopic) -> Offsets:
         if isinstance(given, str):
@@ -107,7 +113,10 @@ class Resolver:
 
     def _offset_at(self, option: str, partition: int, log: Log, milliseconds: int) -> int:
         """Where the first record of that time or later begins; the end of the log when there is none."""
-        found = self.first_at(partition, log, milliseconds * _MILLISECOND)
+        timestamp = milliseconds * _MILLISECOND
+        found = self.first_at(partition, log, timestamp)
+        if found is None and not self._are_all_older(partition, log, timestamp):
+            raise LookupFailed(f"{log.nsqd}: cannot tell which record of partition {partition} is of {milliseconds}")
         if found is None and option.startswith("starting") and self._options.starting_strategy == ERROR:
             raise ConfigError(
                 f"{option}: nothing was published to partition {partition} of topic {self._options.topic!r} at or after"

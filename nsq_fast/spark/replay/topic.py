@@ -46,11 +46,11 @@ class TopicDriver:
     def begin(self, timeout: float) -> Offsets:
         """Where a new query begins. The channel is there then, and stands there. Raises ConfigError, NsqError."""
         check_redesigned(self._options, timeout)
-        logs = self._all_logs(timeout)
-        self._check_channel(logs)
+        self._check_channel(self._all_logs(timeout))
         resolver = Resolver(self._options, self._topic_logs)
-        starts = retried(lambda left: resolver.starting(logs, None), timeout)
-        for partition, log in logs.items():
+        # Leaders may move or die between two questions: they are asked for again then.
+        starts = retried(lambda left: resolver.starting(self._all_logs(left), None), timeout)
+        for partition, log in self._logs.items():
             self._move_channel(partition, log, starts[partition])
         return starts
 
