@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from nsq_fast.errors import NotRunning
 from nsq_fast.runtime import HubThread, OutsideWatch
 
+from .loop_wakeup import LoopWakeup
+
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ class LoopGate:
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._is_asking = False
         self._is_closed = False
+        self._wakeup = LoopWakeup(self.loop, self._make_calls)
         self._asked_at = 0.0
         self.is_used: Callable[[], bool] = lambda: False  # whether handlers run in the loop now
         self._watch = OutsideWatch(logger, f"the event loop of {name}", self._look)
@@ -49,6 +52,7 @@ class LoopGate:
     def close(self) -> None:
         """Nothing is to come any more."""
         self._watch.stop()
+        self._wakeup.close()
 
     def check_loop(self, call: str) -> None:
         """Raise NotRunning in another loop than its own."""
@@ -72,7 +76,7 @@ class LoopGate:
     def _ask(self) -> None:
         self._asked_at = monotonic()
         try:
-            self.loop.call_soon_threadsafe(self._make_calls)
+            self._wakeup.ring()
         except RuntimeError:  # the loop is closed
             self._loop_closed()
 
