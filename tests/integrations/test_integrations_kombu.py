@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,7 @@ from kombu.common import Broadcast
 from kombu.exceptions import ChannelError, ContentDisallowed, OperationalError
 
 import nsq_fast.integrations.celery  # noqa: F401  # which makes nsq:// known
+from nsq_fast.integrations.celery import channel as kombu_channel
 from nsq_fast.integrations.celery.names import nsq_name
 
 QUEUE = Queue("orders", Exchange("orders"), "orders")
@@ -148,6 +150,52 @@ def test_a_cancelled_consumer_takes_no_more_and_still_acknowledges(nsqd_process:
     assert client.look() == 1
     consumer.consume()
     assert client.bodies(2) == [1, 2]
+
+
+class BusyDeque(deque[Any]):
+    """One to which another thread appends while somebody goes through it."""
+
+    made: ClassVar[list[BusyDeque]] = []
+    meanwhile: ClassVar[list[Callable[[], object]]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made.append(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        for each in super().__iter__():
+            self._await_another()
+            yield each
+
+    def popleft(self) -> Any:
+        self._await_another()
+        return super().popleft()
+
+    def _await_another(self) -> None:
+        if self.meanwhile:
+            before = len(self)
+            self.meanwhile.pop()()
+            until(lambda: len(self) > before)
+
+
+def test_a_message_that_comes_while_another_queue_is_cancelled_harms_nobody(
+    nsqd_process: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kombu_channel, "deque", BusyDeque)
+    monkeypatch.setattr(BusyDeque, "made", [])
+    client, other = connect(f"nsq://{nsqd_process.address}"), connect(f"nsq://{nsqd_process.address}")
+    waiting = BusyDeque.made[0]
+    invoices = Queue("invoices", Exchange("invoices"), "invoices")
+    consumer = client.consume()
+    client.consume(invoices)
+    for number in range(3):
+        client.publish(number)
+    until(lambda: len(waiting) == 3)
+    BusyDeque.meanwhile.append(lambda: other.publish("in the middle", invoices))
+    consumer.cancel()
+    until(lambda: channel_of(str(nsqd_process.http), "orders")["depth"] == 3)
+    assert client.bodies(1) == ["in the middle"]
+    assert not BusyDeque.meanwhile
 
 
 def test_a_held_message_is_touched(nsqd_process: Any, connect: Any) -> None:
