@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -149,12 +150,21 @@ class _Running:
 
 
 class Turns:
-    """One client after the other on a server, each with a topic of its own."""
+    """One client after the other on a server, each with a topic of its own.
 
-    def __init__(self, settings: Settings, server: Server) -> None:
+    Args:
+        name: part of the names of the topics, for turns that go on at the same time.
+
+    Attributes:
+        began, ended: when the last client had warmed up, and when it reported, ``time.monotonic``.
+    """
+
+    def __init__(self, settings: Settings, server: Server, name: str = "") -> None:
         self._settings = settings
         self._server = server
+        self._name = name
         self._number = 0
+        self.began = self.ended = 0.0
 
     def calibrate(self, client: Client) -> int:
         """How many messages keep a client busy for the duration, found by a short round."""
@@ -175,8 +185,14 @@ class Turns:
 
     def take(self, client: Client, count: int) -> Round:
         """One round of one client. Raises ClientFailed."""
+        with self.prepared(client, count) as run:
+            return run()
+
+    @contextmanager
+    def prepared(self, client: Client, count: int) -> Iterator[Callable[[], Round]]:
+        """A topic with its messages, and what runs the client on it; that may be called in another thread."""
         with self._topic(count) as job:
-            return self._run(list(client.command), {**job, "variant": client.variant})
+            yield partial(self._run, list(client.command), {**job, "variant": client.variant})
 
     def syscalls(self, client: Client, count: int) -> float | None:
         """System calls a message: the difference between two runs of different length."""
@@ -192,7 +208,7 @@ class Turns:
     @contextmanager
     def _topic(self, count: int) -> Iterator[dict[str, Any]]:
         self._number += 1
-        topic = f"bench_{os.getpid()}_{self._number}"
+        topic = f"bench_{os.getpid()}{self._name}_{self._number}"
         settings, server = self._settings, self._server
         self._prepare(topic, count)
         job = {
@@ -275,8 +291,9 @@ class Turns:
                 continue
             event = msgspec.json.decode(line)
             if event.pop("event") == "started":
-                before = self._server.cpu_seconds()
+                self.began, before = time.monotonic(), self._server.cpu_seconds()
                 continue
+            self.ended = time.monotonic()
             after = self._server.cpu_seconds()
             used = after - before if after is not None and before is not None else None
             _wait(process)

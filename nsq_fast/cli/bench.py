@@ -22,6 +22,7 @@ from nsq_fast.names import Address
 from nsq_fast.runtime import Endpoint
 
 from . import console, options
+from .bench_scale import scale_command
 from .bench_show import compare_command, report_command
 from .security import Security, security_options
 
@@ -333,5 +334,5 @@ def _kept(todo: Sequence[Plan], unfit: Sequence[Plan], reason: str) -> list[Plan
 
 for _kind in _TAKEN:
     command.add_command(_measuring(_kind))
-for _other in (_codec, _suite, compare_command, report_command):
+for _other in (_codec, _suite, scale_command, compare_command, report_command):
     command.add_command(_other)
