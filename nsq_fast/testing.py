@@ -1,7 +1,8 @@
 """A pytest plugin for programs that use nsq_fast, and for nsq_fast itself.
 
 Fixtures:
-    nsq_broker    an embedded nsqd with an nsqlookupd, fresh for the test
+    nsq_broker    an embedded nsqd with an nsqlookupd, fresh for the test; the marker
+                  ``nsq_broker(preserve_order=True)`` gives it options of ``Broker``
     nsq_link      a factory of faulty links: TCP proxies that delay, split, stall and cut
 
 Nothing of gevent is imported before a fixture is used.
@@ -31,12 +32,19 @@ def __getattr__(name: str) -> Any:
     return FaultyLink
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell pytest of the marker."""
+    config.addinivalue_line("markers", "nsq_broker(**options): options of the Broker of the fixture nsq_broker")
+
+
 @pytest.fixture
-def nsq_broker() -> Iterator[Broker]:
+def nsq_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     """An embedded nsqd and nsqlookupd in this process, stopped after the test."""
     from .broker import Broker
 
-    with Broker() as broker:
+    marker = request.node.get_closest_marker("nsq_broker")
+    arguments, options = (marker.args, marker.kwargs) if marker is not None else ((), {})
+    with Broker(*arguments, **options) as broker:
         yield broker
 
 

@@ -54,6 +54,11 @@ def test_cut_and_refuse_close_connections(echo, nsq_link):
     assert link.connections == 2
 
 
+@pytest.mark.nsq_broker(nsqds=2, preserve_order=True)
+def test_the_broker_fixture_takes_options_from_its_marker(nsq_broker):
+    assert [server.nsqd.options.preserve_order for server in nsq_broker.nsqds] == [True, True]
+
+
 def test_the_broker_fixture_serves(nsq_broker):
     with socket.create_connection(nsq_broker.nsqd.tcp_address) as sock:
         sock.sendall(b"  V2PUB t\n\x00\x00\x00\x01x")

@@ -43,6 +43,7 @@ class Walk:
         self.options = NsqdOptions(
             data_path=None if path is None else str(path),
             mem_queue_size=rng.choice([0, 3, 10]),
+            preserve_order=rng.choice([False, False, True]),
             max_bytes_per_file=4096,
             sync_timeout=60.0,
         )
