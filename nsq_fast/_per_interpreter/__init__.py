@@ -3,7 +3,7 @@
 ``nsq_fast._codec`` and ``nsq_fast._frame`` are built twice from the same sources. The build beside the sources keeps
 its types and constants in variables of C: reading them costs nothing, and all interpreters of a process share them. So
 it is the main interpreter's. The build in this folder (``codec.c``, ``frame.c``) keeps them in the state of the module,
-of which each interpreter has one, and looks them up, which costs 15 to 18 % more instructions for a message. So each
+of which each interpreter has one, and looks them up: a message takes a fifth more instructions to decode. So each
 interpreter may have a lock of its own (PEP 684). More is in docs/internals.md.
 """
 
