@@ -28,6 +28,7 @@ def main(folder: Path) -> None:
     for source in PACKAGE.iterdir():
         if source.suffix in {".py", ".pyx", ".pxd", ".pxi"}:
             shutil.copy(source, package)
+    shutil.copytree(PACKAGE / "_per_interpreter", package / "_per_interpreter", ignore=shutil.ignore_patterns("*.so"))
     shutil.copy(HERE / "readers.pyx", folder)
     module(package / "_codec.pyx", folder)
     module(package / "_frame.pyx", folder, "-fsanitize-coverage=inline-8bit-counters,pc-table")
