@@ -187,17 +187,15 @@ cdef int _raise_frame_error(Py_ssize_t code, const unsigned char* frame, Py_ssiz
 cdef class FrameBuffer:
     """What both readers share: the layout in force, the partial frame, the error that poisoned them."""
 
-    def __cinit__(self):
-        self._ok = OK
-        self._heartbeat = HEARTBEAT
-        self._close_wait = CLOSE_WAIT
-
     @cython.critical_section
     def __init__(self, *, detail=False, ext=False, max_frame_size=DEFAULT_MAX_FRAME_SIZE, skip_oversized=False):
         self.detail = detail
         self.ext = ext
         self.max_frame_size = checked_int(max_frame_size, "max_frame_size", TYPE_SIZE, MAX_SIZE)
         self.skip_oversized = skip_oversized
+        self._ok = OK
+        self._heartbeat = HEARTBEAT
+        self._close_wait = CLOSE_WAIT
 
     def __dealloc__(self):
         PyMem_Free(self._frame)
