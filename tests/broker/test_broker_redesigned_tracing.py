@@ -183,13 +183,13 @@ def test_what_a_node_traces_ends_with_it_and_is_not_known_to_others() -> None:
         assert ask(leader.http_address, "POST", "/message/trace/enable?topic=t").status == 200
         assert ask(leader.http_address, "POST", "/message/trace/enable?topic=t&channel=c").status == 200
         channel = partition.channel("c")
-        assert (partition.is_traced, channel.trace.is_on) == (True, True)
+        assert (partition.trace.switches.is_on, channel.trace.is_on) == (True, True)
         cluster.move_leader("t", 0)
-        assert (partition.is_traced, channel.trace.is_on) == (False, False)
+        assert (partition.trace.switches.is_on, channel.trace.is_on) == (False, False)
         cluster.move_leader("t", 0)
-        assert (partition.is_traced, channel.trace.is_on) == (True, True)
+        assert (partition.trace.switches.is_on, channel.trace.is_on) == (True, True)
         cluster.restart_node(leader)
         until(lambda: len(partition.in_sync) == 2)
         if cluster.leader_of("t", 0) is not leader:
             cluster.move_leader("t", 0, leader)
-        assert (partition.is_traced, channel.trace.is_on) == (False, False)
+        assert (partition.trace.switches.is_on, channel.trace.is_on) == (False, False)

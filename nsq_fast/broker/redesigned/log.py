@@ -180,7 +180,8 @@ class PartitionLog:
             self._file.append(records)
         self._records += records
         self.end_offset = offset
-        self.has_traced |= trace_ids != 0
+        if trace_ids:
+            self.has_traced = True
         return records
 
     def copy(self, other: PartitionLog) -> None:
@@ -191,12 +192,13 @@ class PartitionLog:
             self._reset(other.first, other.start_offset, [])
             common = other.first
         missing = other.read(common, other.end - common)
-        if missing and self._file is not None:
+        if self._file is not None and missing:
             self._file.append(missing)
         self._records += missing
         self.end_offset = other.end_offset
         self.is_ext = other.is_ext
-        self.has_traced |= other.has_traced
+        if other.has_traced:
+            self.has_traced = True
 
     def truncate(self, sequence: int) -> None:
         """Drop the records from ``sequence`` on."""
@@ -210,7 +212,10 @@ class PartitionLog:
     def _common_end(self, other: PartitionLog) -> int:
         """The sequence up to which both have the same records, as far as both still have them."""
         begin, end = max(self.first, other.first), min(self.end, other.end)
-        while end > begin and not self._records[end - 1 - self.first].is_same(other._records[end - 1 - other.first]):
+        while end > begin:
+            mine, theirs = self._records[end - 1 - self.first], other._records[end - 1 - other.first]
+            if mine is theirs or mine.is_same(theirs):
+                break
             end -= 1
         return end
 

@@ -93,9 +93,7 @@ class Node(Host):
         if self.error is not None:
             self.error = None
             logger.warning("messages can be written again", extra=BROKER_WRITE_RECOVERED)
-        if partition.is_traced:
-            partition.trace.stored(records)
-        partition.published()
+        partition.published(records)
         return records
 
     def _disk_failed(self, error: OSError) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 from typing import Protocol
 
 from .channel import PartitionChannel
-from .log import File, PartitionLog
+from .log import File, PartitionLog, Record
 from .replication import Assignment, ReplicaSet
 from .tracing import DeliveryTrace, PublishTrace, TraceSwitches
 
@@ -185,11 +186,6 @@ class Partition:
         return 1 if self._is_kind else self.meta.replica // 2 + 1
 
     @property
-    def is_traced(self) -> bool:
-        """Whether any message that is published may be traced."""
-        return self.trace.switches.is_on or self.log.has_traced
-
-    @property
     def name(self) -> str:
         """Topic and number, as the server writes them."""
         return f"{self.topic}-{self.number}"
@@ -248,15 +244,18 @@ class Partition:
         for channel in self.channels.values():
             channel.trace.switches = self.trace.switches
 
-    def published(self) -> None:
+    def published(self, records: Sequence[Record]) -> None:
         """Let the channels know of new records, and the log forget old ones."""
+        log = self.log
+        if log.has_traced or self.trace.switches.is_on:
+            self.trace.stored(records)
         for channel in self.channels.values():
             channel.notify()
         if self.meta.sync_every:
             for node in self.in_sync:
                 self.set.replicas[node].log.sync(self.meta.sync_every)
-        if self.log.end - self.log.first > 2 * RETAINED_RECORDS:
-            done = min((channel.confirmed.position for channel in self.channels.values()), default=self.log.end)
+        if log.end - log.first > 2 * RETAINED_RECORDS:
+            done = min((channel.confirmed.position for channel in self.channels.values()), default=log.end)
             # Where the disk refuses it, the next publish tries again.
             with contextlib.suppress(OSError):
                 for replica in self.set.replicas.values():

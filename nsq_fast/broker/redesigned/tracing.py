@@ -42,12 +42,14 @@ class TraceSwitches:
         is_on: whether it traces the messages that are published.
         channels: names of those whose deliveries it traces.
         slow_channels: names of those where it logs a FIN that took long.
+        has_channels: whether there are any of either.
     """
 
     def __init__(self) -> None:
         self.is_on = False
         self.channels: set[str] = set()
         self.slow_channels: set[str] = set()
+        self.has_channels = False
 
     def switch(self, is_on: bool) -> None:
         """Trace what is published, or stop that."""
@@ -57,6 +59,7 @@ class TraceSwitches:
         """Trace the deliveries of a channel, or log its slow FINs, or stop that."""
         names = self.slow_channels if slow else self.channels
         (names.add if is_on else names.discard)(name)
+        self.has_channels = bool(self.channels or self.slow_channels)
 
 
 class PublishTrace:
@@ -106,7 +109,7 @@ class DeliveryTrace:
 
     def follows(self, log: PartitionLog) -> bool:
         """Whether anything of the messages of a log may have to be logged."""
-        return log.has_traced or self.is_on or self.follows_slow
+        return log.has_traced or self.switches.has_channels
 
     @property
     def is_on(self) -> bool:
