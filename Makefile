@@ -8,6 +8,7 @@
 #   make proof       what is promised for the redesigned NSQ, on a real cluster with every fault: needs etcd and its servers,
 #                    an hour; the report is left in build/proof                       ARGS="--bad-days-messages 50000"
 #   make soak        chaos for five minutes, or ARGS="--hours 8": is what is promised true?      SERVERS=DIR of an nsqd
+#                    then MESSAGES=100000000 through one client: does anything grow? A second start goes on where it was
 #   make bench       the compiled core, and a short comparison of clients                        SERVERS=DIR of an nsqd
 #   make bench-spark the source, the sink and the traces of Spark: needs a JRE                   SERVERS=DIR of an nsqd
 #   make check       ruff, mypy --strict, cython-lint, layering; `make lint`: ruff and cython-lint alone
@@ -26,6 +27,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+MESSAGES ?= 100000000
 JOBS ?= 2
 NSQ_FAST_SERVERS ?= $(HOME)/.cache/nsq-fast/servers
 SERVERS ?= $(wildcard $(abspath $(NSQ_FAST_SERVERS))/original)
@@ -40,7 +42,7 @@ BUILD_NEEDS := "setuptools>=77" "Cython>=3.3,<4"
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,21s/^#  *//p' Makefile
+	@sed -n '3,22s/^#  *//p' Makefile
 
 # A stamp says what has been done to the environment, so that a second run is instant. An installation compiles, too.
 VENV_STAMP := $(VENV)/.created
@@ -119,6 +121,7 @@ proof: $(DEV_STAMP) $(BUILD_STAMP)
 
 soak: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m nsq_fast soak $(if $(SERVERS),--servers $(SERVERS)) $(ARGS)
+	$(BIN)/python bench/endurance.py $(if $(SERVERS),--servers $(SERVERS)) --messages $(MESSAGES)
 	NSQ_FAST_FLAT_MESSAGES=5000000 $(BIN)/python -m pytest -s tests/threads/test_threads_flat.py
 
 bench: $(DEV_STAMP) $(BUILD_STAMP)

@@ -182,9 +182,10 @@ def explained(curve: Curve, cores: int) -> Iterator[str]:
             )
     limit, cost = limit_of(curve), knee.server_cpu_us
     if limit and cost:
+        cores_of = "a core of the nsqd" if curve.nsqds == 1 else f"a core of each of the {curve.nsqds} nsqds"
         yield (
-            f"nsqd spends {cost:.2f} µs of CPU on a message: with a core for each nsqd, "
-            f"{curve.nsqds} can give {limit:,.0f} messages/s, however many processes there are."
+            f"nsqd spends {cost:.2f} µs of CPU on a message, so that {cores_of} gives {limit:,.0f} messages/s; "
+            "with several topics at once an nsqd uses more than one core, where there are more."
         )
 
 

@@ -123,6 +123,33 @@ def test_linger_gathers_for_each_partition(lookup_producer: LookupProducers, lea
     assert [body for body in leaders[1].bodies if not body.startswith(b"any")] == [b"%d" % n for n in range(1, 30, 3)]
 
 
+def test_keys_of_bytes_and_of_text_take_the_same_short_way(
+    lookup_producer: LookupProducers, leaders: Leaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual publish skips what is checked already; ``_new`` is the way of all others."""
+    sender, _ = lookup_producer(topology(leaders))
+    sender.publish("t", b"first")
+    monkeypatch.setattr(sender, "_new", lambda *_: pytest.fail("the long way"))
+    for number in range(9):
+        sender.publish("t", b"text-%d" % number, key=str(number))
+        sender.publish("t", b"bytes-%d" % number, key=b"%d" % number)
+    found = placed(leaders)
+    for number in range(9):
+        expected = murmur3_partition(str(number), 3)
+        assert found[b"text-%d" % number] == found[b"bytes-%d" % number] == expected
+
+
+def test_a_key_that_the_strategy_cannot_take_is_refused_once_the_topic_is_known(
+    lookup_producer: LookupProducers, leaders: Leaders
+) -> None:
+    sender, _ = lookup_producer(topology(leaders), key_strategy="hashcode")
+    sender.publish("t", b"first", key="a")
+    with pytest.raises(TypeError, match="must be str or int, not bytes"):
+        sender.publish("t", b"x", key=b"a")
+    assert sender.publish("t", b"good", key="a") == b"OK"
+    assert sender.stats()["held"] == sender.stats()["pending"] == 0
+
+
 def test_without_lookup_a_redesigned_nsqd_takes_partitions_by_number(
     publish_nsqd: Nsqds, new_producer: Producers
 ) -> None:

@@ -128,7 +128,7 @@ class TopicRoute:
         count = self.partition_num
         if self.held is not None:
             return None
-        if partition is None and key.__class__ is str and count:
+        if partition is None and count and (key.__class__ is str or key.__class__ is bytes):
             return self.partitions.get(self._partition_of_key(key, count))
         if key is None and partition.__class__ is int and partition < count:
             return self.partitions.get(partition)
