@@ -61,7 +61,7 @@ Event().wait()
 """
 
 CONFIG = """
-global: {{scrape_interval: 100ms, scrape_timeout: 100ms, evaluation_interval: 200ms}}
+global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 200ms}}
 rule_files: ["{rules}"]
 scrape_configs:
   - job_name: nsq
@@ -83,7 +83,7 @@ def program() -> Iterator[tuple[subprocess.Popen[str], int]]:
 def ask(
     program: tuple[subprocess.Popen[str], int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], Any]]:
-    """Ask Prometheus, which has scraped the program a few times: ``ask("query?query=up")`` gives its data."""
+    """Ask Prometheus, which has what the program gave it a few times: ``ask("query?query=up")`` gives its data."""
     folder = tmp_path_factory.mktemp("prometheus")
     config, log = folder / "prometheus.yml", folder / "log"
     config.write_text(CONFIG.format(port=program[1], rules=EXAMPLES / "alerts.yml"))
@@ -104,7 +104,7 @@ def ask(
 
         def has_scraped() -> bool:
             with suppress(HTTPError):  # 503: it is still starting
-                return bool(get(f"query?query={quote('count_over_time(up[1m]) > 5')}")["result"])
+                return bool(get(f"query?query={quote('sum_over_time(up[1m]) > 2')}")["result"])
             return False
 
         until(has_scraped, 2 * WAIT, 0.1, log.read_text)

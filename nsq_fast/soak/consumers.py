@@ -140,7 +140,7 @@ class Consumers:
     def accounts(self) -> dict[str, Accounts]:
         """What the consumers say that they have finished and requeued."""
         totals = {name: consumer.stats().totals for name, consumer in self._consumers.items()}
-        return {name: Accounts(each.finished, each.requeued) for name, each in totals.items()}
+        return {name: Accounts(each.finished, each.requeued, each.answers_failed) for name, each in totals.items()}
 
     def close(self) -> None:
         """Close all, and see that it takes no longer than it may."""

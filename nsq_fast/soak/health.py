@@ -113,21 +113,32 @@ def growth(first: Resources, last: Resources) -> list[str]:
 
 
 class Accounts(NamedTuple):
-    """What was finished and requeued, as one side counts it."""
+    """What was finished and requeued, as one side counts it.
+
+    Attributes:
+        refused: of a consumer: responses that nsqd refused, which had taken the message back before they came.
+    """
 
     finished: int
     requeued: int
+    refused: int = 0
 
     def minus(self, other: Accounts) -> Accounts:
         """What came since ``other``."""
-        return Accounts(self.finished - other.finished, self.requeued - other.requeued)
+        return Accounts(self.finished - other.finished, self.requeued - other.requeued, self.refused - other.refused)
 
 
 def disagreements(client: Mapping[str, Accounts], servers: Mapping[str, Accounts]) -> list[str]:
     """Where a consumer's counts differ from those of its nsqds, over a time without faults; by consumer."""
     return [
-        f"{name}: counts {ours.finished:,} FIN and {ours.requeued:,} REQ, the nsqds {theirs.finished:,} and "
-        f"{theirs.requeued:,}"
+        f"{name}: counts {ours.finished:,} FIN and {ours.requeued:,} REQ, of which {ours.refused:,} were refused, "
+        f"the nsqds {theirs.finished:,} and {theirs.requeued:,}"
         for name, ours in client.items()
-        if ours != (theirs := servers.get(name, Accounts(0, 0)))
+        if not _agree(ours, theirs := servers.get(name, Accounts(0, 0)))
     ]
+
+
+def _agree(ours: Accounts, theirs: Accounts) -> bool:
+    """Whether each response that nsqd does not count is one that it refused: FIN, REQ or TOUCH."""
+    missing = ours.finished - theirs.finished, ours.requeued - theirs.requeued
+    return min(missing) >= 0 and sum(missing) <= ours.refused

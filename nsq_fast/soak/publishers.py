@@ -56,11 +56,13 @@ class Publishers:
 
     def record(self, numbers: Sequence[int], began: float, wait: Callable[[], object]) -> bool:
         """Wait for the outcome of a publish of these messages, and mark it; whether it was answered OK."""
+        outcome = "answered OK"
         try:
             wait()
         except NsqError as error:
+            outcome = f"{type(error).__name__}: {error}"
             if not hasattr(error, "possibly_stored") and type(error).__name__ not in ("NoNsqd", "NoLeader"):
-                self.surprises.append(f"a publish raised {type(error).__name__}: {error}")
+                self.surprises.append(f"a publish raised {outcome}")
             is_unknown = getattr(error, "possibly_stored", False)
             (self._ledger.mark_unknown if is_unknown else self._ledger.mark_refused)(numbers)
             is_stored = False
@@ -68,7 +70,7 @@ class Publishers:
             self._ledger.mark_stored(numbers)
             is_stored = True
         if (seconds := monotonic() - began) > PUBLISH_TIMEOUT + GRACE:
-            self.slow.append(f"a publish took {seconds:.1f} s, its limit is {PUBLISH_TIMEOUT:.0f} s")
+            self.slow.append(f"a publish took {seconds:.1f} s, its limit is {PUBLISH_TIMEOUT:.0f} s; {outcome}")
         return is_stored
 
     def stop(self) -> None:

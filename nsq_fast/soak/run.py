@@ -100,6 +100,8 @@ class Run:
     def go(self, stop: Event) -> Outcome:
         """Run until the schedule is over, or ``stop`` is set; then drain, check and close."""
         scene = self._scene
+        # Samples look at what this run makes. In a large process a look at everything keeps its greenlets waiting.
+        gc.freeze()
         self._began = monotonic()
         scene.start()
         watcher = spawn(self._watch)
@@ -113,6 +115,7 @@ class Run:
             watcher.kill()
             scene.consumers.close()
             scene.publishers.close()
+            gc.unfreeze()
         return self._outcome(stop.is_set())
 
     # The schedule

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket as plain_socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -94,12 +95,16 @@ def test_peer_that_takes_nothing_is_given_up(open_to: Open) -> None:
 def test_peer_that_takes_a_little_now_and_then_is_not_given_up(open_to: Open) -> None:
     def script(peer: Peer) -> None:
         peer.handshake()
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            peer.read(3 * MIB // 2)  # that much the system has room for again, so that it takes bytes
+            gevent.sleep(0.05)  # sleep: a peer that takes a little now and then
         while peer.recv():
-            gevent.sleep(0.002)  # sleep: a peer that takes a little now and then
+            pass
 
-    conn, owner = open_to(script, write_timeout=0.2)
-    conn.write(bytes(12 * MIB))
-    assert conn._outbox.drain(20)
+    conn, owner = open_to(script, write_timeout=1.0)  # less than it takes in all, and much more than between two
+    conn.write(bytes(64 * MIB))
+    assert conn._outbox.drain(WAIT)
     assert conn.is_open
     assert owner.ends == []
 

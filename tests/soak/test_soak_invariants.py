@@ -256,10 +256,17 @@ def test_a_consumer_that_counts_otherwise_than_the_servers_is_told() -> None:
     client = {"one": Accounts(10, 1), "two": Accounts(5, 0)}
     assert disagreements(client, dict(client)) == []
     assert disagreements(client, {**client, "two": Accounts(4, 0)}) == [
-        "two: counts 5 FIN and 0 REQ, the nsqds 4 and 0"
+        "two: counts 5 FIN and 0 REQ, of which 0 were refused, the nsqds 4 and 0"
     ]
     assert len(disagreements(client, {"one": Accounts(10, 1)})) == 1
-    assert Accounts(10, 4).minus(Accounts(3, 4)) == Accounts(7, 0)
+    assert Accounts(10, 4, 2).minus(Accounts(3, 4, 1)) == Accounts(7, 0, 1)
+
+
+def test_what_a_server_refused_it_does_not_count() -> None:
+    assert disagreements({"one": Accounts(10, 1, 2)}, {"one": Accounts(9, 0)}) == []
+    assert disagreements({"one": Accounts(10, 1, 2)}, {"one": Accounts(10, 1)}) == []  # it was a TOUCH
+    assert len(disagreements({"one": Accounts(10, 1, 2)}, {"one": Accounts(7, 1)})) == 1
+    assert len(disagreements({"one": Accounts(10, 1, 2)}, {"one": Accounts(11, 1)})) == 1
 
 
 @given(st.integers(0, 10**12))
