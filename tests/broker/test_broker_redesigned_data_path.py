@@ -109,8 +109,13 @@ def test_what_is_deleted_stays_so(tmp_path: Path) -> None:
 def test_a_topic_whose_nodes_are_not_there_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with start(tmp_path) as cluster:
         cluster.create_topic("t", 3, 1, channels=["ch"])
+        publish(cluster, "t", b"kept", partition=2)
     with start(tmp_path, nodes=2) as cluster:
         assert cluster.state.topics == {}
+        cluster.create_topic("u", channels=["ch"])
+    with start(tmp_path) as cluster:
+        assert set(cluster.state.topics) == {"t", "u"}
+        assert bodies(cluster, "t", 2) == [b"kept"]
     assert "topic t is left out: partition" in caplog.text
 
 

@@ -44,6 +44,7 @@ class DiskKeeper:
         self._is_silent = False
         self._is_failing = False
         self._saved_channels: dict[tuple[int, str, int], bytes] = {}
+        self._left_out: dict[str, StoredTopic] = {}
         self._loop: Greenlet[..., None] | None = None
 
     # --- what the state tells ----------------------------------------------------------------------------------------
@@ -82,6 +83,8 @@ class DiskKeeper:
             partitions = self._restored(name, topic)
             if partitions:
                 self._state.topics[name] = partitions
+            else:
+                self._left_out[name] = topic  # it is written down again: its nodes may be there the next time
         self._is_silent = False
         self._loop = spawn(self._run)
         self._loop.name = "cluster-keeper"
@@ -150,7 +153,7 @@ class DiskKeeper:
 
     def _save_decisions(self) -> None:
         self._version += 1
-        topics = {
+        topics = self._left_out | {
             name: StoredTopic(dataclasses.asdict(partitions[0].meta), [self._stored(each) for each in partitions])
             for name, partitions in self._state.topics.items()
             if partitions
