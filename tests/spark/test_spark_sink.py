@@ -397,14 +397,15 @@ def test_a_stream_that_is_killed_loses_nothing_and_repeats_one_batch(
     driver.kill()
     driver.start()
     driver.wait()
-    commits = (tmp_path / "checkpoint-stream-keyed" / "commits").glob("[0-9]*")
-    last = max(commits, key=lambda path: int(path.name))
+    commits = {topic: tmp_path / f"checkpoint-{topic}" / "commits" for topic in sinks}
+    last = max(commits["stream-keyed"].glob("[0-9]*"), key=lambda path: int(path.name))
     for path in (last, last.with_name(f".{last.name}.crc")):  # as a driver leaves it that is killed just before
         path.unlink()
     driver.start()
     driver.wait()
     account(numbered(files * size), taken(broker.nsqd.tcp, "stream", files * size)).check(duplicates=size)
     assert size <= check_keys(cluster, "stream-keyed", numbered(files * size)) <= 2 * size  # of the killed batch, too
-    for each in reports.values():
+    for topic, each in reports.items():
         batches = {path.name.split("-")[1] for path in each.glob("batch-*.json")}
-        assert batches == {str(number) for number in range(files)}
+        assert batches == {path.name for path in commits[topic].glob("[0-9]*")}
+        assert len(batches) in {files - 1, files}  # killed between two steps of planning, Spark gives a batch two files
