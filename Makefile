@@ -28,7 +28,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 MESSAGES ?= 100000000
-JOBS ?= 2
+JOBS ?= 4
 NSQ_FAST_SERVERS ?= $(HOME)/.cache/nsq-fast/servers
 SERVERS ?= $(wildcard $(abspath $(NSQ_FAST_SERVERS))/original)
 
@@ -94,7 +94,8 @@ demo-spark: $(SPARK_STAMP) $(BUILD_STAMP)
 	@java -version >/dev/null 2>&1 || { echo "no Java: install a JRE 17 or newer (Debian: openjdk-17-jre-headless)" >&2; exit 1; }
 	@$(BIN)/nsq-fast demo $(ARGS)
 
-# Half of the time of the tests is waiting, for JVMs and deadlines. Those of a file share servers, so they stay together.
+# Half of the time of the tests is waiting, for JVMs and deadlines, so that two processors serve four of them. Those of
+# a file share servers, so they stay together.
 SIDE_BY_SIDE = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
 test: $(DEV_STAMP) $(BUILD_STAMP)
@@ -104,7 +105,6 @@ test: $(DEV_STAMP) $(BUILD_STAMP)
 QUICK = tests/test_*.py tests/core tests/protocol tests/runtime tests/gnsq \
   -m "round_trip or not (slow or real or fork or flat or kill)"
 
-quick: JOBS = 4 # these wait more than they compute, so that two processors can serve four
 quick: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) $(QUICK) $(ARGS)
 
