@@ -74,6 +74,7 @@ class Channel(Queues):
             "backend_depth": len(self.disk),
             "in_flight_count": len(self.in_flight),
             "deferred_count": len(self.deferred),
+            "ready_count": 0,  # of a consumer that is ready nobody knows what it gets while the channel is emptied
         }
 
     def put_all(self, numbers: list[int], *, are_ordered: bool) -> None:
@@ -134,7 +135,8 @@ class Walk:
         found = {"": {name: topic[name] for name in ("depth", "backend_depth")}}
         for channel in topic["channels"] or ():
             names = ("depth", "backend_depth", "in_flight_count", "deferred_count")
-            found[channel["channel_name"]] = {name: channel[name] for name in names}
+            ready = sum(client["ready_count"] for client in channel["clients"] or ())
+            found[channel["channel_name"]] = {**{name: channel[name] for name in names}, "ready_count": ready}
         return found
 
     def expected(self) -> dict[str, dict[str, int]]:

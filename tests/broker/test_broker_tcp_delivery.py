@@ -255,10 +255,14 @@ def test_emptied_channel_forgets_what_waits_and_what_is_in_flight(start_nsqd: An
     pub_many(publisher, "t", [b"a", b"b", b"c"])
     publisher.command(b"DPUB t 60000\n\0\0\0\1d")
     [frame] = receive(consumer, 1)
+    # A consumer that is ready may get one more while nsqd empties: nsqio/nsq: nsqd/channel.go, Empty.
+    consumer.send(b"RDY 0\n")
+    until(lambda: channel_stats(server, "t", "c")["clients"][0]["ready_count"] == 0)
     until(lambda: channel_stats(server, "t", "c")["deferred_count"] == 1)
     ask(server.http_address, "POST", "/channel/empty?topic=t&channel=c")
     stats = channel_stats(server, "t", "c")
     assert (stats["depth"], stats["in_flight_count"], stats["deferred_count"]) == (0, 0, 0)
+    consumer.send(b"RDY 1\n")
     publisher.publish("t", b"new")
     assert receive(consumer, 1)[0].body == b"new"
     consumer.send(b"FIN " + frame.id + b"\n")
