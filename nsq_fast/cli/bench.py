@@ -222,7 +222,7 @@ def _run(
             )
             for plan in together
         ]
-        for plan, scenario in zip(together, run_scenarios(tasks, _progress, syscalls, patience), strict=True):
+        for plan, scenario in zip(together, run_scenarios(tasks, console.progress, syscalls, patience), strict=True):
             run.scenarios.append(scenario)
             _show(scenario, plan.title, run.about.cores)
         if target:
@@ -232,10 +232,6 @@ def _run(
 
 def _versions(clients: Sequence[Client]) -> dict[str, str]:
     return {client.name: client.version for client in clients if client.version and not client.variant}
-
-
-def _progress(line: str) -> None:
-    click.echo(line, err=True)
 
 
 def _show(scenario: Scenario, title: str, cores: int) -> None:

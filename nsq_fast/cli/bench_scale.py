@@ -65,15 +65,11 @@ def scale_command(
     curves = []
     for kind in kinds or _KINDS:
         settings = settings_of(kind, connections, size, duration)
-        curve = measure(kind, settings, sorted(set(processes)), nsqds, client, source, _progress)
+        curve = measure(kind, settings, sorted(set(processes)), nsqds, client, source, console.progress)
         curves.append(curve)
     run = ScaleRun(about=about({}), curves=curves)
     _show(run)
     _write(run, target, html_file, svg_folder)
-
-
-def _progress(line: str) -> None:
-    click.echo(line, err=True)
 
 
 def _show(run: ScaleRun) -> None:

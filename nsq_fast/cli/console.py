@@ -27,6 +27,11 @@ def output() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
 
 
+def progress(line: str) -> None:
+    """Say on stderr how far a command is."""
+    click.echo(line, err=True)
+
+
 class _ToStderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(f"{record.levelname.lower()}: {record.getMessage()}", err=True)

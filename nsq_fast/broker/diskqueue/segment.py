@@ -15,6 +15,19 @@ BAD_SUFFIX = ".bad"
 """Added to the name under which a damaged file is kept, as the original does (nsqio/go-diskqueue: handleReadError)."""
 
 
+def write_behind(fd: int, size: int, data: bytes) -> None:
+    """Add bytes to a file behind its first ``size`` ones: all, or none when it raises OSError."""
+    written = 0
+    try:
+        while written < len(data):
+            written += os.pwrite(fd, data[written:] if written else data, size + written)
+    except OSError:
+        # Should this fail as well, the next write covers what was written of this one.
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, size)
+        raise
+
+
 class Segment:
     """One file of the log; without a path a file that has no name and goes with the process.
 
@@ -42,15 +55,7 @@ class Segment:
 
     def write(self, data: bytes) -> None:
         """Add bytes at the end: all, or none when it raises OSError."""
-        written = 0
-        try:
-            while written < len(data):
-                written += os.pwrite(self.fd, data[written:] if written else data, self.size + written)
-        except OSError:
-            # Should this fail as well, the next write covers what was written of this one.
-            with contextlib.suppress(OSError):
-                os.ftruncate(self.fd, self.size)
-            raise
+        write_behind(self.fd, self.size, data)
         self.size += len(data)
 
     @property

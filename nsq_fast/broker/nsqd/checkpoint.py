@@ -16,7 +16,7 @@ from nsq_fast.broker.message import Message
 from nsq_fast.log_events import BROKER_DATA_DAMAGED
 
 from .channel import Channel
-from .gaps import Gap
+from .gaps import Gap, ranges_of
 from .topic import Topic
 
 logger = logging.getLogger("nsq_fast.broker.nsqd.checkpoint")
@@ -89,18 +89,7 @@ def _channel_checkpoint(channel: Channel, end: int) -> ChannelCheckpoint:
         else:
             fresh.append(message.sequence)
     next = unread.pop()[0] if unread and unread[-1][1] == end else end
-    return ChannelCheckpoint(next, sorted([*_ranges(sorted(fresh)), *unread]), tried)
-
-
-def _ranges(numbers: list[int]) -> list[tuple[int, int]]:
-    """Sorted numbers as ranges of (first, one after the last)."""
-    ranges: list[tuple[int, int]] = []
-    for number in numbers:
-        if ranges and ranges[-1][1] == number:
-            ranges[-1] = (ranges[-1][0], number + 1)
-        else:
-            ranges.append((number, number + 1))
-    return ranges
+    return ChannelCheckpoint(next, sorted([*ranges_of(fresh), *unread]), tried)
 
 
 def restore(topic: Topic, checkpoint: Checkpoint | None) -> None:
@@ -173,4 +162,4 @@ def _fresh(log: SegmentLog, checkpoint: ChannelCheckpoint, delivered: set[int]) 
     unsure = {number for number in log.inexact_numbers() if number < checkpoint.next} - delivered
     if not unsure:
         return checkpoint.fresh
-    return _ranges(sorted(unsure.union(*(range(first, end) for first, end in checkpoint.fresh))))
+    return ranges_of(unsure.union(*(range(first, end) for first, end in checkpoint.fresh)))

@@ -1,10 +1,10 @@
-"""Ranges of a log that one of its readers leaves out. No I/O."""
+"""Ranges of numbers: those of a log that one of its readers leaves out. No I/O."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from nsq_fast.broker.diskqueue.segments import Position
@@ -93,3 +93,14 @@ class Gaps:
         """Forget all of them."""
         self._gaps.clear()
         self.records = 0
+
+
+def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Numbers as ranges of (first, one after the last)."""
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if ranges and ranges[-1][1] == number:
+            ranges[-1] = (ranges[-1][0], number + 1)
+        else:
+            ranges.append((number, number + 1))
+    return ranges

@@ -109,11 +109,7 @@ class Balancer:
         return next_move(placements, reachable, self._state.leaving & reachable)
 
     def _carry_out(self, move: Move) -> None:
-        moves = self._coordinator.moves
-        if move.is_leader:
-            moves.move_leader(move.topic, move.number, move.target, move.origin)
-        else:
-            moves.move_replica(move.topic, move.number, move.origin, move.target)
+        self._coordinator.moves.move(move.topic, move.number, move.origin, move.target, is_leader=move.is_leader)
 
     def _loads(self) -> dict[tuple[str, int], int]:
         """The bytes that were published to each partition since the last call."""

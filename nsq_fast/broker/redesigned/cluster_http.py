@@ -109,11 +109,9 @@ class ClusterRoutes:
         with refusing(request):
             self._coordinator.require_stable()
             is_leader = request.get("move_leader") == "true"
-            self._coordinator.moves.check(topic, number, origin, target, is_leader=is_leader)
-            if is_leader:
-                self._coordinator.moves.move_leader(topic, number, target or None, origin)
-            else:
-                self._coordinator.moves.move_replica(topic, number, origin, target)
+            if is_leader:  # the move of a replica checks itself
+                self._coordinator.moves.check(topic, number, origin, target, is_leader=True)
+            self._coordinator.moves.move(topic, number, origin, target, is_leader=is_leader)
 
     def _move_leader(self, request: Request) -> None:
         with refusing(request):

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import msgspec
 from gevent import Greenlet, sleep, spawn
 
+from nsq_fast.broker.nsqd.gaps import ranges_of
 from nsq_fast.log_events import BROKER_METADATA_INVALID, BROKER_WRITE_FAILED, BROKER_WRITE_RECOVERED
 
 from .channel import PartitionChannel
@@ -17,7 +17,7 @@ from .log import File, PartitionLog
 from .options import ClusterOptions
 from .replication import Assignment
 from .state import ClusterState, KeepsNothing, Partition, TopicMeta
-from .store import ClusterStore, StoredChannel, StoredCluster, StoredPartition, StoredTopic, ranges
+from .store import ClusterStore, StoredChannel, StoredCluster, StoredPartition, StoredTopic
 
 logger = logging.getLogger("nsq_fast.broker.redesigned.keeper")
 
@@ -43,7 +43,7 @@ class DiskKeeper:
         self._is_saved = True
         self._is_silent = False
         self._is_failing = False
-        self._saved_channels: dict[tuple[int, str, int], bytes] = {}
+        self._saved_channels: dict[tuple[int, str, int], dict[str, StoredChannel]] = {}
         self._left_out: dict[str, StoredTopic] = {}
         self._loop: Greenlet[..., None] | None = None
 
@@ -176,7 +176,7 @@ class DiskKeeper:
         channels = {
             name: StoredChannel(
                 channel.confirmed.position,
-                ranges(channel.confirmed.ahead),
+                ranges_of(channel.confirmed.ahead),
                 channel.is_ordered,
                 channel.is_paused,
                 channel.is_skipped,
@@ -184,12 +184,11 @@ class DiskKeeper:
             for name, channel in partition.channels.items()
             if not channel.is_ephemeral
         }
-        content = msgspec.json.encode(channels)
         for node in map(self._number, partition.in_sync):
             key = (node, partition.topic, partition.number)
-            if self._saved_channels.get(key) != content:
+            if self._saved_channels.get(key) != channels:
                 self._store.save_channels(*key, channels)
-                self._saved_channels[key] = content
+                self._saved_channels[key] = channels
 
     def _number(self, node: str) -> int:
         return self._state.node_ids.index(node)

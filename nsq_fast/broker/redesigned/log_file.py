@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nsq_fast.broker.diskqueue.files import replace_file
-from nsq_fast.broker.diskqueue.segment import BAD_SUFFIX
+from nsq_fast.broker.diskqueue.segment import BAD_SUFFIX, write_behind
 from nsq_fast.log_events import BROKER_DATA_DAMAGED, BROKER_FILE_IGNORED
 
 from .log import NO_EXT, Loaded, Record
@@ -65,11 +65,7 @@ class LogFile:
         """Write records behind the others; they survive the process when this returns, however it ends."""
         fd = self._open(records[0])
         data = b"".join(_encode(record) for record in records)
-        try:
-            _write_all(fd, data, self._size)
-        except OSError:
-            os.ftruncate(fd, self._size)
-            raise
+        write_behind(fd, self._size, data)
         self._size += len(data)
         self.unsynced += len(records)
 
@@ -203,10 +199,3 @@ def _split(tail: bytes) -> tuple[bytes, bytes]:
         return NO_EXT, tail[1:]
     end = _EXT_HEAD.size + _EXT_HEAD.unpack_from(tail)[1]
     return tail[:end], tail[end:]
-
-
-def _write_all(fd: int, data: bytes, at: int) -> None:
-    left = memoryview(data)
-    while left:
-        written = os.pwrite(fd, left, at)
-        left, at = left[written:], at + written

@@ -111,6 +111,13 @@ class Moves:
         if is_elsewhere and not partition.meta.may_share_nodes:
             raise ClusterError("destination node is excluded for topic")
 
+    def move(self, topic: str, number: int, origin: str, to: str, *, is_leader: bool) -> None:
+        """Move the leadership of a partition, or a replica that does not lead. Raises ClusterError."""
+        if is_leader:
+            self.move_leader(topic, number, to, origin)
+        else:
+            self.move_replica(topic, number, origin, to)
+
     def move_replica(self, topic: str, number: int, origin: str, to: str) -> None:
         """Let a node have what another one, which does not lead, has of a partition. Raises ClusterError."""
         self.check(topic, number, origin, to, is_leader=False)

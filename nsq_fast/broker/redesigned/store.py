@@ -131,17 +131,6 @@ class ClusterStore:
         return _read(self._folder(node, topic) / f"{number}.channels", dict[str, StoredChannel]) or {}
 
 
-def ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Numbers as ranges of (first, one after the last)."""
-    found: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if found and found[-1][1] == number:
-            found[-1] = (found[-1][0], number + 1)
-        else:
-            found.append((number, number + 1))
-    return found
-
-
 def _encode(content: object) -> bytes:
     text = msgspec.json.encode(content)
     return b"%b\n%08x\n" % (text, zlib.crc32(text))
