@@ -13,7 +13,6 @@ milliseconds, because gnsq programs pass them by these names).
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeVar
@@ -112,6 +111,8 @@ def refuse_unknown(options: Mapping[str, Any], known: frozenset[str]) -> None:
     """Raise ConfigError if ``options`` has a name that is not in ``known``."""
     for name in options:
         if name not in known:
+            import difflib
+
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"unknown option {name!r}{hint}")

@@ -436,8 +436,13 @@ def run_python(code: str) -> str:
 
 def loaded_after(statement: str) -> set[str]:
     """The top-level modules in a fresh interpreter that the statement added."""
+    return {name.partition(".")[0] for name in modules_after(statement)}
+
+
+def modules_after(statement: str) -> set[str]:
+    """All modules in a fresh interpreter that the statement added."""
     code = f"import sys; before = set(sys.modules)\n{statement}\nprint(*sorted(set(sys.modules) - before))"
-    return {name.partition(".")[0] for name in run_python(code).split()}
+    return set(run_python(code).split())
 
 
 PURE_MODULES = [
@@ -463,6 +468,23 @@ def test_importing_the_pure_part_never_imports_gevent_or_a_socket(module: str) -
         "click",
     }
     assert loaded_after(f"import {module}") & heavy == set()
+
+
+def test_the_package_alone_imports_next_to_nothing_of_its_own() -> None:
+    ours = {name for name in modules_after("import nsq_fast") if name.startswith("nsq_fast")}
+    always = {"nsq_fast", "nsq_fast._lazy", "nsq_fast._per_interpreter", "nsq_fast._version"}
+    assert always <= ours <= always | {"nsq_fast._built"}
+
+
+# HTTP, TLS, compression, signals, threads, a misspelt option: what a client may have, and most have not.
+LOADED_WHEN_USED = {
+    "asyncio", "blinker", "cramjam", "difflib", "email", "geventhttpclient", "gevent.pool", "gevent.ssl", "hashlib",
+    "http", "logging.handlers", "lz4", "nsq_fast.runtime.crossing", "secrets", "snappy", "ssl", "urllib.request",
+}  # fmt: skip
+
+
+def test_what_not_every_client_needs_is_imported_when_it_is_used() -> None:
+    assert modules_after("from nsq_fast import Consumer, Producer") & LOADED_WHEN_USED == set()
 
 
 def test_the_library_patches_nothing() -> None:

@@ -11,9 +11,6 @@ import zlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-import lz4.block  # type: ignore[import-untyped]
-import snappy  # type: ignore[import-untyped]
-
 # youzan/go-nsq: compress.go, NSQ_CLIENT_COMPRESS_HEADER_KEY, CompressDecodec_GZIP and the others; message.go, where a
 # consumer takes both headers as strings.
 CODEC_HEADER = "nsq.client.compress"
@@ -33,10 +30,14 @@ def _gzip(body: bytes) -> bytes:
 
 
 def _snappy(body: bytes) -> bytes:
+    import snappy  # type: ignore[import-untyped]
+
     return bytes(snappy.compress(body))
 
 
 def _lz4(body: bytes) -> bytes:
+    import lz4.block  # type: ignore[import-untyped]
+
     return bytes(lz4.block.compress(body, store_size=False))
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
-import blinker
 from gevent import getcurrent
 
 from nsq_fast.log_events import RECEIVER_FAILED
+
+if TYPE_CHECKING:
+    import blinker
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,8 @@ class LazySignal:
     def __get__(self, instance: object | None, owner: type) -> LazySignal | blinker.Signal:
         if instance is None:
             return self
+        import blinker
+
         signal = blinker.Signal(doc=self.__doc__)
         instance.__dict__[self._name] = signal  # found before this descriptor from now on
         return signal

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import time as clocks
 from collections.abc import Callable, Iterable, Iterator
-from logging.handlers import RotatingFileHandler
-from typing import Annotated, Any, Literal, TypeAlias
+from random import SystemRandom
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -25,6 +24,9 @@ from nsq_fast._codec import Message, TracedReply
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import TRACE_CONSUMED, TRACE_PUBLISHED, TRACE_RECEIVED
 from nsq_fast.names import Address, check_topic
+
+if TYPE_CHECKING:
+    from logging.handlers import RotatingFileHandler
 
 LOGGER_NAME = "nsq_fast.trace"
 DEFAULT_MAX_BYTES = 64 * 1024 * 1024
@@ -315,6 +317,8 @@ def log_to_file(
 
     Returns the handler: give it to ``logger.removeHandler`` and close it to stop. Processes must not share a path.
     """
+    from logging.handlers import RotatingFileHandler
+
     handler = RotatingFileHandler(path, maxBytes=max_bytes, backupCount=backups, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.addHandler(handler)
@@ -357,7 +361,7 @@ class _TraceIds:
 
     def draw(self) -> None:
         """Begin anew with another prefix, as a forked process must."""
-        first = (1 + secrets.randbelow(2**_PREFIX_BITS - 1)) << _COUNTER_BITS
+        first = (1 + SystemRandom().randrange(2**_PREFIX_BITS - 1)) << _COUNTER_BITS
         self._left = iter(range(first, first + 2**_COUNTER_BITS))
 
     def next(self) -> int:

@@ -10,9 +10,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 
-import lz4.block  # type: ignore[import-untyped]
-import snappy  # type: ignore[import-untyped]
-
 from nsq_fast._codec import Message
 from nsq_fast.errors import BodyInvalid, NsqError
 from nsq_fast.protocol.compression import CODEC_HEADER, GZIP, LZ4, SIZE_HEADER, SNAPPY
@@ -70,6 +67,8 @@ def _unsnappy(body: bytes, size: int) -> bytes:
     claimed = _varint(body)
     if claimed != size:  # what the library would take memory for
         raise BodyInvalid(f"the snappy body has {claimed} bytes, its header {SIZE_HEADER} says {size}")
+    import snappy  # type: ignore[import-untyped]
+
     return bytes(snappy.uncompress(body))
 
 
@@ -83,6 +82,8 @@ def _varint(data: bytes) -> int:
 
 
 def _unlz4(body: bytes, size: int) -> bytes:
+    import lz4.block  # type: ignore[import-untyped]
+
     return bytes(lz4.block.decompress(body, uncompressed_size=size))
 
 

@@ -1,6 +1,8 @@
 """HTTP requests to nsqd and nsqlookupd on gevent sockets, safe against servers that misbehave.
 
-The parser is geventhttpclient's. The sockets are handled here, because a
+The parser is geventhttpclient's, see ``http_response``, and imported for the first
+client that is made: with all that it imports it takes longer than the rest of the
+runtime. The sockets are handled here, because a
 peer that is broken or hostile must cost neither the process nor other
 requests anything: one limit of time for all of a request from the name
 look-up to the last byte, limits on the size of headers and body, a turn for
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 from weakref import WeakSet
 
@@ -21,24 +23,22 @@ from gevent import Timeout, get_hub, sleep
 from gevent.hub import Hub
 from gevent.socket import IPPROTO_TCP, TCP_NODELAY, create_connection
 from gevent.socket import socket as Socket
-from geventhttpclient.response import HTTPParseError, HTTPResponse
 
 from nsq_fast._version import __version__
-from nsq_fast.errors import ConfigError, HttpError
+from nsq_fast.errors import ConfigError, HttpError, RemoteProtocolError
 from nsq_fast.names import Address, check_resolvable, parse_address
 from nsq_fast.protocol.topology import error_text
 from nsq_fast.runtime.fork import drop_socket, end_copy, tell_forks
 
 from .tls import client_context, server_hostname, wrap_socket
 
-_PORTS = "an nsqd has HTTP at port 4151 and TCP at 4150, an nsqlookupd at 4161 and 4160"
+if TYPE_CHECKING:
+    from .http_response import Response
+
 DEFAULT_TIMEOUT = 10.0
 MAX_REPLY_SIZE = 64 * 1024 * 1024
-_MAX_HEADER_SIZE = 64 * 1024
 _READ_SIZE = 16 * 1024  # the parser calls back for each chunk of a reply: larger reads would hold up the hub
 _MAX_IDLE = 8
-# Bytes on the wire for one byte of a body at most: a chunk of a single byte has a size and two line ends around it.
-_MOST_FRAMING = 8
 
 
 class Endpoint(NamedTuple):
@@ -101,6 +101,8 @@ class HttpClient:
         tls_options: Any = None,
         max_reply_size: int = MAX_REPLY_SIZE,
     ) -> None:
+        from .http_response import Response
+
         self.endpoint = endpoint
         self.timeout = timeout
         self.max_reply_size = max_reply_size
@@ -108,6 +110,7 @@ class HttpClient:
         self._headers = _header_lines(fixed)
         self._context = client_context(tls_options) if endpoint.scheme == "https" else None
         self._server_hostname = server_hostname(tls_options, endpoint.address.host)
+        self._new_response = Response
         self._idle: list[tuple[Hub, Socket]] = []
         self._sockets: WeakSet[Socket] = WeakSet()
         tell_forks(self)
@@ -142,10 +145,8 @@ class HttpClient:
             if error is not expired:
                 raise
             raise self._no_reply(target, f"no reply within {limit:g} s") from None
-        except _BadReply as error:
+        except RemoteProtocolError as error:
             raise self._no_reply(target, str(error)) from error
-        except HTTPParseError as error:
-            raise self._no_reply(target, f"the answer is no HTTP ({error.args[0]}); {_PORTS}") from error
         except (OSError, UnicodeError) as error:
             end_copy()
             raise self._no_reply(target, f"{type(error).__name__}: {error}") from error
@@ -174,7 +175,7 @@ class HttpClient:
     def _no_reply(self, target: str, reason: str) -> HttpError:
         return HttpError(f"{self.endpoint}{target}", None, reason)
 
-    def _exchange(self, head: str, body: bytes, max_reply_size: int) -> _Response:
+    def _exchange(self, head: str, body: bytes, max_reply_size: int) -> Response:
         head = f"{head}Content-Length: {len(body)}\r\n\r\n"
         sock = self._idle_socket() or self._connect()
         keep = False
@@ -215,53 +216,15 @@ class HttpClient:
             sock.close()
             raise
 
-    def _receive(self, sock: Socket, max_reply_size: int) -> _Response:
-        response = _Response(max_reply_size)
+    def _receive(self, sock: Socket, max_reply_size: int) -> Response:
+        response = self._new_response(max_reply_size)
         while not response.is_done:
             data = sock.recv(_READ_SIZE)
             response.feed(data)
             if not data and not response.is_done:
-                raise _BadReply("the connection closed within the reply")
+                raise RemoteProtocolError("the connection closed within the reply")
             sleep(0)
         return response
-
-
-class _BadReply(Exception):
-    """The reply breaks a limit, or ends early."""
-
-
-class _Response(HTTPResponse):
-    """One reply, of limited size."""
-
-    def __init__(self, max_size: int) -> None:
-        super().__init__()
-        self.body = bytearray()
-        self._max_size = max_size
-        self._head_size = 0
-        self._size = 0
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the reply is complete; an interim one (1xx) is not the reply."""
-        return bool(self.message_complete and self.get_code() >= 200)
-
-    def feed(self, data: str | bytes) -> None:
-        self._size += len(data)
-        if not self._has_head():
-            self._head_size += len(data)
-        super().feed(data)
-        if not self._has_head() and self._head_size > _MAX_HEADER_SIZE:
-            raise _BadReply(f"headers of more than {_MAX_HEADER_SIZE} bytes")
-        if len(self.body) > self._max_size:
-            raise _BadReply(f"a reply of more than {self._max_size} bytes")
-        if self._size > 2 * _MAX_HEADER_SIZE + _MOST_FRAMING * len(self.body):
-            raise _BadReply(f"more than {_MAX_HEADER_SIZE} bytes of trailers or of chunk sizes")
-
-    def _has_head(self) -> bool:
-        return self.headers_complete and self.get_code() >= 200
-
-    def _on_body(self, buf: bytearray) -> None:
-        self.body += buf
 
 
 def _target(path: str, query: Mapping[str, Any] | None) -> str:

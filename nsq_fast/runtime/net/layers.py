@@ -1,4 +1,4 @@
-"""What the handshake puts between the socket and the frames: TLS, snappy, deflate.
+"""What the handshake puts between the socket and the frames: snappy, deflate, and TLS (``tls_layer``).
 
 A layer transforms bytes and does no I/O: ``encode`` what goes out, ``feed``
 what came in, ``read`` what that amounts to, a bounded piece at a time, so that
@@ -10,13 +10,7 @@ from __future__ import annotations
 import zlib
 from typing import Protocol
 
-import snappy  # type: ignore[import-untyped]
-from gevent.ssl import MemoryBIO, SSLError, SSLWantReadError, SSLZeroReturnError
-
-from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import RemoteProtocolError
-
-from .tls import client_context, server_hostname
 
 # Largest piece that TLS and deflate return from one read.
 PIECE_SIZE = 64 * 1024
@@ -40,55 +34,9 @@ class Layer(Protocol):
         """The next decoded piece; ``b""`` when more must be fed first. Raises RemoteProtocolError."""
 
 
-def make_layer(kind: str, config: ConnectionConfig, host: str) -> Layer:
-    """The layer for an upgrade of the session."""
-    if kind == "tls":
-        return TlsLayer(config, host)
-    return SnappyLayer() if kind == "snappy" else DeflateLayer(config.deflate_level)
-
-
-class TlsLayer:
-    """TLS over memory buffers."""
-
-    def __init__(self, config: ConnectionConfig, host: str) -> None:
-        self.is_ended = False
-        self._incoming = MemoryBIO()
-        self._outgoing = MemoryBIO()
-        self._tls = client_context(config.tls_options).wrap_bio(
-            self._incoming, self._outgoing, server_hostname=server_hostname(config.tls_options, host)
-        )
-
-    def try_handshake(self) -> bool:
-        """Go as far as what was fed allows; whether the handshake is done. Raises SSLError."""
-        try:
-            self._tls.do_handshake()
-        except SSLWantReadError:
-            return False
-        return True
-
-    def take_outgoing(self) -> bytes:
-        """What TLS itself wants to send."""
-        return self._outgoing.read()
-
-    def encode(self, data: bytes) -> bytes:
-        view = memoryview(data)
-        while view:
-            view = view[self._tls.write(view) :]
-        return self._outgoing.read()
-
-    def feed(self, data: bytes) -> None:
-        self._incoming.write(data)
-
-    def read(self) -> bytes:
-        try:
-            return self._tls.read(PIECE_SIZE)
-        except SSLWantReadError:
-            return b""
-        except SSLZeroReturnError:
-            self.is_ended = True
-            return b""
-        except SSLError as error:
-            raise RemoteProtocolError(f"broken TLS stream: {error}") from error
+def compression_layer(kind: str, deflate_level: int) -> Layer:
+    """The layer for an upgrade of the session to ``snappy`` or ``deflate``."""
+    return SnappyLayer() if kind == "snappy" else DeflateLayer(deflate_level)
 
 
 class DeflateLayer:
@@ -127,6 +75,8 @@ class SnappyLayer:
     # nsqio/nsq: nsqd/client_v2.go, UpgradeSnappy; the format: google/snappy, framing_format.txt
 
     def __init__(self) -> None:
+        import snappy  # type: ignore[import-untyped]
+
         self.is_ended = False
         self._compressor = snappy.StreamCompressor()
         self._decompressor = snappy.StreamDecompressor()

@@ -4,20 +4,25 @@ For every TLS connection of the runtime: nsqd, and https to nsqd and
 nsqlookupd. A context made by the standard library works too: the socket is
 wrapped in gevent's class whatever the class of the context, so that a
 handshake never blocks the process.
+
+``ssl`` is imported when it is first used: most programs have no TLS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from ssl import SSLContext as StandardContext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gevent.socket import socket as Socket
-from gevent.ssl import CERT_NONE, CERT_REQUIRED, PROTOCOL_TLS_CLIENT, SSLContext, SSLSocket
 
 from nsq_fast.config import ConnectionConfig, refuse_unknown
 from nsq_fast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ssl import SSLContext as StandardContext
+
+    from gevent.ssl import SSLSocket
 
 # gnsq's names: ca_certs and cert_reqs say what cafile and verify say; ssl_version is taken and not needed, since the
 # two ends agree on the best version that both have.
@@ -33,6 +38,10 @@ def client_context(options: Any = None) -> StandardContext:
     certificate), ``verify`` (default True) and ``server_hostname``; gnsq's ``ca_certs``, ``cert_reqs`` and
     ``ssl_version`` are understood. Raises ConfigError for anything else and for files that cannot be read.
     """
+    from ssl import SSLContext as StandardContext
+
+    from gevent.ssl import CERT_NONE, CERT_REQUIRED, PROTOCOL_TLS_CLIENT, SSLContext
+
     if isinstance(options, StandardContext):  # gevent's is a subclass
         return options
     if options is not None and not isinstance(options, Mapping):
@@ -88,4 +97,6 @@ def server_hostname(options: Any, host: str) -> str:
 
 def wrap_socket(sock: Socket, context: StandardContext, hostname: str) -> SSLSocket:
     """Handshake over a connected socket, which the result replaces. Raises ssl.SSLError and other OSErrors."""
+    from gevent.ssl import SSLSocket
+
     return SSLSocket(sock=sock, server_hostname=hostname, _context=context)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 from _socket import socket as CSocket  # which monkey.patch_all leaves as it is
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gevent import Timeout
 from gevent import socket as gsocket
@@ -20,8 +20,11 @@ from nsq_fast.errors import ConnectFailed
 from nsq_fast.names import Address, check_resolvable
 from nsq_fast.runtime.fork import drop_socket, known, tell_forks
 
-from .layers import TlsLayer, make_layer
+from .layers import Layer, compression_layer
 from .receiver import Receiver
+
+if TYPE_CHECKING:
+    from .tls_layer import TlsLayer
 
 WRITE = 2
 
@@ -107,12 +110,22 @@ class Transport(Receiver):
 
     def upgrade(self, kind: str, leftover: bytes) -> None:
         """Put a layer on top. ``leftover`` was received for it already. Blocks for a TLS handshake."""
-        layer = make_layer(kind, self._config, self.address.host)
+        self.layers.append(self._tls_layer(leftover) if kind == "tls" else self._compression_layer(kind, leftover))
+
+    def _compression_layer(self, kind: str, leftover: bytes) -> Layer:
+        layer = compression_layer(kind, self._config.deflate_level)
         if leftover:
             layer.feed(leftover)
-        if isinstance(layer, TlsLayer):
-            self._tls_handshake(layer)
-        self.layers.append(layer)
+        return layer
+
+    def _tls_layer(self, leftover: bytes) -> Layer:
+        from .tls_layer import TlsLayer
+
+        layer = TlsLayer(self._config, self.address.host)
+        if leftover:
+            layer.feed(leftover)
+        self._tls_handshake(layer)
+        return layer
 
     def _tls_handshake(self, layer: TlsLayer) -> None:
         while not layer.try_handshake():

@@ -13,8 +13,6 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from gevent.pool import Group
-
 from nsq_fast.config import LookupConfig, ProducerConfig
 from nsq_fast.errors import LookupFailed
 from nsq_fast.log_events import LEADER_MOVED, LOOKUP_UNANSWERED
@@ -23,7 +21,7 @@ from nsq_fast.protocol.discovery import left_out
 from nsq_fast.protocol.partitioner import key_partitioner
 from nsq_fast.protocol.topology import Topology
 from nsq_fast.runtime.lookup import LookupPoller
-from nsq_fast.runtime.supervised import Supervisor
+from nsq_fast.runtime.supervised import JobGroup, Supervisor
 
 from .destination import Sender
 from .link import Link
@@ -82,7 +80,7 @@ class Routes:
         self._max_msg_size = producer.max_msg_size
         never = producer.max_msg_size + 1
         self._compressed_from = producer.body_compression_min_size if producer.body_compression else never
-        self._asking = Group()
+        self._asking = JobGroup(owner.supervisor, "nsq_fast routes")
         self._asked_for: set[TopicRoute] = set()
 
     def start(self) -> None:
@@ -95,7 +93,7 @@ class Routes:
         """Look up no more."""
         if self.lookup is not None:
             self.lookup.stop()
-        self._asking.kill(block=False)
+        self._asking.kill()
 
     def of(self, topic: str) -> TopicRoute:
         """The route of a topic. Raises NameInvalid."""
@@ -258,7 +256,7 @@ class Routes:
     def _ask_others(self, route: TopicRoute, named: frozenset[Address]) -> None:
         if route not in self._asked_for:
             self._asked_for.add(route)
-            self._asking.start(self._owner.supervisor.job("nsq_fast asking for nsqds", self._ask_nodes, route, named))
+            self._asking.start(self._ask_nodes, route, named)
 
     def _ask_nodes(self, route: TopicRoute, named: frozenset[Address]) -> None:
         """Nobody has the topic yet, or nobody who can be reached: any nsqd may take it."""
