@@ -35,6 +35,7 @@ SUBSCRIBED = _event("subscribed", "a connection is subscribed to its channel")
 SUBSCRIPTION_FAILED = _event("subscription_failed", "a consumer cannot connect, or subscribe; an ERROR is final")
 SUBSCRIPTION_LOST = _event("subscription_lost", "a consumer's connection has ended without its wish")
 SUBSCRIPTION_MODE = _event("subscription_mode", "how a topic of a redesigned cluster is subscribed to")
+OPTION_IDLE = _event("option_idle", "an option of a consumer has no effect on a topic, whose messages have no headers")
 
 # Lookup
 

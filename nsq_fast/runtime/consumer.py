@@ -229,6 +229,7 @@ class Consumer(ObservedConsumer, ConsumerOptions):
         )
         self.past = Counters()
         self.seen_keys = SeenKeys(config.suppress_retried) if config.suppress_retried else None
+        self.headerless: set[str] = set()
         self.expiry = Expiry(self)
         self.deadlines = Deadlines(
             lambda: [each.subscription for each in self._subscriptions],

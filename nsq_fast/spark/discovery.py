@@ -114,7 +114,7 @@ def in_cluster(options: SourceOptions, servers: TopicServers, *, timeout: float 
 def retried(attempt: Callable[[float], T], timeout: float = TIMEOUT) -> T:
     """Call ``attempt(seconds left)`` until it succeeds; raise its last error when the time is over.
 
-    An error that will not pass is raised at once: an HTTP status of 400 to 499, or a wrong option.
+    An error that will not pass is raised at once: an HTTP status of 400 to 499.
     """
     deadline = time.monotonic() + timeout
     pause = _FIRST_PAUSE
@@ -131,7 +131,7 @@ def retried(attempt: Callable[[float], T], timeout: float = TIMEOUT) -> T:
 
 def is_transient(error: BaseException) -> bool:
     """Whether the same request may succeed a moment later."""
-    return not (isinstance(error, ConfigError) or (isinstance(error, HttpError) and 400 <= (error.status or 0) < 500))
+    return not (isinstance(error, HttpError) and 400 <= (error.status or 0) < 500)
 
 
 def check_redesigned(options: SourceOptions, timeout: float = TIMEOUT) -> None:

@@ -154,6 +154,27 @@ def test_a_message_that_is_put_to_the_end_of_its_topic_is_no_copy_of_itself(
     assert producer.headers == [{"n": 1}]
 
 
+@pytest.mark.parametrize("has_headers", [False, True])
+@pytest.mark.parametrize("option", [{"suppress_retried": 10}, {"skip_header": "test"}])
+def test_a_topic_whose_messages_have_no_headers_is_told_of_once(
+    consume: Consume, option: dict[str, Any], has_headers: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    nsqds = [PartitionNsqd(), PartitionNsqd()]
+    try:
+        consume(lambda _, message: None, found=topology(dict(enumerate(nsqds)), extend_support=has_headers), **option)
+        for partition, nsqd in enumerate(nsqds):
+            connection = nsqd.subscriber(partition)
+            push_record(connection, 1, ext=b"" if has_headers else None)
+            connection.wait_for(lambda connection=connection: answers(connection, b"FIN") == [1])
+    finally:
+        for each in nsqds:
+            each.stop()
+    (name,) = option
+    told = [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "option_idle"]
+    assert len(told) == (0 if has_headers else 1), told
+    assert all(each.startswith(f"{name}: has no effect on topic t") for each in told)
+
+
 def test_a_window_below_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="suppress_retried=-1"):
         Consumer("t", "c", "127.0.0.1:4150", suppress_retried=-1)

@@ -20,6 +20,7 @@ from nsq_fast.spark.journal.plan import (
     plan_slots,
     source_of,
 )
+from nsq_fast.spark.journal.quota import Quota
 
 SOURCES = st.dictionaries(st.sampled_from(["h:1", "h:2", "p0", "p1", "p2"]), st.integers(0, 10_000))
 
@@ -106,3 +107,10 @@ def test_a_target_is_all_that_was_there_and_is_reached_once():
     assert target.bound({"h:1": 100}) == {"h:1": 2}
     target.subtract({"h:1": 6, "h:3": 1})
     assert target.bound({"h:1": 100}) == {"h:1": 0}
+
+
+@pytest.mark.parametrize("has_some", [False, True])
+def test_a_server_that_has_no_time_limit_for_its_buffer_takes_nothing_from_the_patience(has_some: bool) -> None:
+    quota = Quota(10)
+    assert quota.patience(-1, has_some=has_some) == quota.patience(0, has_some=has_some)
+    assert quota.patience(250, has_some=has_some) == 0.25 + quota.patience(0, has_some=has_some)

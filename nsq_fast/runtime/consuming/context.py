@@ -192,6 +192,7 @@ class Context(HandlingContext, Protocol):
     Attributes:
         past: counts of topics that are no longer consumed, and of what belongs to no connection.
         seen_keys: of all its messages; None unless copies are suppressed.
+        headerless: topics of which was told that options for extended headers have no effect on them.
     """
 
     channel: str
@@ -204,6 +205,7 @@ class Context(HandlingContext, Protocol):
     expiry: Expiry
     past: Counters
     seen_keys: SeenKeys | None
+    headerless: set[str]
     tracer: Tracer
     workload: Workload
 

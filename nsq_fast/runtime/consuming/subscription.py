@@ -12,7 +12,7 @@ from contextlib import suppress
 from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConfigError, MessageTooLarge, NsqError
-from nsq_fast.log_events import RESPONSE_LOST, SUBSCRIPTION_LOST
+from nsq_fast.log_events import OPTION_IDLE, RESPONSE_LOST, SUBSCRIPTION_LOST
 from nsq_fast.protocol.backoff import Backoff
 from nsq_fast.protocol.rdy import Share
 from nsq_fast.protocol.targets import Mode, Target
@@ -31,6 +31,8 @@ LEADER_HEARTBEAT = 14.0
 """Longest interval, in seconds, of the heartbeats of a partition's leader. One that is late says that the leader hangs:
 that is to be known before the cluster names another, 18 s after it heard of the old one at the earliest.
 youzan/nsq: consistence/nsqd_node_etcd.go, ETCD_TTL and refresh."""
+
+_OF_HEADERS = ("skip_header", "suppress_retried")
 
 
 class Subscription(Announcer):
@@ -127,6 +129,8 @@ class Subscription(Announcer):
             self.inbound.turn = consumer.ordered.turn(self.target)
             self.connection.hold = consumer.ordered.hold
             self.connection.answer_promptly()
+        if not self.mode.extend_support:
+            self._tell_headerless()
         decompresses = config.decompress and self.mode.extend_support
         size_limit = config.max_decompressed_size if decompresses else None
         skip_header = config.skip_header if self.mode.extend_support else None
@@ -138,6 +142,18 @@ class Subscription(Announcer):
         if not self._is_pool_shared:
             self._pool.source = self.connection
         self.is_live = True
+
+    def _tell_headerless(self) -> None:
+        """Say once of each topic without extended headers which options have no effect on it."""
+        consumer, topic = self._consumer, self.target.topic
+        idle = [name for name in _OF_HEADERS if getattr(consumer.config, name)]
+        if idle and topic not in consumer.headerless:
+            consumer.headerless.add(topic)
+            consumer.logger.warning(
+                "%s: has no effect on topic %s: its messages have no extended headers; the redesigned NSQ gives them to"
+                " topics that are created with extend",
+                ", ".join(idle), topic, extra=OPTION_IDLE,
+            )  # fmt: skip
 
     # Messages, in the reader greenlet or the worker that reads
 

@@ -33,7 +33,13 @@ class Quota:
         connection.grant(rows)
 
     def patience(self, output_buffer_timeout: int, *, has_some: bool) -> float:
-        """Seconds to wait for messages. ``has_some``: whether some have come; ``output_buffer_timeout``: in ms."""
+        """Seconds to wait for messages.
+
+        Args:
+            output_buffer_timeout: for how many ms the server may hold them; -1: until its buffer is full, or RDY is
+                reached, which is as many as were asked for.
+            has_some: whether some have come.
+        """
         if self.is_over:
             return _LAST_WAIT
-        return output_buffer_timeout / 1000 + (_IDLE_WAIT if has_some else _FIRST_WAIT)
+        return max(output_buffer_timeout, 0) / 1000 + (_IDLE_WAIT if has_some else _FIRST_WAIT)
