@@ -630,6 +630,25 @@ def test_progress_tells_the_room_and_the_age_of_the_journal(server: Server, quer
     assert journal_metrics(query) == (0, 0.0)
 
 
+def test_progress_tells_the_bytes_a_second(server: Server, query: Query) -> None:
+    def rate() -> int:
+        told = query.reader.reportLatestOffset()
+        assert told is not None
+        return int(told["metrics"]["bytesPerSecond"])
+
+    begin = time.monotonic()
+    assert (query.plan(), rate()) == (False, 0)
+    for count, is_committed in enumerate((True, False), 1):  # before Spark asks for the next batch, or after
+        server.publish(3_000, size=200)
+        query.plan()
+        rows = query.run()
+        if is_committed:
+            query.done(rows)
+        query.offset = query.planned
+        query.plan()
+        assert rate() >= count * 3_000 * 200 / (time.monotonic() - begin)
+
+
 def test_statistics_are_asked_for_at_most_every_200_ms(
     server: Server, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:

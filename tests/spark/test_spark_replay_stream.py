@@ -106,6 +106,7 @@ def test_a_stream_goes_on_and_tells_how_far_it_is(query: Query, topic: Topic) ->
         assert told[-1][topic.name]["0"] == topic.stats(0)["backend_depth"]
         assert told[-1]["metrics"]["maxOffsetsBehindLatest"] == 0
         assert max(each["metrics"]["maxOffsetsBehindLatest"] for each in told) > 0
+        assert told[-1]["metrics"]["bytesPerSecond"] > 0  # of the batches before
     finally:
         running.stop()
 

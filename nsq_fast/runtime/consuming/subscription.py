@@ -130,7 +130,7 @@ class Subscription(Announcer):
             self.connection.hold = consumer.ordered.hold
             self.connection.answer_promptly()
         if not self.mode.extend_support:
-            self._tell_headerless()
+            _tell_headerless(consumer, self.target.topic)
         decompresses = config.decompress and self.mode.extend_support
         size_limit = config.max_decompressed_size if decompresses else None
         skip_header = config.skip_header if self.mode.extend_support else None
@@ -142,18 +142,6 @@ class Subscription(Announcer):
         if not self._is_pool_shared:
             self._pool.source = self.connection
         self.is_live = True
-
-    def _tell_headerless(self) -> None:
-        """Say once of each topic without extended headers which options have no effect on it."""
-        consumer, topic = self._consumer, self.target.topic
-        idle = [name for name in _OF_HEADERS if getattr(consumer.config, name)]
-        if idle and topic not in consumer.headerless:
-            consumer.headerless.add(topic)
-            consumer.logger.warning(
-                "%s: has no effect on topic %s: its messages have no extended headers; the redesigned NSQ gives them to"
-                " topics that are created with extend",
-                ", ".join(idle), topic, extra=OPTION_IDLE,
-            )  # fmt: skip
 
     # Messages, in the reader greenlet or the worker that reads
 
@@ -316,3 +304,15 @@ def _refuse_filters(config: ConnectionConfig, target: Target) -> None:
                 f"{name}={value!r}: topic {target.topic} has no extended headers on {target.address}, and every message"
                 f" would come; create it with extend, or leave {name} out"
             )
+
+
+def _tell_headerless(consumer: Context, topic: str) -> None:
+    """Say once of a topic without extended headers which options have no effect on it."""
+    idle = [name for name in _OF_HEADERS if getattr(consumer.config, name)]
+    if idle and topic not in consumer.headerless:
+        consumer.headerless.add(topic)
+        consumer.logger.warning(
+            "%s: has no effect on topic %s: its messages have no extended headers; the redesigned NSQ gives them to"
+            " topics that are created with extend",
+            ", ".join(idle), topic, extra=OPTION_IDLE,
+        )  # fmt: skip

@@ -143,15 +143,21 @@ class JournalFolder:
 
     def usage(self) -> Usage:
         """What is on disk of batches, those included that are being deleted."""
-        size, times = 0, []
+        found: list[os.stat_result] = []
         with contextlib.suppress(OSError):  # a commit takes folders away meanwhile
             for name in os.listdir(self.path):
                 if name.startswith(("b", _GONE)):
-                    for entry in os.scandir(self._file(name)):
-                        found = entry.stat()
-                        size += found.st_size
-                        times.append(found.st_mtime)
-        return Usage(size, min(times, default=None))
+                    found += self._files(name)
+        return Usage(sum(each.st_size for each in found), min((each.st_mtime for each in found), default=None))
+
+    def size(self, batch: int) -> int:
+        """The bytes on disk of a batch; none when it is gone."""
+        with contextlib.suppress(OSError):
+            return sum(each.st_size for each in self._files(f"b{batch}"))
+        return 0
+
+    def _files(self, folder: str) -> list[os.stat_result]:
+        return [entry.stat() for entry in os.scandir(self._file(folder))]
 
     def commit(self, batch: int) -> None:
         """Spark will not ask again for this batch or one before it: delete them, and forget the suspects they met."""

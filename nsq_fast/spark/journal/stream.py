@@ -19,6 +19,7 @@ from nsq_fast.names import is_ephemeral
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.pace import Pace
 from nsq_fast.spark.plain_errors import plain_errors, plainly
+from nsq_fast.spark.throughput import Throughput
 from nsq_fast.spark.versions import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow, default_limit
 
 from .backlog import STATS_INTERVAL
@@ -48,6 +49,21 @@ class _Driver:
         self.target: Target | None = None
         self.subtracted = 0
         self.last: Offset | None = None
+        self._throughput = Throughput()
+        self._counted: int | None = None
+
+    def count(self, folder: JournalFolder, offset: Offset) -> None:
+        """The batch before this offset is done: what the journal holds of it was read."""
+        now = time.monotonic()
+        if self._counted is None:
+            self._throughput.begin(now)
+        elif self._counted != offset.batch:
+            self._throughput.add(folder.size(offset.batch), now)
+        self._counted = offset.batch
+
+    def rate(self) -> int:
+        """Bytes a second."""
+        return round(self._throughput.rate(time.monotonic()))
 
 
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -117,6 +133,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset = Offset.decode(start)
         self._folder(offset).check(about(self.options))
         self._subtract(offset)
+        self.driver.count(self._folder(offset), offset)
         available = ready(self._depths())
         if self.driver.target is not None:
             available = self.driver.target.bound(available)
@@ -136,7 +153,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {
             "backlog": {source: depth.total for source, depth in sorted(depths.items())},
             "ready": {source: depth.ready for source, depth in sorted(depths.items())},
-            "metrics": {**self.driver.backlog.metrics(), **self._usage()},
+            "metrics": {**self.driver.backlog.metrics(), **self._usage(), "bytesPerSecond": self.driver.rate()},
         }
 
     def _usage(self) -> dict[str, Any]:
@@ -164,6 +181,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Delete what Spark will not ask for again."""
         offset = Offset.decode(end)
         self._subtract(offset)
+        self.driver.count(self._folder(offset), offset)
         try:
             self._folder(offset).commit(offset.batch)
         except OSError as error:  # costs space until the next commit

@@ -12,10 +12,11 @@ from nsq_fast.spark.discovery import TopicFinder
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.pace import Limits, Pace
 from nsq_fast.spark.reminder import Reminder
+from nsq_fast.spark.throughput import Throughput
 
 from .piece import Route
 from .planning import Stretch, behind, cut_bytes, share_out
-from .position import TopicOffsets, by_topic
+from .position import TopicOffsets, by_topic, distance
 from .topic import TopicDriver
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ class Driver:
         self._pace = Pace(options)
         self._reminder = Reminder(logger)
         self._topics: dict[str, TopicDriver] = {}
+        self._throughput = Throughput()
+        self._read: TopicOffsets | None = None
 
     def begin(self, timeout: float) -> TopicOffsets:
         """Where a new query begins. Its channel is there then, and stands there. Raises ConfigError, NsqError."""
@@ -70,6 +73,15 @@ class Driver:
             self._reminder.over(_no_news(topic))
         ends = {topic: behind(start.get(topic, {}), stretch) for topic, stretch in stretches.items()}
         return {**start, **{topic: offsets for topic, offsets in ends.items() if offsets}}
+
+    def has_read(self, offsets: TopicOffsets) -> None:
+        """All before these offsets has been read: for the metrics."""
+        now = time.monotonic()
+        if self._read is None:
+            self._throughput.begin(now)
+        elif size := distance(self._read, offsets):
+            self._throughput.add(size, now)
+        self._read = offsets
 
     def routes(self) -> dict[str, dict[int, Route]]:
         """How to read the partitions, as far as is known."""
@@ -157,6 +169,7 @@ class Driver:
             "minOffsetsBehindLatest": min(behind, default=0),
             "maxOffsetsBehindLatest": max(behind, default=0),
             "avgOffsetsBehindLatest": sum(behind) / len(behind) if behind else 0,
+            "bytesPerSecond": round(self._throughput.rate(now)),
             "lookupAgeSeconds": round(max(ages, default=0.0), 1),
             **({"unknownTopics": unknown} if unknown else {}),
         }

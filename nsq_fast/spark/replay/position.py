@@ -155,6 +155,15 @@ def start_of(start: Position, end: Position) -> TopicOffsets:
     return start.offsets if end.begin is None else end.begin
 
 
+def distance(start: TopicOffsets, end: TopicOffsets) -> int:
+    """The bytes between; the log of a partition that ``start`` does not have counts from its beginning, 0."""
+    return sum(
+        offset - start.get(topic, {}).get(partition, 0)
+        for topic, offsets in end.items()
+        for partition, offset in offsets.items()
+    )
+
+
 def by_topic(offsets: TopicOffsets) -> dict[str, dict[str, int]]:
     """With topics and partitions as keys of JSON, in their order."""
     return {topic: keyed_by_text(offsets[topic]) for topic in sorted(offsets)}

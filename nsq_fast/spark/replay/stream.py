@@ -90,6 +90,7 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
 
     def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         position = self._position(start)
+        self.driver.has_read(position.offsets)
         end = self._next_end(position.offsets, self._limits(limit))
         self._planned = end
         return start if by_topic(end) == by_topic(position.offsets) else self._behind(position, end).to_json()
