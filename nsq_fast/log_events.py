@@ -172,12 +172,15 @@ BROKER_LOOKUPD_FAILED = _event("broker_lookupd_failed", "an nsqlookupd does not 
 BROKER_STATSD_FAILED = _event("broker_statsd_failed", "figures cannot be sent to statsd")
 BROKER_WRITE_FAILED = _event("broker_write_failed", "the data folder cannot be written; it is tried again")
 BROKER_WRITE_RECOVERED = _event("broker_write_recovered", "the data folder can be written again")
+BROKER_REPLICA_FAILED = _event("broker_replica_failed", "a replica cannot be written: it is out of sync until it can")
+BROKER_REPLICA_RECOVERED = _event("broker_replica_recovered", "a replica that was not in sync has caught up")
 BROKER_DATA_DAMAGED = _event("broker_data_damaged", "a file of messages is damaged, or lacks messages")
 BROKER_METADATA_INVALID = _event("broker_metadata_invalid", "a file of metadata is missing, damaged or incomplete")
 BROKER_FILE_IGNORED = _event("broker_file_ignored", "a file in the data folder is none of the broker's")
 BROKER_MOVE_FAILED = _event(
     "broker_move_failed", "balancing a redesigned cluster could not move a partition; it is tried again"
 )
+BROKER_NODE_STAYS = _event("broker_node_stays", "a node that is to leave has what no other node can take")
 BROKER_MESSAGE_TRACED = _event(
     "broker_message_traced", "what became of a traced message, in the words of a redesigned nsqd"
 )

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from gevent import spawn
 from support.http import ask
 from support.redesigned import publish
-from support.waiting import until
+from support.waiting import WAIT, until
 
 from nsq_fast.broker import RedesignedCluster
 
@@ -94,6 +95,26 @@ def test_a_node_that_is_removed_is_emptied_first(cluster: RedesignedCluster) -> 
     removed.start()  # as a new one
     cluster.balance()
     assert replicas(cluster)[removed.id] > 0
+
+
+def test_it_is_said_once_what_a_node_that_is_removed_waits_for(
+    cluster: RedesignedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create_topic("t", 2, 2, multi_part=True, channels=["ch"])
+    publish(cluster, "t", b"0")
+    removed = cluster.nsqds[0]
+    removal = spawn(cluster.remove_node, removed)
+    until(lambda: "is to leave, and stays for now" in caplog.text)
+    assert "no other node can take t-0, t-1" in caplog.text
+    assert leaders(cluster) == {cluster.nsqds[1].id: 2}
+    cluster.create_topic("u", 1, 1)
+    assert removed.id not in cluster.partition("u", 0).replicas
+    added = cluster.add_node()
+    removal.get(timeout=WAIT)
+    assert not removed.is_running
+    assert replicas(cluster)[added.id] >= 2
+    assert caplog.text.count("is to leave") == 1
+    assert bodies(cluster)[0] == [b"0"]
 
 
 def test_nothing_is_moved_during_an_upgrade(cluster: RedesignedCluster) -> None:

@@ -254,13 +254,101 @@ def test_a_full_disk_refuses_publishes_until_it_is_not(tmp_path: Path, monkeypat
         is_full[:] = [True, False]  # now the follower's is full
         assert client.command(b"PUB t 0\n" + sized(b"refused")) == b"E_FAILED_ON_NOT_WRITABLE "
         monkeypatch.undo()
-        assert client.command(b"PUB t 0\n" + sized(b"1")) == b"OK"
+        until(lambda: client.command(b"PUB t 0\n" + sized(b"1")) == b"OK")  # when the follower is in sync again
         assert ask(leader.http_address, "GET", "/ping").status == 200
         client.close()
         assert bodies(cluster) == [b"0", b"1"]
     with start(tmp_path) as cluster:
         assert bodies(cluster) == [b"0", b"1"]
         assert len(cluster.partition("t", 0).in_sync) == 2
+
+
+class BadDisks:
+    """Folders in which nothing can be written."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folders: set[str] = set()
+        self._do = {name: getattr(os, name) for name in ("pwrite", "ftruncate", "open")}
+        monkeypatch.setattr(os, "pwrite", lambda fd, *rest: self._on_file("pwrite", fd, *rest))
+        monkeypatch.setattr(os, "ftruncate", lambda fd, *rest: self._on_file("ftruncate", fd, *rest))
+        monkeypatch.setattr(os, "open", self._open)
+
+    def _on_file(self, name: str, fd: int, *rest: Any) -> Any:
+        self._check(os.readlink(f"/proc/self/fd/{fd}"))
+        return self._do[name](fd, *rest)
+
+    def _open(self, path: Any, flags: int, *rest: Any, **named: Any) -> int:
+        if flags & os.O_CREAT:
+            self._check(os.fspath(path))
+        opened: int = self._do["open"](path, flags, *rest, **named)
+        return opened
+
+    def _check(self, path: str) -> None:
+        if any(path.startswith(folder) for folder in self.folders):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+
+def test_a_replica_whose_disk_fails_leaves_those_in_sync_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = BadDisks(monkeypatch)
+    with start(tmp_path, migrate_delay=3600.0) as cluster:
+        cluster.create_topic("t", 1, 3, channels=["ch"])
+        publish(cluster, "t", b"0")
+        partition = cluster.partition("t", 0)
+        leader = cluster.leader_of("t", 0)
+        failing = next(node for node in partition.replicas if node != leader.id)
+        bad.folders.add(str(tmp_path / f"nsqd{cluster.state.node_ids.index(failing)}"))
+        publish(cluster, "t", b"1")
+        assert failing not in partition.in_sync
+        publish(cluster, "t", b"2", b"3")
+        cluster.create_topic("u", 1, 1, channels=["ch"])  # what is decided is written by the other nodes
+        until(lambda: not any(partition.is_new for partition in cluster.state.all_partitions()))
+        assert failing not in partition.in_sync
+        assert ask(leader.http_address, "GET", "/ping").status == 200
+        assert [caplog.text.count(text) for text in ("cannot write its replica of t-0", "is tried again every")] == [
+            1,
+            1,
+        ]
+        bad.folders.clear()
+        until(lambda: failing in partition.in_sync)
+        cluster.move_leader("t", 0, failing)
+        assert bodies(cluster) == [b"0", b"1", b"2", b"3"]
+    with start(tmp_path) as cluster:
+        assert bodies(cluster) == [b"0", b"1", b"2", b"3"]
+        assert len(cluster.partition("t", 0).in_sync) == 3
+        assert "u" in cluster.state.topics
+
+
+def test_another_node_gets_the_replica_of_one_whose_disk_fails_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = BadDisks(monkeypatch)
+    with start(tmp_path, migrate_delay=0.02) as cluster:
+        cluster.create_topic("t", 1, 2, channels=["ch"])
+        publish(cluster, "t", b"0")
+        partition = cluster.partition("t", 0)
+        failing = next(node for node in partition.replicas if node != partition.leader)
+        bad.folders.add(str(tmp_path / f"nsqd{cluster.state.node_ids.index(failing)}"))
+        client = WireClient(cluster.leader_of("t", 0).tcp_address)
+        assert client.command(b"PUB t 0\n" + sized(b"too few")) == b"E_FAILED_ON_NOT_WRITABLE "
+        until(lambda: client.command(b"PUB t 0\n" + sized(b"1")) == b"OK")
+        client.close()
+        assert failing not in partition.replicas
+        assert len(partition.in_sync) == 2
+        assert bodies(cluster) == [b"0", b"1"]
+
+
+def test_nodes_write_down_what_is_decided_though_the_first_one_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = BadDisks(monkeypatch)
+    with start(tmp_path) as cluster:
+        bad.folders.add(str(tmp_path / "nsqd0"))
+        cluster.create_topic("t", 1, 1, channels=["ch"])
+    bad.folders.clear()
+    with start(tmp_path) as cluster:
+        assert list(cluster.state.topics) == ["t"]
 
 
 def test_data_of_another_topic_of_the_same_name_are_not_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

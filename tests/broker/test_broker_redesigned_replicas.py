@@ -55,13 +55,39 @@ def test_a_leader_that_is_cut_off_confirms_nothing(cluster: RedesignedCluster) -
     assert put(client, b"refused") == NOT_WRITABLE
     until(lambda: cluster.leader_of("t", 0) is not former)
     assert cluster.partition("t", 0).epoch > epoch
-    assert put(client, b"refused") == NOT_WRITABLE  # it does not know that it leads no more
+    assert put(client, b"refused") == NOT_LEADER  # it was not told, but its lease has ended
     cluster.heal_node(former)
     until(lambda: len(cluster.partition("t", 0).in_sync) == 2)
     assert put(client, b"refused") == NOT_LEADER
     publish(cluster, "t", b"after")
     assert stored(cluster) == [b"before", b"after"]
     client.close()
+
+
+def test_a_leader_that_is_cut_off_stops_to_lead_before_it_is_replaced() -> None:
+    with RedesignedCluster(2, 1, readiness=0.0, takeover_delay=NEVER) as cluster:
+        cluster.create_topic("t", 1, 1, channels=["ch"])
+        leader = cluster.leader_of("t", 0)
+        client = client_of(leader)
+        cluster.isolate_node(leader)
+        assert put(client, b"1") == b"OK"  # it is the only one in sync, and has a lease
+        client.close()
+    with RedesignedCluster(2, 1, readiness=0.0, takeover_delay=0.5) as cluster:
+        cluster.create_topic("t", 1, 1, channels=["ch"])
+        leader = cluster.leader_of("t", 0)
+        client = client_of(leader)
+        cluster.isolate_node(leader)
+        until(lambda: put(client, b"x") == NOT_LEADER)
+        confirmed = len(stored(cluster))
+        cluster.restart_node(leader)  # it is still cut off
+        until(lambda: cluster.partition("t", 0).leader is None)
+        again = client_of(leader)
+        assert put(again, b"refused") == NOT_LEADER
+        cluster.heal_node(leader)
+        assert put(again, b"last") == b"OK"
+        assert len(stored(cluster)) == confirmed + 1
+        client.close()
+        again.close()
 
 
 def test_too_few_replicas_in_sync_take_no_publishes(cluster: RedesignedCluster) -> None:

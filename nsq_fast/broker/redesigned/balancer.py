@@ -7,7 +7,7 @@ import logging
 from gevent import Greenlet, sleep, spawn
 from gevent.event import Event
 
-from nsq_fast.log_events import BROKER_MOVE_FAILED
+from nsq_fast.log_events import BROKER_MOVE_FAILED, BROKER_NODE_STAYS
 
 from .balancing import Move, Placement, next_move
 from .coordinator import Coordinator
@@ -19,7 +19,7 @@ logger = logging.getLogger("nsq_fast.broker.redesigned.balancer")
 
 _POLL = 0.005
 _PAUSE = 0.1
-"""Seconds after a move that failed: others may be possible then."""
+"""Seconds after a move that failed, and between two looks at a node that cannot be emptied: others may be possible."""
 
 
 class Balancer:
@@ -37,6 +37,7 @@ class Balancer:
         self._coordinator = coordinator
         self._seen: dict[tuple[str, int], int] = {}
         self._is_wanted = Event()
+        self._told: set[str] = set()  # nodes of which it was said what they wait for
         self._loop: Greenlet[..., None] | None = None
 
     def start(self) -> None:
@@ -71,11 +72,12 @@ class Balancer:
 
     def _run(self) -> None:
         interval = self._options.balance_interval
+        pause = interval or None
         while True:
-            is_wanted = self._is_wanted.wait(interval or None)
+            is_wanted = self._is_wanted.wait(pause)
             self._is_wanted.clear()
             try:
-                if is_wanted:
+                if is_wanted or not interval:
                     self._empty_leaving()
                 else:
                     self.balance()
@@ -83,11 +85,27 @@ class Balancer:
                 logger.warning("a partition was not moved: %s; it is tried again", error, extra=BROKER_MOVE_FAILED)
                 sleep(_PAUSE)
                 self._is_wanted.set()
+            else:
+                pause = interval or (_PAUSE if self._tell_what_waits() else None)
 
     def _empty_leaving(self) -> None:
         loads = self._loads()
         while (move := self._next(loads)) is not None and move.origin in self._state.leaving:
             self._carry_out(move)
+
+    def _tell_what_waits(self) -> bool:
+        """Whether a node is to leave and cannot yet; that is said once."""
+        waiting = {node for node in self._state.leaving if not self.is_empty(node)}
+        for node in waiting - self._told:
+            logger.warning(
+                "node %s is to leave, and stays for now: no other node can take %s; it is emptied as soon as one can:"
+                " add a node, start one that is down, or let the topic have fewer replicas",
+                node,
+                ", ".join(each.name for each in self._state.all_partitions() if node in each.replicas),
+                extra=BROKER_NODE_STAYS,
+            )
+        self._told = waiting
+        return bool(waiting)
 
     # --- moves -------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from .log import File, PartitionLog
 from .options import ClusterOptions
 from .replication import Assignment
 from .state import ClusterState, KeepsNothing, Partition, TopicMeta
-from .store import ClusterStore, StoredChannel, StoredCluster, StoredPartition, StoredTopic
+from .store import ClusterStore, StoredChannel, StoredCluster, StoredPartition, StoredTopic, for_each
 
 logger = logging.getLogger("nsq_fast.broker.redesigned.keeper")
 
@@ -146,10 +146,11 @@ class DiskKeeper:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def _save_all(self) -> None:
-        if not self._is_saved:
-            self._save_decisions()
-        for partition in self._state.all_partitions():
-            self._save_channels(partition)
+        decisions = [] if self._is_saved else [self._save_decisions]
+        for_each([*decisions, self._save_all_channels], lambda save: save())
+
+    def _save_all_channels(self) -> None:
+        for_each(self._state.all_partitions(), self._save_channels)
 
     def _save_decisions(self) -> None:
         self._version += 1
@@ -184,11 +185,14 @@ class DiskKeeper:
             for name, channel in partition.channels.items()
             if not channel.is_ephemeral
         }
-        for node in map(self._number, partition.in_sync):
+
+        def write(node: int) -> None:
             key = (node, partition.topic, partition.number)
             if self._saved_channels.get(key) != channels:
                 self._store.save_channels(*key, channels)
                 self._saved_channels[key] = channels
+
+        for_each(map(self._number, partition.in_sync), write)
 
     def _number(self, node: str) -> int:
         return self._state.node_ids.index(node)

@@ -259,6 +259,11 @@ class PartitionLog:
         if sequence > self.first:
             self._reset(sequence, self.offset_of(sequence), self._records[sequence - self.first :])
 
+    def rewrite(self) -> None:
+        """Write all that there is to its file anew."""
+        if self._file is not None:
+            self._file.rewrite(self.first, self.start_offset, self._records)
+
     def _reset(self, first: int, offset: int, records: list[Record]) -> None:
         if self._file is not None:
             self._file.rewrite(first, offset, records)

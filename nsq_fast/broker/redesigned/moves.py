@@ -64,7 +64,7 @@ class Moves:
             self._on_done()
 
     def _target(self, partition: Partition, to: str | None, origin: str | None) -> str:
-        if partition.leader not in self.state.alive:
+        if partition.leader not in self.state.reachable:  # it would not know that it leads no more
             raise ClusterError(UNSTABLE)
         if origin and origin != partition.leader:
             raise ClusterError("move from not the topic leader")
@@ -141,7 +141,7 @@ class Moves:
         wanted = partition.meta.replica
         if partition.leader not in self.state.reachable:
             return
-        free = (self.state.reachable & self.state.staying).difference(partition.replicas)
+        free = self.state.staying.difference(partition.replicas)
         for node in sorted(free, key=self._load):
             if len(partition.in_sync) >= wanted:
                 break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gevent import Greenlet, sleep, spawn
 
@@ -14,7 +14,7 @@ from nsq_fast.errors import NotLeader, NotWritable, TopicNotExist
 from nsq_fast.log_events import BROKER_WRITE_FAILED, BROKER_WRITE_RECOVERED
 
 from .log import Draft, Record
-from .replication import Replica
+from .replication import Replica, ReplicaFailed
 from .state import ClusterState, Partition
 
 logger = logging.getLogger("nsq_fast.broker.redesigned.node")
@@ -30,10 +30,17 @@ class Node(Host):
     Attributes:
         id: what the cluster knows it by. Set once its ports are known.
         state: what the cluster knows.
+
+    Args:
+        replica_failed: called with a partition and a node that cannot write its replica; whether it is not in sync any
+            more.
     """
 
-    def __init__(self, options: NsqdOptions, state: ClusterState) -> None:
+    def __init__(
+        self, options: NsqdOptions, state: ClusterState, replica_failed: Callable[[Partition, str, OSError], bool]
+    ) -> None:
         super().__init__(options)
+        self._replica_failed = replica_failed
         self.id = ""
         self.state = state
         self._scanner: Greenlet[..., None] | None = None
@@ -82,9 +89,7 @@ class Node(Host):
         nothing that it cannot store on the others.
         """
         try:
-            records = self._replica_that_leads(partition).append(
-                drafts, lambda node: self._reach(partition, node), partition.quorum
-            )
+            records = self._append(partition, drafts)
         except (NotLeader, NotWritable) as error:
             partition.failed_count += 1
             if isinstance(error.__cause__, OSError):
@@ -95,6 +100,17 @@ class Node(Host):
             logger.warning("messages can be written again", extra=BROKER_WRITE_RECOVERED)
         partition.published(records)
         return records
+
+    def _append(self, partition: Partition, drafts: Sequence[Draft]) -> list[Record]:
+        while True:
+            replica = self._replica_that_leads(partition)
+            try:
+                return replica.append(drafts, lambda node: self._reach(partition, node), partition.quorum)
+            except ReplicaFailed as failed:
+                error = failed.__cause__
+                assert isinstance(error, OSError)
+                if not self._replica_failed(partition, failed.node, error):
+                    raise NotWritable from error
 
     def _disk_failed(self, error: OSError) -> None:
         if self.error is None:

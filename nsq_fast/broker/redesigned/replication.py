@@ -8,12 +8,15 @@ last decision that it was told of, and may be told late. What is safe does not d
 - Only a replica of the ISR becomes leader; so what was confirmed is in the log of every later leader.
 - A replica joins the ISR in one step with its leader's knowing of it.
 
+A leader without a lease (``membership``) refuses writes, also where it is the only one in sync.
+
 youzan/nsq: consistence/nsqd_coordinator_cluster_write.go, doSyncOpToCluster; nsqlookup_coordinator.go,
 handleTopicLeaderElection.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import NamedTuple
 
@@ -37,6 +40,18 @@ class StaleEpoch(Exception):
     """A replica knows of a later decision than the leader that asks it."""
 
 
+class ReplicaFailed(Exception):
+    """A replica in sync cannot write; the OSError is the cause.
+
+    Attributes:
+        node: where it stands.
+    """
+
+    def __init__(self, node: str) -> None:
+        super().__init__(node)
+        self.node = node
+
+
 class Replica:
     """What one node has of a partition.
 
@@ -44,12 +59,14 @@ class Replica:
         node: its id.
         log: its records.
         assignment: the last decision that it was told of.
+        has_lease: whether its node may lead what it knows to lead.
     """
 
     def __init__(self, node: str, log: PartitionLog) -> None:
         self.node = node
         self.log = log
         self.assignment = UNKNOWN
+        self.has_lease = True
 
     def adopt(self, assignment: Assignment) -> None:
         """Know of a decision; nothing happens when it knows of a later one."""
@@ -70,32 +87,40 @@ class Replica:
             quorum: how many replicas must be in sync.
 
         Raises NotLeader when it is not the leader, or not any more; NotWritable when too few replicas are in sync,
-        or one of them cannot be reached, or cannot write: then an OSError is the cause. After either, some replicas
-        may have the messages, and keep them if one of these is the next leader.
+        or one of them cannot be reached; ReplicaFailed when another one cannot write; NotWritable, with an OSError as
+        the cause, when this one cannot. After each, some replicas may have the messages, and keep them if one of these
+        is the next leader.
         """
         assignment = self.assignment
-        if assignment.leader != self.node:
+        if assignment.leader != self.node or not self.has_lease:
             raise NotLeader
         if len(assignment.isr) < quorum:
             raise NotWritable
+        try:
+            return self._write(drafts, assignment.isr, reach)
+        except StaleEpoch:
+            raise NotLeader from None
+        except OSError as error:
+            raise NotWritable from error
+
+    def _write(
+        self, drafts: Sequence[Draft], isr: Iterable[str], reach: Callable[[str], Replica | None]
+    ) -> list[Record]:
         begin = self.log.end
         try:
             records = self.log.append(drafts)
-            for node in assignment.isr:
+            for node in isr:
                 if node != self.node:
                     other = reach(node)
                     if other is None:
                         raise NotWritable
-                    other.follow(self)
-        except StaleEpoch:
-            self.log.truncate(begin)
-            raise NotLeader from None
-        except NotWritable:
+                    try:
+                        other.follow(self)
+                    except OSError as error:
+                        raise ReplicaFailed(node) from error
+        except Exception:
             self.log.truncate(begin)
             raise
-        except OSError as error:
-            self.log.truncate(begin)
-            raise NotWritable from error
         return records
 
 
@@ -121,6 +146,7 @@ class ReplicaSet:
         self._make_log = make_log
         self._on_decided = on_decided
         self.replicas = {node: Replica(node, make_log(node)) for node in nodes}
+        self._failed: set[str] = set()
         isr = tuple(self.replicas)
         self.assignment = Assignment(1, isr[0], isr)
         self.tell(isr)
@@ -159,10 +185,24 @@ class ReplicaSet:
         if leader in kept and kept != isr:
             self._decide(leader, kept)
 
+    def leave(self, node: str) -> bool:
+        """Take a replica out of the ISR that cannot write; False when it has to stay.
+
+        It stays where half of the replicas or fewer are in sync; so does the leader (youzan/nsq: consistence/
+        nsqlookup_coordinator.go, handleLeaveFromISR).
+        """
+        _, leader, isr = self.assignment
+        if node == leader or node not in isr or len(isr) <= len(self.replicas) // 2:
+            return False
+        self._failed.add(node)
+        self._decide(leader, tuple(each for each in isr if each != node))
+        return True
+
     def catch_up(self, node: str, reachable: Container[str]) -> bool:
         """Let a replica have what the leader has, and be in sync; False when that cannot be now.
 
-        The leader knows of it at once: else it would confirm writes that the new one does not have.
+        The leader knows of it at once: else it would confirm writes that the new one does not have. One that could not
+        write has to write all that it has: it may lack nothing, and be as unable as before.
         """
         _, leader, isr = self.assignment
         if leader is None or leader not in reachable or node not in reachable:
@@ -171,9 +211,12 @@ class ReplicaSet:
         chief.adopt(self.assignment)
         replica.adopt(self.assignment)
         try:
+            if node in self._failed:
+                replica.log.rewrite()
             replica.follow(chief)
         except OSError:
             return False
+        self._failed.discard(node)
         if node not in isr:
             self._decide(leader, (*isr, node))
             self.tell((leader, node))
@@ -195,9 +238,12 @@ class ReplicaSet:
         assert node != leader
         if node in isr:
             self._decide(leader, tuple(each for each in isr if each != node))
+        self._failed.discard(node)
         replica = self.replicas.pop(node, None)
         if replica is not None:
-            replica.log.delete()
+            # A file that cannot be removed is in nobody's way: the replica catches up with the leader if it is back.
+            with contextlib.suppress(OSError):
+                replica.log.delete()
 
     def _decide(self, leader: str | None, isr: tuple[str, ...]) -> None:
         self.assignment = Assignment(self.assignment.epoch + 1, leader, isr)

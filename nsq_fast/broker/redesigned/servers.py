@@ -61,7 +61,7 @@ class NodeServer(NsqdServer):
         super().kill()
 
     def _make_nsqd(self) -> Any:
-        return Node(self.options, self._coordinator.state)
+        return Node(self.options, self._coordinator.state, self._coordinator.recovery.replica_failed)
 
     def _make_router(self) -> Router:
         settings = Settings(self.nsqd, lambda addresses: None)

@@ -314,8 +314,8 @@ class ClusterState:
 
     @property
     def staying(self) -> set[str]:
-        """The nodes that run, and may get partitions."""
-        return self.alive - self.leaving
+        """The nodes that may get partitions."""
+        return self.reachable - self.leaving
 
     @property
     def reachable(self) -> set[str]:

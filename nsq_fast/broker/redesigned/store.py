@@ -17,7 +17,7 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -71,6 +71,7 @@ class StoredCluster(msgspec.Struct):
 
 
 FileT = TypeVar("FileT")
+ItemT = TypeVar("ItemT")
 
 
 class ClusterStore:
@@ -105,12 +106,15 @@ class ClusterStore:
     # --- decisions ---------------------------------------------------------------------------------------------------
 
     def save(self, cluster: StoredCluster, nodes: Iterable[int]) -> None:
-        """Write down all topics and decisions. Raises OSError."""
+        """Write down all topics and decisions on every node that can; raises the OSError of one that cannot."""
         content = _encode(cluster)
-        for node in nodes:
+
+        def write(node: int) -> None:
             folder = self._node_folder(node)
             folder.mkdir(exist_ok=True)
             replace_file(folder / _STATE, content, sync=True)
+
+        for_each(nodes, write)
 
     def load(self, nodes: Iterable[int]) -> StoredCluster:
         """The topics and decisions; none where every copy is missing or damaged."""
@@ -129,6 +133,21 @@ class ClusterStore:
     def load_channels(self, node: int, topic: str, number: int) -> dict[str, StoredChannel]:
         """Where the channels are; none where the file is missing or damaged."""
         return _read(self._folder(node, topic) / f"{number}.channels", dict[str, StoredChannel]) or {}
+
+
+def for_each(items: Iterable[ItemT], write: Callable[[ItemT], None]) -> None:
+    """Write something for each item; raises the OSError of one that failed when all have had their turn."""
+    failures = [failure for item in items if (failure := _failure_of(write, item)) is not None]
+    if failures:
+        raise failures[0]
+
+
+def _failure_of(write: Callable[[ItemT], None], item: ItemT) -> OSError | None:
+    try:
+        write(item)
+    except OSError as error:
+        return error
+    return None
 
 
 def _encode(content: object) -> bytes:
