@@ -1,4 +1,10 @@
-"""What follows each handler that returns; see the .pyx."""
+"""The hot loop of a worker; see the .pyx."""
+
+from ._codec cimport Message
+
+
+cdef class Caller:
+    cdef public object current
 
 
 cdef class TimeSlice:
@@ -6,3 +12,6 @@ cdef class TimeSlice:
     cdef object _schedule
     cdef Py_ssize_t _count
     cdef public double end          # when the slice is over, by time.monotonic()
+    cdef public object tell         # called with each message that is finished, or None
+
+    cdef int _finish(self, Message message) except -1

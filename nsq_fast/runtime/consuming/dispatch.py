@@ -28,7 +28,7 @@ from gevent.lock import Semaphore
 from greenlet import greenlet
 
 from nsq_fast._codec import Message
-from nsq_fast._time_slice import TimeSlice
+from nsq_fast._time_slice import Caller, TimeSlice, take
 from nsq_fast.runtime.fork import tell_forks
 from nsq_fast.runtime.loop_turns import SLICE, loop_turns
 from nsq_fast.runtime.net.connection import Connection
@@ -302,20 +302,15 @@ class Pool:
             inbound.connection.finished.clear()
 
 
-class Worker:
-    """One greenlet that handles messages, one at a time or in batches.
+class Worker(Caller):
+    """One greenlet that handles messages, one at a time or in batches."""
 
-    Attributes:
-        current: the message, or list of messages, whose handler runs now; None when none does.
-    """
-
-    __slots__ = ("_disposition", "_outside", "_pool", "current", "greenlet")
+    __slots__ = ("_disposition", "_outside", "_pool", "greenlet")
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._disposition = pool.disposition
         self._outside = None if pool.outside is None else OutsideWorker(pool.outside)
-        self.current: Message | list[Message] | None = None
         self.greenlet: greenlet | None = None
 
     def start(self, name: str) -> None:
@@ -403,29 +398,11 @@ class Worker:
                     return
 
     def _handle_some(self, inbound: InboundQueue, handler: Handler, end: float) -> None:
-        """Handle messages until the queue is empty or the time slice is over, at ``end``: the hot loop."""
-        pool, disposition = self._pool, self._disposition
-        consumer, max_tries = disposition.consumer, disposition.max_tries
-        waiting, returned, is_over = inbound.waiting, disposition.returned_in(inbound), inbound.slice.is_over
-        popleft = waiting.popleft
-        inbound.slice.end = 0.0 if pool.prompt.left else min(end, inbound.ledger.next_deadline)
-        while waiting:
-            message = self.current = popleft()
-            if message.attempts > max_tries:
-                disposition.give_up(inbound, message)
-                must_look = is_over()
-            else:
-                try:
-                    result = handler(consumer, message)
-                    if result is not None:
-                        refuse_deferred(result)
-                except BaseException as error:
-                    disposition.failed(message, error)
-                    must_look = is_over()
-                else:
-                    must_look = returned(message)
-            if must_look and self._is_over(inbound, end):
-                return
+        """Handle messages until the queue is empty or the time slice is over, at ``end``."""
+        time_slice = self._disposition.slice_of(inbound)
+        time_slice.end = 0.0 if self._pool.prompt.left else min(end, inbound.ledger.next_deadline)
+        while time_slice.handle(self, inbound, self._disposition, handler) and not self._is_over(inbound, end):
+            pass
 
     def _is_over(self, inbound: InboundQueue, end: float) -> bool:
         """Send the FINs if handlers were slow lately; say whether it is time for others."""
@@ -442,13 +419,13 @@ class Worker:
 
     def _handle_batch(self, inbound: InboundQueue, sample: Sample | None) -> None:
         disposition = self._disposition
-        waiting = inbound.waiting
-        messages = [waiting.popleft() for _ in range(min(len(waiting), disposition.batch_size))]
+        messages, attempts = take(inbound.waiting, disposition.batch_size)
         self.current = messages
-        messages = disposition.without_given_up(inbound, messages)
-        if not messages:
-            return
-        self.current = messages
+        if attempts > disposition.max_tries:
+            messages = disposition.without_given_up(inbound, messages)
+            if not messages:
+                return
+            self.current = messages
         handler = disposition.batch_handler
         if self._outside is not None:
             handler = partial(self._outside.call, handler, sample)
@@ -461,9 +438,7 @@ class Worker:
         except BaseException as error:
             disposition.batch_failed(messages, error)
             return
-        returned = disposition.returned_in(inbound)
-        for message in messages:
-            returned(message)
+        disposition.slice_of(inbound).all_returned(messages)
 
     def _handle_outside(self, inbound: InboundQueue, outside: OutsideWorker, sample: Sample | None) -> None:
         """Have some messages handled elsewhere; do what follows the handlers. It is said there what is ``current``."""
@@ -474,7 +449,7 @@ class Worker:
                 handed.append(message)
         if not handed:
             return
-        returned = disposition.returned_in(inbound)
+        returned = disposition.slice_of(inbound).returned
 
         def finish(message: Message, error: BaseException | None) -> None:
             if sample is not None:

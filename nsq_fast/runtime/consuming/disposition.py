@@ -14,6 +14,7 @@ from typing import Any
 from gevent import GreenletExit, Timeout, get_hub, getcurrent
 
 from nsq_fast._codec import Message
+from nsq_fast._time_slice import TimeSlice
 from nsq_fast.errors import ConnectionLost, HandlerDeferred, NsqError, RequeueMessage
 from nsq_fast.log_events import (
     HANDLER_DEFERRED,
@@ -73,18 +74,17 @@ class Disposition:
         self._log = consumer.logger
         self._has_deferred = False
 
-    def returned_in(self, inbound: Inbound) -> Callable[[Message], bool]:
-        """What takes a message whose handler has returned, as ``TimeSlice.returned``; it tells those who listen."""
-        if not is_heard(self.consumer, "on_finish"):
-            return inbound.slice.returned
+    def slice_of(self, inbound: Inbound) -> TimeSlice:
+        """What takes the messages of a connection whose handlers have returned, and tells those who listen."""
+        time_slice = inbound.slice
+        is_told = "on_finish" in self._signals and is_heard(self.consumer, "on_finish")
+        time_slice.tell = self.tell_finished if is_told else None
+        return time_slice
 
-        def returned(message: Message) -> bool:
-            if message.mark_returned():
-                inbound.connection.finish_returned(message)
-                emit(self.consumer, "on_finish", message_id=message.id)
-            return inbound.slice.is_over()
-
-        return returned
+    @staticmethod
+    def check_result(result: object) -> None:
+        """Raise HandlerDeferred if what a handler has returned is work that has not been done."""
+        refuse_deferred(result)
 
     def tell_finished(self, message: Message) -> None:
         """Tell those who listen that a message was finished."""
@@ -236,9 +236,6 @@ class Disposition:
 
     def without_given_up(self, inbound: Inbound, messages: list[Message]) -> list[Message]:
         """The messages of a batch that a handler shall see; the others are given up."""
-        max_tries = self.max_tries
-        if all(message.attempts <= max_tries for message in messages):
-            return messages
         return [message for message in messages if not self.is_given_up(inbound, message)]
 
     def give_back(self, messages: Iterable[Message]) -> None:

@@ -42,7 +42,7 @@ def messages(pool: Pool, disposition: Disposition, closing: Closing) -> Iterator
 
 def _messages_of(inbound: InboundQueue, pool: Pool, worker: Worker, disposition: Disposition) -> Iterator[Message]:
     """Yield until the queue is empty or the time slice is over."""
-    waiting, returned = inbound.waiting, disposition.returned_in(inbound)
+    waiting, returned = inbound.waiting, disposition.slice_of(inbound).returned
     began = monotonic()
     inbound.slice.end = 0.0 if pool.prompt.left else pool.turns.due_at  # the FIN leaves when the round is over
     timing = disposition.timing

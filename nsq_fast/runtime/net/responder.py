@@ -35,6 +35,8 @@ class Responder:
         session: the protocol state.
         closed_error: why the connection ended or is ending; None while it is open.
         finished: messages to be finished with the next flush: see ``Outbox.finished``.
+        schedule_flush: have what is queued sent before the hub waits for anything.
+        flush: send what is queued now, as far as the system takes it without blocking.
         hold: called with the connection, a message and its delay in ms in place of a REQ that has a delay, where
             the server would ignore it; to call ``requeue(message, 0)`` later.
     """
@@ -46,6 +48,8 @@ class Responder:
         self.hold: Callable[[Any, Message, int], None] | None = None
         self._thread = OwnerThread()
         self.finished = outbox.finished
+        self.schedule_flush = outbox.schedule  # not methods of its own: these are called for each batch
+        self.flush = outbox.flush
         self._outbox = outbox
         self._signals = SignalBook()
         self._on_finish: Callable[..., Any] | None = getattr(owner, "on_finish", None)
@@ -100,14 +104,6 @@ class Responder:
         if self._signals.entries:
             self._signals.touched(message)
         return QUEUED
-
-    def schedule_flush(self) -> None:
-        """Have what is queued sent before the hub waits for anything."""
-        self._outbox.schedule()
-
-    def flush(self) -> None:
-        """Send what is queued now, as far as the system takes it without blocking."""
-        self._outbox.flush()
 
     def _answers_left(self, finished: list[Message], requeued: int, is_sent: bool) -> None:
         """These answers were handed to the system, or were dropped with the connection."""
