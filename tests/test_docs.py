@@ -81,6 +81,7 @@ ELSEWHERE = {
         "redesigned",
         "from nsq_fast import trace_log",
     ): "servers/test_redesigned_docs.py::test_the_programs_publish_consume_and_trace",
+    ("spark", "from pyspark import pipelines"): "spark/test_spark_targets.py::test_a_declarative_pipeline_reads_what",
     ("spark", "import nsq_fast.spark"): "spark/test_spark_docs.py::test_the_programs_bring_orders_into_a_table_and",
     ("production", "# app.py"): "test_docs.py::test_the_app_of_production_runs",
 }
