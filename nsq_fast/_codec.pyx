@@ -31,6 +31,15 @@ cdef extern from "Python.h":
     Py_buffer* PyMemoryView_GET_BUFFER(object view)
     object PyNumber_Index(object value)
     Py_ssize_t Py_REFCNT(PyObject* value)
+    PyObject** PySequence_Fast_ITEMS(object items)
+    # of items that their owner keeps: no reference is counted
+    int item_is_bytes "PyBytes_Check"(PyObject* item)
+    int item_is_exactly_bytes "PyBytes_CheckExact"(PyObject* item)
+    Py_ssize_t item_size "PyBytes_GET_SIZE"(PyObject* item)
+    char* item_data "PyBytes_AS_STRING"(PyObject* item)
+    int PyUnicode_IS_COMPACT_ASCII(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    void* PyUnicode_DATA(object text)
 
 cdef extern from *:
     """

@@ -136,6 +136,73 @@ cdef bytes _records(bytes line, int prefix, list bodies, list trace_ids, list he
     return out
 
 
+cdef int _partition_digits(object partition, unsigned char* digits) except -1:
+    # " 7": what names a partition in a command, and its length; 0 where it is not a partition as it should be
+    cdef long number
+    if type(partition) is not int:
+        return 0
+    if not 0 <= partition <= MAX_PARTITION:
+        return 0
+    number = partition
+    cdef int size = 2 if number < 10 else 3 if number < 100 else 4 if number < 1000 else 5
+    cdef int at = size - 1
+    digits[0] = c" "
+    while at:
+        digits[at] = <unsigned char> (c"0" + number % 10)
+        number //= 10
+        at -= 1
+    return size
+
+
+cdef bytes _plain(bytes verb, object topic, object partition, PyObject** bodies, Py_ssize_t count, int prefix):
+    """A command with a target and bodies, built in one go where all is as it nearly always is.
+
+    None where it is not, or something is wrong: a topic that is no plain ASCII text, a body that is not ``bytes``.
+    The caller keeps the bodies. (nsq-fast bench publish)
+    """
+    cdef unsigned char digits[8]
+    cdef Py_ssize_t i, size, total = 4 * count
+    if type(topic) is not str or not PyUnicode_IS_COMPACT_ASCII(topic):
+        return None
+    cdef Py_ssize_t topic_size = PyUnicode_GET_LENGTH(topic)
+    cdef const unsigned char* text = <const unsigned char*> PyUnicode_DATA(topic)
+    for i in range(topic_size):
+        if not 0x21 <= text[i] <= 0x7e:
+            return None
+    cdef int digits_size = 0 if partition is None else _partition_digits(partition, digits)
+    if topic_size == 0 or (partition is not None and digits_size == 0):
+        return None
+    for i in range(count):
+        if not item_is_bytes(bodies[i]):
+            return None
+        total += item_size(bodies[i])
+    if total > MAX_BODY - 4:
+        return None
+    cdef Py_ssize_t verb_size = PyBytes_GET_SIZE(verb)
+    cdef Py_ssize_t line_size = verb_size + 1 + topic_size + digits_size + 1
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, line_size + prefix + total)
+    cdef unsigned char* at = <unsigned char*> PyBytes_AS_STRING(out)
+    memcpy(at, PyBytes_AS_STRING(verb), verb_size)
+    at += verb_size
+    at[0] = c" "
+    memcpy(at + 1, text, topic_size)
+    at += 1 + topic_size
+    memcpy(at, digits, digits_size)
+    at += digits_size
+    at[0] = c"\n"
+    at += 1
+    if prefix == TOTAL_AND_COUNT:
+        write_u32(at, <uint32_t> (total + 4))
+        write_u32(at + 4, <uint32_t> count)
+        at += 8
+    for i in range(count):
+        size = item_size(bodies[i])
+        write_u32(at, <uint32_t> size)
+        memcpy(at + 4, item_data(bodies[i]), size)
+        at += 4 + size
+    return out
+
+
 cdef list _listed(object iterable, str argument):
     try:
         return list(iterable)
@@ -198,11 +265,23 @@ cdef bytes _subscription(bytes verb, object topic, object channel, object partit
 
 def pub(topic, body, partition=None):
     """PUB."""
+    cdef PyObject* only = <PyObject*> body
+    cdef bytes plain = _plain(b"PUB", topic, partition, &only, 1, NO_PREFIX)
+    if plain is not None:
+        return plain
     return _records(_line(_target(b"PUB", topic, partition)), NO_PREFIX, [body], None, None)
 
 
 def mpub(topic, bodies, partition=None):
     """MPUB of any iterable of bodies."""
+    cdef bytes plain = None
+    if type(bodies) is list and PyList_GET_SIZE(bodies):
+        with cython.critical_section(bodies):
+            plain = _plain(
+                b"MPUB", topic, partition, PySequence_Fast_ITEMS(bodies), PyList_GET_SIZE(bodies), TOTAL_AND_COUNT
+            )
+    if plain is not None:
+        return plain
     return _records(_line(_target(b"MPUB", topic, partition)), TOTAL_AND_COUNT, _listed(bodies, "bodies"), None, None)
 
 
@@ -214,12 +293,13 @@ def mpub_body(bodies):
 def mpub_size(list bodies not None, Py_ssize_t max_msg_size):
     """The size of ``mpub_body(bodies)`` where each is a ``bytes`` of 1 to ``max_msg_size``; -1 where one is not."""
     cdef Py_ssize_t i, size, total = COUNT_ONLY
+    cdef PyObject** items
     with cython.critical_section(bodies):
+        items = PySequence_Fast_ITEMS(bodies)
         for i in range(PyList_GET_SIZE(bodies)):
-            body = <object> PyList_GET_ITEM(bodies, i)
-            if type(body) is not bytes:
+            if not item_is_exactly_bytes(items[i]):
                 return -1
-            size = PyBytes_GET_SIZE(body)
+            size = item_size(items[i])
             if not 0 < size <= max_msg_size:
                 return -1
             total += 4 + size

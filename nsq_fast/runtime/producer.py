@@ -15,9 +15,10 @@ from typing import Any, Literal, TypeAlias, overload
 
 from gevent.event import AsyncResult
 
+from nsq_fast._codec import mpub_size
 from nsq_fast.errors import ConfigError, PublishFailed, PublishTimeout
 from nsq_fast.protocol.partitioner import Key
-from nsq_fast.protocol.wire_form import Form, Receipt
+from nsq_fast.protocol.wire_form import PLAIN_BATCH, Form, Receipt
 
 from .owner_thread import get_ident
 from .publishing.compose import NO_EXTRAS, Body, Extras, extras_of
@@ -237,6 +238,17 @@ class Producer(ProducerLife):
             trace_id, headers: of all of them, or a list with one for each.
         The other arguments are those of ``publish``.
         """
+        if (
+            (type(bodies) is list and block and raise_error and timeout is key is partition is trace_id is None)
+            and (headers is None and tag is None)
+            and (batch := self._usual_batch(topic, bodies)) is not None
+        ):
+            try:
+                stored: AllStored = batch.wait(self._wakeups)
+                return stored
+            finally:
+                if not batch.done:
+                    batch.destination.sender.abandon(batch)
         parts = self._parts(topic, bodies, timeout, extras_of(key, partition, trace_id, headers, tag))
         whole: Publish | Group = parts[0] if len(parts) == 1 else Group(parts)
         result = None if raise_error else whole.promise()
@@ -253,6 +265,26 @@ class Producer(ProducerLife):
                     part.destination.sender.abandon(part)
 
     # What one publish goes through before it is sent
+
+    def _usual_batch(self, topic: str, bodies: list[Any]) -> Publish | None:
+        """Send a batch that is one command, and of which nothing is left to check; None where it is not so.
+
+        What it does not take is for ``_parts`` (nsq-fast bench publish --mode batch).
+        """
+        route = self._routes.get(topic) if topic.__class__ is str else None
+        limit = self._pending_limit
+        weight = len(bodies)
+        if (
+            (route is not None and weight and self._is_running and get_ident() == self._thread.ident)
+            and (limit.used + weight <= limit.limit and not limit.queue and not self._trace.is_active)
+            and 0 < mpub_size(bodies, route.plain_size) <= self.config.max_body_size
+        ):
+            route.is_used = True
+            limit.used += weight
+            publish = Publish(route.any, bodies.copy(), monotonic() + self._timeout, PLAIN_BATCH, weight)
+            route.any.add(publish)
+            return publish
+        return None
 
     def _new(self, topic: str, body: Any, defer: int | None, timeout: float | None, extras: Extras) -> Publish:
         """Check the arguments of a publish of one message."""

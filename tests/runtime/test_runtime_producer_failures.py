@@ -282,6 +282,23 @@ def test_a_batch_larger_than_max_pending_goes_alone(publish_nsqd: Nsqds, new_pro
     assert sender.stats()["held"] == 0
 
 
+def test_a_batch_is_tried_again_as_it_was_handed_over(publish_nsqd: Nsqds, new_producer: Producers) -> None:
+    bodies = [b"first", b"second"]
+
+    def answer(peer: Peer, command: Command) -> None:
+        if bodies and command.name == "MPUB":
+            bodies.clear()
+            raise EndOfPeer
+        peer.ok()
+
+    server = publish_nsqd(answer)
+    sender = new_producer(server)
+    assert sender.publish("t", b"its topic is known now") == b"OK"
+    assert sender.multipublish("t", bodies) == b"OK"
+    assert server.bodies[1:] == [b"first", b"second"] * 2
+    assert sender.stats()["held"] == 0
+
+
 def test_publishes_that_wait_in_vain_do_not_pile_up() -> None:
     with Producer([free_address()], max_pending=10) as sender:
         for _ in range(5):
