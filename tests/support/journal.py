@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,11 @@ class Query:
         if self.offset is None:
             self.offset = _kept(self.reader.initialOffset())
             assert _kept(self.reader.initialOffset()) == self.offset
+
+    def move(self, folder: Path) -> None:
+        """Start again, with the journal at another path."""
+        self._options = replace(self._options, journal=str(folder))
+        self.start()
 
     def plan(self, limit: ReadLimit | None = None) -> bool:
         """Plan a batch, if there is anything to read."""
