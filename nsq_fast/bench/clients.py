@@ -1,7 +1,8 @@
 """The programs that are measured, and which of them can run here.
 
-``nsq_fast`` and the floors run in this interpreter; gnsq, pynsq, ansq and asyncnsq in one that has them
-(NSQ_FAST_PEER_PYTHON, by default this one); go-nsq is built by Go from the published module.
+``nsq_fast`` and the floors run in this interpreter, and so does our example for tornado, where that is installed;
+gnsq, pynsq, ansq and asyncnsq in one that has them (NSQ_FAST_PEER_PYTHON, by default this one); go-nsq is built by Go
+from the published module.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from nsq_fast._version import __version__
 from .settings import Settings
 
 PROGRAMS = Path(__file__).parent / "programs"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "embedding"
 OURS = "nsq_fast"
 BATCHES = "nsq_fast batches"
 COLUMNS = "nsq_fast columns"
@@ -90,6 +93,16 @@ def available(peer_python: str | None = None) -> list[Client]:
     return [*_ours(), *_go(), *_peers(python), *_floors()]
 
 
+def needed_by(name: str) -> str:
+    """What has to be installed for a client that ``available`` does not have."""
+    if name.startswith("go-nsq"):
+        return "Go, and its module proxy"
+    if name == TORNADO:
+        return f"a checkout of nsq_fast, and tornado in {sys.executable}: pip install tornado"
+    module = "pynsq" if name == EMBEDDED else name
+    return f"an interpreter that has {module}: pip install {module}, and --peer-python" if module in _MODULES else ""
+
+
 def names() -> tuple[str, ...]:
     """The names that clients can have."""
     ours = (OURS, BATCHES, COLUMNS, "nsq_fast linger", SEPARATE, KEYED, ASYNCIO, THREADS, DROP_IN)
@@ -115,6 +128,8 @@ def _ours() -> Iterator[Client]:
         can_open_loop=False,
         **able,
     )
+    if (EXAMPLES / "tornado_reader.py").exists() and find_spec("tornado"):
+        yield Client(name=TORNADO, command=_program("use_tornado"), version=__version__, kinds=_ONLY_CONSUME)
     if _has_drop_in():
         command = (sys.executable, "-m", "nsq_fast", "run-as-gnsq", str(PROGRAMS / "use_gnsq.py"))
         kinds = frozenset({"consume", "publish", "roundtrip"})
@@ -221,16 +236,9 @@ def _peers(python: str) -> Iterator[Client]:
             can_negotiate=name == "gnsq",
             can_open_loop=name in ("gnsq", "pynsq"),
         )
-    if "pynsq" in versions:  # and with it tornado
-        yield from _embedders(python, versions["pynsq"])
-
-
-def _embedders(python: str, version: str) -> Iterator[Client]:
-    """Clients of others that use our parser."""
-    kinds = frozenset({"consume"})
-    yield Client(name=EMBEDDED, command=_program("use_pynsq_embedded", python), version=version, kinds=kinds)
-    if (Path(__file__).parents[2] / "examples" / "embedding" / "tornado_reader.py").exists():
-        yield Client(name=TORNADO, command=_program("use_tornado", python), version=__version__, kinds=kinds)
+    if "pynsq" in versions:  # with our parser
+        program = _program("use_pynsq_embedded", python)
+        yield Client(name=EMBEDDED, command=program, version=versions["pynsq"], kinds=_ONLY_CONSUME)
 
 
 @cache

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from html import escape
-from pathlib import Path
 
 from nsq_fast.errors import ConfigError
 from nsq_fast.page.document import document, prose, table
@@ -238,14 +237,10 @@ def fill(text: str, block: str) -> str:
     return FIGURES.sub(lambda marks: f"{marks[1]}{block}{marks[2]}", text)
 
 
-def write_charts(run: Run, folder: Path) -> list[Path]:
-    """Write the charts that the README shows, as SVG files; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
+def charts(run: Run) -> Iterator[tuple[str, str]]:
+    """The charts that the README shows: the names of their files, and SVG."""
     for name, metric in README_CHARTS:
         scenario = run.scenario(name)
         chart = picture_of(scenario, metric) if scenario else ""
         if chart:
-            written.append(folder / f"{name}-{metric}.svg")
-            written[-1].write_text(chart + "\n")
-    return written
+            yield f"{name}-{metric}.svg", chart + "\n"

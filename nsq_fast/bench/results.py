@@ -92,13 +92,9 @@ class Run(msgspec.Struct, kw_only=True):
         return next((each for each in self.scenarios if each.name == name), None)
 
 
-def save(run: Run, path: Path) -> None:
-    """Write a run as JSON. Raises ConfigError where that cannot be done."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
-    except OSError as error:
-        raise ConfigError(f"cannot write the run to {path}: {error.strerror or error}") from error
+def as_json(run: msgspec.Struct) -> str:
+    """What the file of a run holds."""
+    return msgspec.json.format(msgspec.json.encode(run), indent=1).decode() + "\n"
 
 
 def load(path: Path) -> Run:

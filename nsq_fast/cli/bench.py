@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from nsq_fast.bench import core, results, tables
-from nsq_fast.bench.clients import Client, available, chosen, names
+from nsq_fast.bench.clients import Client, available, chosen, names, needed_by
 from nsq_fast.bench.goals import judge
 from nsq_fast.bench.machine import about
 from nsq_fast.bench.results import Run, Scenario
@@ -195,6 +195,8 @@ def _embedded() -> Source:
 def _clients(wanted: Sequence[str], peer_python: str | None, place: _Place) -> list[Client]:
     """The clients of a run; those that are left out are said."""
     clients = chosen(available(peer_python), wanted)
+    for name in sorted({*wanted} - {client.name for client in clients}):
+        click.echo(f"left out: {name} needs {needed_by(name)}", err=True)
     left_out = [client.name for client in clients if place.asks_options and not client.takes_options]
     if left_out:
         text = f"{', '.join(left_out)}: bench cannot give them TLS and AUTH options"
@@ -226,7 +228,7 @@ def _run(
             run.scenarios.append(scenario)
             _show(scenario, plan.title, run.about.cores)
         if target:
-            results.save(run, target)
+            console.write_file(target, results.as_json(run))
     return run
 
 
@@ -255,7 +257,7 @@ def _codec(rounds: int, target: Path | None) -> None:
     run = Run(about=about({}), core=core.measure(rounds))
     _show_core(run)
     if target:
-        results.save(run, target)
+        console.write_file(target, results.as_json(run))
 
 
 def _show_core(run: Run) -> None:
@@ -301,7 +303,7 @@ def _suite(
     rows = [[each.what, each.target, each.actual, each.verdict] for each in measured]
     _print_table("Goals", ["what", "target", "actual", "verdict"], rows)
     if target:
-        results.save(run, target)
+        console.write_file(target, results.as_json(run))
 
 
 def _as_the_servers(todo: Sequence[Plan], place: _Place) -> list[Plan]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import msgspec
 
 from nsq_fast.bench.clients import OURS, available, chosen
 from nsq_fast.bench.machine import about
+from nsq_fast.bench.results import as_json
 from nsq_fast.bench.scale import ScaleRun, explained, measure, settings_of
 from nsq_fast.bench.scale_report import HEADER, html, picture_of, rows, title_of
 from nsq_fast.bench.servers import embedded, from_folder
@@ -83,18 +83,10 @@ def _show(run: ScaleRun) -> None:
 def _write(run: ScaleRun, target: Path | None, html_file: Path | None, svg_folder: Path | None) -> None:
     texts = {}
     if target:
-        texts[target] = msgspec.json.format(msgspec.json.encode(run), indent=1).decode() + "\n"
+        texts[target] = as_json(run)
     if html_file:
         texts[html_file] = html(run)
     if svg_folder:
         texts |= {svg_folder / f"scale-{curve.kind}.svg": picture_of(curve) + "\n" for curve in run.curves}
     for path, text in texts.items():
-        _write_one(path, text)
-
-
-def _write_one(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise click.ClickException(f"cannot write {path}: {error.strerror or error}") from error
+        console.write_file(path, text)

@@ -11,7 +11,7 @@ import msgspec
 from nsq_fast.bench import results
 from nsq_fast.bench.compare import THRESHOLD, Change, compare, differences
 from nsq_fast.bench.figures import METRICS, Figure, shown
-from nsq_fast.bench.report import docs, fill, html, readme_block, tuning_block, write_charts
+from nsq_fast.bench.report import charts, docs, fill, html, readme_block, tuning_block
 
 from . import console
 
@@ -95,16 +95,13 @@ def report_command(
     if not (html_file or svg_folder or docs_file or readme or tuning):
         raise click.UsageError("say what to write: --html, --svg, --docs, --readme or --tuning")
     run = results.load(run_file)
-    try:
-        if html_file:
-            html_file.write_text(html(run), encoding="utf-8")
-        if docs_file:
-            docs_file.write_text(docs(run), encoding="utf-8")
-        for page, block in ((readme, readme_block), (tuning, tuning_block)):
-            if page:
-                page.write_text(fill(page.read_text(encoding="utf-8"), block(run)), encoding="utf-8")
-        if svg_folder:
-            write_charts(run, svg_folder)
-    except OSError as error:
-        targets = (str(each) for each in (error.filename, html_file, docs_file, readme, tuning, svg_folder) if each)
-        raise click.ClickException(f"cannot write {next(targets)}: {error.strerror or error}") from error
+    if html_file:
+        console.write_file(html_file, html(run))
+    if docs_file:
+        console.write_file(docs_file, docs(run))
+    for page, block in ((readme, readme_block), (tuning, tuning_block)):
+        if page:
+            console.write_file(page, fill(page.read_text(encoding="utf-8"), block(run)))
+    if svg_folder:
+        for name, chart in charts(run):
+            console.write_file(svg_folder / name, chart)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 from rich.box import HEAVY_HEAD, Box
@@ -116,3 +117,12 @@ def _paragraph(head: Sequence[str], row: Sequence[str], names: int, width: int) 
         line += shown
     if line:
         yield line
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write what a command was asked to leave in a file, whose folder is made. Raises ClickException."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"cannot write {path}: {error.strerror or error}") from error

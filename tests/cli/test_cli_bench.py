@@ -38,6 +38,16 @@ def rounds_of(run: dict[str, Any], client: str = "nsq_fast") -> list[dict[str, A
     return rounds
 
 
+def test_the_example_for_tornado_runs_where_nsq_fast_does(tmp_path: Path) -> None:
+    run = measured(tmp_path, "consume", *SMALL, "--client", "tornado example", "--peer-python", "/bin/false")
+    assert len(rounds_of(run, "tornado example")) == 2
+
+
+def test_what_a_client_needs_that_is_not_there_is_said() -> None:
+    done = bench("consume", *SMALL, *OURS, "--client", "pynsq", "--peer-python", "/bin/false")
+    assert "left out: pynsq needs an interpreter that has pynsq: pip install pynsq, and --peer-python\n" in done.output
+
+
 def test_consume_writes_every_round_with_versions_machine_and_settings(tmp_path: Path) -> None:
     run = measured(tmp_path, "consume", *SMALL, *OURS, "--client", "floor: core")
     assert {"nsq_fast", "git_commit", "python", "cpu", "cores", "date", "clients"} <= run["about"].keys()
@@ -188,7 +198,7 @@ def test_compare_fails_when_a_client_became_slower(suite_run: Path, tmp_path: Pa
             if client.client == "nsq_fast":
                 client.rounds = [nine_times_slower(each) for each in client.rounds]
     slower = tmp_path / "slower.json"
-    results.save(run, slower)
+    slower.write_text(results.as_json(run))
     done = bench("compare", str(suite_run), str(slower))
     assert done.exit_code == 1
     assert "worse" in done.output
@@ -237,8 +247,8 @@ def test_a_report_on_a_full_disk_is_one_line(suite_run: Path, flag: str) -> None
 
 def test_a_run_that_cannot_be_written_is_one_line() -> None:
     done = bench("codec", "--rounds", "1", "--json", "/dev/full")
-    assert done.exit_code == 2
-    assert done.output.splitlines()[-1] == "Error: cannot write the run to /dev/full: No space left on device"
+    assert done.exit_code == 1
+    assert done.output.splitlines()[-1] == "Error: cannot write /dev/full: No space left on device"
 
 
 def test_compare_says_what_else_differs(suite_run: Path, tmp_path: Path) -> None:
@@ -246,7 +256,7 @@ def test_compare_says_what_else_differs(suite_run: Path, tmp_path: Path) -> None
     run.about.cpu, run.about.python = "another one", "3.99"
     for scenario in run.scenarios:
         scenario.server = "nsqd 9.9"
-    results.save(run, tmp_path / "other.json")
+    (tmp_path / "other.json").write_text(results.as_json(run))
     same = bench("compare", str(suite_run), str(suite_run))
     assert "warning" not in same.output
     done = bench("compare", str(suite_run), str(tmp_path / "other.json"))

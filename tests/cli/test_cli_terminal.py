@@ -109,7 +109,7 @@ def test_lookup_fits(server: str, width: int) -> None:
 def test_bench_compare_fits(width: int, tmp_path: Path) -> None:
     run_of_docs = results.load(RUN)
     run_of_docs.scenarios = run_of_docs.scenarios[:2]
-    results.save(run_of_docs, tmp_path / "run.json")
+    (tmp_path / "run.json").write_text(results.as_json(run_of_docs))
     done = run(width, "bench", "compare", "--all", str(tmp_path / "run.json"), str(tmp_path / "run.json"))
     check_fits(done, width, "nsq_fast batches", "verdict")
 

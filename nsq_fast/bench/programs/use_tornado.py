@@ -1,6 +1,6 @@
 """examples/embedding/tornado_reader.py, a reader in pynsq's style, as a measured client: consume.
 
-It runs in a checkout only, in an interpreter that need not have nsq_fast.
+It runs in a checkout only, in an interpreter that has tornado, and what nsq_fast itself needs.
 """
 
 import sys
