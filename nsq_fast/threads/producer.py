@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, overload
 
 from nsq_fast.log_events import EXIT_IGNORED
 from nsq_fast.protocol.wire_form import Receipt
-from nsq_fast.runtime import CrossingProducer, OutsideProducer, PublishRequest, Reply, extras_of
+from nsq_fast.runtime import CrossingProducer, OutsideProducer, PublishRequest, extras_of
 
 Body: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = Mapping[str, Any]
@@ -93,8 +93,10 @@ class Producer(OutsideProducer):
         producer = self._place.get()
         body = producer.body_of(topic, body, timeout)
         extras = extras_of(key, partition, trace_id, headers, tag)
-        promise = Reply() if raise_error else _Promise()
-        request = PublishRequest(topic, body, defer, timeout, extras, promise, waits=block, needs_nsqd=not block)
+        promise = producer.reply() if raise_error else _Promise()
+        request = PublishRequest(
+            topic, body, defer, timeout, extras, promise, waits=block, needs_nsqd=not block, latch=promise.latch
+        )
         stored: Stored | Future[Stored] = self._sent(producer, request)
         return stored
 
@@ -173,8 +175,10 @@ class Producer(OutsideProducer):
         producer = self._place.get()
         content = producer.bodies_of(topic, bodies, timeout)
         extras = extras_of(key, partition, trace_id, headers, tag)
-        promise = Reply() if raise_error else _Promise()
-        request = PublishRequest(topic, content, None, timeout, extras, promise, waits=block, needs_nsqd=not block)
+        promise = producer.reply() if raise_error else _Promise()
+        request = PublishRequest(
+            topic, content, None, timeout, extras, promise, waits=block, needs_nsqd=not block, latch=promise.latch
+        )
         stored: AllStored | Future[AllStored] = self._sent(producer, request)
         return stored
 
@@ -231,6 +235,8 @@ class Producer(OutsideProducer):
 
 class _Promise:
     """Gives a Future what a publish ends with."""
+
+    latch = None  # nobody waits in it
 
     def __init__(self) -> None:
         self.future: Future[Any] = Future()

@@ -262,6 +262,42 @@ futures = [producer.publish_nowait("t", b"x") for _ in range(3)]
     assert "before 3 publishes were confirmed" in line
 
 
+def test_the_end_of_the_interpreter_counts_what_waits_for_room(nsqd_process: Any) -> None:
+    nsqd_process.freeze()
+    done = _run(
+        f"""
+from nsq_fast.threads import Producer
+producer = Producer({nsqd_process.address!r}, max_pending=1)
+producer.start()
+futures = [producer.multipublish("t", bodies, raise_error=False) for bodies in ([b"x"], [b"x"], [b"x", b"x"])]
+"""
+    )
+    nsqd_process.thaw()
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "before 4 publishes were confirmed" in line
+
+
+def test_the_end_of_the_interpreter_counts_what_a_stuck_hub_thread_has_not_taken(nsqd_process: Any) -> None:
+    done = _run(
+        f"""
+import threading
+from nsq_fast.runtime.crossing import hub_thread
+from nsq_fast.threads import Producer
+hub_thread.END_TIMEOUT = 0.1
+producer = Producer({nsqd_process.address!r})
+producer.start()
+stuck = threading.Event()
+producer.publish_nowait("t", b"x").add_done_callback(lambda _: (stuck.set(), threading.Event().wait()))
+assert stuck.wait(50)
+futures = [producer.publish_nowait("t", b"x"), producer.multipublish("t", [b"x", b"x"], raise_error=False)]
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "before 3 publishes were confirmed" in line
+
+
 def test_the_end_of_the_interpreter_delivers_what_is_pending(nsqd_process: Any) -> None:
     done = _run(
         f"""

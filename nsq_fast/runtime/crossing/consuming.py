@@ -71,3 +71,7 @@ class CrossingConsumer(Consumer):
         """Close within ``timeout`` seconds. Messages whose handlers run then are delivered again."""
         self.close(drain=True, timeout=timeout)
         return 0
+
+    def count_unconfirmed(self) -> int:
+        """A consumer publishes nothing."""
+        return 0

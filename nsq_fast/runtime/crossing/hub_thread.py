@@ -60,6 +60,9 @@ class AtExit(Protocol):
     def close_at_exit(self, timeout: float) -> int:
         """In the hub thread: close within ``timeout`` seconds; return how many publishes were not confirmed."""
 
+    def count_unconfirmed(self) -> int:
+        """How many publishes are not confirmed now. In any thread, while the hub thread is stuck."""
+
 
 class Dependent(Protocol):
     """What waits for the hub thread, or has others wait for it."""
@@ -163,7 +166,11 @@ class HubThread:
             return
         reply = Reply()
         self.call_later(reply, self._close_clients)
-        if reply.wait(2 * END_TIMEOUT) and reply.error is None and (lost := reply.get_now()):
+        if reply.wait(2 * END_TIMEOUT) and reply.error is None:
+            lost = reply.get_now()
+        else:  # a callback keeps the thread, say
+            lost = sum(client.count_unconfirmed() for client in list(self._clients))
+        if lost:
             logger.warning(
                 "the interpreter ended before %d publishes were confirmed: whether they are stored is unknown."
                 " Call close() of the producer, which waits for them", lost, extra=PUBLISHES_UNCONFIRMED,

@@ -6,6 +6,7 @@ from collections import deque
 from time import monotonic
 from typing import Any
 
+from nsq_fast._latch import Latch
 from nsq_fast.errors import NotRunning, PublishFailed
 from nsq_fast.names import check_topic
 from nsq_fast.runtime.owner_thread import get_ident
@@ -16,7 +17,9 @@ from nsq_fast.runtime.publishing.publish import Group, Promise, Publish
 from nsq_fast.runtime.supervised import Job
 from nsq_fast.runtime.waiting import is_interrupting
 
+from .gathering import FEWEST, Gathering
 from .hub_thread import HubThread
+from .reply import Reply
 
 
 class PublishRequest:
@@ -28,10 +31,11 @@ class PublishRequest:
         waits: for room below ``max_pending``, and for a connection. Otherwise it fails where there is none.
         needs_nsqd: it fails also where no nsqd is connected.
         promise: gets the result, in the hub thread.
+        latch: what a thread waits for, where one does.
     """
 
-    __slots__ = ("content", "defer", "extras", "is_cancelled", "job", "needs_nsqd", "parts", "promise", "timeout",
-                 "topic", "waits")  # fmt: skip
+    __slots__ = ("content", "defer", "extras", "is_cancelled", "job", "latch", "needs_nsqd", "parts", "promise",
+                 "timeout", "topic", "waits")  # fmt: skip
 
     def __init__(
         self,
@@ -44,6 +48,7 @@ class PublishRequest:
         *,
         waits: bool,
         needs_nsqd: bool = False,
+        latch: Latch | None = None,
     ) -> None:
         self.topic = topic
         self.content = content
@@ -53,9 +58,15 @@ class PublishRequest:
         self.promise = promise
         self.waits = waits
         self.needs_nsqd = needs_nsqd
+        self.latch = latch
         self.parts: list[Publish] = []  # what it has become in the hub thread
         self.job: Job | None = None  # what waits for room there
         self.is_cancelled = False
+
+    @property
+    def weight(self) -> int:
+        """How many messages it is."""
+        return 1 if isinstance(self.content, bytes) else len(self.content)
 
 
 class CrossingProducer(Producer):
@@ -67,6 +78,7 @@ class CrossingProducer(Producer):
         self._requests: deque[PublishRequest] = deque()
         self._is_taking = False
         self._entering: set[PublishRequest] = set()  # they wait for room in jobs of their own: nobody may pass them
+        self._gathering = Gathering(hub_thread, self._take)
         hub_thread.close_at_exit(self)
         hub_thread.tell_end(self)
         return self
@@ -94,6 +106,10 @@ class CrossingProducer(Producer):
         if topic.__class__ is not str or topic not in self._routes:
             check_topic(topic)
 
+    def reply(self) -> Reply:
+        """What the calling thread, or greenlet, waits for when it publishes."""
+        return Reply(open_latch=self._gathering.answer)
+
     def hand_over(self, request: PublishRequest) -> None:
         """Have a request taken soon, with all others of the moment. In any thread. Raises NotRunning.
 
@@ -110,12 +126,25 @@ class CrossingProducer(Producer):
 
     def _take(self) -> None:
         self._is_taking = False  # before the requests are looked at: none can come in between and not be seen
-        while self._requests:
-            self._admit(self._requests.popleft())
+        gathering = self._gathering
+        if gathering.is_on:
+            gathering.end()
+        requests = self._requests
+        self._wakeups.is_waking = len(requests) > 1  # they leave together
+        while requests:
+            request = requests.popleft()
+            if request.latch is not None and not request.is_cancelled:
+                gathering.waiting.add(request.latch)
+            self._admit(request)
+        self._wakeups.is_waking = False
+        if len(gathering.waiting) >= FEWEST:
+            pending = sum(len(delivery.pending.publishes) for delivery in self._clusters)
+            self._is_taking |= gathering.begins(pending)
 
     def thread_ended(self, error: NotRunning) -> None:
         """The hub thread fails: tell those who wait for a publish, each whether it may be stored. Does not block."""
         self._is_running, self._is_closed = False, True
+        self._gathering.close()
         pending = [part for delivery in self._clusters for part in delivery.pending.publishes]
         waiting = [*self._requests, *self._entering]
         for request in waiting:
@@ -126,6 +155,7 @@ class CrossingProducer(Producer):
             if promise is not None and id(promise) not in told:
                 told.add(id(promise))
                 _fail_for_good(promise, error, part.group is not None or _may_be_stored(part))
+        self._gathering.close()
 
     def _admit(self, request: PublishRequest) -> None:
         """Take a request: send it, or have it wait for room. Its promise gets what goes wrong. Does not block."""
@@ -184,6 +214,8 @@ class CrossingProducer(Producer):
     def abandon(self, request: PublishRequest) -> bool:
         """Nobody waits for it any more: what was not sent will not be. Returns whether any of it may be stored."""
         request.is_cancelled = True
+        if request.latch is not None:
+            self._gathering.waiting.discard(request.latch)
         if request.job is not None:
             request.job.kill(block=False)
             self._entering.discard(request)  # a job that had not begun does not do it
@@ -197,6 +229,12 @@ class CrossingProducer(Producer):
         for part in request.parts:
             if any(part in each.pending.publishes for each in self._clusters):  # those that wait for room are not
                 part.destination.sender.abandon(part)
+
+    def close(self, timeout: float | None = None) -> None:
+        """As ``Producer.close``. What was handed over before is published."""
+        self._thread.check("Producer.close()")
+        self._take()
+        super().close(timeout)
 
     def close_from_outside(self, timeout: float | None) -> None:
         """``close``, in any thread; where that must not wait, it only begins to."""
@@ -216,13 +254,20 @@ class CrossingProducer(Producer):
         if not self._is_running:
             return 0
         end = monotonic() + timeout
-        lost = 0
+        self._take()
         for delivery in self._clusters:
             delivery.linger.flush()
             delivery.pending.wait_for_none(max(0.0, end - monotonic()))
-            lost += sum(publish.weight for publish in delivery.pending.publishes)
+        lost = self.count_unconfirmed()
         self.close(0.1)
         return lost
+
+    def count_unconfirmed(self) -> int:
+        """How many messages were handed over and are not confirmed. In the hub thread, or while that is stuck."""
+        parts = {part for delivery in self._clusters for part in delivery.pending.publishes}
+        for request in self._entering:  # of these some parts wait for room
+            parts.update(part for part in request.parts if not part.done)
+        return sum(part.weight for part in parts) + sum(request.weight for request in self._requests)
 
 
 def _fail_for_good(promise: Promise, cause: NotRunning, possibly_stored: bool) -> None:

@@ -1,0 +1,125 @@
+"""Threads that publish at the same time: their requests cross together, and they are woken together.
+
+A thread that hands a request over wakes the hub thread, and both want the
+interpreter's lock (GIL). With sixteen threads these switches take most of the
+time. But while replies to some of them are due in a moment, the hub thread
+wakes up for these anyway: what the others ask for meanwhile waits for that.
+It leaves as one command, and only then the threads whose replies came are
+woken, so that the server works while they run (``nsq-fast bench publish
+--client "nsq_fast threads" --mode concurrent``).
+
+| state | what happened                                     | next state                                  |
+|-------|---------------------------------------------------|---------------------------------------------|
+| off   | requests were taken, and it is worth it           | on: who has a request does not wake the hub |
+| on    | replies came: what gathered is taken              | on, if it is worth it again; else off       |
+| on    | none came for ``LONGEST``: what gathered is taken | as above; after several such, off for REST  |
+| on    | the producer closes: what gathered is taken       | as above                                    |
+| on    | the hub thread fails                              | off, and those who wait are told            |
+
+It is worth it where nothing is pending but what threads wait for, and that of
+``FEWEST`` of them: two or three are faster if each leaves at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from gevent import get_hub
+
+from nsq_fast._latch import Latch, open_all
+
+from .hub_thread import HubThread
+
+FEWEST = 4
+LONGEST = 0.002
+"""Seconds that a request waits for the replies to others. A server that takes longer is far away, or busy."""
+
+TOLERATED, REST = 3, 0.1
+"""After so many such waits on end, so many seconds without gathering follow each further one."""
+
+_LAST = -2  # the lowest priority of libev: a reply that is there comes first
+
+
+class Gathering:
+    """That of one producer. Its methods belong to the hub thread.
+
+    Args:
+        thread: the hub thread.
+        take: takes all requests that there are; it asks ``begins`` then.
+
+    Attributes:
+        is_on: requests that come now wait for replies, or a short time.
+        waiting: the latches of the threads whose requests were taken, and not answered.
+    """
+
+    def __init__(self, thread: HubThread, take: Callable[[], object]) -> None:
+        self.is_on = False
+        self._thread = thread
+        self._take = take
+        self.waiting: set[Latch] = set()
+        self._answered: list[Latch] = []  # in this turn
+        self._leaving: list[Latch] = []  # before, and not woken yet
+        self._rests_until = 0.0
+        self._vain = 0  # waits in vain, since the last that was not
+        self._timer: Any = get_hub().loop.timer(LONGEST, LONGEST, priority=_LAST)
+
+    def begins(self, pending: int) -> bool:
+        """Whether requests gather from now on, where so many publishes are pending. Ask when all were taken."""
+        if FEWEST <= pending == len(self.waiting) and monotonic() >= self._rests_until:
+            self.is_on = True
+            self._timer.again(self._waited_in_vain, update=True)  # from now on, not from when this turn began
+        return self.is_on
+
+    def end(self) -> None:
+        """No request waits any longer: the caller takes them."""
+        if self.is_on:
+            self.is_on = False
+            self._timer.stop()
+
+    def answer(self, latch: Latch) -> None:
+        """Wake its thread: at the end of this turn of the hub, with others, or now if there are but few."""
+        waiting, answered = self.waiting, self._answered
+        are_few = len(waiting) < FEWEST and not answered and not self.is_on
+        waiting.discard(latch)
+        if are_few:
+            latch.open()
+            return
+        answered.append(latch)
+        if len(answered) == 1:
+            self._thread.at_end_of_turn(self._end_turn)
+
+    def close(self) -> None:
+        """Nothing gathers any more, and nobody is kept waiting."""
+        self.end()
+        self._leaving += self._answered
+        self._answered = []
+        self._wake()
+
+    def _end_turn(self) -> None:
+        self._leaving += self._answered
+        self._answered = []
+        if not self.is_on:
+            self._wake()
+            return
+        self._vain = 0
+        try:
+            self._take()
+        finally:  # what was taken is sent by a callback of a callback, and these run in order
+            self._thread.at_end_of_turn(self._end_sending)
+
+    def _end_sending(self) -> None:
+        self._thread.at_end_of_turn(self._wake)
+
+    def _wake(self) -> None:
+        leaving, self._leaving = self._leaving, []
+        open_all(leaving)
+
+    def _waited_in_vain(self) -> None:
+        if self._answered:
+            return  # not in vain: this turn ends soon
+        self._vain += 1
+        if self._vain > TOLERATED:
+            self._rests_until = monotonic() + REST
+        self._take()
