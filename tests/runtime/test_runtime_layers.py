@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+import ssl
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import snappy
+import trustme
 
+from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import RemoteProtocolError
 from nsq_fast.runtime.net.layers import PIECE_SIZE, DeflateLayer, Layer, SnappyLayer
+from nsq_fast.runtime.net.tls_layer import TlsLayer
 
 DATA = random.Random(7).randbytes(5000) + b"nsq " * 50_000
 
@@ -102,3 +107,59 @@ def test_snappy_bomb_is_bounded_by_the_format() -> None:
     layer = SnappyLayer()
     layer.feed(bomb[:PIECE_SIZE])
     assert len(layer.read()) <= 32 * PIECE_SIZE
+
+
+RECORD = 16 * 1024
+
+
+class TlsEnd:
+    """The server's end of a TLS stream in memory, and the layer that is the other one, shaken hands."""
+
+    def __init__(self, folder: Path) -> None:
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("localhost").configure_cert(context)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self.layer = TlsLayer(ConnectionConfig(tls_options={"cafile": str(folder / "ca.pem")}), "localhost")
+        while not (self.layer.try_handshake() and self._is_done()):
+            self._incoming.write(self.layer.take_outgoing())
+            self._is_done()
+            self.layer.feed(self._outgoing.read())
+
+    def _is_done(self) -> bool:
+        self._incoming.write(self.layer.take_outgoing())
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        return True
+
+    def records(self, data: bytes) -> bytes:
+        for start in range(0, len(data), RECORD):
+            self._tls.write(data[start : start + RECORD])
+        return self._outgoing.read()
+
+
+def test_the_records_of_one_read_are_one_piece(tmp_path: Path) -> None:
+    end = TlsEnd(tmp_path)
+    end.layer.feed(end.records(DATA))
+    pieces = []
+    while piece := end.layer.read():
+        pieces.append(piece)
+    assert b"".join(pieces) == DATA
+    assert max(map(len, pieces)) == PIECE_SIZE
+    assert len(pieces) == -(-len(DATA) // PIECE_SIZE)
+
+
+def test_what_comes_before_a_broken_record_is_read(tmp_path: Path) -> None:
+    end = TlsEnd(tmp_path)
+    whole = end.records(DATA[:RECORD])
+    broken = bytearray(end.records(DATA[RECORD : 2 * RECORD]))
+    broken[-1] ^= 1
+    end.layer.feed(whole + bytes(broken))
+    assert end.layer.read() == DATA[:RECORD]
+    for _ in range(2):
+        with pytest.raises(RemoteProtocolError, match="broken TLS stream"):
+            end.layer.read()

@@ -16,6 +16,9 @@ class TlsLayer:
 
     def __init__(self, config: ConnectionConfig, host: str) -> None:
         self.is_ended = False
+        self._is_drained = True  # what was fed has been read
+        self._failure: RemoteProtocolError | None = None
+        self._piece = memoryview(bytearray(PIECE_SIZE))
         self._incoming = MemoryBIO()
         self._outgoing = MemoryBIO()
         self._tls = client_context(config.tls_options).wrap_bio(
@@ -42,14 +45,24 @@ class TlsLayer:
 
     def feed(self, data: bytes) -> None:
         self._incoming.write(data)
+        self._is_drained = False
 
     def read(self) -> bytes:
+        """All records that were fed, up to a piece: one has 16 KiB at most, and each read costs what follows it."""
+        size, piece, read = 0, self._piece, self._tls.read
+        if self._failure is not None:
+            raise self._failure
         try:
-            return self._tls.read(PIECE_SIZE)
+            while size < PIECE_SIZE and not self._is_drained:
+                # typeshed does not know that it gives a number then
+                size += read(PIECE_SIZE - size, piece[size:])  # type: ignore[operator]
         except SSLWantReadError:
-            return b""
+            self._is_drained = True
         except SSLZeroReturnError:
-            self.is_ended = True
-            return b""
+            self._is_drained = self.is_ended = True
         except SSLError as error:
-            raise RemoteProtocolError(f"broken TLS stream: {error}") from error
+            self._failure = RemoteProtocolError(f"broken TLS stream: {error}")
+            self._failure.__cause__ = error
+            if not size:  # else what came before it is read first
+                raise self._failure from error
+        return bytes(piece[:size])
