@@ -16,6 +16,7 @@ from .options import SourceOptions
 from .replay.log import TopicLogs
 from .replay.planning import Planner, Stretch, stretch_of
 from .replay.position import Offsets, Position, TopicOffsets
+from .replay.start import Resolver
 from .spelling import normal
 
 TIMEOUT = 30.0
@@ -72,7 +73,7 @@ def _of_logs(state: SourceState, given: Mapping[str, str]) -> Iterator[Lag]:
     for topic, planned in end.offsets.items():
         logs = TopicLogs(options.for_topic(topic))
         try:
-            yield from _of_topic(logs, options.for_topic(topic), done.get(topic, {}), planned)
+            yield from _of_topic(logs, options.for_topic(topic), None if done is None else done.get(topic, {}), planned)
         finally:
             logs.close()
 
@@ -96,15 +97,15 @@ def _named_by(state: SourceState) -> dict[str, str]:
     return found
 
 
-def _committed(state: SourceState, end: Position, options: SourceOptions) -> TopicOffsets:
-    """The first batch says itself where it begins."""
-    if state.committed is not None:
-        return Position.from_json(state.committed, options).offsets
-    return end.offsets if end.begin is None else end.begin
+def _committed(state: SourceState, end: Position, options: SourceOptions) -> TopicOffsets | None:
+    """The first batch says itself where it begins; with PySpark before 4.2 it need not know: None."""
+    return end.begin if state.committed is None else Position.from_json(state.committed, options).offsets
 
 
-def _of_topic(topic_logs: TopicLogs, options: SourceOptions, done: Offsets, planned: Offsets) -> Iterator[Lag]:
+def _of_topic(topic_logs: TopicLogs, options: SourceOptions, done: Offsets | None, planned: Offsets) -> Iterator[Lag]:
     logs = topic_logs.all_logs(TIMEOUT)
+    if done is None:  # nothing is committed, so the channel has not moved from there
+        done = Resolver(options, topic_logs).starting(logs, None)
     planner = Planner(topic_logs)
     whole = stretch_of(done, logs, None)
     cut = {each: min(max(begin, planned.get(each, begin)), whole.ends[each]) for each, begin in whole.begins.items()}

@@ -79,6 +79,15 @@ def test_options_that_are_given_go_before_what_the_checkpoint_says(tmp_path: Pat
     assert [(each.topic, each.channel, each.depth) for each in found] == [(topic.name, "other", 3)] * 2
 
 
+def test_a_first_batch_that_does_not_say_where_it_begins(tmp_path: Path, topic: Topic) -> None:
+    """With PySpark before 4.2. Nothing is committed, so it begins where the channel stands."""
+    topic.fill(6)
+    ends = {str(number): topic.stats(number)["backend_depth"] for number in (0, 1)}
+    offset = {"channel": "spark", "servers": [topic.lookupd], "offsets": {topic.name: ends}}
+    found = nsq_fast.spark.lags(write(tmp_path, {0: ["v1", "{}", json.dumps(offset)]}))
+    assert [(each.planned, each.depth, each.behind_bytes) for each in found] == [(3, 0, end) for end in ends.values()]
+
+
 def test_the_journalled_reader_of_a_redesigned_topic(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     topic.fill(20)

@@ -66,6 +66,13 @@ def test_a_python_that_cannot_run_the_source_is_refused(python: Python, line: st
     assert session.registered == []
 
 
+def test_a_python_without_something_that_nsq_fast_depends_on_is_refused(python: Python, tmp_path: Path) -> None:
+    (tmp_path / "gevent.py").write_text("raise ModuleNotFoundError('no gevent', name='gevent')\n")
+    paths = ":".join(filter(None, [str(tmp_path), *sys.path]))
+    with pytest.raises(ConfigError, match=r"has no gevent: set PYSPARK_PYTHON=.*, or install nsq-fast\[spark\] there"):
+        nsq_fast.spark.register(Session(python(f'PYTHONPATH={paths} exec {sys.executable} "$@"')))
+
+
 def test_a_python_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"python9, cannot be started \(.*No such file"):
         nsq_fast.spark.register(Session(str(tmp_path / "python9")))
