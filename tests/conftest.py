@@ -56,6 +56,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         kinds.mark(item)
         if " at 0x" in item.nodeid:  # with an address in it, no two processes of xdist collect the same tests
             raise pytest.UsageError(f"the id of a test differs from run to run: {item.nodeid}; give its values ids")
+        if fixture := kinds.unshared(item):
+            raise pytest.UsageError(f"{item.nodeid} uses the fixture {fixture}: name its file in kinds.SHARING")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Who runs which tests, with ``--dist loadfile``."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from support.side_by_side import TogetherByFile
+
+    return TogetherByFile(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import processes
+from support import kinds, processes
+from support.side_by_side import TogetherByFile
 from support.spark_driver import Driver
 from support.spark_ledger import Delivered, account, read_sink
 from support.spark_marks import poll
@@ -94,6 +95,15 @@ def test_an_account_tells_lost_duplicated_and_unexpected() -> None:
     with pytest.raises(AssertionError, match="1 duplicates"):
         account([b"a"], [b"a", b"a"]).check()
     account([b"a"], [b"a", b"a"]).check(duplicates=1)
+
+
+def test_files_that_share_a_fixture_are_given_to_one_process() -> None:
+    split = TogetherByFile.__new__(TogetherByFile)._split_scope
+    shared = {split(f"tests/spark/{name}.py::test_it[a::b]") for name in kinds.SHARING["spark"]}
+    assert len(shared) == 1
+    others = ("tests/spark/test_spark_docs.py", "tests/spark/test_spark_day.py")
+    assert tuple(split(f"{name}::test_it") for name in others) == others
+    assert all((Path(__file__).parent / f"{name}.py").exists() for files in kinds.SHARING.values() for name in files)
 
 
 def test_the_processes_of_a_session_are_known(tmp_path: Path) -> None:

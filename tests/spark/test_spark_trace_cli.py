@@ -6,12 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner, Result
 from support import trace_logs
 from support.spark_marks import LIMIT
-from support.spark_settings import quick_environment
+from support.spark_settings import LOCAL, quick_environment
+
+from nsq_fast.cli import main
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # Compiling Java for a query costs more than so few rows; the report at size and the demo do it.
 WITHOUT_CODE = [f"--conf=spark.sql.codegen.{name}" for name in ("wholeStage=false", "factoryMode=NO_CODEGEN")]
@@ -23,7 +31,16 @@ def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=env)
 
 
-def test_a_report_on_logs_and_again_on_its_tables(java: None, tmp_path: Path) -> None:
+@pytest.fixture
+def report_here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """The command in this process, with the session of all tests: starting one takes longer than so small a report."""
+    monkeypatch.setattr(type(spark), "stop", lambda session: None)
+    return lambda *given: CliRunner().invoke(main, ["trace-report", "--master", LOCAL, *map(str, given)])
+
+
+def test_a_report_on_logs_and_again_on_its_tables(
+    java: None, tmp_path: Path, report_here: Callable[..., Result]
+) -> None:
     log = trace_logs.good_log()
     planted = trace_logs.plant(log)
     trace_logs.write_logs(trace_logs.records_of(log), tmp_path / "logs")
@@ -36,9 +53,9 @@ def test_a_report_on_logs_and_again_on_its_tables(java: None, tmp_path: Path) ->
         len(planted.duplicates),
         len(planted.violations),
     )
-    again = run("trace-report", "--tables", tmp_path / "tables", "--html", tmp_path / "report.html", *small)
-    assert again.returncode == 0, again.stderr
-    assert f"{len(planted.lost):,} │ published, never finished" in again.stdout
+    again = report_here("--tables", tmp_path / "tables", "--html", tmp_path / "report.html")
+    assert again.exit_code == 0, again.output
+    assert f"{len(planted.lost):,} │ published, never finished" in again.output
     assert "NSQ traces" in (tmp_path / "report.html").read_text()
 
 
@@ -63,13 +80,13 @@ def test_wrong_arguments_are_said_in_a_line(java: None, arguments: list[str], me
     assert "Traceback" not in done.stderr
 
 
-def test_logs_in_which_nothing_was_traced(java: None, tmp_path: Path) -> None:
+def test_logs_in_which_nothing_was_traced(tmp_path: Path, report_here: Callable[..., Result]) -> None:
     log = tmp_path / "some.log"
     log.write_text("INFO started\n")
-    done = run("trace-report", log, "--json", "--memory", "512m", "--master", "local[1]", *WITHOUT_CODE)
-    assert done.returncode == 2
-    assert "nothing was traced" in done.stderr
-    assert "Traceback" not in done.stderr
+    done = report_here(log, "--json")
+    assert done.exit_code == 2
+    assert "nothing was traced" in done.output
+    assert isinstance(done.exception, SystemExit)  # and not a traceback
 
 
 def test_a_synthetic_log_at_size_holds_what_was_planted(java: None, tmp_path: Path) -> None:

@@ -18,12 +18,22 @@ OF_MODULE = {
     "test_runtime_oversized": ("slow",),
     "test_runtime_watchdog": ("slow",),
 }
+SHARING = {
+    "spark": {
+        "test_spark_lag", "test_spark_replay_filters", "test_spark_replay_stream", "test_spark_sink",
+        "test_spark_source", "test_spark_support", "test_spark_tables", "test_spark_trace", "test_spark_trace_cli",
+        "test_spark_trace_local", "test_spark_trace_report", "test_spark_trace_stream", "test_spark_versions",
+        "test_spark_workers",
+    },
+    "standalone": {"test_spark_replay_kills", "test_spark_deployments"},
+}  # fmt: skip
+"""Fixtures of a whole run that take long to make, and the files that use them: see ``side_by_side``."""
+
 LONGEST_FIRST = (
-    "test_spark_replay_kills", "test_spark_journal_stream", "test_spark_day", "test_spark_deployments",
-    "test_spark_sink", "test_spark_trace_cli", "test_spark_docs", "test_spark_support", "test_spark_source",
-    "test_spark_replay_stream", "test_spark_trace", "test_spark_trace_report", "test_spark_trace_stream",
+    "test_spark_sink", "test_spark_replay_kills", "test_spark_journal_stream", "test_spark_day", "test_spark_docs"
 )  # fmt: skip
-"""Files that take minutes begin first: two that run side by side are then done at about the same time."""
+"""Files that take minutes begin first, and those that share a fixture with them: what runs side by side is then done at
+about the same time."""
 
 REAL_FIXTURES = {"real_nsqd", "real_lookupd", "real_fleet", "real_cluster", "standalone_nsqd"}
 REAL_PARAMETERS = {"original", "real"}  # of fixtures that have the same test run on embedded servers, too
@@ -32,6 +42,12 @@ REAL_PARAMETERS = {"original", "real"}  # of fixtures that have the same test ru
 def rank(item: pytest.Item) -> int:
     """The place of a test's file among those that are not in the order of their names."""
     return LONGEST_FIRST.index(item.path.stem) if item.path.stem in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
+def unshared(item: pytest.Item) -> str | None:
+    """The fixture that a test uses in a file that is not known to share it."""
+    used = getattr(item, "fixturenames", ())
+    return next((name for name, files in SHARING.items() if name in used and item.path.stem not in files), None)
 
 
 def mark(item: pytest.Item) -> None:
