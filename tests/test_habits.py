@@ -15,6 +15,7 @@ from support import compiled
 ROOT = Path(__file__).parent.parent
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 WORKFLOW = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+SERVERS = (ROOT / ".github" / "actions" / "original-servers" / "action.yml").read_text()
 PYTHONS = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PYPROJECT)
 
 
@@ -35,8 +36,16 @@ def test_ci_runs_the_inner_loop_and_everything_on_each_python(python: str) -> No
 
 
 def test_ci_fails_where_the_original_servers_are_missing() -> None:
-    assert "docker cp nsq:/usr/local/bin/nsqd" in WORKFLOW
-    assert "NSQ_FAST_REQUIRED=original" in WORKFLOW
+    assert "docker cp nsq:/usr/local/bin/nsqd" in SERVERS
+    assert "NSQ_FAST_REQUIRED=original" in SERVERS
+    assert WORKFLOW.count("- uses: ./.github/actions/original-servers\n") == 2  # all tests, and those of Spark
+
+
+def test_ci_runs_all_tests_of_spark_with_older_versions() -> None:
+    oldest = re.search(r'^spark = \["pyspark\[sql\]>=(4\.\d+)"', PYPROJECT, re.M)
+    assert oldest is not None
+    assert re.findall(r'{pyspark: "(.*?)"', WORKFLOW) == [oldest[1], "4.1", "4.2"]
+    assert re.search(r"- run: python -m pytest .* tests/spark$", WORKFLOW, re.M)
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from support.waiting import until
 
 from nsq_fast import Consumer, Producer
 from nsq_fast.broker import BrokerProcess, ClusterProcess
+from nsq_fast.spark.versions import TELLS_START
 
 Drivers = Callable[..., Driver]
 BODIES = [b"%06d" % number for number in range(6000)]
@@ -111,7 +112,7 @@ def test_a_stream_brings_all_once_and_the_sink_stores_all_that_is_written(
     driver.start()
     driver.wait()
     assert len(driver.said("written")) == len(jobs)
-    assert all(said["progress"] >= 3 for said in driver.said("read"))
+    assert all(said["progress"] >= (3 if TELLS_START else 1) for said in driver.said("read"))
     for reader, servers in both.items():
         rows = read_sink(tmp_path / reader / "out")
         account(BODIES, rows["body"].to_pylist()).check()
@@ -122,7 +123,8 @@ def test_a_stream_brings_all_once_and_the_sink_stores_all_that_is_written(
 def job(servers: Servers, folder: Path) -> dict[str, Any]:
     """What the program does with one reader; its files go below ``folder``."""
     source = {"topic": "orders", "channel": "spark", "lookupd_http_addresses": servers.lookupd, **servers.source}
-    source["maxOffsetsPerTrigger"] = "2500"
+    if TELLS_START:  # PySpark before 4.2 reads one batch with availableNow, and what is above the limit in the next run
+        source["maxOffsetsPerTrigger"] = "2500"
     sink = {"topic": "back", "lookupd_http_addresses": servers.lookupd}
     return {"options": source, "sink": sink, "out": str(folder / "out"), "checkpoint": str(folder / "checkpoint")}
 

@@ -173,6 +173,7 @@ def test_spark_hands_filters_on_where_it_is_told_to(spark: SparkSession, topic: 
 
 def test_the_option_is_refused_where_it_can_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     where = {"topic": "t", "channel": "c", "lookupd_http_addresses": "127.0.0.1:1", "pushFilters": "true"}
+    monkeypatch.setattr(choice, "PUSHES_FILTERS", True)
     with pytest.raises(ConfigError, match="pushFilters: the journalled reader cannot honour it"):
         choice.choose(SourceOptions.parse({**where, "reader": "journalled"}), is_stream=False)
     with pytest.raises(ConfigError, match=r"pushFilters: is for spark\.read only"):

@@ -18,6 +18,7 @@ from support.spark_replay_program import PROGRAM, check, check_order
 from support.spark_settings import LOCAL, LOCAL_CLUSTER, LOCAL_RETRYING
 
 from nsq_fast.broker import ClusterProcess
+from nsq_fast.spark.versions import TELLS_START
 
 Drivers = Callable[..., Driver]
 Start = Callable[..., Driver]
@@ -109,7 +110,8 @@ def test_two_attempts_at_one_task(standalone: Any, start: Start, topic: Topic, t
     }
     driver = start(standalone.url, {"reading": "hold"}, speculative)
     driver.wait_mark("reading")
-    driver.wait_said("batch", 2)  # the other attempt has done it, while the first still held its channel
+    batches = 2 if TELLS_START else 1  # PySpark before 4.2 asks for one with availableNow
+    driver.wait_said("batch", batches)  # the other attempt has done it, while the first still held its channel
     driver.marks.release("reading")
     driver.wait()
     attempts = driver.marks.details("attempt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from inspect import signature
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from nsq_fast.spark.schema import NAMES, arrow_schema, spark_schema, to_batch
 
 T0 = 1_700_000_000_123_456_789
 ID = bytes(range(16))
+IN_UTC: Any = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
 PLACE: dict[str, Any] = {"topic": "t", "partition": 3, "nsqd": "host:4150", "is_redesigned": True}
 
 
@@ -29,10 +31,10 @@ def full(number: int, ext: bytes = b"{}", version: int = 4) -> bytes:
 
 def test_the_two_schemas_are_the_same() -> None:
     assert tuple(arrow_schema().names) == NAMES == tuple(spark_schema().names)
-    assert to_arrow_schema(spark_schema(), timezone="UTC") == arrow_schema()
+    assert to_arrow_schema(spark_schema(), **IN_UTC) == arrow_schema()
     assert from_arrow_schema(arrow_schema()) == spark_schema()
     as_map = {"headers_as": "map"}
-    assert to_arrow_schema(spark_schema(**as_map), timezone="UTC") == arrow_schema(**as_map)
+    assert to_arrow_schema(spark_schema(**as_map), **IN_UTC) == arrow_schema(**as_map)
     assert spark_schema(("body", "topic")).simpleString() == "struct<body:binary,topic:string>"
 
 

@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyspark
 import pytest
 from support.spark_marks import LIMIT
 from support.spark_replay import Topic
@@ -15,6 +16,7 @@ from support.spark_sink import numbered, taken
 
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.runtime.admin import NsqdHTTPClient
+from nsq_fast.spark.versions import TELLS_START
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,7 +70,10 @@ def test_rows_are_inserted_into_a_table(spark: SparkSession, broker: BrokerProce
     spark.range(2, 4).selectExpr("cast(id AS string) AS body").write.insertInto(name)
     assert sorted(taken(broker.nsqd.tcp, name, 4)) == numbered(4)
     spark.sql(f"CREATE TABLE {name}_by_topic USING nsq OPTIONS ({servers}, columns 'topic,body,defer_ms')")
-    spark.sql(f"INSERT INTO {name}_by_topic (body, topic) SELECT '4', '{name}'")
+    columns, values = ("body, topic", f"'4', '{name}'")
+    if pyspark.__version__.startswith("4.0."):  # it takes no row without all columns
+        columns, values = (f"{columns}, defer_ms", f"{values}, null")
+    spark.sql(f"INSERT INTO {name}_by_topic ({columns}) SELECT {values}")
     assert taken(broker.nsqd.tcp, name, 1) == [b"4"]
     assert "mode" in failure(lambda: spark.sql(f"INSERT OVERWRITE {name} VALUES ('5')"))
     assert "channel: is required" in failure(lambda: spark.sql(f"SELECT * FROM {name}").collect())
@@ -189,7 +194,8 @@ def test_the_first_line_of_an_error_is_ours(spark: SparkSession, broker: BrokerP
     assert "Traceback" not in planning
     frame = spark.createDataFrame([(None,)], "body string")
     writing = failure(frame.write.format("nsq").mode("append").options(**{**given, "nsq.publish_timeout": "1"}).save)
-    assert "row 0 of Arrow batch 0: body is null" in "".join(writing.splitlines()[:2])
+    lines = 2 if TELLS_START else 3  # before PySpark 4.2 a line of Spark's is above ours
+    assert "row 0 of Arrow batch 0: body is null" in "".join(writing.splitlines()[:lines])
     assert "Traceback" not in writing
 
 
