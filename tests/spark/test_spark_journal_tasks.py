@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from support.journal import CHANNEL, TOPIC, Query, Server
+from support.servers import SERVERS, find_server
 from support.spark_ledger import account
 from support.waiting import until
 
@@ -527,6 +528,35 @@ def test_a_server_that_restarts_in_the_middle_makes_a_short_batch(
     assert "connection lost" in caplog.text
     query.drain(server)
     account(bodies, query.rows).check()
+
+
+def test_a_real_nsqd_that_is_killed_in_a_stream_loses_at_most_what_it_had_in_flight(tmp_path: Path) -> None:
+    """What it loses and what it sends again is its own doing: counted here, and none of it was acknowledged."""
+    if find_server("nsqd") is None:
+        pytest.skip(f"no real nsqd below {SERVERS}")
+    count, in_flight = 20_000, Cut.connections * 2_500
+    folder = tmp_path / "nsqd"
+    folder.mkdir()
+    server = Server.real(folder, "-mem-queue-size=0", "-sync-timeout=50ms")
+    try:
+        query = Query(tmp_path / "journal", server.options, CutReader)
+        bodies = server.publish(count)
+        position = folder / f"{TOPIC}:{CHANNEL}.diskqueue.meta.dat"
+        until(lambda: position.exists() and int(position.read_text().split()[0]) >= count - 1)
+        Cut.restart = server.kill_and_start
+        first = query.batch()
+        assert Cut.restart is None
+        assert 0 < len(first) < count
+        while True:
+            query.drain(server)
+            if not query.batch():
+                break
+    finally:
+        server.close()
+    found = account(bodies, query.rows)
+    assert len(found.lost) <= in_flight, str(found)
+    assert found.lost.isdisjoint(first)
+    assert set(found.duplicated) <= set(first), str(found)
 
 
 def test_a_server_that_is_down_leaves_its_slot_empty(

@@ -39,8 +39,8 @@ class Server:
         return cls(process.nsqd.tcp, process.nsqd.http, process)
 
     @classmethod
-    def real(cls, folder: Path) -> Server:
-        process = RealNsqd(folder)
+    def real(cls, folder: Path, *flags: str) -> Server:
+        process = RealNsqd(folder, *flags)
         return cls(process.tcp_address, process.http_address, process)
 
     @property
@@ -74,6 +74,12 @@ class Server:
         self.process.stop()
         self.process.start()
         self._published = 0
+
+    def kill_and_start(self) -> None:
+        """SIGKILL it, and start it again."""
+        self.client.close()
+        self.process.kill()
+        self.process.start()
 
     def close(self) -> None:
         self.client.close()

@@ -89,10 +89,15 @@ class Peek:
         return columns
 
     def _new(self, columns: Columns) -> Any:
+        size = MESSAGE_ID_SIZE
+        ids = [columns.ids[at : at + size] for at in range(0, size * columns.count, size)]
+        unknown = set(ids)
+        if len(unknown) == len(ids) <= self.slot.rows - len(self._seen) and self._seen.isdisjoint(unknown):
+            self._seen |= unknown
+            return columns
         rows = []
-        for row in range(columns.count):
-            id = columns.ids[MESSAGE_ID_SIZE * row : MESSAGE_ID_SIZE * (row + 1)]
+        for row, id in enumerate(ids):
             if id not in self._seen and len(self._seen) < self.slot.rows:
                 self._seen.add(id)
                 rows.append(row)
-        return columns if len(rows) == columns.count else take(columns, rows)
+        return take(columns, rows)
