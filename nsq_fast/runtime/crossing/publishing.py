@@ -127,10 +127,10 @@ class CrossingProducer(Producer):
     def _take(self) -> None:
         self._is_taking = False  # before the requests are looked at: none can come in between and not be seen
         gathering = self._gathering
+        requests = self._requests
         if gathering.is_on:
             gathering.end()
-        requests = self._requests
-        self._wakeups.is_waking = len(requests) > 1  # they leave together
+            self._wakeups.is_waking = len(requests) > 1  # they leave together
         while requests:
             request = requests.popleft()
             if request.latch is not None and not request.is_cancelled:
