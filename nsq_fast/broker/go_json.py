@@ -21,9 +21,11 @@ def decode(data: bytes, kind: type[T]) -> T:
 def decode_lenient(data: bytes, kind: type[T]) -> T:
     """Decode into a Struct in which null is allowed. Text that is no Unicode is replaced as Go's encoding/json does.
 
-    Raises msgspec.MsgspecError (a ValueError) for other JSON, or none.
+    A null alone is an empty Struct. Raises msgspec.MsgspecError (a ValueError) for other JSON, or none.
     """
     try:
+        if data.strip(b" \n\t\r") == b"null":
+            return kind()
         return msgspec.json.decode(data, type=kind)
     except ValueError:
         return msgspec.json.decode(_with_replacements(data), type=kind)

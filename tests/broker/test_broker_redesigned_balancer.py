@@ -171,7 +171,7 @@ def test_an_nsqlookupd_with_a_tombstone_is_not_listed(cluster: RedesignedCluster
          "move from not the topic leader"),
         ("/topic/partition/move?topic=apart&partition=0&move_from={apart}&move_to={other_apart}&move_leader=true", 400,
          "destination node is excluded for topic"),
-        ("/topic/partition/expand?topic=none&partition_num=2", 500, "Key not found"),
+        ("/topic/partition/expand?topic=none&partition_num=2", 500, "topic is not created"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_the_words_of_the_real_server(

@@ -67,6 +67,20 @@ def test_quotes_in_a_message_are_escaped_here(cluster: RedesignedCluster) -> Non
     assert answer.json == {"message": 'strconv.Atoi: parsing "x": invalid syntax'}
 
 
+def test_the_epoch_is_shown_here(cluster: RedesignedCluster) -> None:
+    leader = cluster.leader_of("t", 0)
+    [row] = ask(leader.http_address, "GET", "/coordinator/stats?topic=t").json["topic_coord_stats"]
+    assert row["epoch"] == cluster.partition("t", 0).epoch
+
+
+def test_a_message_that_comes_back_is_next_here(cluster: RedesignedCluster) -> None:
+    publish(cluster, "t", b"1", b"2")
+    consumer = Consumer(cluster.leader_of("t", 0), "SUB t ch 0", rdy=1)
+    consumer.requeue(consumer.receive())
+    assert consumer.receive().body == b"1"
+    consumer.close()
+
+
 def test_each_row_names_a_test() -> None:
     _, redesigned = (ROOT / "docs" / "broker.md").read_text().split("## The redesigned cluster")
     table = redesigned.split("Different on purpose:")[1]

@@ -317,6 +317,12 @@ def finish_anywhere(channel: PartitionChannel, internal_id: int) -> bool:
     return False
 
 
+def finish_deferred(channel: PartitionChannel) -> None:
+    """Be done with the messages that wait for the end of a delay."""
+    channel.confirmed.confirm([delivery for _, _, delivery in channel.deferred])
+    channel.deferred.clear()
+
+
 def not_owner(channel: PartitionChannel, id: bytes) -> NotOwner:
     """Why a client cannot finish, requeue or touch a message that it has not got in flight."""
     if any(id in client.in_flight for client in channel.clients.values()):

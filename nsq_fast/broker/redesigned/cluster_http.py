@@ -17,8 +17,8 @@ from nsq_fast.errors import NotLeader
 from .arguments import parse_integer
 from .balancer import Balancer
 from .coordinator import Coordinator
-from .lookup import Lookup
-from .moves import ClusterError
+from .lookup import NO_TOPIC, Lookup
+from .moves import SAME_NODE, ClusterError
 from .state import ClusterState
 
 MAX_PARTITION = 255
@@ -104,8 +104,12 @@ class ClusterRoutes:
 
     def _move_partition(self, request: Request) -> None:
         topic, number = topic_of(request), _partition(request)
-        require_cluster_leader(request, self._is_leader)
         origin, target = request.get("move_from") or "", request.get("move_to") or ""
+        if origin == target:
+            raise request.refuse(400, SAME_NODE)
+        if self._state.partition(topic, number) is None:
+            raise request.refuse(400, NO_TOPIC)
+        require_cluster_leader(request, self._is_leader)
         with refusing(request):
             self._coordinator.require_stable()
             is_leader = request.get("move_leader") == "true"

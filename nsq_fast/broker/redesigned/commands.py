@@ -6,13 +6,14 @@ Texts of errors, and which are fatal, are those of youzan/nsq: nsqdserver/protoc
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import NamedTuple, cast
 
 from nsq_fast.broker.errors import Exiting, NotOwner
-from nsq_fast.broker.tcp.authorize import require_permission
+from nsq_fast.broker.tcp.authorize import Refusals, require_permission
 from nsq_fast.broker.tcp.command_set import CommandSet, quote, text
-from nsq_fast.broker.tcp.commands import auth, cls, identify, message_id, nop, rdy, require_subscribed
+from nsq_fast.broker.tcp.commands import auth, cls, go_delay, identify, message_id, nop, rdy, require_subscribed
 from nsq_fast.broker.tcp.connection import STATE_INIT, Connection
 from nsq_fast.broker.tcp.dialect import Dialect
 from nsq_fast.broker.tcp.frames import OK, FatalError
@@ -30,6 +31,7 @@ from .state import Partition
 
 MAX_LINE = 4 * 1024
 _DIGITS = re.compile(rb"[0-9]*\Z")
+_REFUSALS = Refusals("AUTH Already set", "AUTH Disabled", "AUTH No authorizations found")
 
 
 class _Mode(NamedTuple):
@@ -150,7 +152,7 @@ def req(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     id = message_id(params, 3, "REQ")
     if not _DIGITS.match(params[2]):
         raise FatalError("E_INVALID", f"REQ could not parse timeout {text(params[1])}, {text(params[2])}")
-    delay = min(int(params[2] or 0) / 1000, conn.nsqd.options.max_req_timeout)
+    delay = min(max(0.0, go_delay(params[2])[1]), conn.nsqd.options.max_req_timeout)
     try:
         conn.partition_channel.requeue(conn, id, delay)
     except NotOwner as error:
@@ -221,7 +223,7 @@ def _node_connection(conn: Connection) -> NodeConnection:
 COMMANDS = CommandSet(
     {
         b"IDENTIFY": identify,
-        b"AUTH": auth,
+        b"AUTH": functools.partial(auth, refusals=_REFUSALS),
         b"SUB": sub,
         b"SUB_ADVANCED": sub_advanced,
         b"SUB_ORDERED": sub_ordered,

@@ -60,6 +60,18 @@ class NodeConnection(Connection):
         self.in_flight.timeout = self.profile.msg_timeout
 
     def stats(self) -> dict[str, Any]:
-        """Figures under the server's JSON names."""
+        """Figures under the server's JSON names; durations in nanoseconds (youzan/nsq: nsqd/stats.go, ClientStats)."""
         profile = self.node_profile
-        return {**super().stats(), "desired_tag": profile.desired_tag, "extend_support": profile.extend_support}
+        shown = {key: value for key, value in super().stats().items() if not key.startswith("topology_")}
+        return {
+            **shown,
+            "name": profile.client_id,
+            "desired_tag": profile.desired_tag,
+            "timeout_count": 0,
+            "deferred_count": 0,
+            "output_buffer_size": profile.output_buffer_size,
+            "output_buffer_timeout": round(profile.output_buffer_timeout * 1e9),
+            "msg_timeout": round(profile.msg_timeout * 1e9),
+            "ext_filter": profile.ext_filter or {},
+            "limited_rdy": 0,
+        }

@@ -16,6 +16,7 @@ import msgspec
 
 from nsq_fast.broker.client import TAG_KEY
 
+from . import fast_json
 from .go_glob import translate_glob
 from .go_regexp import translate_regexp
 from .log import Record
@@ -25,14 +26,14 @@ EXACT, REGEXP, GLOB, LIST = 1, 2, 3, 4
 Matches = Callable[[Record], bool]
 
 
-class FilterItem(msgspec.Struct):
+class FilterItem(msgspec.Struct, omit_defaults=True):
     """One condition of a filter of type 4."""
 
     filter_ext_key: str = ""
     filter_data: str = ""
 
 
-class FilterRequest(msgspec.Struct):
+class FilterRequest(msgspec.Struct, omit_defaults=True):
     """``ext_filter`` of IDENTIFY."""
 
     type: int = 0
@@ -64,7 +65,7 @@ def tag_of(record: Record) -> str:
 @functools.lru_cache(maxsize=1024)
 def decode_header(header: bytes) -> dict[str, Any]:
     """An ext header as a mapping; an empty one for JSON that is no object."""
-    decoded = msgspec.json.decode(header) if header else {}
+    decoded = fast_json.decode(header) if header else {}
     return decoded if isinstance(decoded, dict) else {}
 
 

@@ -14,7 +14,8 @@ from .filters import FilterRequest
 
 MAX_TAG = 100
 DEFAULT_OUTPUT_BUFFER_SIZE = 100
-_SHORTEST_BUFFER_TIMEOUT = 0.01
+_SHORTEST_BUFFER_TIMEOUT = 10
+"""Milliseconds."""
 
 
 class NodeRequest(Request):
@@ -67,6 +68,10 @@ class NodeNegotiation(Negotiation):
         return msgspec.json.encode({**self._fields(profile, upgrades, options), **tag})
 
     def _apply_output_buffer(self, size: int, timeout: int, profile: Profile, options: NsqdOptions) -> None:
-        super()._apply_output_buffer(min(size, options.max_output_buffer_size), timeout, profile, options)
-        if timeout > 0:
-            profile.output_buffer_timeout = max(profile.output_buffer_timeout, _SHORTEST_BUFFER_TIMEOUT)
+        """As the original, but for a size that is too large, which is cut, and for -1, which keeps the timeout."""
+        own_timeout = profile.output_buffer_timeout
+        super()._apply_output_buffer(min(size, options.max_output_buffer_size), 0, profile, options)
+        profile.output_buffer_timeout = own_timeout
+        super()._apply_output_buffer(
+            0, max(timeout, _SHORTEST_BUFFER_TIMEOUT) if timeout > 0 else timeout, profile, options
+        )

@@ -7,6 +7,7 @@ registered stand beside them, without partitions, and are for reading only.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -44,6 +45,7 @@ class Lookup:
         self._db = db
         self._peer = peer
         self._allow_no_channels = allow_no_channels
+        self._tombstones: set[tuple[str, str]] = set()
 
     def answer(self, topic: str, access: str, number: str, needs_meta: bool, now: float) -> dict[str, Any]:
         """The answer to /lookup; ``number`` is the partition asked for, or empty. Raises NoAnswer."""
@@ -53,6 +55,7 @@ class Lookup:
             raise NoAnswer(NO_TOPIC)
         found = {item.number: node for item in partitions if (node := self._node_of(item, access)) is not None}
         if access == WRITE:
+            found = {number: node for number, node in found.items() if (topic, node) not in self._tombstones}
             found = self._writable(partitions, found, bool(originals))
             originals = []
         answer: dict[str, Any] = {
@@ -88,6 +91,18 @@ class Lookup:
         partitions = self._state.topics.get(topic)
         return partitions[0].meta if partitions else TopicMeta(0, 0)
 
+    def set_tombstone(self, topic: str, address: str, is_set: bool) -> None:
+        """Show a node, by host and HTTP port, no more to those who publish to a topic, or show it again.
+
+        Only this nsqlookupd knows of it. Nothing happens where the node does not serve the topic.
+        """
+        for partition in self._state.topics.get(topic, ()):
+            node = partition.registered
+            if node is not None and node in self._state.alive:
+                peer = self._peer(node)
+                if address == f"{peer['broadcast_address']}:{peer['http_port']}":
+                    (self._tombstones.add if is_set else self._tombstones.discard)((topic, node))
+
     def node_loads(self) -> list[dict[str, Any]]:
         """The rows of ``node_stat_list`` of /cluster/stats; a load is a number of partitions."""
         rows = []
@@ -114,6 +129,25 @@ class Lookup:
             rows.append({"topic_name": topic, **shown, "registered_channels": meta.channels or None})
         return rows
 
+    def debug(self) -> dict[str, list[dict[str, Any]]]:
+        """What the nodes have registered, as /debug shows it."""
+        shown: dict[str, list[dict[str, Any]]] = {}
+        for partition in self._state.all_partitions():
+            place = {"partitionID": str(partition.number)}
+            node = partition.registered
+            if node not in self._state.alive:
+                continue
+            marks = {"tombstoned": (partition.topic, node) in self._tombstones, "tombstoned_at": 0}
+            peer = _registered(self._peer(node))
+            shown.setdefault(f"topic:{partition.topic}", []).append({**place, **peer, **marks})
+            for channel in partition.channels:
+                row = {**place, "channelName": channel, "peerId": peer["id"]}
+                shown.setdefault(f"channel:{partition.topic}:{partition.number}", []).append(row)
+        for node in self._state.alive:
+            row = _registered(self._peer(node))
+            shown[f"peerInfo:{row['id']}"] = [row]
+        return shown
+
     def channels(self, topic: str, number: str) -> list[str]:
         """The channels of a topic, or of one partition."""
         partitions = self._state.topics.get(topic, ())
@@ -132,7 +166,7 @@ class Lookup:
         for partition in self._state.all_partitions():
             if partition.registered == node:
                 partitions.setdefault(partition.topic, []).append(str(partition.number))
-        flags = [False] * len(partitions)
+        flags = [(topic, node) in self._tombstones for topic in partitions]
         return _without_ids(
             {**self._peer(node), "tombstones": flags, "topics": list(partitions), "partitions": partitions}
         )
@@ -142,6 +176,11 @@ def original_peer(peer: Peer) -> PeerInfo:
     """An nsqd of the original as the redesigned server shows it."""
     shown = {key: value for key, value in peer.public().items() if not key.startswith("topology_")}
     return {"id": peer.id, **shown, "distributed_id": ""}
+
+
+def _registered(peer: PeerInfo) -> dict[str, Any]:
+    shown = {key: peer[key] for key in ("id", *_SHOWN_WITH_LOADS, "version")}
+    return {**shown, "last_update": time.time_ns()}
 
 
 def _without_ids(row: dict[str, Any]) -> dict[str, Any]:

@@ -6,21 +6,25 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nsq_fast.broker.http.arguments import topic_and_channel
-from nsq_fast.broker.http.router import Request, Router, style_negotiated, style_text
+from nsq_fast.broker.http.router import Reply, Request, Router, style_negotiated, style_text, style_v1
 from nsq_fast.errors import NotLeader
 from nsq_fast.names import is_valid_name
 
 from .arguments import parse_integer
 from .cluster_http import ClusterRoutes, refusing, require_cluster_leader, topic_of
 from .coordinator import Coordinator
+from .log_level import set_log_level
 from .lookup import READ, WRITE, Lookup, NoAnswer
 from .state import MAX_RETENTION_DAYS, MAX_SYNC_EVERY, TopicMeta
+from .targets import channel_of
+from .targets import topic_of as valid_topic_of
 from .topics import Topics
+from .upkeep_http import add_runtime_routes, set_block_rate
 
 MAX_PARTITION_NUM = 255
 MAX_REPLICATOR = 5
 MAX_LOAD_FACTOR = 10000
+_NOT_CREATED = "topic is not created"
 
 
 class ClusterLookupRoutes:
@@ -61,6 +65,7 @@ class ClusterLookupRoutes:
             ("/channels", self._channels),
             ("/nodes", lambda request: {"producers": self._lookup.nodes(time.time())}),
             ("/listlookup", lambda request: self._listed_lookupds()),
+            ("/debug", lambda request: self._lookup.debug()),
         ):
             router.add("GET", path, handler, style_negotiated)
         router.add("POST", "/topic/create", self._create_topic)
@@ -68,6 +73,10 @@ class ClusterLookupRoutes:
         router.add("POST", "/topic/delete", self._delete_topic)
         router.add("POST", "/topic/partition/expand", self._expand_topic)
         router.add("POST", "/topic/meta/update", self._update_meta)
+        router.add("POST", "/topic/tombstone", self._tombstone)
+        router.add("POST", "/loglevel/set", set_log_level)
+        add_runtime_routes(router)
+        router.add("PUT", "/debug/setblockrate", _set_block_rate, _style_of_block_rate)
         router.add("POST", "/channel/create", self._create_channel)
         router.add("POST", "/channel/delete", self._delete_channel)
         router.add("POST", "/disable/write", self._disable_write)
@@ -127,12 +136,22 @@ class ClusterLookupRoutes:
         with refusing(request, 500):
             self._admin.delete(topic)
 
+    def _tombstone(self, request: Request) -> None:
+        """Whether there is such a topic, or node, is not looked at."""
+        topic, node = topic_of(request), request.get("node")
+        if not node:
+            raise request.refuse(400, "MISSING_ARG_NODE")
+        self._lookup.set_tombstone(topic, node, request.get("restore") != "true")
+
     def _expand_topic(self, request: Request) -> None:
         topic = topic_of(request)
         count = _number(request, "partition_num", MAX_PARTITION_NUM)
         require_cluster_leader(request, self._is_leader, 500)
+        self._refuse_if(request, 500, (not is_valid_name(topic), "invalid topic name"))
         with refusing(request, 500):
             self._coordinator.require_stable()
+        self._refuse_if(request, 500, (not self._admin.state.topics.get(topic), _NOT_CREATED))
+        with refusing(request, 500):
             self._admin.expand(topic, count)
 
     def _update_meta(self, request: Request) -> None:
@@ -152,28 +171,38 @@ class ClusterLookupRoutes:
             self._admin.set_channel_auto_create(topic, disabled == "true")
 
     def _check_meta(self, request: Request, topic: str, sync_every: int, days: int) -> None:
-        for is_wrong, text in (
+        self._refuse_if(
+            request,
+            400,
             (not is_valid_name(topic), "invalid topic name"),
             (days > MAX_RETENTION_DAYS, "max retention days allowed exceed"),
             (sync_every > MAX_SYNC_EVERY, "max sync every allowed exceed"),
-            (not self._admin.state.topics.get(topic), "topic is not created"),
-        ):
+            (not self._admin.state.topics.get(topic), _NOT_CREATED),
+        )
+
+    def _refuse_if(self, request: Request, status: int, *checks: tuple[bool, str]) -> None:
+        for is_wrong, text in checks:
             if is_wrong:
-                raise request.refuse(400, text)
+                raise request.refuse(status, text)
 
     # --- channels ----------------------------------------------------------------------------------------------------
 
     def _create_channel(self, request: Request) -> None:
-        topic, channel = topic_and_channel(request)
-        self._require_leader(request)
+        topic, channel = self._channel_of_topic(request)
         with refusing(request):
+            self._admin.check_new_channel(topic, channel)
+            require_cluster_leader(request, self._is_leader)
             self._admin.register_channel(topic, channel)
 
     def _delete_channel(self, request: Request) -> None:
-        topic, channel = topic_and_channel(request)
-        self._require_leader(request)
+        topic, channel = self._channel_of_topic(request)
         with refusing(request):
-            self._admin.unregister_channel(topic, channel)
+            if self._admin.has_registered(topic, channel):
+                require_cluster_leader(request, self._is_leader)
+                self._admin.unregister_channel(topic, channel)
+
+    def _channel_of_topic(self, request: Request) -> tuple[str, str]:
+        return valid_topic_of(request), channel_of(request)
 
     def _disable_write(self, request: Request) -> None:
         self._admin.state.is_write_disabled = request.get("type") == "all"
@@ -181,6 +210,16 @@ class ClusterLookupRoutes:
     def _require_leader(self, request: Request) -> None:
         if not self._is_leader():
             raise request.refuse(400, NotLeader.code)
+
+
+def _set_block_rate(request: Request) -> None:
+    """There is no profile of what blocks; the real server panics when it has set the rate."""
+    set_block_rate(request)
+    raise request.refuse(500, "INTERNAL_ERROR")
+
+
+def _style_of_block_rate(request: Request, status: int, data: Any) -> Reply:
+    return (style_v1 if status == 500 else style_text)(request, status, data)
 
 
 def _number(request: Request, name: str, largest: int) -> int:

@@ -20,6 +20,9 @@ from .state import ClusterState, Partition
 UNSTABLE = "the cluster is unstable"
 
 
+SAME_NODE = "move to and from node can not be the same"
+
+
 class ClusterError(NsqError):
     """The cluster refuses what an administrator asks for; the text is what the server would answer."""
 
@@ -97,7 +100,7 @@ class Moves:
     def check(self, topic: str, number: int, origin: str, to: str, *, is_leader: bool) -> None:
         """Raise ClusterError for a move that cannot be (youzan/nsq: data_placement_mgr.go, tryMoveTopicPartition)."""
         if origin == to:
-            raise ClusterError("move to and from node can not be the same")
+            raise ClusterError(SAME_NODE)
         partition = self.state.partition(topic, number)
         if partition is None:
             raise ClusterError("Key not found")

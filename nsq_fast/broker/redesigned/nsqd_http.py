@@ -20,13 +20,15 @@ from nsq_fast.broker.nsqd.host_http import HostRoutes
 from nsq_fast.errors import TopicNotExist
 from nsq_fast.names import Address
 
+from .arguments import parse_integer
 from .channel_http import ChannelRoutes
 from .log import Draft, Record
-from .node import Node
+from .node import NO_PARTITION, Node
 from .publishing import checked_draft, parse_trace_id
 from .state import Partition
-from .stats import partition_stats
+from .stats import partition_stats, stats_text
 from .targets import find_partition, refusing
+from .upkeep_http import UpkeepRoutes
 
 _HEADER_PREFIX = "X-Nsqext-"
 
@@ -51,8 +53,8 @@ class NodeRoutes(HostRoutes):
         router.add("POST", "/mpub", self._mpub, style_negotiated)
         router.add("POST", "/message/trace/enable", lambda request: self._switch_trace(request, True))
         router.add("POST", "/message/trace/disable", lambda request: self._switch_trace(request, False))
-        router.add("POST", "/channel/fixconfirmed", lambda request: None)
         ChannelRoutes(self._node).add_to(router)
+        UpkeepRoutes(self._node).add_to(router)
         router.add("GET", "/config/*", self.get_config)
         router.add("PUT", "/config/*", self.put_config)
         router.add("POST", "/disable/write", self._disable_write)
@@ -85,6 +87,8 @@ class NodeRoutes(HostRoutes):
             and (not leader_only or partition.leader == self._node.id)
         ]
         started = int(self._node.started_at)
+        if request.get("format") != "json":
+            return stats_text(rows, self._node)
         return {
             "version": self._node.options.version,
             "health": self.health(),
@@ -94,9 +98,13 @@ class NodeRoutes(HostRoutes):
 
     def _coordinator_stats(self, request: Request) -> Any:
         topic, number = request.get("topic"), request.get("partition")
+        try:
+            wanted = parse_integer(number.encode()) if number else NO_PARTITION
+        except ValueError as error:
+            raise request.refuse(400, "INVALID_REQUEST") from error
         return {
-            "rpc_stats": {},
-            "ErrStats": {},
+            "rpc_stats": _NO_RPCS,
+            "ErrStats": _NO_ERRORS,
             "topic_coord_stats": [
                 {
                     "node": "",
@@ -107,7 +115,7 @@ class NodeRoutes(HostRoutes):
                     "catchup_stats": _node_rows(set(partition.replicas).difference(partition.in_sync)) or None,
                 }
                 for partition in self._node.partitions
-                if (not topic or topic == partition.topic) and (not number or number == str(partition.number))
+                if topic == partition.topic and wanted in (NO_PARTITION, partition.number)
             ],
         }
 
@@ -134,7 +142,9 @@ class NodeRoutes(HostRoutes):
 
     def _header(self, request: Request) -> dict[str, Any]:
         try:
-            header: dict[str, Any] = msgspec.json.decode(unquote_plus(request.get("ext") or ""), type=dict[str, Any])
+            text = unquote_plus(request.get("ext") or "")
+            # A null is a header without keys.
+            header: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any] | None) or {}
         except msgspec.MsgspecError:
             raise request.refuse(400, "E_INVALID_JSON_HEADER") from None
         return header | request.headers_with_prefix(_HEADER_PREFIX)
@@ -187,6 +197,34 @@ def _receipt(record: Record) -> dict[str, Any]:
         "queue_offset": record.offset,
         "rawsize": record.size,
     }
+
+
+_NO_RPCS = dict.fromkeys(
+    (
+        "RPCCalls",
+        "RPCTime",
+        "BytesWritten",
+        "BytesRead",
+        *(f"{kind}{what}" for kind in ("Read", "Write", "Dial", "Accept") for what in ("Calls", "Errors")),
+    ),
+    0,
+)
+_NO_ERRORS: dict[str, Any] = {
+    **dict.fromkeys(
+        (
+            "WriteEpochError",
+            "WriteNotLeaderError",
+            "WriteQuorumError",
+            "WriteBusyError",
+            "RpcCheckFailed",
+            "LeadershipError",
+            "TopicCoordMissingError",
+            "LocalErr",
+        ),
+        0,
+    ),
+    "OtherCoordErrs": {},
+}
 
 
 def _node_rows(nodes: Iterable[str]) -> list[dict[str, str]]:

@@ -13,12 +13,10 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import cast
 
-import msgspec
-
 from nsq_fast.broker.client import TRACE_ID_KEY
 from nsq_fast.broker.tcp.authorize import require_permission
 from nsq_fast.broker.tcp.command_set import INCOMPLETE, Handler, has, size_at, text
-from nsq_fast.broker.tcp.commands import mpub_bodies, mpub_count
+from nsq_fast.broker.tcp.commands import bad_mpub_message, mpub_count
 from nsq_fast.broker.tcp.connection import Connection
 from nsq_fast.broker.tcp.frames import OK, RESPONSE, FatalError, frame
 from nsq_fast.errors import (
@@ -29,6 +27,7 @@ from nsq_fast.errors import (
     TraceIdInvalid,
 )
 
+from . import fast_json
 from .arguments import parse_partition
 from .connection import NodeConnection
 from .filters import decode_header
@@ -78,15 +77,24 @@ def _several(make: MakeDraft, reply: MakeReply) -> Handler:
         size, partition = _prepare(conn, params, data, at, conn.nsqd.options.max_body_size, "E_BAD_BODY", "body")
         if partition is None:
             return INCOMPLETE
-        count, end = mpub_count(conn, data, at + 4), at + 4 + size
-        if count is None or not has(conn, data, end):
+        count = mpub_count(conn, data, at + 4)
+        if count is None:
             return INCOMPLETE
         drafts: list[Draft] = []
-        read = at + 8
+        read, have, largest, from_bytes = at + 8, len(data), conn.nsqd.options.max_msg_size, int.from_bytes
         try:
-            for index, body in enumerate(mpub_bodies(data, read, end, count, conn.nsqd.options.max_msg_size)):
-                read += 4 + len(body)
-                drafts.append(make(body, partition, index))
+            # Their count says how many messages there are, not the size of the command: what is behind them is the
+            # next command. The first of them that is at fault ends it, whether the others have come or not.
+            for index in range(count):
+                body_at = read + 4
+                end = body_at + from_bytes(data[read:body_at], "big", signed=True)
+                if not body_at < end <= body_at + largest or end > have:
+                    if not has(conn, data, body_at) or body_at < end <= body_at + largest:
+                        conn.needed = max(end, body_at, at + 4 + size)  # looked at again when all of it should be there
+                        return INCOMPLETE
+                    raise bad_mpub_message(index, end - body_at, largest)
+                read = end
+                drafts.append(make(data[body_at:end], partition, index))
             conn.send(reply(drafts, _store(conn, partition, drafts)))
         except ServerError as error:
             conn.send_error(error.code, error.detail.encode())
@@ -177,8 +185,8 @@ def _split_header(body: bytes) -> tuple[bytes, bytes]:
 def checked_draft(header: bytes, body: bytes, partition: Partition) -> Draft:
     """A message with a header. Raises HeaderInvalid, TraceIdInvalid, ExtNotSupported."""
     try:
-        decoded = msgspec.json.decode(header)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        decoded = fast_json.decode(header)
+    except ValueError as error:
         raise HeaderInvalid(f"fail to parse json header:{error}") from error
     trace_id = decoded.get(TRACE_ID_KEY, "0") if isinstance(decoded, dict) else "0"
     if not isinstance(trace_id, str):

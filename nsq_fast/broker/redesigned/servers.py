@@ -7,7 +7,6 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, cast
 
 from nsq_fast.broker.http.router import Router
-from nsq_fast.broker.nsqd.config import Settings
 from nsq_fast.broker.options import LookupdOptions, NsqdOptions
 from nsq_fast.broker.servers.lookupd import LookupdServer
 from nsq_fast.broker.servers.nsqd import NsqdServer
@@ -16,6 +15,7 @@ from .commands import REDESIGNED
 from .coordinator import Coordinator
 from .node import Node
 from .nsqd_http import NodeRoutes
+from .settings import NodeSettings
 
 
 class NodeServer(NsqdServer):
@@ -64,7 +64,7 @@ class NodeServer(NsqdServer):
         return Node(self.options, self._coordinator.state, self._coordinator.recovery.replica_failed)
 
     def _make_router(self) -> Router:
-        settings = Settings(self.nsqd, lambda addresses: None)
+        settings = NodeSettings(self.nsqd)
         return NodeRoutes(self.node, lambda: (self.tcp_address, self.http_address), settings).router()
 
     def _register(self) -> None:

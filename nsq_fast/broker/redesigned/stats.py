@@ -12,6 +12,18 @@ from .state import Partition
 # What the broker does not measure; clients of /stats want the keys to be there.
 _NO_LATENCY = {"count": 0, "percentiles": None}
 _NO_BUCKETS = [0] * 12
+_SHORT = {
+    "depth": "depth",
+    "backend_depth": "be-depth",
+    "in_flight_count": "inflt",
+    "deferred_count": "def",
+    "requeue_count": "re-q",
+    "timeout_count": "timeout",
+    "message_count": "msgs",
+    "ready_count": "rdy",
+    "finish_count": "fin",
+}
+_OF_CHANNEL = (*list(_SHORT)[:6], "message_count")
 _EPOCH = "1970-01-01 00:00:00 +0000 UTC"
 
 
@@ -78,6 +90,33 @@ def _channel_stats(channel: PartitionChannel, partition: Partition, node: Node, 
         "msg_consume_latency_stats": _NO_BUCKETS,
         "msg_delivery_latency_stats": _NO_BUCKETS,
     }
+
+
+def stats_text(rows: list[dict[str, Any]], node: Node) -> str:
+    """The figures for people (youzan/nsq: nsqdserver/http.go, printStats)."""
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(node.started_at))
+    lines = [
+        f"nsqd v{node.options.version}",
+        f"start_time {started}",
+        f"uptime {time.time() - node.started_at:.3f}s",
+        "",
+    ]
+    if not rows:
+        return "\n".join([*lines, "NO_TOPICS", ""])
+    lines.append("Health: OK" if node.error is None else f"Health: NOK - {node.error}")
+    for row in rows:
+        lines += ["", f"   [{row['topic_name']:<15}] {_in_words(row, 'depth', 'backend_depth', 'message_count')}"]
+        for channel in row["channels"]:
+            mark = "   *P " if channel["paused"] else "      "
+            lines.append(f"{mark}[{channel['channel_name']:<25}] {_in_words(channel, *_OF_CHANNEL)}")
+            for client in channel["clients"] or ():
+                shown = _in_words(client, "in_flight_count", "ready_count", "finish_count", "requeue_count")
+                lines.append(f"        [{client['client_id']} {client['remote_address']:<21}] {shown}")
+    return "\n".join([*lines, ""])
+
+
+def _in_words(row: dict[str, Any], *keys: str) -> str:
+    return " ".join(f"{_SHORT[key]}: {row[key]:<5}" for key in keys)
 
 
 def _time_text(timestamp: int) -> str:

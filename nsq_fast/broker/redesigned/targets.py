@@ -1,4 +1,7 @@
-"""What a request to a node is about: the partition and the channel that it names."""
+"""What a request to a node is about: the partition and the channel that it names.
+
+youzan/nsq: internal/http_api/topic_channel_args.go; nsqdserver/http.go, getExistingTopicChannelFromQuery.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from nsq_fast.broker.http.arguments import required, topic_and_channel
 from nsq_fast.broker.http.router import Request
-from nsq_fast.errors import NotLeader, ServerError
+from nsq_fast.errors import ServerError
 from nsq_fast.names import is_valid_name
 
 from .arguments import parse_integer
@@ -33,34 +35,74 @@ def refusing(request: Request, *, status: int = 400) -> Iterator[None]:
         raise request.refuse(status, error.code) from error
 
 
-def find_partition(request: Request, node: Node) -> Partition:
-    """The partition that a request names, or the default one of its topic. Refuses the request."""
-    topic = required(request, "topic")
+def topic_of(request: Request) -> str:
+    """The topic that a request names. Refuses the request."""
+    topic = request.get("topic")
+    if not topic:
+        raise request.refuse(400, "MISSING_ARG_TOPIC")
     if not is_valid_name(topic):
         raise request.refuse(400, "INVALID_ARG_TOPIC")
-    try:
-        number = parse_integer((request.get("partition") or str(NO_PARTITION)).encode())
-    except ValueError as error:
-        raise request.refuse(400, str(error)) from error
-    with refusing(request, status=404):
-        return node.find(topic, node.default_partition(topic) if number == NO_PARTITION else number)
+    return topic
 
 
-def find_led_partition(request: Request, node: Node) -> Partition:
-    """As ``find_partition``, and the node must lead it."""
-    partition = find_partition(request, node)
-    with refusing(request):
-        node.require_leader(partition)
-    return partition
-
-
-def find_target(request: Request, node: Node) -> Target:
+def channel_of(request: Request) -> str:
     """The channel that a request names. Refuses the request."""
-    _, name = topic_and_channel(request)
-    partition = find_partition(request, node)
+    channel = request.get("channel")
+    if not channel:
+        raise request.refuse(400, "MISSING_ARG_CHANNEL")
+    if not is_valid_name(channel):
+        raise request.refuse(400, "INVALID_ARG_CHANNEL")
+    return channel
+
+
+def find_partition(request: Request, node: Node) -> Partition:
+    """The partition that a request names, or the default one of its topic. Refuses the request."""
+    return _find(request, node, topic_of(request), _number_of(request))
+
+
+def find_named(request: Request, node: Node) -> tuple[Partition, str]:
+    """The partition, and the name of the channel that a request names. Refuses the request."""
+    topic, number = topic_of(request), _number_of(request)
+    channel = channel_of(request)
+    return _find(request, node, topic, number), channel
+
+
+def find_led(request: Request, node: Node) -> tuple[Partition, str]:
+    """As ``find_named``, and the node must lead the partition."""
+    partition, channel = find_named(request, node)
+    require_leader(request, node, partition)
+    return partition, channel
+
+
+def find_channel(request: Request, node: Node) -> Target:
+    """The channel that a request names, whether the node leads its partition or not. Refuses the request."""
+    partition, name = find_named(request, node)
     channel = partition.channels.get(name)
     if channel is None:
         raise request.refuse(404, "CHANNEL_NOT_FOUND")
-    if partition.leader != node.id:
-        raise request.refuse(400, NotLeader.code)
     return Target(partition, channel)
+
+
+def find_target(request: Request, node: Node) -> Target:
+    """As ``find_channel``, and the node must lead the partition."""
+    target = find_channel(request, node)
+    require_leader(request, node, target.partition)
+    return target
+
+
+def require_leader(request: Request, node: Node, partition: Partition) -> None:
+    """Refuse the request unless the node leads the partition."""
+    with refusing(request):
+        node.require_leader(partition)
+
+
+def _number_of(request: Request) -> int:
+    try:
+        return parse_integer((request.get("partition") or str(NO_PARTITION)).encode())
+    except ValueError as error:
+        raise request.refuse(400, str(error)) from error
+
+
+def _find(request: Request, node: Node, topic: str, number: int) -> Partition:
+    with refusing(request, status=404):
+        return node.find(topic, node.default_partition(topic) if number == NO_PARTITION else number)

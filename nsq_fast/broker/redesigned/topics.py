@@ -97,26 +97,37 @@ class Topics:
         self._partitions(topic)[0].meta.disable_channel_auto_create = is_disabled
         self.state.keeper.decided()
 
-    def register_channel(self, topic: str, channel: str) -> None:
-        """Create a channel of a topic whose channels SUB does not create. Raises ClusterError."""
+    def check_new_channel(self, topic: str, channel: str) -> None:
+        """Raise ClusterError unless ``register_channel`` may create it."""
         meta = self._partitions(topic)[0].meta
         if not meta.disable_channel_auto_create:
             raise ClusterError(f"channel auto create NOT disabled in topic {topic}")
         if channel in meta.channels:
             raise ClusterError(f"channel {channel} already registered")
-        meta.channels.append(channel)
+
+    def register_channel(self, topic: str, channel: str) -> None:
+        """Create a channel of a topic whose channels SUB does not create. Raises ClusterError."""
+        self.check_new_channel(topic, channel)
+        self._partitions(topic)[0].meta.channels.append(channel)
         self.state.keeper.decided()
         for partition in self._partitions(topic):
             partition.channel(channel)
 
+    def has_registered(self, topic: str, channel: str) -> bool:
+        """Whether it is a channel that ``unregister_channel`` deletes; False for topics that make them by SUB.
+
+        Raises ClusterError where there is no such topic, or no such channel.
+        """
+        meta = self._partitions(topic)[0].meta
+        if meta.disable_channel_auto_create and channel not in meta.channels:
+            raise ClusterError(f"channel {channel} not registered")
+        return meta.disable_channel_auto_create
+
     def unregister_channel(self, topic: str, channel: str) -> None:
         """Delete such a channel; nothing happens for other topics. Raises ClusterError."""
-        meta = self._partitions(topic)[0].meta
-        if not meta.disable_channel_auto_create:
+        if not self.has_registered(topic, channel):
             return
-        if channel not in meta.channels:
-            raise ClusterError(f"channel {channel} not registered")
-        meta.channels.remove(channel)
+        self._partitions(topic)[0].meta.channels.remove(channel)
         self.state.keeper.decided()
         for partition in self._partitions(topic):
             partition.delete_channel(channel)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,16 +22,27 @@ from .frames import FatalError
 logger = logging.getLogger("nsq_fast.broker.tcp.authorize")
 
 
-def authorize(conn: Connection, secret: bytes) -> bytes:
+class Refusals(NamedTuple):
+    """The texts of what AUTH is refused with."""
+
+    again: str = "AUTH already set"
+    disabled: str = "AUTH disabled"
+    nothing: str = "AUTH no authorizations found"
+
+
+REFUSALS = Refusals()
+
+
+def authorize(conn: Connection, secret: bytes, refusals: Refusals) -> bytes:
     """Find out what the bearer of ``secret`` may do; the JSON to answer with. Raises FatalError."""
     if _has_permissions(conn):
-        raise FatalError("E_INVALID", "AUTH already set")
+        raise FatalError("E_INVALID", refusals.again)
     if not _is_enabled(conn):
-        raise FatalError("E_AUTH_DISABLED", "AUTH disabled")
+        raise FatalError("E_AUTH_DISABLED", refusals.disabled)
     conn.auth_secret = secret.decode("utf-8", "replace")
     _query(conn)
     if not _has_permissions(conn):
-        raise FatalError("E_UNAUTHORIZED", "AUTH no authorizations found")
+        raise FatalError("E_UNAUTHORIZED", refusals.nothing)
     return msgspec.json.encode(
         {
             "identity": conn.auth.identity,

@@ -21,8 +21,7 @@ INCOMPLETE = -1
 
 _FIN_SIZE = len("FIN ") + ID_SIZE + 1
 _FIN_RUN = re.compile(rb"(?:FIN .{%d}\n)+" % ID_SIZE, re.DOTALL)
-_ID_ENDS = {b"FIN ": 4 + ID_SIZE, b"REQ ": 4 + ID_SIZE, b"TOUC": 6 + ID_SIZE}
-_AFTER_ID = (b" ", b"\r", b"\n")
+_WITH_ID = (b"FIN", b"REQ", b"TOUCH")
 
 Handler = Callable[[Connection, list[bytes], bytes, int], int]
 
@@ -51,7 +50,7 @@ class CommandSet:
         self._finish = finish
         self._show = show
         self._max_line = max_line
-        self._id_ends = _ID_ENDS if has_binary_ids else {}
+        self._with_id = _WITH_ID if has_binary_ids else ()
 
     def execute(self, conn: Connection, data: bytes) -> int:
         """Execute the whole commands ``data`` begins with; returns the bytes they took. Raises FatalError, Dropped."""
@@ -64,15 +63,17 @@ class CommandSet:
                     self._finish(conn, ids)
                     at = stop
                     continue
-            id_end = self._id_ends.get(data[at : at + 4], 0)
-            line_end = data.find(b"\n", at + id_end)
+            has_id = data.startswith(self._with_id, at)
+            line_end = _line_end_behind_id(data, at) if has_id else data.find(b"\n", at)
             if (end if line_end < 0 else line_end) - at >= self._max_line:
                 raise Dropped("command line is too long")
             if line_end < 0:
                 break
             # After a binary id nothing is stripped: the server takes all of it for the next parameter.
-            stripped = data[line_end - 1 : line_end] == b"\r" and not id_end
-            params = _params(data, at, line_end - stripped)
+            if has_id:
+                params = _params_with_id(data[at : line_end + 1])
+            else:
+                params = _params(data, at, line_end - (data[line_end - 1 : line_end] == b"\r"))
             after = self._handler(conn, params)(conn, params, data, line_end + 1)
             if after == INCOMPLETE:
                 conn.needed = max(0, conn.needed - at)
@@ -104,13 +105,34 @@ def _fin_run(data: bytes, at: int) -> tuple[list[bytes], int]:
     return ids, stop
 
 
+def _line_end_behind_id(data: bytes, at: int) -> int:
+    """Where a line with an id ends, -1 if that has not come: the id has a place, whatever stands there.
+
+    A line that ends before that goes on behind it; TOUCH ends with the byte after its id then, whatever that is
+    (youzan/nsq: nsqdserver/protocol_v2.go, IOLoop).
+    """
+    line_end = data.find(b"\n", at)
+    is_touch = data.startswith(b"TOUCH", at)
+    id_end = at + (6 if is_touch else 4) + ID_SIZE
+    if not 0 <= line_end < id_end:
+        return line_end
+    if is_touch:
+        return id_end if len(data) > id_end else -1
+    return data.find(b"\n", id_end)
+
+
+def _params_with_id(line: bytes) -> list[bytes]:
+    """The words of such a line, its last byte included; what stands between them is not looked at."""
+    name = b"TOUCH" if line.startswith(b"TOUCH") else line[:3]
+    id_end = len(name) + 1 + ID_SIZE
+    params = [name, line[len(name) + 1 : id_end]]
+    if name == b"REQ" and len(line) > id_end + 1:
+        params.append(line[id_end + 1 : -1])
+    return params
+
+
 def _params(data: bytes, at: int, end: int) -> list[bytes]:
-    """The words of a line, of which an id is one whatever bytes it has."""
-    id_end = at + _ID_ENDS.get(data[at : at + 4], 0)
-    if at < id_end <= end and data[id_end : id_end + 1] in _AFTER_ID:
-        id_at = id_end - ID_SIZE
-        rest = data[id_end + 1 : end].split(b" ") if id_end < end else ()
-        return [data[at : id_at - 1], data[id_at:id_end], *rest]
+    """The words of a line."""
     return data[at:end].split(b" ")
 
 

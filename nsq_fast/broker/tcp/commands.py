@@ -19,7 +19,7 @@ from nsq_fast.broker.nsqd.nsqd import Nsqd
 from nsq_fast.broker.nsqd.topic import Topic
 from nsq_fast.names import is_valid_name
 
-from .authorize import authorize, require_permission
+from .authorize import REFUSALS, Refusals, authorize, require_permission
 from .command_set import INCOMPLETE, CommandSet, has, quote, size_at, text
 from .connection import STATE_CLOSING, STATE_INIT, STATE_SUBSCRIBED, Connection
 from .frames import CLOSE_WAIT, OK, RESPONSE, FatalError, frame
@@ -67,7 +67,7 @@ def req(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     id = message_id(params, 3, "REQ")
     if not _DIGITS.match(params[2]):
         raise FatalError("E_INVALID", f"REQ could not parse timeout {text(params[2])}")
-    delay = min(max(0.0, _delay(params[2])[1]), conn.nsqd.options.max_req_timeout)
+    delay = min(max(0.0, go_delay(params[2])[1]), conn.nsqd.options.max_req_timeout)
     try:
         _channel(conn).requeue(conn, id, delay)
     except NotOwner as error:
@@ -89,7 +89,7 @@ def touch(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     return at
 
 
-def _delay(digits: bytes) -> tuple[int, float]:
+def go_delay(digits: bytes) -> tuple[int, float]:
     """A delay in milliseconds, and in seconds: both overflow as Go's uint64 and time.Duration do.
 
     nsqio/nsq: internal/protocol/byte_base10.go, ByteToBase10.
@@ -227,7 +227,7 @@ def dpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     topic_name = _name(params[1], "E_BAD_TOPIC", "DPUB topic")
     if not _DIGITS.match(params[2]):
         raise FatalError("E_INVALID", f"DPUB could not parse timeout {text(params[2])}")
-    delay_ms, delay = _delay(params[2])
+    delay_ms, delay = go_delay(params[2])
     longest_ms = round(conn.nsqd.options.max_req_timeout * 1000)
     if not 0 <= delay <= conn.nsqd.options.max_req_timeout:
         raise FatalError("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{longest_ms}")
@@ -283,7 +283,7 @@ def _read_mpub(conn: Connection, data: bytes, at: int, count: int, bodies: list[
             if not has(conn, data, body_at):
                 return INCOMPLETE
             if not 0 < size <= largest:
-                raise _bad_mpub_message(index, size, largest)
+                raise bad_mpub_message(index, size, largest)
             conn.needed = at
             return INCOMPLETE
         append(data[body_at:at])
@@ -297,28 +297,11 @@ def mpub_count(conn: Connection, data: bytes, at: int) -> int | None:
     return count
 
 
-def mpub_bodies(data: bytes, at: int, end: int, count: int, largest: int) -> list[bytes]:
-    """The bodies between ``at`` and ``end``. Stricter than the original: they must end where the command does."""
-    bodies: list[bytes] = []
-    append, from_bytes = bodies.append, int.from_bytes
-    for index in range(count):
-        body_at = at + 4
-        size = from_bytes(data[at:body_at], "big", signed=True)
-        at = body_at + size
-        if not 0 < size <= largest or at > end:
-            raise _bad_mpub_message(index, size, largest)
-        append(data[body_at:at])
-    if at != end:
-        raise FatalError("E_BAD_BODY", f"MPUB body has {end - at} bytes after its messages")
-    return bodies
-
-
-def _bad_mpub_message(index: int, size: int, largest: int) -> FatalError:
+def bad_mpub_message(index: int, size: int, largest: int) -> FatalError:
+    """What is wrong with the size of a message of MPUB."""
     if size <= 0:
         return FatalError("E_BAD_MESSAGE", f"MPUB invalid message({index}) body size {size}")
-    if size > largest:
-        return FatalError("E_BAD_MESSAGE", f"MPUB message too big {size} > {largest}")
-    return FatalError("E_BAD_MESSAGE", "MPUB failed to read message body")
+    return FatalError("E_BAD_MESSAGE", f"MPUB message too big {size} > {largest}")
 
 
 def _message_end(conn: Connection, data: bytes, at: int, name: str) -> int:
@@ -387,7 +370,7 @@ def identify(conn: Connection, params: list[bytes], data: bytes, at: int) -> int
     return end
 
 
-def auth(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+def auth(conn: Connection, params: list[bytes], data: bytes, at: int, refusals: Refusals = REFUSALS) -> int:
     """AUTH, a secret."""
     if conn.state != STATE_INIT:
         raise FatalError("E_INVALID", "cannot AUTH in current state")
@@ -396,7 +379,7 @@ def auth(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     end = _body_end(conn, data, at, "AUTH")
     if end == INCOMPLETE:
         return INCOMPLETE
-    conn.send(frame(RESPONSE, authorize(conn, data[at + 4 : end])))
+    conn.send(frame(RESPONSE, authorize(conn, data[at + 4 : end], refusals)))
     return end
 
 

@@ -7,7 +7,7 @@ The texts of the errors are the original's; all of them are fatal.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -17,6 +17,9 @@ DEFAULT_DEFLATE_LEVEL = 6
 DEFAULT_OUTPUT_BUFFER_SIZE = 16 * 1024
 _UNBUFFERED = 1
 
+Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
 
 class Request(msgspec.Struct):
     """The body of IDENTIFY. Unknown fields are ignored, null is as good as absent."""
@@ -25,15 +28,15 @@ class Request(msgspec.Struct):
     hostname: str | None = None
     user_agent: str | None = None
     feature_negotiation: bool | None = None
-    heartbeat_interval: int | None = None
-    output_buffer_size: int | None = None
-    output_buffer_timeout: int | None = None
+    heartbeat_interval: Int64 | None = None
+    output_buffer_size: Int64 | None = None
+    output_buffer_timeout: Int64 | None = None
     tls_v1: bool | None = None
     deflate: bool | None = None
-    deflate_level: int | None = None
+    deflate_level: Int64 | None = None
     snappy: bool | None = None
-    sample_rate: int | None = None
-    msg_timeout: int | None = None
+    sample_rate: Int32 | None = None
+    msg_timeout: Int64 | None = None
     topology_region: str | None = None
     topology_zone: str | None = None
 

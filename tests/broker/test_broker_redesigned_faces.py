@@ -1,0 +1,133 @@
+"""What the faces of the redesigned cluster answer at their edges, as the real servers do."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.http import ask
+from support.redesigned import Consumer, publish, sized
+from support.wire import WireClient
+
+from nsq_fast.broker import RedesignedCluster
+from nsq_fast.broker.redesigned import fast_json
+
+
+@pytest.fixture
+def cluster() -> Iterator[RedesignedCluster]:
+    with RedesignedCluster(1, 1, readiness=0.0) as cluster:
+        cluster.create_topic("t", channels=["c", "d"])
+        yield cluster
+
+
+@pytest.fixture
+def log_level() -> Iterator[logging.Logger]:
+    logger = logging.getLogger("nsq_fast.broker")
+    level = logger.level
+    yield logger
+    logger.setLevel(level)
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        (b'{"k":01}', {"k": b"01"}),
+        (b'{"k":"\n\xff\\q\\u0041\\ud800"}', {"k": "\n\ufffd\\qA\\ud800"}),
+        (b" [ -inf , {} ] ", [b"-inf", {}]),
+        (b'{"a":[],"a":NaN}', {"a": []}),
+    ],
+)
+def test_headers_that_are_no_json_are_taken_as_the_server_takes_them(header: bytes, value: Any) -> None:
+    assert fast_json.decode(header) == value
+
+
+@pytest.mark.parametrize(
+    ("header", "text"),
+    [
+        (b"", 'cannot parse JSON: cannot parse empty string; unparsed tail: ""'),
+        (b"{", "cannot parse JSON: cannot parse object: missing '}'; unparsed tail: \"\""),
+        (b"{}x", 'unexpected tail: "x"'),
+        (b'{"a" 1}', "cannot parse JSON: cannot parse object: missing ':' after object key; unparsed tail: \"1}\""),
+        (b"tru", 'cannot parse JSON: unexpected value found: "tru"; unparsed tail: "tru"'),
+        (b"-x", 'cannot parse JSON: cannot parse number: unexpected char: "-"; unparsed tail: "-x"'),
+        (b'["a', "cannot parse JSON: cannot parse array: cannot parse array value: cannot parse string:"),
+        (b"[1 2]", "cannot parse JSON: cannot parse array: missing ',' after array value; unparsed tail: \"2]\""),
+        (b"[" * 400, "too big depth for the nested JSON; it exceeds 300"),
+        (b"x" * 100, f'unparsed tail: "{"x" * 40}...{"x" * 40}"'),
+    ],
+)
+def test_what_is_wrong_with_a_header_is_said_as_the_server_says_it(header: bytes, text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        fast_json.decode(header)
+
+
+def test_the_log_level_is_changed_while_it_runs(cluster: RedesignedCluster, log_level: logging.Logger) -> None:
+    for server in (cluster.nsqds[0], cluster.lookupds[0]):
+        for level, meant in (("0", logging.ERROR), ("2", logging.INFO), ("9", logging.DEBUG)):
+            assert ask(server.http_address, "POST", f"/loglevel/set?loglevel={level}").status == 200
+            assert log_level.level == meant
+    assert ask(cluster.nsqds[0].http_address, "PUT", "/config/log_level", b"1").json == 1
+    assert log_level.level == logging.WARNING
+
+
+def test_a_tombstone_hides_a_node_from_those_who_publish(cluster: RedesignedCluster) -> None:
+    lookupd, node = cluster.lookupds[0].http_address, cluster.nsqds[0].http_address
+
+    def partitions(access: str) -> list[str]:
+        return list(ask(lookupd, "GET", f"/lookup?topic=t&access={access}").json["data"]["partitions"])
+
+    assert ask(lookupd, "POST", f"/topic/tombstone?topic=t&node={node}").status == 200
+    assert (partitions("w"), partitions("r")) == ([], ["0"])
+    [row] = ask(lookupd, "GET", "/nodes").json["data"]["producers"]
+    assert row["tombstones"] == [True]
+    assert ask(lookupd, "POST", f"/topic/tombstone?topic=t&node={node}&restore=true").status == 200
+    assert partitions("w") == ["0"]
+
+
+def test_debug_shows_what_is_registered(cluster: RedesignedCluster) -> None:
+    shown = ask(cluster.lookupds[0].http_address, "GET", "/debug").json["data"]
+    assert [row["partitionID"] for row in shown["topic:t"]] == ["0"]
+    assert [row["channelName"] for row in shown["channel:t:0"]] == ["c", "d"]
+    assert sum(key.startswith("peerInfo:") for key in shown) == 1
+
+
+def test_figures_for_people(cluster: RedesignedCluster) -> None:
+    node = cluster.nsqds[0].http_address
+    assert ask(node, "POST", "/pub?topic=t", b"x").status == 200
+    text = ask(node, "GET", "/stats").body.decode()
+    assert "Health: OK" in text
+    assert "[t              ] depth: 31" in text
+    assert "[c                        ] depth: 1" in text
+    assert "NO_TOPICS" in ask(node, "GET", "/stats?topic=none").body.decode()
+
+
+def test_delayed_messages_are_finished_on_demand(cluster: RedesignedCluster) -> None:
+    publish(cluster, "t", b"1")
+    consumer = Consumer(cluster.nsqds[0], "SUB t c 0")
+    consumer.requeue(consumer.receive(), 3_600_000)
+    channel = cluster.partition("t", 0).channel("c")
+    assert consumer.command(b"CLS\n") == b"CLOSE_WAIT"
+    assert len(channel.deferred) == 1
+    path = "/channel/finishmemdelayed?topic=t&partition=0&channel=c"
+    assert ask(cluster.nsqds[0].http_address, "POST", path).status == 200
+    assert (len(channel.deferred), channel.depth) == (0, 0)
+    consumer.close()
+
+
+def test_a_route_of_metrics_is_missing_here(cluster: RedesignedCluster) -> None:
+    assert ask(cluster.nsqds[0].http_address, "GET", "/metric").status == 404
+
+
+def test_delayed_messages_are_not_on_disk_here(cluster: RedesignedCluster) -> None:
+    answer = ask(cluster.nsqds[0].http_address, "GET", "/delayqueue/backupto?topic=t&partition=0")
+    assert (answer.status, answer.json["message"]) == (400, "No delayed queue on this topic")
+
+
+def test_messages_of_an_mpub_may_end_before_its_size_says(cluster: RedesignedCluster) -> None:
+    client = WireClient(cluster.nsqds[0].tcp_address)
+    client.send(b"MPUB t 0\n\0\0\0\x63\0\0\0\1" + sized(b"m") + b"PUB t 0\n" + sized(b"n"))
+    assert [client.frame().data, client.frame().data] == [b"OK", b"OK"]
+    client.close()
