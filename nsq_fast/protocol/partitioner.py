@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
-import mmh3
+from mmh3 import hash as _murmur3
 
 from nsq_fast.errors import ConfigError
 
@@ -33,12 +33,20 @@ _INT_MASK = (1 << 32) - 1
 
 
 def murmur3_partition(key: Key, partition_num: int) -> int:
-    """The partition of ``key`` (str or bytes) as youzan's Go client computes it. Raises TypeError for an int."""
-    if isinstance(key, int):
-        raise TypeError(f"key for murmur3 must be str or bytes, not {type(key).__name__}")
+    """The partition of ``key`` (str or bytes) as youzan's Go client computes it.
+
+    Raises TypeError for anything else, and ValueError for a str that UTF-8 has no bytes for.
+    """
     if partition_num < 1:
         _checked(partition_num)
-    found: int = mmh3.hash(key, 0, False) % partition_num
+    try:
+        # Never a str: mmh3 ends the process where one has no bytes.
+        data = key.encode() if isinstance(key, str) else key
+        found: int = _murmur3(data, 0, False) % partition_num  # type: ignore[arg-type]  # it raises TypeError then
+    except TypeError:
+        raise TypeError(f"key for murmur3 must be str or bytes, not {type(key).__name__}") from None
+    except UnicodeEncodeError:
+        raise ValueError(f"key {key!r} holds lone surrogates, which UTF-8 cannot carry to a server") from None
     return found
 
 

@@ -140,6 +140,8 @@ def test_keys_that_mean_nothing_to_a_strategy_are_refused() -> None:
         hashcode_partition(1 << 63, 3)
     with pytest.raises(ValueError, match="partition_num"):
         murmur3_partition("a", 0)
+    with pytest.raises(ValueError, match="lone surrogates"):
+        murmur3_partition("\ud800", 3)
     with pytest.raises(ConfigError, match="murmur3, hashcode"):
         key_partitioner("md5")
     assert key_partitioner("murmur3") is murmur3_partition

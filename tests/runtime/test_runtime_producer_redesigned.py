@@ -170,6 +170,7 @@ def test_without_lookup_a_redesigned_nsqd_takes_partitions_by_number(
     [
         ({"key": 5}, TypeError, "str or bytes"),
         ({"key": "a", "partition": 1}, errors.ConfigError, "the key names the partition"),
+        ({"key": "\udc80"}, errors.ConfigError, "lone surrogates"),
         ({"partition": -1}, errors.ConfigError, "0 to 1023"),
         ({"partition": True}, errors.ConfigError, "0 to 1023"),
         ({"partition": "1"}, errors.ConfigError, "0 to 1023"),

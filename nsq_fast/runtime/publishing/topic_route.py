@@ -129,7 +129,10 @@ class TopicRoute:
         if self.held is not None:
             return None
         if partition is None and count and (key.__class__ is str or key.__class__ is bytes):
-            return self.partitions.get(self._partition_of_key(key, count))
+            try:
+                return self.partitions.get(self._partition_of_key(key, count))
+            except ValueError:
+                return None  # it is refused where keys are checked
         if key is None and partition.__class__ is int and partition < count:
             return self.partitions.get(partition)
         return None
