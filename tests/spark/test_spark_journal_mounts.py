@@ -126,32 +126,24 @@ def test_an_executor_that_is_killed_loses_and_doubles_nothing(
     account(bodies, query.rows).check()
 
 
+@pytest.mark.parametrize("is_committed", [False, True])
 def test_of_two_attempts_through_two_mounts_one_is_kept(
-    server: Server, query: Query, mounts: Mounts, tmp_path: Path
+    server: Server, query: Query, mounts: Mounts, tmp_path: Path, is_committed: bool
 ) -> None:
+    """The other one has finished its work, or Spark has committed it, when the first wakes up."""
     bodies = server.publish(2_000)
     query.plan()
     (task,) = query.tasks()
     task.rows = 1_000
-    other = Attempt(mounts.seen_by_executor(task), "before claim 0", tmp_path)
+    first = Attempt(mounts.seen_by_executor(task), "before claim 0", tmp_path)
     rows = query.run_task(task)
-    assert other.go_on() == JournalTaken.__name__
-    assert query.run_task(mounts.seen_by_executor(task)) == rows
-    query.done(rows)
-    query.drain(server)
-    account(bodies, query.rows).check()
-
-
-def test_an_executor_that_wakes_up_after_the_commit_acknowledges_nothing(
-    server: Server, query: Query, mounts: Mounts, tmp_path: Path
-) -> None:
-    bodies = server.publish(2_000)
-    query.plan()
-    (task,) = query.tasks()
-    task.rows = 1_000
-    other = Attempt(mounts.seen_by_executor(task), "before claim 0", tmp_path)
-    query.done(query.run_task(task))
-    assert other.go_on() == JournalClosed.__name__
+    if is_committed:
+        query.done(rows)
+        assert first.go_on() == JournalClosed.__name__
+    else:
+        assert first.go_on() == JournalTaken.__name__
+        assert query.run_task(mounts.seen_by_executor(task)) == rows
+        query.done(rows)
     query.drain(server)
     account(bodies, query.rows).check()
 
