@@ -264,10 +264,11 @@ class CrossingProducer(Producer):
 
     def count_unconfirmed(self) -> int:
         """How many messages were handed over and are not confirmed. In the hub thread, or while that is stuck."""
-        parts = {part for delivery in self._clusters for part in delivery.pending.publishes}
-        for request in self._entering:  # of these some parts wait for room
+        # Of copies: a thread that turns out not to be stuck may change them meanwhile.
+        parts: set[Publish] = set().union(*(delivery.pending.publishes for delivery in self._clusters))
+        for request in list(self._entering):  # of these some parts wait for room
             parts.update(part for part in request.parts if not part.done)
-        return sum(part.weight for part in parts) + sum(request.weight for request in self._requests)
+        return sum(part.weight for part in parts) + sum(request.weight for request in list(self._requests))
 
 
 def _fail_for_good(promise: Promise, cause: NotRunning, possibly_stored: bool) -> None:
