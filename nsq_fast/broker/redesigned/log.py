@@ -143,6 +143,7 @@ class PartitionLog:
     def __init__(self, partition: int, is_ext: bool, file: File | None = None) -> None:
         self.partition = partition
         self.is_ext = is_ext
+        self._first_id = (partition << PARTITION_SHIFT) + FIRST_ID
         self._file = file
         loaded = Loaded(0, 0, []) if file is None else file.load()
         self.first = loaded.first
@@ -150,6 +151,9 @@ class PartitionLog:
         last = self._records[-1] if self._records else None
         self.end_offset = loaded.offset if last is None else last.offset + last.size
         self.has_traced = any(record.trace_id for record in self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
 
     @property
     def end(self) -> int:
@@ -164,15 +168,16 @@ class PartitionLog:
     def append(self, drafts: Sequence[Draft]) -> list[Record]:
         """Store messages; the records they have become."""
         timestamp = time.time_ns()
-        sequence, offset = self.end, self.end_offset
-        high = (self.partition << PARTITION_SHIFT) + FIRST_ID
-        pack, is_ext = _ID.pack, self.is_ext
+        sequence, offset = self.first + len(self._records), self.end_offset
+        high, pack, is_ext = self._first_id, _ID.pack, self.is_ext
         records: list[Record] = []
-        trace_ids = 0
         for body, trace_id, header in drafts:
-            trace_ids |= trace_id
             ext = _EXT.pack(_JSON_HEADER, len(header)) + header if header else NO_EXT
-            size = _RECORD_FIXED + len(body) + (len(ext) if is_ext else 0)
+            size = _RECORD_FIXED + len(body)
+            if is_ext:
+                size += len(ext)
+            if trace_id:
+                self.has_traced = True
             records.append(Record(sequence, pack(high + sequence, trace_id), timestamp, offset, size, ext, body))
             sequence += 1
             offset += size
@@ -180,18 +185,16 @@ class PartitionLog:
             self._file.append(records)
         self._records += records
         self.end_offset = offset
-        if trace_ids:
-            self.has_traced = True
         return records
 
     def copy(self, other: PartitionLog) -> None:
         """Have the records that another log has, and no others."""
-        common = self._common_end(other)
-        self.truncate(common)
-        if common < other.first:
-            self._reset(other.first, other.start_offset, [])
-            common = other.first
-        missing = other.read(common, other.end - common)
+        mine, theirs = self._records, other._records
+        begin = self.first + len(mine) - other.first
+        if mine and 0 < begin <= len(theirs) and mine[-1] is theirs[begin - 1]:
+            missing = theirs[begin:]  # as nearly always
+        else:
+            missing = self._join(other)
         if self._file is not None and missing:
             self._file.append(missing)
         self._records += missing
@@ -199,6 +202,15 @@ class PartitionLog:
         self.is_ext = other.is_ext
         if other.has_traced:
             self.has_traced = True
+
+    def _join(self, other: PartitionLog) -> list[Record]:
+        """Drop what another log does not have; what it has behind that."""
+        common = self._common_end(other)
+        self.truncate(common)
+        if common < other.first:
+            self._reset(other.first, other.start_offset, [])
+            common = other.first
+        return other.read(common, other.end - common)
 
     def truncate(self, sequence: int) -> None:
         """Drop the records from ``sequence`` on."""
@@ -239,7 +251,7 @@ class PartitionLog:
 
     def at_id(self, internal_id: int) -> int:
         """The sequence of the record of an id, or of the one nearest to it."""
-        sequence = internal_id - (self.partition << PARTITION_SHIFT) - FIRST_ID
+        sequence = internal_id - self._first_id
         return max(self.first, min(sequence, self.end - 1))
 
     def forget(self, offset: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from gevent import Greenlet, sleep, spawn
 
@@ -68,7 +69,7 @@ class Node(Host):
     def find(self, topic: str, number: int) -> Partition:
         """A partition that stands on this node; raises TopicNotExist."""
         partition = self.state.partition(topic, number)
-        if partition is None or self.id not in partition.replicas:
+        if partition is None or self.id not in partition.set.replicas:
             raise TopicNotExist
         return partition
 
@@ -103,9 +104,13 @@ class Node(Host):
 
     def _append(self, partition: Partition, drafts: Sequence[Draft]) -> list[Record]:
         while True:
-            replica = self._replica_that_leads(partition)
+            replica = partition.set.replicas.get(self.id)
+            if replica is None or partition.is_new or self.state.is_write_disabled:
+                raise NotLeader
+            if not partition.is_writable and replica.assignment.leader == self.id:
+                raise NotWritable
             try:
-                return replica.append(drafts, lambda node: self._reach(partition, node), partition.quorum)
+                return replica.append(drafts, partial(self._reach, partition), partition.quorum)
             except ReplicaFailed as failed:
                 error = failed.__cause__
                 assert isinstance(error, OSError)
@@ -116,14 +121,6 @@ class Node(Host):
         if self.error is None:
             logger.error("failed to write messages: %s; publishes are refused", error, extra=BROKER_WRITE_FAILED)
         self.error = error
-
-    def _replica_that_leads(self, partition: Partition) -> Replica:
-        replica = partition.set.replicas.get(self.id)
-        if replica is None or partition.is_new or self.state.is_write_disabled:
-            raise NotLeader
-        if not partition.is_writable and replica.assignment.leader == self.id:
-            raise NotWritable
-        return replica
 
     def _reach(self, partition: Partition, node: str) -> Replica | None:
         return partition.set.replicas.get(node) if self.state.can_reach(self.id, node) else None

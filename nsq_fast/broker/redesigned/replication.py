@@ -97,18 +97,18 @@ class Replica:
         if len(assignment.isr) < quorum:
             raise NotWritable
         try:
-            return self._write(drafts, assignment.isr, reach)
+            records = self.log.append(drafts)
+            if len(assignment.isr) > 1:
+                self._share(self.log.end - len(records), assignment.isr, reach)
         except StaleEpoch:
             raise NotLeader from None
         except OSError as error:
             raise NotWritable from error
+        return records
 
-    def _write(
-        self, drafts: Sequence[Draft], isr: Iterable[str], reach: Callable[[str], Replica | None]
-    ) -> list[Record]:
-        begin = self.log.end
+    def _share(self, begin: int, isr: Iterable[str], reach: Callable[[str], Replica | None]) -> None:
+        """Have the others store the records from ``begin`` on; drop these where that fails."""
         try:
-            records = self.log.append(drafts)
             for node in isr:
                 if node != self.node:
                     other = reach(node)
@@ -121,7 +121,6 @@ class Replica:
         except Exception:
             self.log.truncate(begin)
             raise
-        return records
 
 
 class ReplicaSet:

@@ -25,6 +25,7 @@ DEFAULT_RETENTION_DAYS = 7
 _DAY = 24 * 3600 * 1_000_000_000
 RETAINED_RECORDS = 100_000
 """So many records that are done stay in a log, to be found again."""
+_MOST_RECORDS = 2 * RETAINED_RECORDS
 
 
 @dataclasses.dataclass
@@ -254,7 +255,7 @@ class Partition:
         if self.meta.sync_every:
             for node in self.in_sync:
                 self.set.replicas[node].log.sync(self.meta.sync_every)
-        if log.end - log.first > 2 * RETAINED_RECORDS:
+        if len(log) > _MOST_RECORDS:
             done = min((channel.confirmed.position for channel in self.channels.values()), default=log.end)
             # Where the disk refuses it, the next publish tries again.
             with contextlib.suppress(OSError):
