@@ -8,7 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from nsq_fast.broker.redesigned.balancing import MUCH_BUSIER, Move, Placement, next_move
+from nsq_fast.broker.redesigned.balancing import Move, Placement, next_move, ring
+from nsq_fast.broker.redesigned.load import (
+    NO_LOAD,
+    HourlyBytes,
+    Load,
+    load_factors,
+    load_of,
+    most_load,
+    publish_level,
+    total,
+)
 
 MOST_MOVES = 2000
 
@@ -54,11 +64,19 @@ def replicas(placements: list[Placement]) -> Counter[str]:
     return Counter(node for each in placements for node in each.nodes)
 
 
-def loads(placements: list[Placement]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for each in placements:
-        found[each.nodes[0]] += each.load
-    return found
+def busy(megabytes: int) -> Load:
+    """The load of a partition to which so many megabytes an hour are published."""
+    return Load(megabytes << 20, 1, 1, 1, 1)
+
+
+def factors(placements: list[Placement], nodes: list[str]) -> list[float]:
+    return [
+        load_factors(
+            total(each.load for each in placements if each.nodes[0] == node),
+            total(each.load for each in placements if node in each.nodes),
+        )[0]
+        for node in nodes
+    ]
 
 
 def random_placements(dice: random.Random, nodes: list[str]) -> Iterator[Placement]:
@@ -68,7 +86,7 @@ def random_placements(dice: random.Random, nodes: list[str]) -> Iterator[Placeme
         free = dice.sample(nodes, len(nodes))
         for number in range(dice.randrange(1, 10) if may_share else len(nodes) // count):
             chosen = dice.sample(nodes, count) if may_share else [free.pop() for _ in range(count)]
-            yield Placement(f"t{topic}", number, tuple(chosen), dice.choice((0, 0, 1, 5, 100)), may_share)
+            yield Placement(f"t{topic}", number, tuple(chosen), busy(dice.choice((0, 0, 1, 500, 20_000))), may_share)
 
 
 @pytest.mark.parametrize("group", range(4))
@@ -85,36 +103,44 @@ def test_random_clusters(group: int) -> None:
             assert new.may_share or not any(
                 set(new.nodes) & set(other.nodes) for other in after if other.topic == new.topic and other is not new
             )
+            expected = ring(new.topic, new.number, len(new.nodes), staying)
+            if new.may_share and expected:
+                assert (new.nodes[0], set(new.nodes)) == (expected[0], set(expected))
             # What cannot go anywhere else stays.
-            assert not set(leaving) & set(new.nodes) or not new.may_share or len(new.nodes) > len(staying)
-        if not leaving and all(each.may_share for each in before) and not loads(before).total():
-            assert spread(leaders(after), nodes) <= 1
+            assert not set(leaving) & set(new.nodes) or not expected or not new.may_share
         assert next_move(after, nodes, leaving) is None
 
 
+def test_partitions_stand_on_a_ring_as_on_the_real_server() -> None:
+    # murmur3 of "orders" is 1964526729: what getRebalancedMultiTopicPartitionsFromNameList begins with.
+    nodes = ["a", "b", "c", "d"]
+    placed = [ring("orders", number, 3, nodes) for number in range(5)]
+    first = 1964526729 % 4
+    assert placed[0][0] == nodes[first]
+    for number, found in enumerate(placed):
+        assert found == tuple(nodes[(first + number + step) % 4] for step in range(3))
+    assert ring("orders", 0, 5, nodes) == ()
+
+
 def test_a_new_node_gets_its_share() -> None:
-    before = [Placement("t", number, ("a", "b") if number % 2 else ("b", "a")) for number in range(12)]
+    before = [Placement("t", number, ("a", "b") if number % 2 else ("b", "a"), may_share=True) for number in range(12)]
+    after = balanced(before, ["a", "b", "c"])
+    assert leaders(after) == {"a": 4, "b": 4, "c": 4}
+    assert replicas(after) == {"a": 8, "b": 8, "c": 8}
+
+
+def test_topics_that_do_not_share_nodes_are_spread_by_numbers() -> None:
+    before = [Placement(f"t{number}", 0, ("a", "b")) for number in range(12)]
     after = balanced(before, ["a", "b", "c"])
     assert leaders(after) == {"a": 4, "b": 4, "c": 4}
     assert replicas(after) == {"a": 8, "b": 8, "c": 8}
 
 
 def test_a_leader_moves_to_a_replica_where_that_does() -> None:
-    placements = [Placement("t", number, ("a", "b")) for number in range(2)]
+    placements = [Placement(f"t{number}", 0, ("a", "b")) for number in range(2)]
     move = next_move(placements, ["a", "b"])
     assert move is not None
     assert (move.origin, move.target, move.is_leader) == ("a", "b", True)
-
-
-def test_the_partitions_of_a_topic_are_on_different_nodes() -> None:
-    placements = [
-        Placement("t", 0, ("a",)),
-        Placement("t", 1, ("a",)),
-        Placement("u", 0, ("b",)),
-        Placement("u", 1, ("b",)),
-    ]
-    after = balanced(placements, ["a", "b"])
-    assert {(each.topic, each.nodes[0]) for each in after} == {(topic, node) for topic in "tu" for node in "ab"}
 
 
 def test_a_topic_that_does_not_share_nodes_stays_apart() -> None:
@@ -131,10 +157,62 @@ def test_a_node_that_leaves_keeps_what_nobody_can_take() -> None:
 
 
 def test_a_busy_node_gives_load_away_although_the_numbers_are_equal() -> None:
-    placements = [Placement("t", number, ("a",), 100) for number in range(3)]
-    placements += [Placement("u", number, (node,)) for number, node in enumerate("bbbccc")]
-    after = loads(balanced(placements, ["a", "b", "c"]))
-    assert max(after.values()) <= MUCH_BUSIER * after.total() / 3
+    nodes = ["a", "b", "c"]
+    placements = [Placement(f"t{number}", 0, ("a",), busy(4000)) for number in range(3)]
+    placements += [Placement(f"u{number}", 0, (node,), busy(1)) for number, node in enumerate("bbbccc")]
+    before = factors(placements, nodes)
+    assert max(before) > most_load(sum(before) / 3, max(before))
+    after = balanced(placements, nodes)
+    assert max(factors(after, nodes)) <= most_load(sum(factors(after, nodes)) / 3, max(factors(after, nodes)))
+    assert {each.nodes[0] for each in after if each.topic.startswith("t")} == set(nodes)
+
+
+def test_idle_nodes_are_not_balanced_by_load() -> None:
+    placements = [Placement("t", 0, ("a",), busy(1)), Placement("u", 0, ("b",))]
+    assert next_move(placements, ["a", "b"]) is None
+
+
+def test_what_shares_nodes_is_never_moved_for_its_load() -> None:
+    nodes = ["a", "b", "c"]
+    placements = [
+        Placement("t", number, ring("t", number, 1, nodes), busy(5000), may_share=True) for number in range(2)
+    ]
+    assert next_move(placements, nodes) is None
+
+
+@pytest.mark.parametrize(
+    ("kilobytes_a_second", "level"),
+    [(0, 1), (3, 4), (6, 5), (30, 13), (300, 31), (1000, 51), (1001, 52), (2001, 62), (8001, 75), (16001, 100)],
+)
+def test_levels_of_publishing_are_those_of_the_real_server(kilobytes_a_second: int, level: int) -> None:
+    assert publish_level(kilobytes_a_second) == pytest.approx(level)
+
+
+def test_load_factors_are_those_of_the_real_server() -> None:
+    idle = load_of([0] * 24, 0, [0])
+    assert load_factors(NO_LOAD, NO_LOAD) == (0.8, 0.8)
+    leader, held = load_factors(idle, idle)
+    assert leader == pytest.approx(0.8 + 2 / 51200 * 10 + 2 / 204800 * 10)
+    assert held == pytest.approx(leader + 2 / 204800 * 5)
+    assert load_factors(NO_LOAD, idle)[0] == 0.8
+    full = Load(1 << 50, 1 << 40, 1 << 40, 1, 1)
+    assert load_factors(full, full) == (100.0, 105.0)
+
+
+def test_the_quietest_hours_of_a_day_do_not_count() -> None:
+    hours = [0] * 6 + [18_000] * 18
+    assert load_of(hours, 3 << 20, [0, 5 << 20]) == Load(18_000, 7, 4, 1, 1)
+
+
+def test_bytes_count_for_the_hour_in_which_they_came() -> None:
+    hourly = HourlyBytes(100)
+    hourly.note(150, 3)
+    hourly.note(170, 3)
+    hourly.note(200, 4)
+    assert (hourly.hours[3], hourly.hours[4], sum(hourly.hours)) == (70, 30, 100)
+    for hour in (5, 2, 3):
+        hourly.note(200, hour)
+    assert hourly.hours[3] == 0  # a day later
 
 
 def test_a_dead_node_is_left_alone() -> None:

@@ -55,12 +55,6 @@ def test_a_rate_limit_has_no_effect_here(cluster: RedesignedCluster) -> None:
     consumer.close()
 
 
-def test_loads_are_numbers_of_partitions_here(cluster: RedesignedCluster) -> None:
-    rows = ask(cluster.lookupds[0].http_address, "GET", "/cluster/stats").json["node_stat_list"]
-    assert sorted(row["leader_load_factor"] for row in rows) == [0.0, 1.0]
-    assert [row["node_load_factor"] for row in rows] == [1.0, 1.0]
-
-
 def test_quotes_in_a_message_are_escaped_here(cluster: RedesignedCluster) -> None:
     path = "/topic/create?topic=u&partition_num=1&replicator=1&retention=x"
     answer = ask(cluster.lookupds[0].http_address, "POST", path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from gevent import Greenlet, sleep, spawn
 from gevent.event import Event
@@ -35,7 +36,6 @@ class Balancer:
         self._state = state
         self._options = options
         self._coordinator = coordinator
-        self._seen: dict[tuple[str, int], int] = {}
         self._is_wanted = Event()
         self._told: set[str] = set()  # nodes of which it was said what they wait for
         self._loop: Greenlet[..., None] | None = None
@@ -62,8 +62,8 @@ class Balancer:
 
     def balance(self) -> int:
         """Move until no move helps; how many there were. Raises ClusterError when one is refused."""
-        placements, count = self._loads(), 0
-        while (move := self._next(placements)) is not None:
+        count = 0
+        while (move := self._next()) is not None:
             self._carry_out(move)
             count += 1
         return count
@@ -89,8 +89,7 @@ class Balancer:
                 pause = interval or (_PAUSE if self._tell_what_waits() else None)
 
     def _empty_leaving(self) -> None:
-        loads = self._loads()
-        while (move := self._next(loads)) is not None and move.origin in self._state.leaving:
+        while (move := self._next()) is not None and move.origin in self._state.leaving:
             self._carry_out(move)
 
     def _tell_what_waits(self) -> bool:
@@ -109,29 +108,23 @@ class Balancer:
 
     # --- moves -------------------------------------------------------------------------------------------------------
 
-    def _next(self, loads: dict[tuple[str, int], int]) -> Move | None:
+    def _next(self) -> Move | None:
         while not self._coordinator.is_stable:
             sleep(_POLL)
-        reachable = self._state.reachable
+        reachable, hour = self._state.reachable, time.localtime().tm_hour
         placements = [
             Placement(
                 partition.topic,
                 partition.number,
                 (partition.leader, *(node for node in partition.replicas if node != partition.leader)),
-                loads.get((partition.topic, partition.number), 0),
+                partition.load(hour),
                 partition.meta.may_share_nodes,
             )
             for partition in self._state.all_partitions()
             if partition.leader is not None
         ]
-        return next_move(placements, reachable, self._state.leaving & reachable)
+        nodes = [node for node in self._state.node_ids if node in reachable]
+        return next_move(placements, nodes, self._state.leaving & reachable)
 
     def _carry_out(self, move: Move) -> None:
         self._coordinator.moves.move(move.topic, move.number, move.origin, move.target, is_leader=move.is_leader)
-
-    def _loads(self) -> dict[tuple[str, int], int]:
-        """The bytes that were published to each partition since the last call."""
-        now = {(each.topic, each.number): each.log.end_offset for each in self._state.all_partitions()}
-        loads = {key: max(0, offset - self._seen.get(key, 0)) for key, offset in now.items()}
-        self._seen = now
-        return loads

@@ -1,8 +1,11 @@
 """Which partition to move, so that the nodes have the same to do. No clock, no I/O.
 
-Nodes that leave are emptied first. Then one that is much busier than the others gives load away; then the nodes get the
-same number of leaders of each topic, of leaders, and of replicas (youzan/nsq: consistence/data_placement_mgr.go,
-processRemovingNodes, DoBalance). Each move lowers a cost that is compared in this order, so that moves come to an end.
+The partitions of a topic that may share nodes stand on a *ring* of all nodes, which begins at a node that the name of
+the topic gives: the first node of a partition leads it, the next ones have its replicas, and the next partition begins
+one node further. Others are moved: away from nodes that leave, then from a node that is too busy (``load``), then until
+the nodes have the same number of leaders, and of replicas (youzan/nsq: consistence/data_placement_mgr.go,
+getRebalancedMultiTopicPartitionsFromNameList, DoBalance; nsqlookup_coordinator.go, processRemovingNodes). Each move
+lowers a cost that is compared in this order, so that moves come to an end.
 """
 
 from __future__ import annotations
@@ -11,8 +14,21 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-MUCH_BUSIER = 1.5
-"""A node whose load is more than so many times the average is to give some of it away."""
+import mmh3
+
+from .load import NO_LOAD, Load, load_factors, most_load, total
+
+
+def ring(topic: str, number: int, replicas: int, nodes: Sequence[str]) -> tuple[str, ...]:
+    """The nodes of a partition on the ring, the leader first; none where there are fewer nodes than replicas.
+
+    Args:
+        nodes: all, in the order of the ring (the real server sorts their ids).
+    """
+    if len(nodes) < replicas:
+        return ()
+    first = mmh3.hash(topic, 0, False) + number
+    return tuple(nodes[(first + step) % len(nodes)] for step in range(replicas))
 
 
 class Placement(NamedTuple):
@@ -20,15 +36,15 @@ class Placement(NamedTuple):
 
     Attributes:
         nodes: ids of the nodes that have it; the first leads it.
-        load: what its leader has to do, in any unit.
-        may_share: whether a node may have several partitions of the topic.
+        load: what there is to do for it.
+        may_share: whether a node may have several partitions of the topic: then they stand on the ring.
     """
 
     topic: str
     number: int
     nodes: tuple[str, ...]
-    load: int = 0
-    may_share: bool = True
+    load: Load = NO_LOAD
+    may_share: bool = False
 
 
 class Move(NamedTuple):
@@ -47,22 +63,22 @@ class Move(NamedTuple):
 class _Cost(NamedTuple):
     """By how much a move changes what is to be as small as possible; the first one counts most."""
 
-    replicas_leaving: int
-    leaders_leaving: int
-    excess_load: int
-    leaders_of_topic: int
-    leaders: int
-    replicas: int
+    replicas_leaving: int = 0
+    leaders_leaving: int = 0
+    off_the_ring: int = 0
+    load: int = 0
+    leaders: int = 0
+    replicas: int = 0
 
 
-_NO_CHANGE = _Cost(0, 0, 0, 0, 0, 0)
+_NO_CHANGE = _Cost()
 
 
-def next_move(placements: Sequence[Placement], nodes: Collection[str], leaving: Collection[str] = ()) -> Move | None:
+def next_move(placements: Sequence[Placement], nodes: Sequence[str], leaving: Collection[str] = ()) -> Move | None:
     """The move that helps most; None when none does.
 
     Args:
-        nodes: those that can be talked to.
+        nodes: those that can be talked to, in the order of the ring.
         leaving: those of them that are to have nothing in the end.
     """
     tally = _Tally(placements, nodes, leaving)
@@ -93,45 +109,56 @@ def _moves_of(placement: Placement, tally: _Tally) -> Iterator[Move]:
 class _Tally:
     """What each node has."""
 
-    def __init__(self, placements: Sequence[Placement], nodes: Collection[str], leaving: Collection[str]) -> None:
+    def __init__(self, placements: Sequence[Placement], nodes: Sequence[str], leaving: Collection[str]) -> None:
         self.nodes = set(nodes)
         self.leaving = set(leaving)
-        self.staying = sorted(self.nodes - self.leaving)
+        self.staying = [node for node in nodes if node not in self.leaving]
         self.leaders: Counter[str] = Counter()
-        self.leaders_of: Counter[tuple[str, str]] = Counter()
         self.of_topic: Counter[tuple[str, str]] = Counter()
         self.replicas: Counter[str] = Counter()
-        self.load: Counter[str] = Counter()
+        led, held = dict.fromkeys(nodes, NO_LOAD), dict.fromkeys(nodes, NO_LOAD)
+        self._rates: Counter[str] = Counter()
         for placement in placements:
-            leader = placement.nodes[0]
+            leader, load = placement.nodes[0], placement.load
             self.leaders[leader] += 1
-            self.leaders_of[placement.topic, leader] += 1
-            self.load[leader] += placement.load
+            led[leader] = total((led.get(leader, NO_LOAD), load))
             for node in placement.nodes:
                 self.replicas[node] += 1
                 self.of_topic[placement.topic, node] += 1
-        self._much = int(MUCH_BUSIER * self.load.total() / max(1, len(self.staying)))
+                self._rates[node] += load.rate
+                held[node] = total((held.get(node, NO_LOAD), load))
+        factors = {node: load_factors(led[node], held[node])[0] for node in nodes}
+        most = most_load(sum(factors.values()) / len(factors), max(factors.values())) if factors else 0.0
+        self._too_busy = {node for node, factor in factors.items() if factor > most}
 
     def cost(self, placement: Placement, move: Move) -> _Cost:
         """What a move changes."""
-        topic, origin, target = move.topic, move.origin, move.target
+        origin, target = move.origin, move.target
         leaves = int(origin in self.leaving)
         is_copied = target not in placement.nodes
-        return _Cost(
-            -leaves * is_copied,
-            -leaves * move.is_leader,
-            self._change_of_excess(placement.load, origin, target) * move.is_leader,
-            _change(self.leaders_of[topic, origin], self.leaders_of[topic, target]) * move.is_leader,
-            _change(self.leaders[origin], self.leaders[target]) * move.is_leader,
-            _change(self.replicas[origin], self.replicas[target]) * is_copied,
+        leaving = _Cost(-leaves * is_copied, -leaves * move.is_leader)
+        expected = ring(placement.topic, placement.number, len(placement.nodes), self.staying)
+        if placement.may_share and expected:
+            return leaving._replace(off_the_ring=_change_of_ring(placement, move, expected))
+        return leaving._replace(
+            load=self._change_of_load(placement.load.rate, origin, target) if is_copied else 0,
+            leaders=_change(self.leaders[origin], self.leaders[target]) * move.is_leader,
+            replicas=_change(self.replicas[origin], self.replicas[target]) * is_copied,
         )
 
-    def _change_of_excess(self, load: int, origin: str, target: str) -> int:
-        before = self._excess(self.load[origin]) + self._excess(self.load[target])
-        return self._excess(self.load[origin] - load) + self._excess(self.load[target] + load) - before
+    def _change_of_load(self, rate: int, origin: str, target: str) -> int:
+        """What a move changes for the better counts only where a node is too busy."""
+        change = 2 * rate * (self._rates[target] - self._rates[origin] + rate)
+        return change if change > 0 or origin in self._too_busy else 0
 
-    def _excess(self, load: int) -> int:
-        return max(0, load - self._much)
+
+def _change_of_ring(placement: Placement, move: Move, expected: tuple[str, ...]) -> int:
+    """By how much a move brings a partition nearer to its nodes on the ring."""
+    leader, nodes = placement.nodes[0], set(placement.nodes)
+    nodes_then = nodes if move.target in nodes else nodes - {move.origin} | {move.target}
+    leader_then = move.target if move.is_leader else leader
+    missing = len(set(expected) - nodes_then) - len(set(expected) - nodes)
+    return 2 * missing + (leader_then != expected[0]) - (leader != expected[0])
 
 
 def _change(origin: int, target: int) -> int:

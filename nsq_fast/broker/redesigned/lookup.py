@@ -13,6 +13,7 @@ from typing import Any
 
 from nsq_fast.broker.lookupd.registration_db import LookupDB, Peer
 
+from .load import load_factors
 from .state import ClusterState, Partition, TopicMeta
 
 READ, WRITE = "r", "w"
@@ -104,14 +105,14 @@ class Lookup:
                     (self._tombstones.add if is_set else self._tombstones.discard)((topic, node))
 
     def node_loads(self) -> list[dict[str, Any]]:
-        """The rows of ``node_stat_list`` of /cluster/stats; a load is a number of partitions."""
+        """The rows of ``node_stat_list`` of /cluster/stats."""
         rows = []
+        hour = time.localtime().tm_hour
         for node in self._state.node_ids:
             if node in self._state.alive:
-                held = sum(node in partition.replicas for partition in self._state.all_partitions())
                 peer = {key: self._peer(node)[key] for key in _SHOWN_WITH_LOADS}
-                led = len(self._state.led_by(node))
-                rows.append({**peer, "leader_load_factor": float(led), "node_load_factor": float(held)})
+                leader, held = load_factors(*self._state.load_of(node, hour))
+                rows.append({**peer, "leader_load_factor": leader, "node_load_factor": held})
         return rows
 
     # --- everything there is -----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from gevent.lock import Semaphore
 
 from nsq_fast.errors import NsqError
 
+from .balancing import ring
 from .options import ClusterOptions
 from .state import ClusterState, Partition
 
@@ -145,7 +146,7 @@ class Moves:
         if partition.leader not in self.state.reachable:
             return
         free = self.state.staying.difference(partition.replicas)
-        for node in sorted(free, key=self._load):
+        for node in sorted(free, key=lambda node: (node not in self._expected(partition), self._load(node))):
             if len(partition.in_sync) >= wanted:
                 break
             partition.set.add(node)
@@ -154,6 +155,13 @@ class Moves:
         for node in [*late, *(node for node in partition.in_sync if node != partition.leader)]:
             if len(partition.replicas) > wanted and len(set(partition.in_sync) - {node}) >= wanted:
                 self._drop(partition, node)
+
+    def _expected(self, partition: Partition) -> tuple[str, ...]:
+        """Where a partition is to stand that is placed on the ring."""
+        if not partition.meta.may_share_nodes:
+            return ()
+        nodes = [node for node in self.state.node_ids if node in self.state.staying]
+        return ring(partition.topic, partition.number, partition.meta.replica, nodes)
 
     def _load(self, node: str) -> int:
         return sum(node in partition.replicas for partition in self.state.all_partitions())

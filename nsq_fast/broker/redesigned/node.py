@@ -134,6 +134,7 @@ class Node(Host):
                 cleans_at = now + CLEAN_INTERVAL
                 for partition in self.state.led_by(self.id):
                     partition.clean(time.time_ns())
+                    partition.load(time.localtime().tm_hour)  # what was published belongs to this hour
             for partition in self.state.led_by(self.id):
                 for channel in list(partition.channels.values()):
                     channel.scan(now)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .channel import PartitionChannel
+from .load import HourlyBytes, Load, load_of, total
 from .log import File, PartitionLog, Record
 from .replication import Assignment, ReplicaSet
 from .tracing import DeliveryTrace, PublishTrace, TraceSwitches
@@ -158,6 +159,7 @@ class Partition:
         self.log = self.set.replicas[self._serving].log
         self.channels: dict[str, PartitionChannel] = {}
         self.failed_count = 0
+        self._hourly = HourlyBytes(self.log.end_offset)
         self._switches: dict[str, TraceSwitches] = {}
         self.trace = PublishTrace(topic, number, self.switches_of(self._serving))
 
@@ -262,6 +264,16 @@ class Partition:
                 for replica in self.set.replicas.values():
                     replica.log.trim(done, RETAINED_RECORDS)
 
+    def depth_size(self, channel: PartitionChannel) -> int:
+        """The bytes from where a channel is to the end of the log."""
+        return self.log.end_offset - self.log.offset_of(channel.confirmed.position)
+
+    def load(self, hour: int) -> Load:
+        """What there is to do for it, in this hour of the day."""
+        self._hourly.note(self.log.end_offset, hour)
+        depths = [self.depth_size(channel) for channel in self.channels.values() if not channel.is_ephemeral]
+        return load_of(self._hourly.hours, self.log.end_offset - self.log.start_offset, depths)
+
     def clean(self, now: int) -> None:
         """Drop the records that are older than the retention, as far as every channel is done with them.
 
@@ -335,6 +347,12 @@ class ClusterState:
     def all_partitions(self) -> list[Partition]:
         """Every partition of every topic."""
         return [partition for partitions in self.topics.values() for partition in partitions]
+
+    def load_of(self, node: str, hour: int) -> tuple[Load, Load]:
+        """What a node leads, and what it has a replica of that is in sync."""
+        held = [each for each in self.all_partitions() if node in each.in_sync]
+        loads = [(each.load(hour), each.leader == node) for each in held]
+        return total(load for load, leads in loads if leads), total(load for load, _ in loads)
 
     def led_by(self, node_id: str) -> list[Partition]:
         """The partitions that a node leads."""

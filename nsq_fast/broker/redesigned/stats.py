@@ -60,7 +60,7 @@ def partition_stats(partition: Partition, node: Node, channel: str, needs_client
 
 def _channel_stats(channel: PartitionChannel, partition: Partition, node: Node, needs_clients: bool) -> dict[str, Any]:
     clients = list(channel.clients.values()) if partition.leader == node.id else []
-    depth_size = partition.log.end_offset - partition.log.offset_of(channel.confirmed.position)
+    depth_size = partition.depth_size(channel)
     oldest = partition.log.read(channel.confirmed.position, 1)
     timestamp = oldest[0].timestamp if oldest else 0
     return {

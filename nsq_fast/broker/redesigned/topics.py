@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 from gevent import sleep
 
+from .balancing import ring
 from .coordinator import Coordinator
+from .load import load_factors
 from .moves import ClusterError
 from .options import ClusterOptions
 from .state import MAX_PARTITIONS, MAX_SYNC_EVERY, ClusterState, Partition, TopicMeta
 
 _POLL = 0.005
+_SAME_LOAD = 0.5
+"""Nodes whose load factors differ by less have the same to do (youzan/nsq: data_placement_mgr.go, LeaderLessLoader)."""
 NO_NODE = "ErrType:9 ErrCode:1 : No node is available for topic"
 
 
@@ -150,7 +153,7 @@ class Topics:
     def _add_partitions(self, topic: str, meta: TopicMeta, count: int) -> None:
         partitions = self.state.topics[topic]
         while len(partitions) < count:
-            replicas = self._place(partitions, meta)
+            replicas = self._place(partitions, topic, meta)
             made = Partition(topic, meta, len(partitions), replicas, self.state.keeper, is_kind=self._options.kind)
             partitions.append(made)
             for channel in meta.channels:
@@ -158,23 +161,20 @@ class Topics:
             if self._options.ready_after:
                 self._coordinator.begin(partitions[-1])
 
-    def _place(self, siblings: list[Partition], meta: TopicMeta) -> list[str]:
-        """The nodes for one more partition: those with the least to do, the first of them to lead."""
-        everything = self.state.all_partitions()
-
-        def load(node: str) -> tuple[int, ...]:
-            return (
-                _count(node in partition.replicas for partition in siblings) if not meta.may_share_nodes else 0,
-                _count(node == (partition.leader or partition.replicas[0]) for partition in siblings),
-                _count(node == (partition.leader or partition.replicas[0]) for partition in everything),
-                _count(node in partition.replicas for partition in everything),
-                self.state.node_ids.index(node),
-            )
-
-        leader, *others = sorted(self.state.staying, key=load)
-        others.sort(key=lambda node: (load(node)[0], load(node)[3], load(node)[4]))
+    def _place(self, siblings: list[Partition], topic: str, meta: TopicMeta) -> list[str]:
+        """The nodes for one more partition, the first of them to lead: on the ring, or those with the least to do."""
+        nodes = [node for node in self.state.node_ids if node in self.state.staying]
+        if meta.may_share_nodes:
+            return list(ring(topic, len(siblings), meta.replica, nodes))
+        free = [node for node in nodes if not any(node in sibling.replicas for sibling in siblings)]
+        hour = time.localtime().tm_hour
+        loads = {node: load_factors(*self.state.load_of(node, hour)) for node in free}
+        leader, *others = sorted(free, key=lambda node: (int(loads[node][0] / _SAME_LOAD), *self._counts(node)))
+        others.sort(key=lambda node: (int(loads[node][1] / _SAME_LOAD), *reversed(self._counts(node))))
         return [leader, *others[: meta.replica - 1]]
 
-
-def _count(truths: Iterable[bool]) -> int:
-    return sum(truths)
+    def _counts(self, node: str) -> tuple[int, int]:
+        """How many partitions a node leads, or is to lead, and how many it has."""
+        everything = self.state.all_partitions()
+        leads = sum(node == (partition.leader or partition.replicas[0]) for partition in everything)
+        return leads, sum(node in partition.replicas for partition in everything)
