@@ -17,6 +17,7 @@ from support.waiting import until
 from support.wire import WireClient
 
 from nsq_fast.broker import BrokerProcess, NsqdOptions, NsqdServer
+from nsq_fast.broker.diskqueue.segment import OPEN_FILES
 from nsq_fast.broker.errors import DataPathError
 from nsq_fast.broker.nsqd.nsqd import Nsqd
 
@@ -282,3 +283,71 @@ def test_sigkill_loses_nothing_that_was_answered(tmp_path: Path) -> None:
 def _until_lost(work: Any, *arguments: Any) -> None:
     with contextlib.suppress(OSError, struct.error):
         work(*arguments)
+
+
+def open_files(folder: Path) -> int:
+    links = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+    return sum(link.startswith(str(folder)) and link.endswith(".log") for link in links)
+
+
+@pytest.mark.parametrize("again", [stop, kill])
+def test_there_may_be_more_topics_than_files_may_be_open(
+    server: NsqdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: Any
+) -> None:
+    monkeypatch.setattr(OPEN_FILES, "most", 3)
+    names = [f"t{number}" for number in range(10)]
+    for _ in range(2):
+        for name in names:
+            server.nsqd.get_topic(name).get_channel("c")
+            publish(server, name, 0, 30)  # more than memory has room for
+        assert open_files(tmp_path) <= 3
+        again(server)
+    for name in names:
+        assert server.nsqd.get_topic(name).get_channel("c").depth == 60
+        client = WireClient(server.tcp_address)
+        client.subscribe(name, "c", 60)
+        assert sorted(consume(client, 60)) == sorted([*range(30)] * 2)
+        client.close()
+    assert open_files(tmp_path) <= 3
+
+
+def test_a_topic_without_a_data_path_takes_no_file_for_a_few_messages() -> None:
+    def nameless() -> int:
+        links = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+        return sum(link.endswith("(deleted)") for link in links)
+
+    server = NsqdServer(NsqdOptions(mem_queue_size=20, preserve_order=True))
+    server.start()
+    before = nameless()
+    for number in range(10):
+        server.nsqd.get_topic(f"few{number}").put_many([b"x"] * 30)
+    assert nameless() == before
+    topic = server.nsqd.get_topic("t")
+    for number in range(300):
+        topic.put_many([b"%d" % number, b"x" * 200])
+    assert nameless() == before + 1
+    client = subscribe(server, rdy=2500)
+    bodies = [client.message().body for _ in range(600)]
+    assert bodies[::2] == [b"%d" % number for number in range(300)]
+    assert set(bodies[1::2]) == {b"x" * 200}
+    client.close()
+    server.kill()
+
+
+def test_topics_that_are_made_in_great_numbers_come_back_before_they_are_named_in_nsqd_dat(
+    server: NsqdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq_fast.broker.nsqd.nsqd._MANY_TOPICS", 3)
+    monkeypatch.setattr("nsq_fast.broker.nsqd.nsqd._SAVE_SHARE", 1e-9)
+    for number in range(20):
+        server.nsqd.get_topic(f"t{number}").get_channel("c")
+        publish(server, f"t{number}", 0, 1)
+    assert b'"t19"' not in (tmp_path / "nsqd.dat").read_bytes()  # it is not written for each
+    server.nsqd.get_topic("t5").get_channel("c").pause()
+    assert b'"t19"' in (tmp_path / "nsqd.dat").read_bytes()
+    server.nsqd.get_topic("t20").get_channel("c")
+    publish(server, "t20", 0, 1)
+    kill(server)
+    depths = {name: topic.channels["c"].depth for name, topic in server.nsqd.topics.items()}
+    assert depths == {f"t{number}": 1 for number in range(21)}
+    assert server.nsqd.get_topic("t5").get_channel("c").is_paused

@@ -13,7 +13,6 @@ another name.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -101,7 +100,7 @@ class SegmentLog:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"{first:020d}{SUFFIX}"
             if self._last is not None:
-                os.fsync(self._last.fd)
+                self._last.sync()
         segment = Segment(path, first)
         self._segments.all.append(segment)
         return segment
@@ -115,14 +114,14 @@ class SegmentLog:
         """Bring what was written to the disk itself. Blocks."""
         self.unsynced = 0
         if self._last is not None:
-            os.fsync(self._last.fd)
+            self._last.sync()
 
     def take_unsynced(self) -> int | None:
         """A descriptor for another thread to sync and close, of the segment that is written to; None: nothing to do."""
         if not self.unsynced or self._last is None:
             return None
         self.unsynced = 0
-        return os.dup(self._last.fd)
+        return self._last.duplicate()
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -206,7 +205,7 @@ class SegmentLog:
     def close(self) -> None:
         """Close the files."""
         for segment in self._segments.all:
-            os.close(segment.fd)
+            segment.close()
         self._segments.all.clear()
 
     def _open(self, folder: Path) -> None:

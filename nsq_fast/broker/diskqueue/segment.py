@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +17,7 @@ BAD_SUFFIX = ".bad"
 """Added to the name under which a damaged file is kept, as the original does (nsqio/go-diskqueue: handleReadError)."""
 
 
-def write_behind(fd: int, size: int, data: bytes) -> None:
+def write_behind(fd: int, size: int, data: bytes | bytearray) -> None:
     """Add bytes to a file behind its first ``size`` ones: all, or none when it raises OSError."""
     written = 0
     try:
@@ -28,6 +30,35 @@ def write_behind(fd: int, size: int, data: bytes) -> None:
         raise
 
 
+_IN_MEMORY = 16 * 1024
+"""A file without a name comes into being when there is more than that: it would take a descriptor for little."""
+
+
+class OpenFiles(threading.local):
+    """The files that a thread has open. When there are many, the one opened first is closed until it is used again.
+
+    Args:
+        most: so many; by default half of what the process may have.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 if most is None else most
+        self._segments: dict[Segment, None] = {}
+
+    def add(self, segment: Segment) -> None:
+        """A file is open."""
+        self._segments[segment] = None
+        while len(self._segments) > self.most:
+            next(iter(self._segments)).close()
+
+    def discard(self, segment: Segment) -> None:
+        """A file is not open any more."""
+        self._segments.pop(segment, None)
+
+
+OPEN_FILES = OpenFiles()
+
+
 class Segment:
     """One file of the log; without a path a file that has no name and goes with the process.
 
@@ -37,26 +68,81 @@ class Segment:
         pieces: what is whole in it, once damage was found; None: no damage is known. A damaged file is not written to.
     """
 
-    __slots__ = ("fd", "first", "path", "pieces", "size")
+    __slots__ = ("_fd", "_memory", "first", "path", "pieces", "size")
 
     def __init__(self, path: Path | None, first: int, size: int = 0) -> None:
         self.path = path
         self.first = first
         self.size = size
         self.pieces: Sequence[Piece] | None = None
-        self.fd = _nameless_file() if path is None else os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._fd = -1
+        self._memory = bytearray()
+        if path is not None:
+            self._open(path, os.O_CREAT)
 
     def __str__(self) -> str:
         return "a file of the log in memory" if self.path is None else str(self.path)
 
     def read(self, offset: int, size: int) -> bytes:
         """Up to ``size`` bytes from ``offset`` on. Raises OSError."""
-        return os.pread(self.fd, max(0, min(size, self.size - offset)), offset)
+        size = max(0, min(size, self.size - offset))
+        if self._fd < 0:
+            if self.path is None:
+                return bytes(self._memory[offset : offset + size])
+            self._open(self.path)
+        return os.pread(self._fd, size, offset)
 
     def write(self, data: bytes) -> None:
         """Add bytes at the end: all, or none when it raises OSError."""
-        write_behind(self.fd, self.size, data)
+        if self._fd < 0:
+            if self.path is not None:
+                self._open(self.path)
+            elif self.size + len(data) <= _IN_MEMORY:
+                self._memory += data
+                self.size += len(data)
+                return
+            else:
+                self._spill()
+        write_behind(self._fd, self.size, data)
         self.size += len(data)
+
+    def _open(self, path: Path, flags: int = 0) -> None:
+        self._fd = os.open(path, os.O_RDWR | flags, 0o600)
+        OPEN_FILES.add(self)
+
+    def _spill(self) -> None:
+        fd = _nameless_file()
+        try:
+            write_behind(fd, 0, self._memory)
+        except OSError:
+            os.close(fd)
+            raise
+        self._fd = fd
+        self._memory = bytearray()
+
+    def sync(self) -> None:
+        """Bring what was written to the disk itself. Blocks."""
+        fd = self.duplicate()
+        if fd is not None:
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def duplicate(self) -> int | None:
+        """Another descriptor of the file, for the caller to close; None where what there is is in memory."""
+        if self._fd < 0:
+            if self.path is None:
+                return None
+            self._open(self.path)
+        return os.dup(self._fd)
+
+    def close(self) -> None:
+        """Close the file. One with a path is opened again when it is used again."""
+        OPEN_FILES.discard(self)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     @property
     def pieces_end(self) -> int:
@@ -83,7 +169,7 @@ class Segment:
 
     def remove(self) -> None:
         """Close and remove the file."""
-        os.close(self.fd)
+        self.close()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 

@@ -35,6 +35,10 @@ from .topic import Topic
 
 logger = logging.getLogger("nsq_fast.broker.nsqd.nsqd")
 
+_MANY_TOPICS = 500
+_SAVE_SHARE = 0.1
+"""From so many topics on, writing nsqd.dat, which names them all, takes this share of the time while more are made."""
+
 Listener = Callable[[str, str, "str | None"], None]
 
 
@@ -56,6 +60,7 @@ class Nsqd(Host):
         self._is_loading = False
         self._are_channels_new = True
         self._is_metadata_saved = True
+        self._saves_at = 0.0
         self._is_disk_failing = False
 
     # --- life --------------------------------------------------------------------------------------------------------
@@ -158,7 +163,7 @@ class Nsqd(Host):
         self._are_channels_new = True
         lasts = not topic.is_ephemeral and not (channel is not None and channel.is_ephemeral)
         if self._store is not None and lasts and not self._is_loading:
-            self._persist(topic)
+            self._persist(topic, may_wait=event == "create" and len(self.topics) >= _MANY_TOPICS)
         if event != "change":
             for listener in self._listeners:
                 listener(event, topic.name, None if channel is None else channel.name)
@@ -206,18 +211,23 @@ class Nsqd(Host):
             self.options.version,
         )
 
-    def _persist(self, topic: Topic) -> None:
+    def _persist(self, topic: Topic, *, may_wait: bool) -> None:
+        """Write down that a topic is another; a new one is found by its checkpoint until nsqd.dat names it."""
         self._is_metadata_saved = False
         with self._disk():
             if self._store is not None and topic.name in self.topics:
                 # First where a channel is, then that it is there: a channel without a place gets the whole log.
                 self._store.save_checkpoint(topic)
-            self._save_metadata()
+            if not may_wait or time.monotonic() >= self._saves_at:
+                self._save_metadata()
 
     def _save_metadata(self) -> None:
         if self._store is not None and self._store.is_durable and not self._is_metadata_saved:
+            begin = time.monotonic()
             self._store.save_metadata(self._metadata())
             self._is_metadata_saved = True
+            end = time.monotonic()
+            self._saves_at = end + (end - begin) / _SAVE_SHARE
 
     @contextlib.contextmanager
     def _disk(self) -> Any:
