@@ -36,9 +36,9 @@ def test_records_are_found() -> None:
 def test_records_before_an_offset_are_forgotten() -> None:
     log = PartitionLog(partition=0, is_ext=False)
     log.append([Draft(b"x")] * 10)
-    log.forget(32)
+    log.drop_before(log.at_offset(32))
     assert (log.first, log.end, log.start_offset, log.end_offset) == (2, 10, 62, 310)
-    log.forget(310)
+    log.drop_before(log.at_offset(310))
     assert (log.first, log.end, log.start_offset) == (10, 10, 310)
     assert log.append([Draft(b"x")])[0].sequence == 10
 

@@ -112,9 +112,9 @@ class SegmentLog:
 
     def sync(self) -> None:
         """Bring what was written to the disk itself. Blocks."""
-        self.unsynced = 0
-        if self._last is not None:
+        if self.unsynced and self._last is not None:
             self._last.sync()
+        self.unsynced = 0
 
     def take_unsynced(self) -> int | None:
         """A descriptor for another thread to sync and close, of the segment that is written to; None: nothing to do."""

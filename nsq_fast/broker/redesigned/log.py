@@ -205,7 +205,11 @@ class PartitionLog:
 
     def _join(self, other: PartitionLog) -> list[Record]:
         """Drop what another log does not have; what it has behind that."""
-        common = self._common_end(other)
+        begin, common = max(self.first, other.first), min(self.end, other.end)
+        while common > begin and not self._records[common - 1 - self.first].is_same(
+            other._records[common - 1 - other.first]
+        ):
+            common -= 1
         self.truncate(common)
         if common < other.first:
             self._reset(other.first, other.start_offset, [])
@@ -220,16 +224,6 @@ class PartitionLog:
                 self._file.truncate(self._records[at])
             self.end_offset = self._records[at].offset
             del self._records[at:]
-
-    def _common_end(self, other: PartitionLog) -> int:
-        """The sequence up to which both have the same records, as far as both still have them."""
-        begin, end = max(self.first, other.first), min(self.end, other.end)
-        while end > begin:
-            mine, theirs = self._records[end - 1 - self.first], other._records[end - 1 - other.first]
-            if mine is theirs or mine.is_same(theirs):
-                break
-            end -= 1
-        return end
 
     def read(self, sequence: int, count: int) -> list[Record]:
         """Up to ``count`` records from ``sequence`` on, or from the first that is still there."""
@@ -253,10 +247,6 @@ class PartitionLog:
         """The sequence of the record of an id, or of the one nearest to it."""
         sequence = internal_id - self._first_id
         return max(self.first, min(sequence, self.end - 1))
-
-    def forget(self, offset: int) -> None:
-        """Drop the records that begin before an offset."""
-        self.drop_before(self.at_offset(offset))
 
     def trim(self, sequence: int, keep: int) -> None:
         """Drop records before ``sequence``, but for the last ``keep`` of them."""

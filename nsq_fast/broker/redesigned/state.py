@@ -288,7 +288,7 @@ class Partition:
     def forget(self, offset: int) -> None:
         """Drop the records that begin before an offset, done or not: channels go on behind them."""
         for replica in self.set.replicas.values():
-            replica.log.forget(offset)
+            replica.log.drop_before(replica.log.at_offset(offset))
         for channel in self.channels.values():
             if channel.confirmed.position < self.log.first:
                 channel.set_position(self.log.first)
