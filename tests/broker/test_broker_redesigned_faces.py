@@ -131,3 +131,17 @@ def test_messages_of_an_mpub_may_end_before_its_size_says(cluster: RedesignedClu
     client.send(b"MPUB t 0\n\0\0\0\x63\0\0\0\1" + sized(b"m") + b"PUB t 0\n" + sized(b"n"))
     assert [client.frame().data, client.frame().data] == [b"OK", b"OK"]
     client.close()
+
+
+@pytest.mark.parametrize("path", ["/pub_ext?topic=r&ext=x", "/pubtrace?topic=r&trace_id=x"])
+def test_who_does_not_lead_says_so_first(path: str) -> None:
+    with RedesignedCluster(2, 1, readiness=0.0) as cluster:
+        cluster.create_topic("r", 1, 2)
+        other = next(node for node in cluster.nsqds if node is not cluster.leader_of("r", 0))
+        answer = ask(other.http_address, "POST", f"{path}&partition=0", b"x", Accept="application/vnd.nsq; version=1.0")
+    assert (answer.status, answer.json) == (400, {"message": "E_FAILED_ON_NOT_LEADER"})
+
+
+def test_a_topic_cannot_have_as_many_partitions_as_ids_have(cluster: RedesignedCluster) -> None:
+    answer = ask(cluster.lookupds[0].http_address, "POST", "/topic/partition/expand?topic=none&partition_num=255")
+    assert (answer.status, answer.json) == (500, {"message": "max partition allowed exceed"})

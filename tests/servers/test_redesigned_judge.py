@@ -16,7 +16,7 @@ from support.sequences import http_sequence, tcp_sequence
 from nsq_fast.broker import RedesignedCluster
 
 SLOT = "judge"
-COUNT = 300
+COUNT = 150
 SEQUENCES = {"tcp": tcp_sequence, "http": http_sequence}
 
 

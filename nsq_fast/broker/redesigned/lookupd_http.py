@@ -147,7 +147,12 @@ class ClusterLookupRoutes:
         topic = topic_of(request)
         count = _number(request, "partition_num", MAX_PARTITION_NUM)
         require_cluster_leader(request, self._is_leader, 500)
-        self._refuse_if(request, 500, (not is_valid_name(topic), "invalid topic name"))
+        self._refuse_if(
+            request,
+            500,
+            (not is_valid_name(topic), "invalid topic name"),
+            (count >= MAX_PARTITION_NUM, "max partition allowed exceed"),
+        )
         with refusing(request, 500):
             self._coordinator.require_stable()
         self._refuse_if(request, 500, (not self._admin.state.topics.get(topic), _NOT_CREATED))

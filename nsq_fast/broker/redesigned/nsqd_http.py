@@ -27,7 +27,7 @@ from .node import NO_PARTITION, Node
 from .publishing import checked_draft, parse_trace_id
 from .state import Partition
 from .stats import partition_stats, stats_text
-from .targets import find_partition, refusing
+from .targets import find_partition, refusing, require_leader
 from .upkeep_http import UpkeepRoutes
 
 _HEADER_PREFIX = "X-Nsqext-"
@@ -128,12 +128,14 @@ class NodeRoutes(HostRoutes):
 
     def _pub_trace(self, request: Request) -> Any:
         body, partition = self._message(request)
+        require_leader(request, self._node, partition)
         with refusing(request):
             trace_id = parse_trace_id(request.get("trace_id") or "")
         return _receipt(self._publish_one(request, partition, Draft(body, trace_id)))
 
     def _pub_ext(self, request: Request) -> Any:
         body, partition = self._message(request)
+        require_leader(request, self._node, partition)
         header = self._header(request)
         with refusing(request):
             draft = checked_draft(msgspec.json.encode(header), body, partition)
