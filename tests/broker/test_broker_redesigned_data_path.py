@@ -17,6 +17,7 @@ from support.waiting import until
 from support.wire import WireClient
 
 from nsq_fast.broker import ClusterProcess, RedesignedCluster
+from nsq_fast.broker.diskqueue.open_files import OPEN_FILES
 from nsq_fast.broker.errors import DataPathError
 from nsq_fast.broker.redesigned.log import Draft, PartitionLog
 from nsq_fast.broker.redesigned.log_file import LogFile
@@ -384,3 +385,50 @@ def test_syncdisk_brings_messages_to_the_disk_itself(tmp_path: Path, monkeypatch
         monkeypatch.undo()
     with start(tmp_path, nodes=2) as cluster:
         assert cluster.partition("t", 0).meta.sync_every == 2
+
+
+def test_a_disk_that_cannot_sync_is_logged_and_takes_no_publish_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with start(tmp_path, nodes=2) as cluster:
+        path = "/topic/create?topic=t&partition_num=1&replicator=2&syncdisk=1"
+        assert ask(cluster.lookupds[0].http_address, "POST", path).status == 200
+        cluster.partition("t", 0).channel("ch")
+        synced: list[int] = []
+
+        def fsync(fd: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        publish(cluster, "t", b"1")
+        publish(cluster, "t", b"2")
+        assert caplog.text.count("failed to bring messages of t-0 to the disk itself") == 1
+        monkeypatch.setattr(os, "fsync", synced.append)
+        publish(cluster, "t", b"3")
+        assert len(synced) == 2
+        assert caplog.text.count("messages of t-0 reach the disk itself again") == 1
+        monkeypatch.undo()
+        assert bodies(cluster) == [b"1", b"2", b"3"]
+
+
+def open_logs(folder: Path) -> int:
+    links = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+    return sum(link.startswith(str(folder)) and link.endswith(".log") for link in links)
+
+
+def test_there_may_be_more_replicas_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OPEN_FILES, "most", 3)
+    topics = [f"t{number}" for number in range(5)]
+    with start(tmp_path, nodes=2) as cluster:
+        for topic in topics:
+            cluster.create_topic(topic, 1, 2, channels=["ch"])
+        for body in (b"1", b"2"):
+            for topic in topics:
+                publish(cluster, topic, body)
+            assert open_logs(tmp_path) == 3
+    assert open_logs(tmp_path) == 0
+    with start(tmp_path, nodes=2) as cluster:
+        for topic in topics:
+            publish(cluster, topic, b"3")
+        assert [bodies(cluster, topic) for topic in topics] == [[b"1", b"2", b"3"]] * 5
+        assert open_logs(tmp_path) == 3

@@ -17,7 +17,7 @@ from support.waiting import until
 from support.wire import WireClient
 
 from nsq_fast.broker import BrokerProcess, NsqdOptions, NsqdServer
-from nsq_fast.broker.diskqueue.segment import OPEN_FILES
+from nsq_fast.broker.diskqueue.open_files import OPEN_FILES
 from nsq_fast.broker.errors import DataPathError
 from nsq_fast.broker.nsqd.nsqd import Nsqd
 

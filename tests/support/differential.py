@@ -122,10 +122,12 @@ def open_stage(slot: str, lookupds: tuple[Address, Address], nodes: tuple[Place,
         lookupds: HTTP addresses: of the nsqlookupd that leads, and of another one.
     """
     stage = Stage(slot, lookupds, nodes)
+    names = {topic: topic.format(slot=slot) for topic in TOPICS}
     for topic, query in TOPICS.items():
-        name = topic.format(slot=slot)
-        until(partial(stage.creates, name, query), READY, every=0.1)
+        until(partial(stage.creates, names[topic], query), READY, every=0.1)
+    for name in names.values():
         until(partial(stage.leads, name, 1 + name.startswith("d")), READY, every=0.1)
+    for topic in TOPICS:
         until(partial(stage.takes, topic), READY, every=0.1)
     stage.asks(f"/channel/create?topic=n{slot}&channel={REGISTERED}")
     return stage

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import tempfile
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from .damage import Piece
+from .open_files import OPEN_FILES
 
 SUFFIX = ".log"
 BAD_SUFFIX = ".bad"
@@ -32,31 +31,6 @@ def write_behind(fd: int, size: int, data: bytes | bytearray) -> None:
 
 _IN_MEMORY = 16 * 1024
 """A file without a name comes into being when there is more than that: it would take a descriptor for little."""
-
-
-class OpenFiles(threading.local):
-    """The files that a thread has open. When there are many, the one opened first is closed until it is used again.
-
-    Args:
-        most: so many; by default half of what the process may have.
-    """
-
-    def __init__(self, most: int | None = None) -> None:
-        self.most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 if most is None else most
-        self._segments: dict[Segment, None] = {}
-
-    def add(self, segment: Segment) -> None:
-        """A file is open."""
-        self._segments[segment] = None
-        while len(self._segments) > self.most:
-            next(iter(self._segments)).close()
-
-    def discard(self, segment: Segment) -> None:
-        """A file is not open any more."""
-        self._segments.pop(segment, None)
-
-
-OPEN_FILES = OpenFiles()
 
 
 class Segment:
@@ -108,7 +82,7 @@ class Segment:
 
     def _open(self, path: Path, flags: int = 0) -> None:
         self._fd = os.open(path, os.O_RDWR | flags, 0o600)
-        OPEN_FILES.add(self)
+        OPEN_FILES.add(self, self.close)
 
     def _spill(self) -> None:
         fd = _nameless_file()

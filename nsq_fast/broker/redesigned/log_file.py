@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nsq_fast.broker.diskqueue.files import replace_file
+from nsq_fast.broker.diskqueue.open_files import OPEN_FILES
 from nsq_fast.broker.diskqueue.segment import BAD_SUFFIX, write_behind
 from nsq_fast.log_events import BROKER_DATA_DAMAGED, BROKER_FILE_IGNORED
 
@@ -38,7 +39,7 @@ _HAS_EXT = 1
 
 
 class LogFile:
-    """One file. It comes into being with the first record, and is opened by ``load``.
+    """One file. It comes into being with the first record; it is opened when it is written to.
 
     Args:
         magic_code: that of the topic.
@@ -63,58 +64,63 @@ class LogFile:
 
     def append(self, records: Sequence[Record]) -> None:
         """Write records behind the others; they survive the process when this returns, however it ends."""
-        fd = self._open(records[0])
+        if not self._size:
+            self.rewrite(records[0].sequence, records[0].offset, ())
         data = b"".join(_encode(record) for record in records)
-        write_behind(fd, self._size, data)
+        write_behind(self._open(), self._size, data)
         self._size += len(data)
         self.unsynced += len(records)
 
     def sync(self) -> None:
         """Bring what was written to the disk itself. Blocks."""
+        if self._size:
+            os.fsync(self._open())
         self.unsynced = 0
-        if self._fd is not None:
-            os.fsync(self._fd)
 
     def truncate(self, record: Record) -> None:
         """Drop a record and all behind it."""
-        if self._fd is not None:
+        if self._size:
             # What stands before it are as many bytes as its offset says, and a sum for each record.
             before = record.offset - self._offset + (record.sequence - self._first) * _CRC_SIZE
-            os.ftruncate(self._fd, _HEAD.size + before)
+            os.ftruncate(self._open(), _HEAD.size + before)
             self._size = _HEAD.size + before
 
     def rewrite(self, first: int, offset: int, records: Sequence[Record]) -> None:
         """Have these records and no others."""
-        if self._is_closed:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(self._path))
+        self._check_open()
         data = b"".join(_encode(record) for record in records)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(self._path, _head(self._magic_code, first, offset) + data, sync=False)
-        if self._fd is not None:
-            os.close(self._fd)
-        self._take(first, offset, _HEAD.size + len(data))
+        self._let_go()
+        self._first, self._offset, self._size = first, offset, _HEAD.size + len(data)
 
     def close(self) -> None:
         """Close the file; nothing is written to it any more."""
         self._is_closed = True
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        self._let_go()
 
     def remove(self) -> None:
         """Remove the file, if there is one."""
         self.close()
         self._path.unlink(missing_ok=True)
 
-    def _open(self, first: Record) -> int:
+    def _open(self) -> int:
         if self._fd is None:
-            self.rewrite(first.sequence, first.offset, ())
-        assert self._fd is not None
+            self._check_open()
+            self._fd = os.open(self._path, os.O_RDWR)
+            OPEN_FILES.add(self, self._let_go)
         return self._fd
 
-    def _take(self, first: int, offset: int, size: int) -> None:
-        self._fd = os.open(self._path, os.O_RDWR)
-        self._first, self._offset, self._size = first, offset, size
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(self._path))
+
+    def _let_go(self) -> None:
+        """Close the file until it is written to again."""
+        OPEN_FILES.discard(self)
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -136,7 +142,7 @@ class LogFile:
         if head is None:
             self._path.unlink()
         else:
-            self._take(loaded.first, loaded.offset, end)
+            self._first, self._offset, self._size = loaded.first, loaded.offset, end
         return loaded
 
     def _set_aside(self, data: bytes, end: int, count: int) -> None:

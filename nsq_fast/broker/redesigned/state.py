@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .channel import PartitionChannel
+from .disk_sync import DiskSync
 from .load import HourlyBytes, Load, load_of, total
 from .log import File, PartitionLog, Record
 from .replication import Assignment, ReplicaSet
@@ -159,6 +160,7 @@ class Partition:
         self.log = self.set.replicas[self._serving].log
         self.channels: dict[str, PartitionChannel] = {}
         self.failed_count = 0
+        self._disk_sync = DiskSync(self.name)
         self._hourly = HourlyBytes(self.log.end_offset)
         self._switches: dict[str, TraceSwitches] = {}
         self.trace = PublishTrace(topic, number, self.switches_of(self._serving))
@@ -255,8 +257,7 @@ class Partition:
         for channel in self.channels.values():
             channel.notify()
         if self.meta.sync_every:
-            for node in self.in_sync:
-                self.set.replicas[node].log.sync(self.meta.sync_every)
+            self._disk_sync.sync((self.set.replicas[node].log for node in self.in_sync), self.meta.sync_every)
         if len(log) > _MOST_RECORDS:
             done = min((channel.confirmed.position for channel in self.channels.values()), default=log.end)
             # Where the disk refuses it, the next publish tries again.
