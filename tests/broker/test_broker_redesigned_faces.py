@@ -117,10 +117,6 @@ def test_delayed_messages_are_finished_on_demand(cluster: RedesignedCluster) -> 
     consumer.close()
 
 
-def test_a_route_of_metrics_is_missing_here(cluster: RedesignedCluster) -> None:
-    assert ask(cluster.nsqds[0].http_address, "GET", "/metric").status == 404
-
-
 def test_delayed_messages_are_not_on_disk_here(cluster: RedesignedCluster) -> None:
     answer = ask(cluster.nsqds[0].http_address, "GET", "/delayqueue/backupto?topic=t&partition=0")
     assert (answer.status, answer.json["message"]) == (400, "No delayed queue on this topic")

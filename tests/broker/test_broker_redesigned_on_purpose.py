@@ -1,4 +1,7 @@
-"""What the embedded cluster does otherwise than the real servers, on purpose: the rows of docs/broker.md."""
+"""What the embedded cluster does otherwise than the real servers, on purpose: the rows of docs/broker.md.
+
+Those that a real cluster shows without trouble are in tests/servers/test_redesigned_on_purpose.py, for both.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.http import ask
 from support.redesigned import Consumer, publish
 from support.waiting import until
 
@@ -41,37 +43,6 @@ def test_a_fin_is_taken_while_too_few_replicas_are_in_sync_here(cluster: Redesig
     until(lambda: len(partition.in_sync) == 1)
     consumer.finish(consumer.receive())
     until(lambda: partition.channel("ch").depth == 0)
-    consumer.close()
-
-
-def test_a_rate_limit_has_no_effect_here(cluster: RedesignedCluster) -> None:
-    leader = cluster.leader_of("t", 0)
-    path = "/channel/ratelimit?topic=t&partition=0&channel=ch&ratekilobytes=1"
-    assert ask(leader.http_address, "POST", path).status == 200
-    bodies = [b"x" * 100_000 for _ in range(5)]
-    publish(cluster, "t", *bodies)
-    consumer = Consumer(leader, "SUB t ch 0")
-    assert [consumer.receive().body for _ in bodies] == bodies
-    consumer.close()
-
-
-def test_quotes_in_a_message_are_escaped_here(cluster: RedesignedCluster) -> None:
-    path = "/topic/create?topic=u&partition_num=1&replicator=1&retention=x"
-    answer = ask(cluster.lookupds[0].http_address, "POST", path)
-    assert answer.json == {"message": 'strconv.Atoi: parsing "x": invalid syntax'}
-
-
-def test_the_epoch_is_shown_here(cluster: RedesignedCluster) -> None:
-    leader = cluster.leader_of("t", 0)
-    [row] = ask(leader.http_address, "GET", "/coordinator/stats?topic=t").json["topic_coord_stats"]
-    assert row["epoch"] == cluster.partition("t", 0).epoch
-
-
-def test_a_message_that_comes_back_is_next_here(cluster: RedesignedCluster) -> None:
-    publish(cluster, "t", b"1", b"2")
-    consumer = Consumer(cluster.leader_of("t", 0), "SUB t ch 0", rdy=1)
-    consumer.requeue(consumer.receive())
-    assert consumer.receive().body == b"1"
     consumer.close()
 
 

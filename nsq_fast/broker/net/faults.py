@@ -98,6 +98,8 @@ class Faults:
 class FaultySocket:
     """A connected socket whose writes follow a ``Faults``; everything else is the socket's own."""
 
+    __slots__ = ("_faults", "_lies", "_written", "recv", "recv_into", "sock")
+
     def __init__(self, sock: Any, faults: Faults, lies: bool) -> None:
         self.sock = sock
         self._faults = faults

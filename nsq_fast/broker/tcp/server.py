@@ -39,8 +39,8 @@ class NsqdTcp:
     def handle(self, sock: Any, address: Any) -> None:
         """Serve one connection until it ends; the caller closes the socket."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        magic = _read_magic(sock)  # before there is anything else: a connection may stay silent
         stream = self.faults.guard(sock)
-        magic = _read_magic(stream)
         if magic != MAGIC_V2:
             if len(magic) == len(MAGIC_V2):
                 stream.sendall(BAD_PROTOCOL)
@@ -65,10 +65,10 @@ class NsqdTcp:
         self.nsqd.clients.clear()
 
 
-def _read_magic(stream: Any) -> bytes:
+def _read_magic(sock: Any) -> bytes:
     magic = b""
     while len(magic) < len(MAGIC_V2):
-        data = stream.recv(len(MAGIC_V2) - len(magic))
+        data = sock.recv(len(MAGIC_V2) - len(magic))
         if not data:
             break
         magic += data
