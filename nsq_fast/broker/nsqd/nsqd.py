@@ -12,8 +12,9 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 
 from gevent import Greenlet, get_hub, sleep, spawn
 
@@ -38,6 +39,9 @@ logger = logging.getLogger("nsq_fast.broker.nsqd.nsqd")
 _MANY_TOPICS = 500
 _SAVE_SHARE = 0.1
 """From so many topics on, writing nsqd.dat, which names them all, takes this share of the time while more are made."""
+_SYNC_THREADS = 16
+_SYNC_FILES = 128
+"""So many files have a second descriptor while they are synced at the end."""
 
 Listener = Callable[[str, str, "str | None"], None]
 
@@ -93,11 +97,12 @@ class Nsqd(Host):
             if save and topic.is_durable:
                 with self._disk():
                     self._store.save_checkpoint(topic)
-                    topic.log.sync()
-            topic.log.close()
         if save:
+            _sync_together([topic.log for topic in self.topics.values() if topic.is_durable], self._disk)
             with self._disk():
                 self._store.save_metadata(self._metadata())
+        for topic in self.topics.values():
+            topic.log.close()
         self.topics.clear()
         self._store.close()
         self._store = None
@@ -230,7 +235,7 @@ class Nsqd(Host):
             self._saves_at = end + (end - begin) / _SAVE_SHARE
 
     @contextlib.contextmanager
-    def _disk(self) -> Any:
+    def _disk(self) -> Iterator[None]:
         """Keep an error of the disk for ``error``: a broker that cannot write goes on serving what it has."""
         try:
             yield
@@ -315,6 +320,24 @@ def _sync_in_thread(log: SegmentLog) -> None:
     fd = log.take_unsynced()
     if fd is not None:
         get_hub().threadpool.apply(_sync_and_close, (fd,))
+
+
+def _sync_together(logs: Sequence[SegmentLog], disk: Callable[[], AbstractContextManager[None]]) -> None:
+    """Bring what was written to logs to the disk itself. Blocks. ``disk`` takes the OSError of each.
+
+    Several at a time take a tenth of the time: the file system writes what they have in common once.
+    """
+    with ThreadPoolExecutor(_SYNC_THREADS) as threads:
+        for at in range(0, len(logs), _SYNC_FILES):
+            syncing = []
+            for log in logs[at : at + _SYNC_FILES]:
+                with disk():
+                    fd = log.take_unsynced()
+                    if fd is not None:
+                        syncing.append(threads.submit(_sync_and_close, fd))
+            for each in syncing:
+                with disk():
+                    each.result()
 
 
 def _sync_and_close(fd: int) -> None:
