@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import struct
@@ -351,3 +352,28 @@ def test_topics_that_are_made_in_great_numbers_come_back_before_they_are_named_i
     depths = {name: topic.channels["c"].depth for name, topic in server.nsqd.topics.items()}
     assert depths == {f"t{number}": 1 for number in range(21)}
     assert server.nsqd.get_topic("t5").get_channel("c").is_paused
+
+
+def test_a_log_that_cannot_be_synced_at_the_end_keeps_no_other_from_it(
+    server: NsqdServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [f"t{number}" for number in range(300)]
+    for name in names:
+        server.nsqd.get_topic(name).get_channel("c")
+        publish(server, name, 0, 1)
+    fsync, synced = os.fsync, []
+
+    def fails_once(fd: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if "t7/" in path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        synced.append(path)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", fails_once)
+    server.stop()
+    monkeypatch.undo()
+    assert sum(path.endswith(".log") for path in synced) == len(names) - 1
+    assert caplog.text.count("failed to write to") == 1
+    server.start()
+    assert {server.nsqd.get_topic(name).get_channel("c").depth for name in names} == {1}
