@@ -238,23 +238,20 @@ class Producer(ProducerLife):
             trace_id, headers: of all of them, or a list with one for each.
         The other arguments are those of ``publish``.
         """
-        if (
-            (type(bodies) is list and block and raise_error and timeout is key is partition is trace_id is None)
-            and (headers is None and tag is None)
-            and (batch := self._usual_batch(topic, bodies)) is not None
+        usual: Publish | None = None
+        if (type(bodies) is list and block and raise_error) and (
+            timeout is key is partition is trace_id is None and headers is None and tag is None
         ):
-            try:
-                stored: AllStored = batch.wait(self._wakeups)
-                return stored
-            finally:
-                if not batch.done:
-                    batch.destination.sender.abandon(batch)
-        parts = self._parts(topic, bodies, timeout, extras_of(key, partition, trace_id, headers, tag))
+            usual = self._usual_batch(topic, bodies)
+        if usual is not None:
+            parts, entered = [usual], 1
+        else:
+            extras = extras_of(key, partition, trace_id, headers, tag)
+            parts, entered = self._parts(topic, bodies, timeout, extras), 0
         whole: Publish | Group = parts[0] if len(parts) == 1 else Group(parts)
         result = None if raise_error else whole.promise()
-        entered = 0
         try:
-            for part in parts:
+            for part in parts[entered:]:
                 self._enter(part, block)
                 entered += 1
             return whole.wait(self._wakeups) if result is None else result

@@ -101,14 +101,9 @@ def _array(data: bytes, depth: int) -> tuple[list[Any], bytes]:
         with _inside("array value"):
             value, data = _value(data.lstrip(_SPACE), depth + 1)
         values.append(value)
-        data = data.lstrip(_SPACE)
-        if not data:
-            raise _Error("unexpected end of array", data)
-        if data.startswith(b"]"):
-            return values, data[1:]
-        if not data.startswith(b","):
-            raise _Error("missing ',' after array value", data)
-        data = data[1:]
+        has_more, data = _after_value(data, "array", b"]")
+        if not has_more:
+            return values, data
 
 
 def _object(data: bytes, depth: int) -> tuple[dict[str, Any], bytes]:
@@ -130,14 +125,21 @@ def _object(data: bytes, depth: int) -> tuple[dict[str, Any], bytes]:
         with _inside("object value"):
             value, data = _value(data[1:].lstrip(_SPACE), depth + 1)
         values.setdefault(key, value)
-        data = data.lstrip(_SPACE)
-        if not data:
-            raise _Error("unexpected end of object", data)
-        if data.startswith(b"}"):
-            return values, data[1:]
-        if not data.startswith(b","):
-            raise _Error("missing ',' after object value", data)
-        data = data[1:]
+        has_more, data = _after_value(data, "object", b"}")
+        if not has_more:
+            return values, data
+
+
+def _after_value(data: bytes, kind: str, closing: bytes) -> tuple[bool, bytes]:
+    """Whether another value follows, and the rest."""
+    data = data.lstrip(_SPACE)
+    if not data:
+        raise _Error(f"unexpected end of {kind}", data)
+    if data.startswith(closing):
+        return False, data[1:]
+    if not data.startswith(b","):
+        raise _Error(f"missing ',' after {kind} value", data)
+    return True, data[1:]
 
 
 def _string(data: bytes, depth: int) -> tuple[str, bytes]:

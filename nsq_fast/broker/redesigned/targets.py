@@ -37,22 +37,21 @@ def refusing(request: Request, *, status: int = 400) -> Iterator[None]:
 
 def topic_of(request: Request) -> str:
     """The topic that a request names. Refuses the request."""
-    topic = request.get("topic")
-    if not topic:
-        raise request.refuse(400, "MISSING_ARG_TOPIC")
-    if not is_valid_name(topic):
-        raise request.refuse(400, "INVALID_ARG_TOPIC")
-    return topic
+    return _name_of(request, "topic")
 
 
 def channel_of(request: Request) -> str:
     """The channel that a request names. Refuses the request."""
-    channel = request.get("channel")
-    if not channel:
-        raise request.refuse(400, "MISSING_ARG_CHANNEL")
-    if not is_valid_name(channel):
-        raise request.refuse(400, "INVALID_ARG_CHANNEL")
-    return channel
+    return _name_of(request, "channel")
+
+
+def _name_of(request: Request, kind: str) -> str:
+    name = request.get(kind)
+    if not name:
+        raise request.refuse(400, f"MISSING_ARG_{kind.upper()}")
+    if not is_valid_name(name):
+        raise request.refuse(400, f"INVALID_ARG_{kind.upper()}")
+    return name
 
 
 def find_partition(request: Request, node: Node) -> Partition:
