@@ -11,9 +11,7 @@ cdef class TimeSlice:
     cdef list _finished
     cdef object _schedule
     cdef Py_ssize_t _count
-    cdef double _lag
     cdef public double end          # when the slice is over, by time.monotonic()
     cdef public object tell         # called with each message that is finished, or None
 
-    cdef bint _is_over(self) noexcept
     cdef int _finish(self, Message message) except -1

@@ -4,36 +4,16 @@ It stands apart from ``_codec``, which has no clock. The clock is looked at afte
 that takes is less than what the loop in Python took for each message (nsq-fast bench consume).
 """
 
-from libc.math cimport INFINITY
-from posix.time cimport CLOCK_MONOTONIC, clock_getres, clock_gettime, timespec
-from posix.types cimport clockid_t
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from ._codec cimport Message
 
-cdef extern from *:
-    """
-    #ifdef CLOCK_MONOTONIC_COARSE
-    #define NSQ_FAST_TICKS CLOCK_MONOTONIC_COARSE
-    #else
-    #define NSQ_FAST_TICKS CLOCK_MONOTONIC
-    #endif
-    """
-    clockid_t TICKS "NSQ_FAST_TICKS"  # on Linux the time of the last tick, which is read in an eighth of the time
 
-
-cdef double _read(clockid_t clock) noexcept nogil:
-    cdef timespec time
-    clock_gettime(clock, &time)
-    return time.tv_sec + 1e-9 * time.tv_nsec
-
-
-cdef double _tick_of_clock() noexcept nogil:
-    cdef timespec tick
-    clock_getres(TICKS, &tick)
-    return tick.tv_sec + 1e-9 * tick.tv_nsec
-
-
-cdef double TICK = _tick_of_clock()
+cdef double _monotonic() noexcept nogil:
+    """``time.monotonic()``, without a Python call."""
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return now.tv_sec + 1e-9 * now.tv_nsec
 
 
 cdef class Caller:
@@ -60,7 +40,6 @@ cdef class TimeSlice:
         self._finished = finished
         self._schedule = schedule
         self.end = end
-        self._lag = INFINITY
 
     def handle(self, Caller caller not None, inbound, disposition, handler):
         """Call ``handler(consumer, message)`` for waiting messages, oldest first, until none waits or the slice is over.
@@ -96,7 +75,7 @@ cdef class TimeSlice:
             if is_finished:
                 self._finish(message)
             self._count += 1
-            if self._is_over():
+            if _monotonic() > self.end:
                 return True
         return False
 
@@ -107,7 +86,7 @@ cdef class TimeSlice:
         """
         self._finish(message)
         self._count += 1
-        return self._is_over()
+        return _monotonic() > self.end
 
     def all_returned(self, list messages not None):
         """As ``returned``, for each message of a batch; the clock is not looked at."""
@@ -115,18 +94,6 @@ cdef class TimeSlice:
         for message in messages:
             self._finish(message)
         self._count += len(messages)
-
-    cdef bint _is_over(self) noexcept:
-        """Whether ``time.monotonic()`` is above ``end``; it is looked at only where the last tick does not tell.
-
-        The last tick may be known late, on a virtual machine by another tick: by the smallest difference seen.
-        """
-        cdef double tick = _read(TICKS), now
-        if tick + self._lag + TICK < self.end:
-            return False
-        now = _read(CLOCK_MONOTONIC)
-        self._lag = min(self._lag, now - tick)
-        return now > self.end
 
     cdef int _finish(self, Message message) except -1:
         if message.mark_returned():
