@@ -14,7 +14,6 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from time import monotonic
 
 cdef extern from "Python.h" nogil:
-    ctypedef void* PyThread_type_lock
     ctypedef long long PY_TIMEOUT_T
     ctypedef enum PyLockStatus:
         PY_LOCK_FAILURE
@@ -36,9 +35,6 @@ cdef class Latch:
     Attributes:
         is_open: whether it was opened.
     """
-
-    cdef PyThread_type_lock _lock  # taken while it is closed
-    cdef readonly bint is_open
 
     def __cinit__(self):
         self._lock = PyThread_allocate_lock()

@@ -50,7 +50,7 @@ def test_a_real_cluster(
 
 def test_the_embedded_cluster(tmp_path: Path) -> None:
     with ClusterProcess(nodes=3, lookupds=2) as servers:
-        plan = Plan(1000, ROUND, keys=12, partitions=6, rate=100.0, patience=60.0)
+        plan = Plan(1000, ROUND, keys=24, partitions=6, rate=100.0, patience=60.0)
         findings = prove(EmbeddedCluster(servers), plan, tmp_path, "the embedded cluster")
     text = write(findings, tmp_path)
     assert findings.is_proved, text

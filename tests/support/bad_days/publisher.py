@@ -16,7 +16,7 @@ from gevent.fileobject import FileObjectPosix
 
 from nsq_fast import Producer, Receipt
 
-from .records import HEAD, NO_NODE, Kind, Log, Row
+from .records import HEAD, NO_NODE, Kind, Log, Row, key_name
 
 PIPELINE = 5
 """Publishes of one key on their way at once."""
@@ -56,7 +56,7 @@ class Publishing:
             self._producer.publish_nowait(
                 self._topic,
                 HEAD.pack(key, number).ljust(self._size, b"."),
-                key=f"key{key}",
+                key=key_name(key),
                 trace_id=key << 40 | number,
             )
             for number in numbers

@@ -20,6 +20,11 @@ HEAD = struct.Struct(">IQ")
 """How a message begins: its key, and its number among those of the key."""
 
 
+def key_name(key: int) -> str:
+    """The key with which messages are published."""
+    return f"key{key}"
+
+
 class Kind(IntEnum):
     """What happened to a message."""
 

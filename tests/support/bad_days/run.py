@@ -10,6 +10,7 @@ from time import monotonic, monotonic_ns
 
 from gevent import sleep
 
+from nsq_fast.protocol.partitioner import murmur3_partition
 from support.fleet import unanswered
 from support.scenarios import new_topic
 from support.waiting import until
@@ -18,7 +19,7 @@ from .audit import gone
 from .check import Check, Counts, is_refused_by_cluster
 from .clients import Consumers, Job, Publisher
 from .faults import NAMES, Cluster, Fault, Site, kill_a_leader, restart_fast, too_few_replicas
-from .records import Kind, Row, merged, read
+from .records import Kind, Row, key_name, merged, read
 from .report import Event, Findings
 from .watch import Watch
 from .windows import ACCESS, Firsts, measure
@@ -56,6 +57,11 @@ class Plan:
     size: int = 100
     patience: float = 120.0
     publish_timeout: float = 120.0
+
+    def __post_init__(self) -> None:
+        used = {murmur3_partition(key_name(key), self.partitions) for key in range(self.keys)}
+        if len(used) < self.partitions:  # nobody would publish there, whoever leads it
+            raise ValueError(f"{self.keys} keys leave some of {self.partitions} partitions without one; take more")
 
 
 def prove(cluster: Cluster, plan: Plan, folder: Path, name: str) -> Findings:
