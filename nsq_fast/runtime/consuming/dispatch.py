@@ -400,7 +400,8 @@ class Worker(Caller):
     def _handle_some(self, inbound: InboundQueue, handler: Handler, end: float) -> None:
         """Handle messages until the queue is empty or the time slice is over, at ``end``."""
         time_slice = self._disposition.slice_of(inbound)
-        time_slice.end = 0.0 if self._pool.prompt.left else min(end, inbound.ledger.next_deadline)
+        deadline = inbound.ledger.next_deadline
+        time_slice.end = 0.0 if self._pool.prompt.left else end if end < deadline else deadline
         while time_slice.handle(self, inbound, self._disposition, handler) and not self._is_over(inbound, end):
             pass
 

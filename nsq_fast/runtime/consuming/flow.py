@@ -67,6 +67,7 @@ class Flow:
     Attributes:
         max_in_flight: messages held at once; None: as many as there are members. Call ``changed`` after a change.
         is_paused: whether RDY 0 was asked for.
+        sharing: how ``max_in_flight`` is shared out; says whether some connection waits for what others still hold.
         backoff: of all connections. A connection may have one of its own instead.
         adaptive: bounds what is asked for by how long messages take; None where nobody wants that.
         has_members: an Event, set while there is a subscribed connection.
@@ -90,7 +91,7 @@ class Flow:
         self.backoff = backoff
         self.adaptive = adaptive
         self.is_paused = False
-        self._sharing = Sharing(idle_timeout, random.random)
+        self.sharing = Sharing(idle_timeout, random.random)
         self._workload = workload
         self._idle_timeout = idle_timeout
         self.has_members = Event()
@@ -179,11 +180,6 @@ class Flow:
         )  # fmt: skip
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether some connection waits for a share that others still hold."""
-        return self._sharing.is_waiting
-
-    @property
     def limit(self) -> int:
         """Messages that may be held at once, as things are."""
         if self.max_in_flight is None:
@@ -227,13 +223,13 @@ class Flow:
         held_back = [member for member in members if member.backoff is not self.backoff and member.backoff.is_on]
         for member in held_back:  # nothing while it is paused, then one message to see whether things are better
             member.share.capacity = 0 if member.backoff.is_paused(now) else min(1, member.share.capacity)
-        changes = self._sharing.changes(shares, limit, allowed, now, self._expected)
+        changes = self.sharing.changes(shares, limit, allowed, now, self._expected)
         # RDY is a ceiling, not a credit: nsqd sends while fewer are in flight (nsqio/nsq: nsqd/client_v2.go,
         # IsReadyForMessages). So a share that is taken away is free only when its messages are responded to.
         for index, count in changes:
             self._send(members[index], count, now)
         backoffs = [self.backoff, *(member.backoff for member in held_back)]
-        pause = self._sharing.next_look(shares, backoffs, limit, now)
+        pause = self.sharing.next_look(shares, backoffs, limit, now)
         return pause if not overdue else min(OVERDUE_PAUSE, pause or OVERDUE_PAUSE)
 
     def _limit(self, allowed: int, now: float) -> int:

@@ -240,7 +240,7 @@ class Subscription(Announcer):
         self._freed()
 
     def _freed(self) -> None:
-        if self._consumer.flow.is_waiting:
+        if self._consumer.flow.sharing.is_waiting:
             self._consumer.flow.changed()
         if self.is_ending:
             self.changes.notify()
