@@ -13,6 +13,7 @@ another name.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -210,7 +211,8 @@ class SegmentLog:
 
     def _open(self, folder: Path) -> None:
         segments = self._segments.all
-        for path in sorted(folder.glob(f"*{SUFFIX}")):
+        names = _names_in(folder)
+        for path in (folder / name for name in sorted(names) if name.endswith(SUFFIX)):
             if path.stem.isdecimal():
                 segments.append(Segment(path, int(path.stem), path.stat().st_size))
             else:
@@ -221,7 +223,7 @@ class SegmentLog:
         if self._last is not None:
             self._recover(self._last)
         for segment in segments:
-            if segment.pieces is None and segment.aside is not None and segment.aside.exists():
+            if segment.pieces is None and segment.aside is not None and segment.aside.name in names:
                 self._segments.examine(segment, self.end.sequence)  # it was damaged before
 
     def _recover(self, last: Segment) -> None:
@@ -240,3 +242,10 @@ class SegmentLog:
 def _is_used_up(last: Segment, segment_size: int) -> bool:
     """Whether the segment that is written to may be removed: not before it has some size, for a file costs more."""
     return last.pieces is not None or last.size >= min(segment_size, _READ_SIZE)
+
+
+def _names_in(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))  # a glob takes ten times as long, for each of many topics
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return set()
