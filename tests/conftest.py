@@ -28,6 +28,9 @@ pytest_plugins = ["nsq_fast.testing", "support.properties"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-real-cluster", action="store_true", help="run tests/servers on a real redesigned cluster")
+    parser.addoption(
+        "--judge-sequences", type=int, default=4, help="of each kind, on a real nsqd and on the embedded one"
+    )
     parser.addoption("--bad-days-messages", type=int, default=1_000_000, help="of bad days on it; fewer are quicker")
     parser.addoption("--bad-days-report", type=Path, help="a folder for what bad days tell, as Markdown and JSON")
 

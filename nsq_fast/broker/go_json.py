@@ -1,14 +1,17 @@
-"""JSON as the original's Go reads it: a null is as good as a key that is not there."""
+"""JSON as the original's Go reads it: a null is as good as a key that is not there, and the case of keys is ignored."""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+
+Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -19,16 +22,31 @@ def decode(data: bytes, kind: type[T]) -> T:
 
 
 def decode_lenient(data: bytes, kind: type[T]) -> T:
-    """Decode into a Struct in which null is allowed. Text that is no Unicode is replaced as Go's encoding/json does.
+    """Decode into a Struct, with lower case names, in which null is allowed. A null alone is an empty Struct.
 
-    A null alone is an empty Struct. Raises msgspec.MsgspecError (a ValueError) for other JSON, or none.
+    Text that is no Unicode is replaced as Go's encoding/json does.
+    Raises msgspec.MsgspecError (a ValueError) for other JSON, or none.
     """
     try:
         if data.strip(b" \n\t\r") == b"null":
             return kind()
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(_with_known_keys(data, kind), type=kind)
     except ValueError:
-        return msgspec.json.decode(_with_replacements(data), type=kind)
+        return msgspec.json.decode(_with_known_keys(_with_replacements(data), kind), type=kind)
+
+
+def _with_known_keys(data: bytes, kind: type[Any]) -> bytes:
+    """The JSON with the keys of a Struct in its own case; as it is when it is no object."""
+    try:
+        values = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except ValueError:
+        return data
+    known = kind.__struct_encode_fields__
+    if all(key in known or key.lower() not in known for key in values):
+        return data
+    # A null changes nothing, the same key in another case included.
+    given = {key: item for key, item in values.items() if bytes(item) != b"null"}
+    return msgspec.json.encode({key.lower() if key.lower() in known else key: item for key, item in given.items()})
 
 
 def _with_replacements(data: bytes) -> bytes:

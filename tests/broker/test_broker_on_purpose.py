@@ -12,7 +12,7 @@ import trustme
 from gevent import socket
 from gevent.ssl import SSLContext
 from support.http import ask
-from support.waiting import WAIT, until
+from support.waiting import WAIT, holds, until
 from support.wire import WireClient
 
 from nsq_fast.broker import NsqdServer
@@ -173,3 +173,27 @@ def test_memory_figures_of_go_are_0_here(start_nsqd: Callable[..., Any]) -> None
     memory = ask(server.http_address, "GET", "/stats?format=json").json["memory"]
     assert memory["heap_in_use_bytes"] > 0
     assert (memory["next_gc_bytes"] == 0) is is_ours(server)
+
+
+def test_an_mpub_is_awaited_to_the_size_that_it_says_here(start_nsqd: Callable[..., Any]) -> None:
+    server = start_nsqd()
+    ask(server.http_address, "POST", "/topic/create?topic=t")
+    ask(server.http_address, "POST", "/channel/create?topic=t&channel=c")
+    client = WireClient(server.tcp_address)
+    client.send(b"MPUB t\n\0\0\0\x0d" + b"\0\0\0\1" + b"\0\0\0\1a")  # 4 bytes fewer than it says
+    if is_ours(server):
+        holds(lambda: channel(server)["depth"] == 0)
+    else:
+        assert client.frame().data == b"OK"
+    client.send(b"NOP\n")
+    if is_ours(server):
+        assert client.frame().data == b"OK"
+    until(lambda: channel(server)["depth"] == 1)
+    client.publish("t", b"next")
+
+
+def test_messages_are_not_counted_by_zone_here(start_nsqd: Callable[..., Any]) -> None:
+    server = start_nsqd()
+    WireClient(server.tcp_address).publish("t", b"1")
+    assert consume(server, 1) == [b"1"]
+    assert ("global_msg_count" in channel(server)) is not is_ours(server)

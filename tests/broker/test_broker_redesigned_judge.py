@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.differential import Place, Stage, Transcript, differences, open_stage, perform
+from support.differential import Stage, open_stage
 from support.replay import DATA
+from support.transcripts import Place, Transcript, differences, perform
 from support.waiting import WAIT
 
 from nsq_fast.broker import RedesignedCluster
@@ -39,4 +40,4 @@ def test_answers_are_those_of_the_real_cluster(stages: dict[str, Stage], recorde
     real = Transcript(recorded["answers"], recorded["pace"])
     stage, run = stages[recorded["slot"]], recorded["run"]
     ours = perform(recorded["steps"], stage, run, pace=real.pace, quiet=0.005, patience=WAIT)
-    assert differences(ours, real) == []
+    assert differences(stage, ours, real) == []

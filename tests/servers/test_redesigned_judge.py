@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 from support.cluster import RedesignedCluster as RealRedesignedCluster
-from support.differential import Place, Stage, judge, open_stage
+from support.differential import Stage, open_stage
 from support.sequences import http_sequence, tcp_sequence
+from support.transcripts import Place, judge
 
 from nsq_fast.broker import RedesignedCluster
 

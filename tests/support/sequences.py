@@ -1,33 +1,15 @@
-"""Random command sequences for the redesigned dialect: the same seed is the same sequence, on every machine.
-
-A sequence is a list of steps, which are lists of JSON values, so that it can be kept in a file:
-
-- ``["connect", name, role]``: open a connection to the node that has a role, see ``differential``;
-- ``["send", name, data]``: bytes as latin-1 text, in which ``{id:N}`` stands for the id of a message that came over
-  this connection, ``{id:-1}`` for that of the last one;
-- ``["http", role, method, path, body, headers]``;
-- ``["close", name]``.
-
-``{slot}`` stands for what tells the topics of one run of sequences from another, ``{run}`` for what tells one run of a
-sequence from all others.
-"""
+"""Random command sequences for the redesigned dialect: the same seed is the same sequence, on every machine."""
 
 from __future__ import annotations
 
 import json
 import random
 import struct
-from collections.abc import Callable
 from typing import Any
 
-Step = list[Any]
+from .random_steps import BINARY, BODIES, NAMES, Draws, sized
+from .transcripts import Step
 
-NUMBERS = (
-    "0", "1", "-1", "2", "5", "254", "255", "256", "2500", "2501", "4000", "60000", "2147483648", "9223372036854775807",
-    "9223372036854775808", "18446744073709551615", "18446744073709551616", "-9223372036854775809",
-    "99999999999999999999999", "", "x", "+1", "01", "1.0", "0x1", "1_0", " 1",
-)  # fmt: skip
-NAMES = ("", "a b", "bad!", "x" * 64, "x" * 65, "a#ephemeral", "#ephemeral", "a#b", "ü")
 TOPICS = ("p{slot}", "d{slot}", "r{slot}", "o{slot}", "e{slot}", "n{slot}", "oe{slot}")
 """Plain; two partitions; two replicas; ordered; with headers; without automatic channels; ordered with headers."""
 REGISTERED = "reg"
@@ -35,11 +17,6 @@ REGISTERED = "reg"
 EXT_TOPICS = ("e{slot}", "oe{slot}")
 _ORDERED = ("o{slot}", "oe{slot}")
 ACCEPT = "application/vnd.nsq; version=1.0"
-
-
-def sized(body: str, size: int | None = None) -> str:
-    """A body behind its size, or behind another one."""
-    return struct.pack(">I", (len(body) if size is None else size) % (1 << 32)).decode("latin-1") + body
 
 
 def tcp_sequence(seed: int) -> list[Step]:
@@ -52,10 +29,8 @@ def http_sequence(seed: int) -> list[Step]:
     return _Requests(random.Random(f"http {seed}")).steps()
 
 
-class _Conversations:
-    def __init__(self, random: random.Random) -> None:
-        self._random = random
-        self._name = ""
+class _Conversations(Draws):
+    _name = ""
 
     def steps(self) -> list[Step]:
         """Several connections, their steps in a random order."""
@@ -63,27 +38,16 @@ class _Conversations:
         topics = [self._random.choice(TOPICS) for _ in range(self._random.randint(1, 4))]
         topics = [topic for at, topic in enumerate(topics) if topic != "n{slot}" or topic not in topics[:at]]
         scripts = [self._script(f"c{number}", topic) for number, topic in enumerate(topics)]
-        steps = []
-        while scripts := [script for script in scripts if script]:
-            steps.append(self._random.choice(scripts).pop(0))
-        return steps
+        return self.interleaved(scripts)
 
     def _script(self, name: str, topic: str) -> list[Step]:
         self._name = name
-        steps: list[Step] = [["connect", name, f"{self._one((9, 'leader'), (1, 'other'))}:{topic}:0"]]
+        steps: list[Step] = [["connect", name, f"{self.one((9, 'leader'), (1, 'other'))}:{topic}:0"]]
         has_ext = topic in EXT_TOPICS
         if self._random.random() < 0.75 or has_ext:
             steps.append(["send", name, self.identify(extend=has_ext if self._random.random() < 0.9 else not has_ext)])
-        does = self._one((5, self._consume), (4, self._publish), (2, self._anything))
+        does = self.one((5, self._consume), (4, self._publish), (2, self._anything))
         return [*steps, *(["send", name, _harmless(topic, data)] for data in does(topic))]
-
-    def _one(self, *choices: tuple[int, Any]) -> Any:
-        weights, values = zip(*choices, strict=True)
-        return self._random.choices(values, weights)[0]
-
-    def number(self) -> str:
-        """Of any size, or none."""
-        return self._random.choice(NUMBERS)
 
     def _partition(self, usual: str = " 0") -> str:
         if self._random.random() < 0.85:
@@ -103,7 +67,7 @@ class _Conversations:
         body = json.dumps(fields)
         if self._random.random() < 0.05:
             body = self._random.choice(["", "{", "[]", "null", "1", '{"msg_timeout":"x"}', '{"hostname":1}', "{}x"])
-        return "IDENTIFY\n" + self._sized(body, 0.03)
+        return "IDENTIFY\n" + self.sized(body, 0.03)
 
     def _fields(self) -> list[tuple[str, Any]]:
         draw = self._random
@@ -131,41 +95,22 @@ class _Conversations:
         """A command that publishes, to this topic mostly."""
         if self._random.random() < 0.05:
             topic = self._random.choice([*NAMES, "none"])
-        name = self._one((6, "PUB"), (4, "MPUB"), (3, "PUB_TRACE"), (2, "MPUB_TRACE"), (4, "PUB_EXT"), (3, "MPUB_EXT"))
+        name = self.one((6, "PUB"), (4, "MPUB"), (3, "PUB_TRACE"), (2, "MPUB_TRACE"), (4, "PUB_EXT"), (3, "MPUB_EXT"))
         line = f"{name} {topic}{self._partition()}\n" if self._random.random() < 0.98 else f"{name}\n"
-        make = {"TRACE": self._traced, "EXT": self._headed}.get(name.partition("_")[2], self._plain)
+        make = {"TRACE": self._traced, "EXT": self._headed}.get(name.partition("_")[2], self.plain)
         if name.startswith("PUB"):
-            return line + self._sized(make())
-        return line + self._several(make)
-
-    def _sized(self, body: str, share: float = 0.06) -> str:
-        """A body behind its size, which is wrong now and then."""
-        if self._random.random() > share:
-            return sized(body)
-        size = self._random.choice([0, -1, 1 << 31, len(body) - 1, 1024 * 1024 + 1, 5 * 1024 * 1024 + 1])
-        return sized(body, max(size, -1))
-
-    def _several(self, make: Callable[[], str]) -> str:
-        messages = [self._sized(make(), 0.04) for _ in range(self._random.randint(1, 4))]
-        count = len(messages)
-        if self._random.random() < 0.06:
-            count = self._random.choice([0, -1, count - 1, 1 << 30, 1048575, 1048576])
-        return self._sized(sized("", count) + "".join(messages))
-
-    def _plain(self) -> str:
-        return self._random.choice(["a", "bb", "hello", "\n", " ", "NOP\n", "\0", "x" * 300]) + str(
-            self._random.randrange(100)
-        )
+            return line + self.sized(make())
+        return line + self.sized(self.several(make))
 
     def _traced(self) -> str:
         if self._random.random() < 0.06:
             return self._random.choice(["", "x", "x" * 7, "x" * 8])
         trace = self._random.choice([0, 1, 10, 1 << 62, (1 << 63) + 1, (1 << 64) - 1])
-        return struct.pack(">Q", trace).decode("latin-1") + self._plain()
+        return struct.pack(">Q", trace).decode("latin-1") + self.plain()
 
     def _headed(self) -> str:
         header = self._random.choice(_HEADERS)
-        body = self._plain() if self._random.random() < 0.95 else ""
+        body = self.plain() if self._random.random() < 0.95 else ""
         size = len(header) if self._random.random() < 0.95 else self._random.choice([0, 1, 65535, len(header) + 1])
         if self._random.random() < 0.03:
             return self._random.choice(["", "x", "\0\0", "\0\1"])
@@ -176,9 +121,9 @@ class _Conversations:
     def _consume(self, topic: str) -> list[str]:
         commands = [self.subscribe(topic)]
         if self._random.random() < 0.9:
-            commands.append(f"RDY {self._one((9, '1'), (9, '5'), (1, self.number()))}\n")
+            commands.append(f"RDY {self.one((9, '1'), (9, '5'), (1, self.number()))}\n")
         for _ in range(self._random.randint(1, 8)):
-            does = self._one(
+            does = self.one(
                 (8, self.publish), (6, self._answer), (2, self._ready), (1, self._state), (1, self._bad_line)
             )
             commands.append(does(topic))
@@ -186,11 +131,11 @@ class _Conversations:
 
     def subscribe(self, topic: str) -> str:
         """SUB in one of its forms, the right one mostly."""
-        usual = "SUB_ORDERED" if topic in _ORDERED else self._one((5, "SUB"), (3, "SUB_ADVANCED"), (2, "SUB_ORDERED"))
+        usual = "SUB_ORDERED" if topic in _ORDERED else self.one((5, "SUB"), (3, "SUB_ADVANCED"), (2, "SUB_ORDERED"))
         name = usual if self._random.random() < 0.93 else self._random.choice(["SUB", "SUB_ADVANCED", "SUB_ORDER"])
-        channel = self._one((8, f"ch{{run}}{self._name}"), (1, self._random.choice(NAMES[:3] + NAMES[4:])))
+        channel = self.one((8, f"ch{{run}}{self._name}"), (1, self._random.choice(NAMES[:3] + NAMES[4:])))
         if topic == "n{slot}":
-            channel = self._one((8, REGISTERED), (2, "ch{run}"))
+            channel = self.one((8, REGISTERED), (2, "ch{run}"))
         if self._random.random() < 0.04:
             topic = self._random.choice([*NAMES, "none"])
         partition = self._partition()
@@ -200,19 +145,19 @@ class _Conversations:
         return line if self._random.random() < 0.97 else self._random.choice([f"{name}\n", f"{name} {topic}\n"])
 
     def _answer(self, topic: str) -> str:
-        id = self._one(
+        id = self.one(
             (9, "{id:-1}"), (3, "{id:0}"), (1, "x" * 16), (1, "\0" * 16), (1, "\xff" * 16), (1, "\0" * 7 + "\5" * 9)
         )
         if self._random.random() < 0.02:
             id = self._random.choice(["", "x", "x" * 15, "x" * 17])
-        delay = self._one((6, "0"), (3, "100"), (1, self.number()))
-        return str(self._one((5, f"FIN {id}\n"), (4, f"REQ {id} {delay}\n"), (2, f"TOUCH {id}\n"), (1, f"REQ {id}\n")))
+        delay = self.one((6, "0"), (3, "100"), (1, self.number()))
+        return str(self.one((5, f"FIN {id}\n"), (4, f"REQ {id} {delay}\n"), (2, f"TOUCH {id}\n"), (1, f"REQ {id}\n")))
 
     def _ready(self, topic: str) -> str:
-        return f"RDY {self._one((4, '0'), (4, '1'), (2, '2500'), (1, self.number()))}\n"
+        return f"RDY {self.one((4, '0'), (4, '1'), (2, '2500'), (1, self.number()))}\n"
 
     def _state(self, topic: str) -> str:
-        return str(self._one((3, "CLS\n"), (3, "NOP\n"), (1, self.subscribe(topic)), (1, self.identify(extend=False))))
+        return str(self.one((3, "CLS\n"), (3, "NOP\n"), (1, self.subscribe(topic)), (1, self.identify(extend=False))))
 
     def _bad_line(self, topic: str) -> str:
         return self._random.choice(_LINES).format(topic=topic, slot="{slot}", number=self.number())
@@ -247,11 +192,7 @@ def _harmless(topic: str, command: str) -> str:
     return "RDY 0\n" if topic == "n{slot}" and command.startswith("RDY ") else command
 
 
-class _Requests:
-    def __init__(self, random: random.Random) -> None:
-        self._random = random
-        self._tcp = _Conversations(random)
-
+class _Requests(Draws):
     def steps(self) -> list[Step]:
         """A consumer on a channel, and requests that are about it, or about other things."""
         draw = self._random
@@ -279,23 +220,6 @@ class _Requests:
         commands = ["FIN {id:-1}\n", "REQ {id:-1} 0\n", "TOUCH {id:-1}\n", "NOP\n", "RDY 5\n"]
         return ["send", "c", _harmless(topic, self._random.choice(commands))]
 
-    def _query(self, **arguments: Any) -> str:
-        """A query in which an argument is missing, empty or wrong now and then."""
-        shown = []
-        for name, value in arguments.items():
-            chance = self._random.random()
-            if chance < 0.05:
-                continue
-            if chance < 0.1:
-                wrong = (
-                    ["", "%zz", "bad!"]
-                    if name == "topic"
-                    else ["", "x", "-1", "1", "none", "%zz", "bad!", *NUMBERS[:12]]
-                )
-                value = self._random.choice(wrong)
-            shown.append(f"{name}={str(value).replace(' ', '%20').replace('#', '%23').replace('+', '%2B')}")
-        return "?" + "&".join(shown) if shown else ""
-
     def _headers(self) -> dict[str, str]:
         return self._random.choice([{"Accept": ACCEPT}, {}])
 
@@ -311,9 +235,9 @@ class _Requests:
                 chosen[name] = draw.choice(_VALUES[name])
         if isinstance(body, tuple):
             body = draw.choice(body)
-        method = method if draw.random() < 0.97 else draw.choice(["GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"])
+        method = self.method(method)
         body = "" if method == "HEAD" else body
-        return ["http", role, method, path + self._query(**chosen), body, self._headers()]
+        return ["http", role, method, path + self.query(**chosen), body, self._headers()]
 
     def _to_lookupd(self, topic: str) -> Step:
         draw = self._random
@@ -324,8 +248,8 @@ class _Requests:
             # What is done to a topic that other sequences have, too, would be done to these.
             others = [topic] if path in _HARMLESS else [] if path == "/topic/create" else ["none"]
             chosen["topic"] = draw.choice(["new{run}"] * 2 + others)
-        method = method if draw.random() < 0.97 else draw.choice(["GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"])
-        return ["http", role, method, path + self._query(**chosen), "", self._headers()]
+        method = self.method(method)
+        return ["http", role, method, path + self.query(**chosen), "", self._headers()]
 
 
 _HARMLESS = ("/lookup", "/channels", "/channel/create", "/channel/delete", "/topic/tombstone")
@@ -352,16 +276,12 @@ _VALUES: dict[str, Any] = {
 _CHANNEL = "topic partition channel"
 _OFFSETS = ("special:-1", "msgcount:0", "msgcount:9999999", "virtual_queue:-1", "virtual_queue:0", "x", "", "a:b:c",
             "timestamp:0", "timestamp:x", "special:5")  # fmt: skip
-_BODIES = ("hello", "x", "", "a\nb\n\nc", "y" * 300)
-_BINARY = (sized("", 1) + sized("m"), sized("", 2) + sized("m") + sized("n"), sized("", 0),
-           sized("", 2) + sized("m"), "x",
-           sized("", 1) + sized("m") + "rest", sized("", 1) + sized("m", 0), "")  # fmt: skip
 _NODE_ROUTES: tuple[tuple[str, str, str, Any], ...] = (
-    *[("POST", "/pub", "topic partition", _BODIES)] * 3,
-    *[("POST", "/mpub", "topic partition", _BODIES[:1] + _BODIES[3:])] * 2,
-    *[("POST", "/mpub", "topic partition binary", _BINARY)] * 2,
-    *[("POST", "/pubtrace", "topic partition trace_id", _BODIES)] * 2,
-    *[("POST", "/pub_ext", "topic partition ext", _BODIES)] * 3,
+    *[("POST", "/pub", "topic partition", BODIES)] * 3,
+    *[("POST", "/mpub", "topic partition", BODIES[:1] + BODIES[3:])] * 2,
+    *[("POST", "/mpub", "topic partition binary", BINARY)] * 2,
+    *[("POST", "/pubtrace", "topic partition trace_id", BODIES)] * 2,
+    *[("POST", "/pub_ext", "topic partition ext", BODIES)] * 3,
     *[("POST", f"/channel/{name}", _CHANNEL, "") for name in (
         "pause", "unpause", "skip", "unskip", "create", "delete", "empty", "fixconfirmed", "finishmemdelayed",
         "emptydelayed", "skipZanTest", "unskipZanTest")],

@@ -63,6 +63,7 @@ class ServerProcess:
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
+            errors="replace",  # it logs what clients send
         )
         ready = threading.Event()
         threading.Thread(target=self._follow, args=(self._process, ready), daemon=True).start()

@@ -21,7 +21,9 @@ from gevent import get_hub
 from gevent.monkey import get_original
 from gevent.util import format_run_info
 
-from .router import Reply, Request, Router, style_text
+from nsq_fast.broker.go_integer import parse_integer
+
+from .router import Reply, Request, Router, style_text, style_v1
 
 # Those of native threads, in programs that gevent has patched too.
 _native_sleep = get_original("time", "sleep")
@@ -43,9 +45,14 @@ Function = tuple[str, int, str]
 
 
 def add_debug_routes(router: Router) -> None:
-    """Add the routes to those of a server."""
+    """Add the routes to those of an nsqd."""
+    add_profile_routes(router)
+    router.add("POST", "/debug/freememory", _free_memory, style_text)
+
+
+def add_profile_routes(router: Router, index: str = "/debug/pprof/") -> None:
+    """Add those that show the process; ``index`` is the path of their list."""
     for name, handler in {
-        "": lambda request: _INDEX,
         "cmdline": lambda request: "\0".join(sys.orig_argv),
         "heap": lambda request: _text(_heap_lines()),
         "goroutine": lambda request: _text(_greenlet_lines()),
@@ -53,7 +60,29 @@ def add_debug_routes(router: Router) -> None:
     }.items():
         router.add("GET", f"/debug/pprof/{name}", handler, style_text)
     router.add("GET", "/debug/pprof/profile", _profile, _style_profile)
-    router.add("POST", "/debug/freememory", _free_memory, style_text)
+    router.add("GET", index, lambda request: _INDEX, style_text)
+
+
+def add_block_rate_route(router: Router) -> None:
+    """Add /debug/setblockrate of a server that panics when it has set the rate (nsqio/nsq: nsqd/http.go)."""
+    router.add("PUT", "/debug/setblockrate", _set_block_rate, _style_of_block_rate)
+
+
+def check_block_rate(request: Request) -> None:
+    """Refuse a rate that is no number. There is no profile of what blocks."""
+    try:
+        parse_integer((request.get("rate") or "").encode())
+    except ValueError as error:
+        raise request.refuse(400, f"invalid block rate : {error}") from error
+
+
+def _set_block_rate(request: Request) -> None:
+    check_block_rate(request)
+    raise request.refuse(500, "INTERNAL_ERROR")
+
+
+def _style_of_block_rate(request: Request, status: int, data: Any) -> Reply:
+    return (style_v1 if status == 500 else style_text)(request, status, data)
 
 
 def _free_memory(request: Request) -> str:

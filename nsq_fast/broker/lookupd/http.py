@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from nsq_fast.broker.http.arguments import required, topic_and_channel
+from nsq_fast.broker.http.debug import add_profile_routes
 from nsq_fast.broker.http.router import Request, Router, style_text
 from nsq_fast.names import is_valid_name
 
@@ -37,6 +38,7 @@ class LookupdRoutes:
         router.add("POST", "/topic/tombstone", self._tombstone)
         router.add("POST", "/channel/create", self._create_channel)
         router.add("POST", "/channel/delete", self._delete_channel)
+        add_profile_routes(router, "/debug/pprof")
         return router
 
     def _ping(self, request: Request) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from nsq_fast.broker import go_json
+from nsq_fast.broker.go_json import Int64
 from nsq_fast.broker.net.faults import Faults
 from nsq_fast.errors import BadBody, BadChannel, BadTopic, Invalid, ServerError
 from nsq_fast.log_events import BROKER_NSQD_JOINED, BROKER_NSQD_LEFT
@@ -36,13 +37,14 @@ _SIZE = struct.Struct(">i")
 
 
 class _Identify(msgspec.Struct):
-    version: str = ""
-    tcp_port: int = 0
-    http_port: int = 0
-    hostname: str = ""
-    broadcast_address: str = ""
-    topology_zone: str = ""
-    topology_region: str = ""
+    version: str | None = None
+    tcp_port: Int64 | None = None
+    http_port: Int64 | None = None
+    hostname: str | None = None
+    broadcast_address: str | None = None
+    topology_zone: str | None = None
+    topology_region: str | None = None
+    remote_address: str | None = None
 
 
 def frame(data: bytes) -> bytes:
@@ -97,15 +99,15 @@ class _Connection:
             while (line := self._reader.readline(MAX_LINE)).endswith(b"\n"):
                 self._sock.sendall(frame(self._execute(line)))
         except ServerError as error:
-            logger.info("nsqd at %s: %s", self._address, error, extra=BROKER_NSQD_LEFT)
-            self._sock.sendall(frame(f"{error.code} {error.detail}".encode()))
+            logger.info("nsqd at %s: %s", self._address, printable(str(error)), extra=BROKER_NSQD_LEFT)
+            self._sock.sendall(frame(f"{error.code} {error.detail}".encode("utf-8", "surrogateescape")))
         finally:
             if self._peer is not None:
                 self._db.remove_peer(self._peer)
                 logger.info("nsqd at %s left", self._address, extra=BROKER_NSQD_LEFT)
 
     def _execute(self, line: bytes) -> bytes:
-        name, *params = line.decode("utf-8", "replace").strip().split(" ")
+        name, *params = line.strip().decode("utf-8", "surrogateescape").split(" ")
         command = self._commands.get(name)
         if command is None:
             raise Invalid(f"invalid command {name}")
@@ -120,13 +122,24 @@ class _Connection:
         if self._peer is not None:
             raise Invalid("cannot IDENTIFY again")
         try:
-            info = go_json.decode(self._read_body(), _Identify)
+            info = go_json.decode_lenient(self._read_body(), _Identify)
         except msgspec.MsgspecError:
             raise BadBody("IDENTIFY failed to decode JSON body") from None
         if not (info.broadcast_address and info.tcp_port and info.http_port and info.version):
             raise BadBody("IDENTIFY missing fields")
         remote = str(self._address)
-        self._peer = Peer(id=remote, remote_address=remote, last_update=time.time(), **msgspec.structs.asdict(info))
+        self._peer = Peer(
+            id=remote,
+            remote_address=remote,
+            hostname=info.hostname or "",
+            broadcast_address=info.broadcast_address,
+            tcp_port=info.tcp_port,
+            http_port=info.http_port,
+            version=info.version,
+            topology_zone=info.topology_zone or "",
+            topology_region=info.topology_region or "",
+            last_update=time.time(),
+        )
         self._db.add_peer(self._peer)
         logger.info(
             "nsqd %s:%s (%s) joined",

@@ -9,7 +9,7 @@ from typing import Any
 
 from nsq_fast.broker.errors import Exiting, NotFound
 from nsq_fast.broker.http.arguments import required, topic_and_channel
-from nsq_fast.broker.http.debug import add_debug_routes
+from nsq_fast.broker.http.debug import add_block_rate_route, add_debug_routes
 from nsq_fast.broker.http.router import Request, Router, style_text
 from nsq_fast.names import Address, is_valid_name
 
@@ -51,6 +51,7 @@ class NsqdRoutes(HostRoutes):
         router.add("GET", "/config/*", self.get_config)
         router.add("PUT", "/config/*", self.put_config)
         add_debug_routes(router)
+        add_block_rate_route(router)
         return router
 
     def _stats(self, request: Request) -> Any:

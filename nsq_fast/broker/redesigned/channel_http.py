@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nsq_fast.broker.go_integer import parse_integer
 from nsq_fast.broker.http.router import Request, Router
 from nsq_fast.errors import ServerError
 
-from .arguments import parse_integer
 from .channel import PartitionChannel, finish_anywhere, finish_deferred
 from .log import PARTITION_SHIFT, Record
 from .node import Node

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from nsq_fast.broker.go_integer import parse_integer
 from nsq_fast.broker.http.arguments import required
 from nsq_fast.broker.http.router import Request, Router
 from nsq_fast.errors import NotLeader
 
-from .arguments import parse_integer
 from .balancer import Balancer
 from .coordinator import Coordinator
 from .lookup import NO_TOPIC, Lookup

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from nsq_fast.broker.go_integer import parse_integer
 from nsq_fast.broker.http.router import Request
-
-from .arguments import parse_integer
 
 DEFAULT = 2
 _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nsq_fast.broker.http.router import Reply, Request, Router, style_negotiated, style_text, style_v1
+from nsq_fast.broker.go_integer import parse_integer
+from nsq_fast.broker.http.debug import add_block_rate_route
+from nsq_fast.broker.http.router import Request, Router, style_negotiated, style_text
 from nsq_fast.errors import NotLeader
 from nsq_fast.names import is_valid_name
 
-from .arguments import parse_integer
 from .cluster_http import ClusterRoutes, refusing, require_cluster_leader, topic_of
 from .coordinator import Coordinator
 from .log_level import set_log_level
@@ -19,7 +20,7 @@ from .state import MAX_RETENTION_DAYS, MAX_SYNC_EVERY, TopicMeta
 from .targets import channel_of
 from .targets import topic_of as valid_topic_of
 from .topics import Topics
-from .upkeep_http import add_runtime_routes, set_block_rate
+from .upkeep_http import add_runtime_routes
 
 MAX_PARTITION_NUM = 255
 MAX_REPLICATOR = 5
@@ -76,7 +77,7 @@ class ClusterLookupRoutes:
         router.add("POST", "/topic/tombstone", self._tombstone)
         router.add("POST", "/loglevel/set", set_log_level)
         add_runtime_routes(router)
-        router.add("PUT", "/debug/setblockrate", _set_block_rate, _style_of_block_rate)
+        add_block_rate_route(router)
         router.add("POST", "/channel/create", self._create_channel)
         router.add("POST", "/channel/delete", self._delete_channel)
         router.add("POST", "/disable/write", self._disable_write)
@@ -215,16 +216,6 @@ class ClusterLookupRoutes:
     def _require_leader(self, request: Request) -> None:
         if not self._is_leader():
             raise request.refuse(400, NotLeader.code)
-
-
-def _set_block_rate(request: Request) -> None:
-    """There is no profile of what blocks; the real server panics when it has set the rate."""
-    set_block_rate(request)
-    raise request.refuse(500, "INTERNAL_ERROR")
-
-
-def _style_of_block_rate(request: Request, status: int, data: Any) -> Reply:
-    return (style_v1 if status == 500 else style_text)(request, status, data)
 
 
 def _number(request: Request, name: str, largest: int) -> int:

@@ -14,13 +14,13 @@ from urllib.parse import unquote_plus
 import msgspec
 
 from nsq_fast.broker.client import TRACE_ID_KEY
+from nsq_fast.broker.go_integer import parse_integer
 from nsq_fast.broker.http.router import Request, Router, style_negotiated, style_text, style_v1
 from nsq_fast.broker.nsqd.config import Settings
 from nsq_fast.broker.nsqd.host_http import HostRoutes
 from nsq_fast.errors import TopicNotExist
 from nsq_fast.names import Address
 
-from .arguments import parse_integer
 from .channel_http import ChannelRoutes
 from .log import Draft, Record
 from .node import NO_PARTITION, Node

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .arguments import parse_integer
+from nsq_fast.broker.go_integer import parse_integer
+
 from .log import PartitionLog
 
 TIMESTAMP, OFFSET, COUNT, SPECIAL = "timestamp", "virtual_queue", "msgcount", "special"

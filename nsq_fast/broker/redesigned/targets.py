@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from nsq_fast.broker.go_integer import parse_integer
 from nsq_fast.broker.http.router import Request
 from nsq_fast.errors import ServerError
 from nsq_fast.names import is_valid_name
 
-from .arguments import parse_integer
 from .channel import PartitionChannel
 from .node import NO_PARTITION, Node
 from .state import Partition

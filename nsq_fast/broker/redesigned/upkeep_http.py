@@ -8,11 +8,11 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from nsq_fast.broker.http.debug import add_debug_routes
+from nsq_fast.broker.go_integer import parse_integer
+from nsq_fast.broker.http.debug import add_debug_routes, check_block_rate
 from nsq_fast.broker.http.router import Request, Router
 from nsq_fast.errors import ServerError
 
-from .arguments import parse_integer
 from .log_level import set_log_level
 from .node import Node
 from .targets import find_named, find_partition, refusing
@@ -99,19 +99,11 @@ class UpkeepRoutes:
 def add_runtime_routes(router: Router) -> None:
     """Add what servers of both kinds have for their runtime."""
     add_debug_routes(router)
-    router.add("PUT", "/debug/setblockrate", set_block_rate)
+    router.add("PUT", "/debug/setblockrate", check_block_rate)
 
 
 def _check_query(request: Request) -> None:
     request.get("")
-
-
-def set_block_rate(request: Request) -> None:
-    """There is no profile of what blocks."""
-    try:
-        parse_integer((request.get("rate") or "").encode())
-    except ValueError as error:
-        raise request.refuse(400, f"invalid block rate : {error}") from error
 
 
 def _free_memory(request: Request) -> None:

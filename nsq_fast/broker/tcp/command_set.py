@@ -21,6 +21,7 @@ INCOMPLETE = -1
 
 _FIN_SIZE = len("FIN ") + ID_SIZE + 1
 _FIN_RUN = re.compile(rb"(?:FIN .{%d}\n)+" % ID_SIZE, re.DOTALL)
+_FIN_RUN_OF_WORDS = re.compile(rb"(?:FIN [^ \r\n]{%d}\n)+" % ID_SIZE)
 _WITH_ID = (b"FIN", b"REQ", b"TOUCH")
 
 Handler = Callable[[Connection, list[bytes], bytes, int], int]
@@ -51,6 +52,7 @@ class CommandSet:
         self._show = show
         self._max_line = max_line
         self._with_id = _WITH_ID if has_binary_ids else ()
+        self._fin_run = _fin_run if has_binary_ids else _fin_run_of_words
 
     def execute(self, conn: Connection, data: bytes) -> int:
         """Execute the whole commands ``data`` begins with; returns the bytes they took. Raises FatalError, Dropped."""
@@ -58,7 +60,7 @@ class CommandSet:
         conn.needed = 0
         while at < end:
             if data.startswith(b"FIN ", at) and conn.channel is not None:
-                ids, stop = _fin_run(data, at)
+                ids, stop = self._fin_run(data, at)
                 if ids:
                     self._finish(conn, ids)
                     at = stop
@@ -103,6 +105,18 @@ def _fin_run(data: bytes, at: int) -> tuple[list[bytes], int]:
         stop = run.end()
         ids = [data[n : n + ID_SIZE] for n in range(at + 4, stop, _FIN_SIZE)]
     return ids, stop
+
+
+def _fin_run_of_words(data: bytes, at: int) -> tuple[list[bytes], int]:
+    """As ``_fin_run``, where an id ends at a space and at the end of the line."""
+    ids, stop = _fin_run(data, at)
+    count = len(ids)
+    if data.count(b" ", at, stop) == count == data.count(b"\n", at, stop) and data.find(b"\r", at, stop) < 0:
+        return ids, stop
+    run = _FIN_RUN_OF_WORDS.match(data, at)
+    if run is None:
+        return [], at
+    return [data[n : n + ID_SIZE] for n in range(at + 4, run.end(), _FIN_SIZE)], run.end()
 
 
 def _line_end_behind_id(data: bytes, at: int) -> int:

@@ -7,18 +7,16 @@ The texts of the errors are the original's; all of them are fatal.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
+from nsq_fast.broker.go_json import Int32, Int64
 from nsq_fast.broker.options import NsqdOptions
 
 DEFAULT_DEFLATE_LEVEL = 6
 DEFAULT_OUTPUT_BUFFER_SIZE = 16 * 1024
 _UNBUFFERED = 1
-
-Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
-Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class Request(msgspec.Struct):
