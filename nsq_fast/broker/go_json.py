@@ -36,7 +36,7 @@ def decode_lenient(data: bytes, kind: type[T]) -> T:
 
 
 def _with_known_keys(data: bytes, kind: type[Any]) -> bytes:
-    """The JSON with the keys of a Struct in its own case; as it is when it is no object."""
+    """The JSON with the keys of a Struct in its own case; as it is when it is no object. Raises ValueError."""
     try:
         values = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except ValueError:
@@ -44,6 +44,7 @@ def _with_known_keys(data: bytes, kind: type[Any]) -> bytes:
     known = kind.__struct_encode_fields__
     if all(key in known or key.lower() not in known for key in values):
         return data
+    msgspec.json.decode(data, type=kind)  # refuses what another key would hide
     # A null changes nothing, the same key in another case included.
     given = {key: item for key, item in values.items() if bytes(item) != b"null"}
     return msgspec.json.encode({key.lower() if key.lower() in known else key: item for key, item in given.items()})
