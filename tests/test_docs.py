@@ -289,5 +289,6 @@ def test_every_row_of_the_broker_page_names_a_test() -> None:
     assert [row for row in rows if not re.search(r"`test_\w+` \|$", row)] == []
     named = re.findall(r"`(test_\w+)`", page + cluster)
     assert named
-    defined = "".join(path.read_text() for path in (ROOT / "tests" / "broker").glob("test_*.py"))
+    rooms = (ROOT / "tests" / room for room in ("broker", "servers"))
+    defined = "".join(path.read_text() for room in rooms for path in room.glob("test_*.py"))
     assert [name for name in named if f"def {name}(" not in defined] == []

@@ -504,16 +504,21 @@ def test_an_ordered_topic_keeps_its_order_in_the_loop() -> None:
 def test_a_server_that_restarts_loses_no_message(nsqd_process: Any, filled: str) -> None:
     found: set[bytes] = set()
 
-    async def handle(consumer: Consumer, message: Message) -> None:
-        await asyncio.sleep(0.001)  # sleep: a handler that waits
-        found.add(message.body)
-
     async def main() -> None:
+        has_restarted = asyncio.Event()
+
+        async def handle(consumer: Consumer, message: Message) -> None:
+            if len(found) >= 50:
+                await has_restarted.wait()
+            found.add(message.body)
+
         options: dict[str, Any] = {"max_in_flight": 10, "max_reconnect_delay": 0.1}
-        async with Consumer("t", "c", filled, message_handler=handle, **options):
-            await until_async(lambda: len(found) > 50)
+        async with Consumer("t", "c", filled, message_handler=handle, **options) as consumer:
+            # Not while it sends: see the test of the same name for threads.
+            await until_async(lambda: len(found) >= 50 and consumer.stats().in_flight == 10)
             nsqd_process.stop()
             nsqd_process.start()
+            has_restarted.set()
             await until_async(lambda: len(found) == 100)
 
     asyncio.run(main())
