@@ -23,7 +23,9 @@ from gevent.hub import Waiter
 SLICE = 0.005
 """Seconds that one greenlet after the other may use before timers and sockets have their turn."""
 
-_LAST = -2  # the lowest priority of libev: called after all other watchers that are ready in the same turn
+LAST = -2
+"""The lowest priority of libev: called after all other watchers that are ready in the same turn."""
+
 _all: WeakKeyDictionary[Any, LoopTurns] = WeakKeyDictionary()
 
 
@@ -48,7 +50,7 @@ class LoopTurns:
         self._run_callback = loop.run_callback
         self._loop = loop
         self._now = loop.now
-        self._timer = loop.timer(0.0, priority=_LAST)
+        self._timer = loop.timer(0.0, priority=LAST)
         self._iteration = -1
         self._waiting: deque[Waiter[Any]] = deque()
         self._is_armed = False

@@ -29,6 +29,7 @@ from typing import Any
 from gevent import get_hub
 
 from nsq_fast._latch import Latch, open_all
+from nsq_fast.runtime.loop_turns import LAST
 
 from .hub_thread import HubThread
 
@@ -38,8 +39,6 @@ LONGEST = 0.002
 
 TOLERATED, REST = 3, 0.1
 """After so many such waits on end, so many seconds without gathering follow each further one."""
-
-_LAST = -2  # the lowest priority of libev: a reply that is there comes first
 
 
 class Gathering:
@@ -63,7 +62,7 @@ class Gathering:
         self._leaving: list[Latch] = []  # before, and not woken yet
         self._rests_until = 0.0
         self._vain = 0  # waits in vain, since the last that was not
-        self._timer: Any = get_hub().loop.timer(LONGEST, LONGEST, priority=_LAST)
+        self._timer: Any = get_hub().loop.timer(LONGEST, LONGEST, priority=LAST)  # a reply that is there comes first
 
     def begins(self, pending: int) -> bool:
         """Whether requests gather from now on, where so many publishes are pending. Ask when all were taken."""

@@ -9,9 +9,8 @@ from typing import Any
 
 from gevent import get_hub
 
-# The lowest priority of libev. After a time in which the hub did not run, the loop finds timers that are due beside
-# sockets that can be read: what came is received first, and only a peer that sent nothing looks silent.
-_LAST = -2
+from nsq_fast.runtime.loop_turns import LAST
+
 # How long a peer that looks silent gets to be heard after all: bytes may have arrived while this process was busy.
 GRACE = 0.1
 
@@ -54,7 +53,9 @@ class SilenceWatch:
 
     def _sleep(self, seconds: float, is_suspected: bool) -> None:
         self.stop()
-        self._timer = get_hub().loop.timer(seconds, priority=_LAST)
+        # After a time in which the hub did not run, the loop finds timers that are due beside sockets that can be read:
+        # what came is received first, and only a peer that sent nothing looks silent.
+        self._timer = get_hub().loop.timer(seconds, priority=LAST)
         # The loop knows what time it was at its last turn: from there on, the timer would be early.
         self._timer.start(self._look, is_suspected, update=True)
 
