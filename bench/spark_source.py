@@ -27,7 +27,9 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from nsq_fast.runtime.admin import NsqdHTTPClient
 from nsq_fast.spark.journal import JournalStreamReader
+from nsq_fast.spark.journal.chain import Chain
 from nsq_fast.spark.journal.collect import Collector
+from nsq_fast.spark.journal.file_storage import FileStorage
 from nsq_fast.spark.journal.segment import Head, Stored
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.schema import arrow_schema, spark_schema
@@ -46,7 +48,7 @@ class NotSynced(Collector):
     """A journal that is not on disk before its messages are finished."""
 
     def __init__(self, slot: Any) -> None:
-        super().__init__(slot, durable=False)
+        super().__init__(slot, FileStorage(slot.path, durable=False))
 
 
 class NoJournal(NotSynced):
@@ -58,7 +60,7 @@ class NoJournal(NotSynced):
 
     def claim(self, index: int, head: Head, columns: Any) -> Stored:
         self.kept.append(columns)
-        return KeptRows(self.chain.path(index), head, columns)
+        return KeptRows(self.chain, index, head, columns)
 
     def seal(self, index: int, head: Head) -> None:
         pass
@@ -67,8 +69,8 @@ class NoJournal(NotSynced):
 class KeptRows(Stored):
     """A segment in memory."""
 
-    def __new__(cls, path: str, head: Head, columns: Any) -> KeptRows:
-        made = super().__new__(cls, path, head)
+    def __new__(cls, chain: Chain, index: int, head: Head, columns: Any) -> KeptRows:
+        made = super().__new__(cls, chain.storage, chain.name(index), head)
         made.rows = columns
         return made
 

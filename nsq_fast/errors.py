@@ -26,7 +26,8 @@
     |- JournalError                        a journal is damaged, or belongs to something else
     |  |- JournalMissing                   it is not where the checkpoint says, or lacks what was acknowledged
     |  |- JournalTaken                     another attempt of the same task was faster
-    |  `- JournalClosed                    the batch is over, or its folder cannot be seen from here
+    |  |- JournalClosed                    the batch is over, or its folder cannot be seen from here
+    |  `- JournalStorageFailed             a request to the object store of a journal failed
     |- NoNsqd                              no nsqd to publish to is known or reachable
     |  `- NoLeader                         the partition to publish to has no leader that is known and reachable
     |- PublishFailed                       a publish failed for good, or its outcome is unknown
@@ -229,7 +230,14 @@ class JournalTaken(JournalError):
 
 
 class JournalClosed(JournalError):
-    """The folder of the batch is gone, or cannot be seen from here. Nothing was acknowledged."""
+    """The place of the batch is gone, or cannot be seen from here. Nothing was acknowledged."""
+
+
+class JournalStorageFailed(JournalError):
+    """A request to the object store of a journal failed; whether it was carried out is unknown.
+
+    No message was acknowledged for it.
+    """
 
 
 class NoNsqd(NsqError):

@@ -22,7 +22,9 @@ _BEGINS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 _ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _NOT_FOR = {
     REPLAYABLE: {
-        "journal": "it reads again from the servers, and keeps no journal",
+        **dict.fromkeys(
+            ("journal", "journalEndpoint", "journalRegion"), "it reads again from the servers, and keeps no journal"
+        ),
         "consume": "its channel follows what was read anyhow",
         "suppressDuplicates": "offsets tell duplicates apart, there are none",
         "nsq.sample_rate": "messages left out would be missed",
@@ -102,8 +104,8 @@ def check_reader(options: SourceOptions, reader: str, *, is_stream: bool) -> Non
             raise ConfigError(f"{name}: the {reader} reader cannot honour it: {reason}")
     if reader == JOURNALLED and options.journal is None and (is_stream or options.consume):
         raise ConfigError(
-            "journal: is required by the journalled reader: a folder that the driver and all executors share, where"
-            " messages are kept from their acknowledgement until Spark has committed them"
+            "journal: is required by the journalled reader: a folder that the driver and all executors share, or"
+            " s3://bucket/prefix, where messages are kept from their acknowledgement until Spark has committed them"
         )
 
 

@@ -73,6 +73,8 @@ _SOURCE_NAMES = (
     "pushFilters",
     "reader",
     "journal",
+    "journalEndpoint",
+    "journalRegion",
     "consume",
     "suppressDuplicates",
 )
@@ -103,6 +105,14 @@ class Servers:
 
 
 @dataclass(frozen=True)
+class ObjectStore:
+    """Where the object store of a journal is; None: where boto3's own settings say. Credentials are boto3's alone."""
+
+    endpoint: str | None = None
+    region: str | None = None
+
+
+@dataclass(frozen=True)
 class SourceOptions:
     """The options of a source.
 
@@ -122,7 +132,8 @@ class SourceOptions:
         headers_as: what the column of headers is, ``json`` or ``map``.
         push_filters: whether a batch reads only where rows can be that Spark filters for.
         reader: ``auto``, ``replayable`` or ``journalled``.
-        journal: folder of the journal.
+        journal: folder of the journal, or s3://bucket/prefix.
+        object_store: of a journal that lies in one.
         consume: whether a batch read acknowledges what it has read.
         connection, lookup: for the client.
         given: the options that were set, as they are written; those of the client begin with ``nsq.``.
@@ -151,6 +162,7 @@ class SourceOptions:
     push_filters: bool = False
     reader: str = AUTO
     journal: str | None = None
+    object_store: ObjectStore = field(default_factory=ObjectStore)
     consume: bool = False
     suppress_duplicates: bool = True
     connection: ConnectionConfig = field(default_factory=lambda: ConnectionConfig(**_CONNECTION))
@@ -188,6 +200,9 @@ class SourceOptions:
             push_filters=values.flag("pushFilters", False),
             reader=values.get("reader", _reader) or AUTO,
             journal=values.get("journal", _not_empty),
+            object_store=ObjectStore(
+                endpoint=values.get("journalEndpoint", _url), region=values.get("journalRegion", _not_empty)
+            ),
             consume=values.flag("consume", False),
             suppress_duplicates=values.flag("suppressDuplicates", True),
             connection=_connection(client, _CONNECTION),
@@ -296,6 +311,14 @@ def _not_empty(name: str, value: str) -> str:
     if not value.strip():
         raise ConfigError(f"{name}: must not be empty")
     return value.strip()
+
+
+def _url(name: str, value: str) -> str:
+    if "@" in value:  # not shown: there may be a secret in it
+        raise ConfigError(f"{name}: must hold no credentials; boto3 finds them in its environment")
+    if not value.startswith(("http://", "https://")):
+        raise ConfigError(f"{name}={value!r}: must begin with https:// or http://")
+    return value
 
 
 def _name(values: _Values, option: str, check: Callable[[str], str]) -> str:

@@ -19,6 +19,7 @@ from nsq_fast.broker import ClusterProcess
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from support.journal import Server
+    from support.s3 import S3Server
     from support.spark_daemons import ConnectServer, StandaloneCluster
     from support.spark_driver import Driver
 
@@ -76,6 +77,27 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     made = Server.broker(folder) if request.param == "ours" else Server.real(folder)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[S3Server]:
+    from support.s3 import S3Server
+
+    made = S3Server()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """An object store with a bucket, and credentials for it in the environment."""
+    from support.s3 import CREDENTIALS
+
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    s3_server.requests.clear()
+    s3_server.faults.clear()
+    return s3_server
 
 
 @pytest.fixture(scope="session")

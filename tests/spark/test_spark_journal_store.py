@@ -18,11 +18,12 @@ from support.waiting import PROCESS
 from nsq_fast._codec import encode_message
 from nsq_fast._frame import ColumnReader
 from nsq_fast.errors import ConfigError, JournalClosed, JournalError, JournalMissing, JournalTaken
-from nsq_fast.spark.journal import chain as chain_module
 from nsq_fast.spark.journal import suspects as suspects_module
-from nsq_fast.spark.journal.chain import Chain, claim_file, seal, seals, uncertain
-from nsq_fast.spark.journal.folder import About, JournalFolder
-from nsq_fast.spark.journal.location import check_links, check_path
+from nsq_fast.spark.journal.chain import Chain, seal, seals, uncertain
+from nsq_fast.spark.journal.file_storage import FileStorage
+from nsq_fast.spark.journal.links import check_links
+from nsq_fast.spark.journal.location import check_path
+from nsq_fast.spark.journal.query import About, QueryJournal
 from nsq_fast.spark.journal.rows import batches
 from nsq_fast.spark.journal.screen import Screen, take
 from nsq_fast.spark.journal.segment import Head, keys_of, read
@@ -58,16 +59,16 @@ def bodies_of(segments):
 
 @pytest.fixture
 def batch(tmp_path):
-    folder = tmp_path / "b1"
-    folder.mkdir()
-    return folder
+    storage = FileStorage(str(tmp_path / "b1"))
+    storage.make()
+    return storage
 
 
 @pytest.fixture
 def journal(tmp_path):
-    folder = JournalFolder(str(tmp_path / "journal"), "j1")
-    folder.create(ABOUT)
-    return folder
+    made = QueryJournal(FileStorage(str(tmp_path / "journal")), "j1")
+    made.create(ABOUT)
+    return made
 
 
 # Segments
@@ -78,26 +79,26 @@ def journal(tmp_path):
 def test_a_segment_gives_the_rows_that_its_columns_gave(batch, ext, detail):
     given_columns = columns_of([b"one", b"", b"three" * 100], ext=ext, detail=detail)
     head = Head(rows=3, nsqd="h:1", partition=2, is_redesigned=True)
-    stored = Chain(str(batch), 0).claim(0, head, given_columns)
+    stored = Chain(batch, 0).claim(0, head, given_columns)
     facts = {"topic": "t", "partition": 2, "nsqd": "h:1", "is_redesigned": True}
-    assert to_batch(read(stored.path).columns(), NAMES, **facts).equals(to_batch(given_columns, NAMES, **facts))
-    assert read(stored.path).message_keys() == keys_of(given_columns)
+    assert to_batch(read(batch, stored.name).columns(), NAMES, **facts).equals(to_batch(given_columns, NAMES, **facts))
+    assert read(batch, stored.name).message_keys() == keys_of(given_columns)
 
 
 def test_buffers_are_aligned(batch):
-    stored = Chain(str(batch), 0).claim(0, Head(rows=1), columns_of([b"x"]))
+    stored = Chain(batch, 0).claim(0, Head(rows=1), columns_of([b"x"]))
     data = Path(stored.path).read_bytes()
     assert data.endswith(b"x" + bytes(63))
 
 
 def test_segments_are_joined_into_larger_batches(batch):
-    chain = Chain(str(batch), 0)
+    chain = Chain(batch, 0)
     stored = [chain.claim(n, Head(rows=4_000), columns_of([b"%d" % n] * 4_000)) for n in range(4)]
     assert [each.num_rows for each in batches(stored, choosing("body,topic"), "t")] == [12_000, 4_000]
 
 
 def test_rows_of_segments_have_their_headers_as_the_options_say(batch):
-    stored = Chain(str(batch), 0).claim(0, Head(rows=1), columns_of([b"x"], ext=b'{"a":"b"}'))
+    stored = Chain(batch, 0).claim(0, Head(rows=1), columns_of([b"x"], ext=b'{"a":"b"}'))
     for headers_as, expected in (("json", '{"a":"b"}'), ("map", [("a", "b")])):
         [rows] = batches([stored], choosing("headers", headersAs=headers_as), "t")
         assert rows["headers"].to_pylist() == [expected]
@@ -110,26 +111,26 @@ def test_what_is_no_segment_is_an_error_that_names_it(tmp_path, data):
     path = tmp_path / "s0-0"
     path.write_bytes(data)
     with pytest.raises(JournalError, match=r"s0-0: (damaged|not a file)"):
-        read(str(path))
+        read(FileStorage(str(tmp_path)), "s0-0")
 
 
 def test_a_segment_that_was_cut_is_an_error(batch):
-    stored = Chain(str(batch), 0).claim(0, Head(rows=100), columns_of([b"body"] * 100))
+    stored = Chain(batch, 0).claim(0, Head(rows=100), columns_of([b"body"] * 100))
     os.truncate(stored.path, 1_500)
     with pytest.raises(JournalError, match="damaged: it has 1500 bytes of"):
-        read(stored.path).columns()
+        read(batch, stored.name).columns()
 
 
 def test_the_byte_order_is_part_of_a_segment(batch):
     order = "big" if sys.byteorder == "little" else "little"
-    stored = Chain(str(batch), 0).claim(0, Head(order=order))
+    stored = Chain(batch, 0).claim(0, Head(order=order))
     with pytest.raises(JournalError, match="byte order"):
-        read(stored.path)
+        read(batch, stored.name)
 
 
 def test_what_is_written_in_parts_is_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "writev", lambda fd, buffers: os.write(fd, bytes(buffers[0])[:3]))
-    claim_file(str(tmp_path), "f", [b"abcdef", b"ghi"])
+    FileStorage(str(tmp_path)).claim("f", [b"abcdef", b"ghi"])
     assert (tmp_path / "f").read_bytes() == b"abcdefghi"
 
 
@@ -137,17 +138,17 @@ def test_what_is_written_in_parts_is_whole(tmp_path, monkeypatch):
 
 
 def test_a_number_is_claimed_once_and_what_was_there_stays(batch):
-    chain = Chain(str(batch), 3)
+    chain = Chain(batch, 3)
     chain.claim(0, Head(rows=1), columns_of([b"first"]))
     with pytest.raises(JournalTaken, match="s3-0 has been written by another attempt"):
         chain.claim(0, Head(rows=1), columns_of([b"second"]))
     assert bodies_of(chain.read()) == [b"first"]
-    assert sorted(os.listdir(batch)) == ["s3-0"]
+    assert sorted(os.listdir(batch.path)) == ["s3-0"]
 
 
 def test_without_its_folder_nothing_is_claimed_and_none_is_made(tmp_path):
     with pytest.raises(JournalClosed, match="committed by another attempt, or the journal is not on a file system"):
-        Chain(str(tmp_path / "gone"), 0).claim(0, Head())
+        Chain(FileStorage(str(tmp_path / "gone")), 0).claim(0, Head())
     assert os.listdir(tmp_path) == []
 
 
@@ -155,13 +156,13 @@ def test_a_folder_that_goes_away_between_writing_and_claiming_fences(batch, monk
     link = os.link
 
     def late(*names):
-        os.rename(batch, f"{batch}-away")
+        os.rename(batch.path, f"{batch.path}-away")
         return link(*names)
 
     monkeypatch.setattr(os, "link", late)
     with pytest.raises(JournalClosed):
-        Chain(str(batch), 0).claim(0, Head())
-    assert not batch.exists()
+        Chain(batch, 0).claim(0, Head())
+    assert not os.path.exists(batch.path)
 
 
 def test_a_stale_handle_of_a_network_file_system_is_a_folder_that_is_gone(batch, monkeypatch):
@@ -170,7 +171,7 @@ def test_a_stale_handle_of_a_network_file_system_is_a_folder_that_is_gone(batch,
 
     monkeypatch.setattr(os, "link", stale)
     with pytest.raises(JournalClosed):
-        Chain(str(batch), 0).claim(0, Head())
+        Chain(batch, 0).claim(0, Head())
 
 
 def test_a_link_whose_answer_was_lost_and_that_was_repeated_is_ours(batch, monkeypatch):
@@ -181,9 +182,9 @@ def test_a_link_whose_answer_was_lost_and_that_was_repeated_is_ours(batch, monke
         link(*names)
 
     monkeypatch.setattr(os, "link", twice)
-    Chain(str(batch), 0).claim(0, Head(rows=1), columns_of([b"ours"]))
+    Chain(batch, 0).claim(0, Head(rows=1), columns_of([b"ours"]))
     monkeypatch.undo()
-    assert bodies_of(Chain(str(batch), 0).read()) == [b"ours"]
+    assert bodies_of(Chain(batch, 0).read()) == [b"ours"]
 
 
 @pytest.mark.parametrize("call", ["link", "fsync"])
@@ -193,8 +194,8 @@ def test_a_failing_disk_is_told_and_leaves_no_temporary_file(batch, monkeypatch,
 
     monkeypatch.setattr(os, call, fails)
     with pytest.raises(OSError, match="No space"):
-        Chain(str(batch), 0).claim(0, Head())
-    assert os.listdir(batch) == []
+        Chain(batch, 0).claim(0, Head())
+    assert os.listdir(batch.path) == []
 
 
 def test_file_and_folder_are_on_disk_before_a_claim_returns(batch, monkeypatch):
@@ -204,7 +205,7 @@ def test_file_and_folder_are_on_disk_before_a_claim_returns(batch, monkeypatch):
         os, "fsync", lambda fd: (calls.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))), fsync(fd))
     )
     monkeypatch.setattr(os, "link", lambda *names: (calls.append("link"), link(*names)))
-    Chain(str(batch), 0).claim(0, Head())
+    Chain(batch, 0).claim(0, Head())
     assert calls[0].startswith("t-")
     assert calls[1:] == ["link", "b1"]
 
@@ -212,15 +213,16 @@ def test_file_and_folder_are_on_disk_before_a_claim_returns(batch, monkeypatch):
 RACER = """
 import sys
 from nsq_fast.spark.journal.chain import Chain
+from nsq_fast.spark.journal.file_storage import FileStorage
 from nsq_fast.spark.journal.segment import Head
 from nsq_fast.errors import JournalTaken
-folder, name = sys.argv[1:]
+storage, name = FileStorage(sys.argv[1], durable=False), sys.argv[2]
 print("ready", flush=True)
 sys.stdin.readline()
 won = 0
 for slot in range(200):
     try:
-        Chain(folder, slot, durable=False).claim(0, Head(run=name))
+        Chain(storage, slot).claim(0, Head(run=name))
     except JournalTaken:
         continue
     won += 1
@@ -231,7 +233,7 @@ print(won, flush=True)
 def test_of_two_processes_that_race_one_wins_each_name(batch):
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", RACER, str(batch), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", RACER, batch.path, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         for name in "ab"
     ]
@@ -241,7 +243,7 @@ def test_of_two_processes_that_race_one_wins_each_name(batch):
         process.stdin.write("go\n")
         process.stdin.flush()
     wins = {name: int(process.communicate(timeout=PROCESS)[0]) for name, process in zip("ab", processes, strict=True)}
-    owners = [Chain(str(batch), slot).read()[0].head.run for slot in range(200)]
+    owners = [Chain(batch, slot).read()[0].head.run for slot in range(200)]
     assert {name: owners.count(name) for name in "ab"} == wins
     assert sum(wins.values()) == 200
 
@@ -250,11 +252,11 @@ def test_of_two_processes_that_race_one_wins_each_name(batch):
 
 
 def test_a_new_slot_has_nothing_to_settle(batch):
-    assert Chain(str(batch), 0).settle(lambda segments: pytest.fail("nobody is suspected")) is None
+    assert Chain(batch, 0).settle(lambda segments: pytest.fail("nobody is suspected")) is None
 
 
 def test_a_slot_that_an_attempt_left_is_sealed_with_what_there_is(batch):
-    chain = Chain(str(batch), 0)
+    chain = Chain(batch, 0)
     for number in range(3):
         chain.claim(number, Head(rows=1, run="dead", open=(1,) if number == 2 else ()), columns_of([b"%d" % number]))
     suspected = []
@@ -265,7 +267,7 @@ def test_a_slot_that_an_attempt_left_is_sealed_with_what_there_is(batch):
 
 
 def test_after_the_seal_nothing_is_claimed(batch):
-    chain = Chain(str(batch), 0)
+    chain = Chain(batch, 0)
     chain.claim(0, Head(rows=1), columns_of([b"0"]))
     chain.settle(list)
     with pytest.raises(JournalTaken):
@@ -274,7 +276,7 @@ def test_after_the_seal_nothing_is_claimed(batch):
 
 
 def test_one_who_was_thought_dead_and_claims_before_the_seal_is_part_of_it(batch):
-    chain = Chain(str(batch), 0)
+    chain = Chain(batch, 0)
     chain.claim(0, Head(rows=1), columns_of([b"0"]))
     rounds = []
 
@@ -290,7 +292,7 @@ def test_one_who_was_thought_dead_and_claims_before_the_seal_is_part_of_it(batch
 def test_whatever_attempts_race_what_was_claimed_is_what_is_sealed(batch):
     """A writer goes on claiming while others seal: no segment of whose claim it was told may be missing."""
     for slot in range(30):
-        chain = Chain(str(batch), slot, durable=False)
+        chain = Chain(FileStorage(batch.path, durable=False), slot)
         chain.claim(0, Head(rows=1), columns_of([b"0"]))
         claimed, sealed = [b"0"], []
 
@@ -313,11 +315,11 @@ def test_whatever_attempts_race_what_was_claimed_is_what_is_sealed(batch):
 
 
 def test_the_seals_of_a_batch_say_what_each_run_took(batch):
-    first, second = Chain(str(batch), 0), Chain(str(batch), 12)
+    first, second = Chain(batch, 0), Chain(batch, 12)
     stored = [first.claim(n, Head(rows=1, run=run), columns_of([b"x"])) for n, run in enumerate(["a", "b", "a"])]
     first.claim(3, seal(stored, "b", {b"k" * 24}))
     second.claim(0, Head(rows=1), columns_of([b"not sealed"]))
-    assert seals(str(batch)) == {0: Head(is_seal=True, fresh={"a": 2, "b": 2}, seen=(b"k" * 24,))}
+    assert seals(batch) == {0: Head(is_seal=True, fresh={"a": 2, "b": 2}, seen=(b"k" * 24,))}
 
 
 # Suspects
@@ -353,21 +355,21 @@ def test_suspects_are_kept_until_they_are_seen_or_too_old(journal, monkeypatch):
     keys = keys_of(columns_of([b"a", b"b", b"c"]))
     journal.suspects.add(keys[:2])
     journal.suspects.add(keys[2:])
-    again = Suspects(journal.suspects.folder)
+    again = Suspects(journal.suspects.storage)
     assert again.load() == set(keys)
     again.forget(keys[:1])
     assert again.load() == set(keys[1:])
     again.forget(keys[1:2])
-    assert len(os.listdir(again.folder)) == 1
+    assert len(again.storage.names()) == 1
     monkeypatch.setattr(suspects_module.time, "time", lambda t=suspects_module.time.time: t() + 25 * 3600)
     again.forget([])
     assert again.load() == set()
-    assert os.listdir(again.folder) == []
+    assert again.storage.names() == []
 
 
 def test_a_suspect_file_that_the_driver_just_removed_is_no_error(journal, monkeypatch):
     journal.suspects.add(keys_of(columns_of([b"a"])))
-    names = os.listdir(journal.suspects.folder)
+    names = journal.suspects.storage.names()
     journal.suspects.forget(keys_of(columns_of([b"a"])))
     monkeypatch.setattr(os, "listdir", lambda folder: names)
     assert journal.suspects.load() == set()
@@ -375,7 +377,7 @@ def test_a_suspect_file_that_the_driver_just_removed_is_no_error(journal, monkey
 
 def test_adding_nobody_writes_nothing(journal):
     journal.suspects.add([])
-    assert os.listdir(journal.suspects.folder) == []
+    assert journal.suspects.storage.names() == []
 
 
 @settings(max_examples=40)
@@ -407,7 +409,7 @@ def test_making_it_twice_changes_nothing(journal):
 
 def test_a_journal_that_is_not_there_is_a_hard_error(tmp_path):
     with pytest.raises(JournalMissing, match="what was acknowledged and not committed would be lost"):
-        JournalFolder(str(tmp_path), "j").check(ABOUT)
+        QueryJournal(FileStorage(str(tmp_path)), "j").check(ABOUT)
 
 
 def test_a_journal_of_another_topic_is_refused(journal):
@@ -446,10 +448,10 @@ def test_commit_goes_on_where_an_earlier_one_stopped(journal, monkeypatch):
 
     monkeypatch.setattr("shutil.rmtree", fails)
     journal.commit(1)
-    assert any(name.startswith("gone-1-") for name in os.listdir(journal.path))
+    assert any(name.startswith("b1.gone-") for name in os.listdir(journal.path))
     monkeypatch.undo()
     journal.commit(1)
-    assert not any(name.startswith("gone-") for name in os.listdir(journal.path))
+    assert not any(".gone-" in name for name in os.listdir(journal.path))
 
 
 def test_commit_forgets_suspects_that_a_batch_has_met(journal):
@@ -472,9 +474,11 @@ def test_a_plan_is_kept_once(journal):
 # Where it may lie
 
 
-@pytest.mark.parametrize("journal", ["s3://bucket/j", "s3a://b/j", "hdfs://name:9000/j", "abfss://c@a/j", "gs:/b"])
+@pytest.mark.parametrize("journal", ["hdfs://name:9000/j", "abfss://c@a/j", "gs:/b"])
 def test_what_is_no_path_is_refused_with_the_reason(journal):
-    with pytest.raises(ConfigError, match="not a path; a journal needs a local or network file system with hard links"):
+    with pytest.raises(
+        ConfigError, match=r"neither a path nor s3://bucket/prefix; a journal needs a local .* file system"
+    ):
         check_path(journal)
 
 
@@ -525,6 +529,6 @@ def test_a_good_folder_is_left_as_it_was(tmp_path):
 def test_replacing_a_file_leaves_the_old_or_the_new(tmp_path):
     path = tmp_path / "f"
     for data in (b"one", b"", b"three"):
-        chain_module.replace_file(str(path), data)
+        FileStorage(str(tmp_path)).replace("f", data)
         assert path.read_bytes() == data
     assert os.listdir(tmp_path) == ["f"]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.journal import CHANNEL, TOPIC, Server
+from support.s3 import BUCKET, CREDENTIALS, REGION, S3Server
 from support.spark_driver import Driver
 from support.spark_ledger import Delivered, account
 from support.spark_marks import poll
@@ -137,6 +138,28 @@ def check(server: Server, driver: Driver, bodies: list[bytes], folder: Path, rep
 
 
 PLACES = ("before claim 0", "after claim 0", "after finish 0", "before seal", "in the sink")
+
+
+@pytest.mark.parametrize("server", ["ours"], indirect=True)
+def test_a_driver_that_is_killed_goes_on_from_an_object_store(
+    server: Server, s3: S3Server, spark_driver: Drivers, tmp_path: Path
+) -> None:
+    bodies = server.publish(20_000)
+    places = ("after claim 0", "before seal", "in the sink")
+    where = {"journal": f"s3://{BUCKET}/stream", "journalEndpoint": s3.url, "journalRegion": REGION}
+    given = arguments(server, tmp_path, dict.fromkeys(places, "hold"), **where)
+    driver = spark_driver(PROGRAM, LOCAL_CLUSTER_OF_ONE, **given)
+    for place in places:
+        driver.start()
+        driver.wait_mark(place)
+        driver.kill()
+    driver.start()
+    driver.wait()
+    assert driver.said("left")[0]["count"] == 0
+    check(server, driver, bodies, tmp_path, 1)
+    kept = [each.read_bytes() for each in (tmp_path / "checkpoint").rglob("*") if each.is_file()]
+    assert kept
+    assert not [name for name, secret in CREDENTIALS.items() if any(secret.encode() in data for data in kept)]
 
 
 @pytest.mark.parametrize(("master", "server"), [(LOCAL, "real"), (LOCAL_CLUSTER_OF_ONE, "ours")], indirect=["server"])

@@ -9,14 +9,16 @@ import os
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from support.journal import CHANNEL, TOPIC, Query, Server
+from support.s3 import BUCKET, REGION
 from support.servers import SERVERS, find_server
 from support.spark_ledger import account
 from support.waiting import until
@@ -28,16 +30,45 @@ from nsq_fast.runtime.admin import NsqdHTTPClient
 from nsq_fast.runtime.column_subscription import ColumnSubscription
 from nsq_fast.spark.journal import JournalBatchReader, JournalStreamReader, collect
 from nsq_fast.spark.journal.collect import Collector
-from nsq_fast.spark.options import SourceOptions
+from nsq_fast.spark.journal.location import open_storage
+from nsq_fast.spark.journal.storage import Storage
+from nsq_fast.spark.options import ObjectStore, SourceOptions
 from nsq_fast.spark.versions import ReadAllAvailable
 
 QUICK = {"nsq.msg_timeout": "1"}
+FILES, OBJECTS = "files", "objects"
+each_storage = pytest.mark.parametrize(
+    ("server", "journal"), [("ours", FILES), ("real", FILES), ("ours", OBJECTS)], indirect=True
+)
+each_storage_of_ours = pytest.mark.parametrize(
+    ("server", "journal"), [("ours", FILES), ("ours", OBJECTS)], indirect=True
+)
 ROWS = 6_000
 
 
+class Journal(NamedTuple):
+    """Where a journal lies, and the options that say so besides."""
+
+    path: str
+    options: dict[str, str]
+
+    def below(self, path: str) -> Storage:
+        """A place of it."""
+        return open_storage(path, ObjectStore(*self.options.values()))
+
+
 @pytest.fixture
-def query(server: Server, tmp_path: Path) -> Query:
-    return Query(tmp_path / "journal", server.options)
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Journal:
+    """A folder, or a place in an object store."""
+    if getattr(request, "param", FILES) == FILES:
+        return Journal(str(tmp_path / "journal"), {})
+    server = request.getfixturevalue("s3")
+    return Journal(f"s3://{BUCKET}/{uuid.uuid4().hex}", {"journalEndpoint": server.url, "journalRegion": REGION})
+
+
+@pytest.fixture
+def query(server: Server, journal: Journal) -> Query:
+    return Query(journal.path, {**server.options, **journal.options})
 
 
 class Stop(Exception):
@@ -100,6 +131,7 @@ def faulty(where: str, number: int = 0, dies: bool = False) -> type[JournalStrea
 # Without faults
 
 
+@each_storage
 def test_all_messages_come_once_and_are_finished(server: Server, query: Query) -> None:
     bodies = server.publish(ROWS)
     assert len(query.batch()) == ROWS
@@ -108,6 +140,7 @@ def test_all_messages_come_once_and_are_finished(server: Server, query: Query) -
     assert not query.plan()
 
 
+@each_storage
 def test_a_replay_gives_the_same_rows_in_the_same_order_and_asks_no_server(server: Server, query: Query) -> None:
     server.publish(ROWS)
     query.plan()
@@ -240,15 +273,20 @@ POINTS = [
 
 
 # The real nsqd takes up to 5 s to look for timeouts in a new channel: there a restart, below, stands for most of them.
-CASES = [(kind, where, number, dies) for kind in ("ours", "real") for where, number in POINTS for dies in (False, True)]
-CASES = [case for case in CASES if case[0] == "ours" or not case[3] or case[1:3] == ("before finish", 1)]
+CASES = [
+    (kind, storage, where, number, dies)
+    for kind, storage in (("ours", FILES), ("real", FILES), ("ours", OBJECTS))
+    for where, number in POINTS
+    for dies in (False, True)
+    if kind == "ours" or not dies or (where, number) == ("before finish", 1)
+]
 
 
-@pytest.mark.parametrize(("server", "where", "number", "dies"), CASES, indirect=["server"])
+@pytest.mark.parametrize(("server", "journal", "where", "number", "dies"), CASES, indirect=["server", "journal"])
 def test_a_task_that_fails_loses_and_doubles_nothing(
-    server: Server, tmp_path: Path, where: str, number: int, dies: bool
+    server: Server, journal: Journal, where: str, number: int, dies: bool
 ) -> None:
-    query = Query(tmp_path / "journal", {**server.options, **QUICK})
+    query = Query(journal.path, {**server.options, **journal.options, **QUICK})
     bodies = server.publish(ROWS)
     query.plan()
     (task,) = query.tasks()
@@ -291,11 +329,11 @@ def test_without_suppression_one_segment_may_come_twice(server: Server, tmp_path
     assert found.extra >= 2_500
 
 
-@pytest.mark.parametrize("server", ["ours"], indirect=True)
+@each_storage_of_ours
 def test_what_a_dead_task_claimed_is_left_out_by_other_slots_before_it_is_tried_again(
-    server: Server, tmp_path: Path
+    server: Server, journal: Journal
 ) -> None:
-    query = Query(tmp_path / "journal", {**server.options, **QUICK, "minPartitions": "2"})
+    query = Query(journal.path, {**server.options, **journal.options, **QUICK, "minPartitions": "2"})
     bodies = server.publish(2_000)
     query.plan()
     first, second = query.tasks()
@@ -310,21 +348,21 @@ def test_what_a_dead_task_claimed_is_left_out_by_other_slots_before_it_is_tried_
     account(bodies, query.rows).check()
 
 
-@pytest.mark.parametrize("server", ["ours"], indirect=True)
-def test_suspects_outlive_the_driver_and_are_dropped_when_they_came(server: Server, tmp_path: Path) -> None:
-    query = Query(tmp_path / "journal", {**server.options, **QUICK})
+@each_storage_of_ours
+def test_suspects_outlive_the_driver_and_are_dropped_when_they_came(server: Server, journal: Journal) -> None:
+    query = Query(journal.path, {**server.options, **journal.options, **QUICK})
     server.publish(1_000)
     query.plan()
     (task,) = query.tasks()
     with pytest.raises((Stop, ConnectionLost)):
         query.run_task(task, faulty("before finish", 0, True))
     query.done(query.run())
-    suspects = Path(task.suspects)
-    assert len(list(suspects.iterdir())) == 1
+    suspects = journal.below(task.suspects)
+    assert len(suspects.names()) == 1
     query.start()
     query.drain(server)
     query.reader.commit(query.offset)
-    assert list(suspects.iterdir()) == []
+    assert suspects.names() == []
     assert len(query.rows) == 1_000
 
 
@@ -418,6 +456,7 @@ def hold(query: Query, task: Any) -> tuple[threading.Thread, list[BaseException]
     return thread, errors
 
 
+@each_storage
 def test_of_two_attempts_one_is_kept_and_the_other_gives_back(server: Server, query: Query) -> None:
     bodies = server.publish(2_000)
     query.plan()
@@ -436,6 +475,7 @@ def test_of_two_attempts_one_is_kept_and_the_other_gives_back(server: Server, qu
     account(bodies, query.rows).check()
 
 
+@each_storage
 def test_one_that_wakes_up_after_the_commit_acknowledges_nothing(server: Server, query: Query) -> None:
     bodies = server.publish(2_000)
     query.plan()
@@ -470,8 +510,8 @@ class PausedReader(JournalStreamReader):
         return Paused(slot)
 
 
-def test_one_that_was_thought_dead_in_the_middle_is_cut_off(server: Server, tmp_path: Path) -> None:
-    query = Query(tmp_path / "journal", server.options)
+@each_storage
+def test_one_that_was_thought_dead_in_the_middle_is_cut_off(server: Server, query: Query) -> None:
     bodies = server.publish(ROWS)
     query.plan()
     (task,) = query.tasks()

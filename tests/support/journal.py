@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
-from collections.abc import Sequence
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nsq_fast.broker import BrokerProcess
+from nsq_fast.errors import JournalClosed, JournalTaken
 from nsq_fast.names import Address
 from nsq_fast.runtime.admin import NsqdHTTPClient
 from nsq_fast.spark.journal import JournalStreamReader
@@ -17,7 +22,9 @@ from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.versions import ReadLimit
 
 from .servers import RealNsqd
-from .waiting import until
+from .spark_ledger import account
+from .spark_settings import python_path
+from .waiting import WAIT, until
 
 TOPIC, CHANNEL = "orders", "spark"
 
@@ -90,9 +97,9 @@ class Query:
     """A streaming query without Spark. ``rows`` are those of its committed batches, as a sink would have them."""
 
     def __init__(
-        self, folder: Path, options: dict[str, str], kind: type[JournalStreamReader] = JournalStreamReader
+        self, journal: Path | str, options: dict[str, str], kind: type[JournalStreamReader] = JournalStreamReader
     ) -> None:
-        given = {"topic": TOPIC, "channel": CHANNEL, "journal": str(folder), "reader": "journalled", "columns": "body"}
+        given = {"topic": TOPIC, "channel": CHANNEL, "journal": str(journal), "reader": "journalled", "columns": "body"}
         self._options = SourceOptions.parse({**given, **options})
         self._kind = kind
         self.rows: list[bytes] = []
@@ -153,6 +160,92 @@ class Query:
     def drain(self, server: Server) -> None:
         """Batches until nothing is left at the server, in flight neither."""
         until(lambda: (self.batch(), server.depth() == (0, 0, 0))[1], timeout=20, every=0.05)
+
+
+# An attempt in a process of its own, which stands where it is told to, and goes on when a line comes.
+_ATTEMPT = """
+import pickle, sys
+from nsq_fast.spark.journal.collect import Collector
+
+class Standing(Collector):
+    connections, group = 2, 1
+
+    def claim(self, index, head, columns):
+        self.stand(f"before claim {index}")
+        stored = super().claim(index, head, columns)
+        self.stand(f"after claim {index}")
+        return stored
+
+    def stand(self, place):
+        if place == sys.argv[2]:
+            print(place, flush=True)
+            sys.stdin.readline()
+
+with open(sys.argv[1], "rb") as file:
+    task = pickle.load(file)
+try:
+    Standing(task).run()
+except Exception as error:
+    print(type(error).__name__, flush=True)
+"""
+
+
+class Attempt:
+    """One attempt at a task that stands at ``place``, in a process of its own."""
+
+    def __init__(self, task: Any, place: str, folder: Path) -> None:
+        path = folder / f"{uuid.uuid4().hex}.task"
+        path.write_bytes(pickle.dumps(task))
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _ATTEMPT, str(path), place],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": python_path()},
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().strip() == place
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def go_on(self) -> str:
+        """Let it; what it said at its end."""
+        said, _ = self._process.communicate("go\n", timeout=WAIT)
+        return said.strip()
+
+
+def check_killed_attempt(server: Server, query: Query, seen: Callable[[Any], Any], place: str, folder: Path) -> None:
+    """An attempt is killed at ``place``: nothing is lost or doubled. ``seen``: the task as its machine sees it."""
+    bodies = server.publish(6_000)
+    query.plan()
+    (task,) = query.tasks()
+    Attempt(seen(task), place, folder).kill()
+    query.done(query.run_task(task))
+    query.drain(server)
+    account(bodies, query.rows).check()
+
+
+def check_late_attempt(
+    server: Server, query: Query, seen: Callable[[Any], Any], is_committed: bool, folder: Path
+) -> None:
+    """Another attempt has finished its work, or Spark has committed it, when the first wakes up: one is kept."""
+    bodies = server.publish(2_000)
+    query.plan()
+    (task,) = query.tasks()
+    task.rows = 1_000
+    first = Attempt(seen(task), "before claim 0", folder)
+    rows = query.run_task(task)
+    if is_committed:
+        query.done(rows)
+        assert first.go_on() == JournalClosed.__name__
+    else:
+        assert first.go_on() == JournalTaken.__name__
+        assert query.run_task(seen(task)) == rows
+        query.done(rows)
+    query.drain(server)
+    account(bodies, query.rows).check()
 
 
 def _kept(offset: dict[str, Any]) -> dict[str, Any]:

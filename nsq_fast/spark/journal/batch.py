@@ -17,15 +17,16 @@ from nsq_fast.spark.plain_errors import plain_errors, plainly
 
 from .backlogs import Backlogs
 from .collect import Collector, Slot
-from .folder import JournalFolder
+from .location import open_storage
 from .peek import Peek
 from .plan import Offset, plan_rows
 from .planner import about, make_slots, plan_batch, ready
+from .query import QueryJournal
 from .rows import batches
 from .stream import check_location
 
 FOLDER = "batch"
-"""The folder of a batch read, below the option ``journal``."""
+"""The journal of a batch read, below the option ``journal``."""
 
 
 class JournalBatchReader(DataSourceReader):
@@ -33,7 +34,7 @@ class JournalBatchReader(DataSourceReader):
 
     With ``consume`` the journal is the identity of the read: the first action on
     it takes the messages out of the channel, every later one, of whatever
-    program, gives the same rows again, until the folder is deleted.
+    program, gives the same rows again, until the journal is deleted.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -69,21 +70,27 @@ class JournalBatchReader(DataSourceReader):
     def _peek(self, backlog: Backlogs) -> list[Slot]:
         # One task for each source, whatever minPartitions says: a second task would read what the first has put back.
         rows = plan_rows(ready(backlog.all_depths()), None)
-        return make_slots(self.options, JournalFolder("", ""), Offset("", 0, rows), backlog, "")
+        return make_slots(
+            self.options,
+            QueryJournal(open_storage("", self.options.object_store), ""),
+            Offset("", 0, rows),
+            backlog,
+            "",
+        )
 
     def _consume(self, backlog: Backlogs) -> list[Slot]:
-        folder = JournalFolder(cast(str, self.journal), FOLDER)
-        folder.create(about(self.options))
-        plan = folder.plan() or self._keep_plan(folder, backlog)
+        journal = QueryJournal(open_storage(cast(str, self.journal), self.options.object_store), FOLDER)
+        journal.create(about(self.options))
+        plan = journal.plan() or self._keep_plan(journal, backlog)
         offset = Offset.decode(msgspec.json.decode(plan))
-        folder.open_batch(offset.batch)
-        return make_slots(self.options, folder, offset, backlog, "")
+        journal.open_batch(offset.batch)
+        return make_slots(self.options, journal, offset, backlog, "")
 
-    def _keep_plan(self, folder: JournalFolder, backlog: Backlogs) -> bytes:
+    def _keep_plan(self, journal: QueryJournal, backlog: Backlogs) -> bytes:
         slots = plan_batch(self.options, ready(backlog.all_depths()), None)
         with contextlib.suppress(JournalTaken):  # by the same read in another process
-            folder.claim_plan(_encode(Offset(FOLDER, 1, slots).encode()))
-        return cast(bytes, folder.plan())
+            journal.claim_plan(_encode(Offset(FOLDER, 1, slots).encode()))
+        return cast(bytes, journal.plan())
 
 
 def _encode(value: dict[str, Any]) -> bytes:

@@ -56,7 +56,7 @@ class Claims:
         """
         ours = [self.segments[number] for number in self._open()]
         with contextlib.suppress(FileNotFoundError):  # too late for this attempt, as its next claim will tell
-            return ours + uncertain_elsewhere(self._chain.folder, self._chain.slot)
+            return ours + uncertain_elsewhere(self._chain.storage, self._chain.slot)
         return ours
 
     def suspect(self, segments: Iterable[Stored]) -> None:

@@ -1,7 +1,7 @@
 """One task: take a slot's messages from the server into the journal, segment by segment, and seal the slot.
 
-For each segment: receive what RDY allows, write it, fsync, claim its number,
-fsync the folder, then send the FINs. A thread does the writing. When more than
+For each segment: receive what RDY allows, claim its number with it, so that it
+is stored for good, then send the FINs. A thread does the writing. When more than
 one segment is to come, several connections take turns: one receives while the
 messages of another are written.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ssl import SSLError
 from typing import Any
 
@@ -29,13 +29,16 @@ from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ProtocolErr
 from nsq_fast.log_events import SPARK_CONNECTION_LOST, SPARK_MESSAGES_LATE, SPARK_SLOT_EMPTY
 from nsq_fast.names import Address
 from nsq_fast.runtime import ColumnSubscription
+from nsq_fast.spark.options import ObjectStore
 
 from .chain import Chain, seal, uncertain
 from .claims import Claims
 from .connection import JournalConnection, Work
+from .location import open_storage
 from .quota import Quota
 from .screen import Screen
 from .segment import Head, Stored
+from .storage import Storage
 from .suspects import Suspects
 from .writer import Writer
 
@@ -54,11 +57,12 @@ class Slot(InputPartition):
     """What a task is to do. Pickled.
 
     Attributes:
-        path: of the batch's folder.
+        path: where the files of the batch lie.
         number: of the slot.
         rows: how many messages at most.
         address: of the nsqd; None when nobody leads the partition now.
-        suspects: folder of the suspects; None to let them pass.
+        suspects: where the suspects lie; None to let them pass.
+        object_store: where both are, when they are not files.
         run: which run of the query this is.
     """
 
@@ -73,6 +77,7 @@ class Slot(InputPartition):
     partition: int | None = None
     is_redesigned: bool = False
     suspects: str | None = None
+    object_store: ObjectStore = field(default_factory=ObjectStore)
     run: str = ""
 
     def head(self) -> Head:
@@ -82,6 +87,9 @@ class Slot(InputPartition):
 
 class Collector:
     """The work on one slot. Used once.
+
+    Args:
+        storage: the place of the batch, when it is not the one that the slot names.
 
     ``open_connection``, ``claim``, ``finish`` and ``seal`` are its steps, each of which may be derived.
 
@@ -93,10 +101,10 @@ class Collector:
     connections = 4
     group = 4
 
-    def __init__(self, slot: Slot, *, durable: bool = True) -> None:
+    def __init__(self, slot: Slot, storage: Storage | None = None) -> None:
         self.slot = slot
-        self.chain = Chain(slot.path, slot.number, durable=durable)
-        self.suspects = Suspects(slot.suspects) if slot.suspects is not None else None
+        self.chain = Chain(storage or open_storage(slot.path, slot.object_store), slot.number)
+        self.suspects = Suspects(open_storage(slot.suspects, slot.object_store)) if slot.suspects is not None else None
         self._screen = Screen(self.suspects)
         self._quota = Quota(slot.rows)
         self._claims = Claims(self.chain, slot.head(), self.claim, self.suspects)

@@ -1,63 +1,72 @@
-"""Check where a journal lies: a file system that all processes see, where ``link`` is atomic and files stay in place.
-
-A value that is no path is refused at load. Whether ``link`` works is tried in
-the folder itself.
-"""
+"""Where a journal lies: what the option ``journal`` says, and the storage that it means."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import uuid
 
 from nsq_fast.errors import ConfigError
+from nsq_fast.spark.options import ObjectStore
+
+from .file_storage import FileStorage
+from .links import NEEDED
+from .storage import Storage
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-_WHY = (
-    "a journal needs a local or network file system with hard links (ext4, XFS, NFS...), mounted at the same path on"
-    " the driver and all executors: two attempts of a task must not be able to write the same file"
-)
+_S3 = re.compile(r"s3[an]?://")
+_OBJECTS = "s3://"
 
 
 def check_path(journal: str) -> str:
-    """The folder as an absolute path. Raises ConfigError for what cannot be one."""
+    """The folder as an absolute path, or the place in an object store as ``s3://bucket/prefix``.
+
+    Raises ConfigError for what is neither.
+    """
+    if found := _S3.match(journal):
+        return _OBJECTS + _check_objects(journal[found.end() :])
     path = journal[len("file:") :] if journal.startswith("file:/") else journal
     if path.startswith("//"):
         path = "/" + path.lstrip("/")
     if _URL.match(path):
-        raise ConfigError(f"journal={journal!r}: not a path; {_WHY}")
+        raise ConfigError(f"journal={journal!r}: neither a path nor s3://bucket/prefix; {NEEDED}")
     if not os.path.isabs(path):
         raise ConfigError(f"journal={journal!r}: must be an absolute path: executors have other working directories")
     return os.path.normpath(path)
 
 
-def check_links(folder: str) -> None:
-    """Prove in an existing folder that ``link`` makes a second name, and refuses one that there is.
+def _check_objects(place: str) -> str:
+    bucket, *parts = place.split("/")
+    if "@" in bucket:  # not shown: there may be a secret in it
+        raise ConfigError("journal: must hold no credentials; boto3 finds them in its environment")
+    if not bucket:
+        raise ConfigError(f"journal='s3://{place}': names no bucket: s3://bucket/prefix")
+    return "/".join([bucket, *filter(None, parts)])
 
-    Raises ConfigError where it does not.
+
+def is_object_store(path: str) -> bool:
+    """Whether a path that ``check_path`` has let pass is in an object store."""
+    return path.startswith(_OBJECTS)
+
+
+def check_library(path: str) -> None:
+    """Raise ConfigError when what the storage at ``path`` needs is not installed."""
+    if is_object_store(path):
+        try:
+            import boto3  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"journal={path!r}: needs {error.name}: pip install 'nsq-fast[spark-s3]'") from error
+
+
+def open_storage(path: str, store: ObjectStore) -> Storage:
+    """The storage at a path that ``check_path`` has let pass, or of a place below it.
+
+    Raises ConfigError when a library is missing.
     """
-    first, second = (os.path.join(folder, f"t-{uuid.uuid4().hex}") for _ in range(2))
-    try:
-        for path in (first, second):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        if not _refuses(first, second):
-            raise ConfigError(f"journal={folder!r}: link() replaces a file that there is; {_WHY}")
-        os.unlink(second)
-        os.link(first, second)
-        if not os.path.samefile(first, second):
-            raise ConfigError(f"journal={folder!r}: link() makes a copy; {_WHY}")
-    except OSError as error:
-        raise ConfigError(f"journal={folder!r}: {error.strerror or error}; {_WHY}") from error
-    finally:
-        for path in (first, second):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+    if not is_object_store(path):
+        return FileStorage(path)
+    check_library(path)
+    from .object_storage import ObjectStorage  # here, as it imports what only an extra brings
+    from .s3 import Bucket
 
-
-def _refuses(existing: str, taken: str) -> bool:
-    try:
-        os.link(existing, taken)
-    except FileExistsError:
-        return True
-    return False
+    bucket, _, prefix = path[len(_OBJECTS) :].partition("/")
+    return ObjectStorage(Bucket(bucket, store), prefix)

@@ -11,8 +11,8 @@ from nsq_fast.spark.options import SourceOptions
 
 from .backlogs import Backlogs
 from .collect import Slot
-from .folder import About, JournalFolder
 from .plan import Depth, Offset, parse_source, plan_rows, plan_slots, source_of, topic_of
+from .query import About, QueryJournal
 
 _UNKNOWN = TopicServers((), {}, None, False)
 
@@ -33,24 +33,24 @@ def ready(depths: Mapping[str, Depth]) -> dict[str, int]:
 
 
 def make_slots(
-    options: SourceOptions, folder: JournalFolder, offset: Offset, backlogs: Backlogs, run: str
+    options: SourceOptions, journal: QueryJournal, offset: Offset, backlogs: Backlogs, run: str
 ) -> list[Slot]:
     """The tasks of a batch. A slot whose partition nobody leads has no address."""
     topics = {topic_of(name) for name in offset.slots}
     servers = dict.fromkeys(topics, _UNKNOWN)
-    if len(folder.seals(offset.batch)) < len(offset.slots):
+    if len(journal.seals(offset.batch)) < len(offset.slots):
         for topic in topics:
             with contextlib.suppress(*NO_ANSWER):  # what is in the journal needs no server
                 servers[topic] = backlogs.servers(topic)
     return [
-        _slot(options, folder, offset.batch, servers[topic_of(name)], run, number, name, rows)
+        _slot(options, journal, offset.batch, servers[topic_of(name)], run, number, name, rows)
         for number, name, rows in offset.numbered()
     ]
 
 
 def _slot(
     options: SourceOptions,
-    folder: JournalFolder,
+    journal: QueryJournal,
     batch: int,
     servers: TopicServers,
     run: str,
@@ -64,7 +64,7 @@ def _slot(
     if not isinstance(source, int):
         address = source
     return Slot(
-        path=folder.batch_path(batch),
+        path=journal.batch(batch).path,
         number=number,
         name=name,
         rows=rows,
@@ -74,6 +74,7 @@ def _slot(
         address=address,
         partition=source if isinstance(source, int) else None,
         is_redesigned=servers.is_redesigned,
-        suspects=folder.suspects.folder if options.suppress_duplicates else None,
+        object_store=options.object_store,
+        suspects=journal.suspects.storage.path if options.suppress_duplicates else None,
         run=run,
     )

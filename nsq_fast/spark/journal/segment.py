@@ -1,17 +1,14 @@
 """One file of the journal: rows as columns, or the seal that ends a slot. Written once, never changed.
 
 A JSON head describes the buffers of ``Columns`` that follow as they are, each
-at a multiple of 64 bytes. Writing copies nothing and reading maps the file, so
-a replay is cheap. Numbers are in the byte order that the head names.
+at a multiple of 64 bytes. They are read where they lie, so a replay is cheap.
+Numbers are in the byte order that the head names.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 import struct
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +16,8 @@ import msgspec
 
 from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast.errors import JournalError
+
+from .storage import Storage
 
 MAGIC = b"NSQJ0001"
 ALIGNMENT = 64
@@ -67,7 +66,7 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class StoredColumns:
-    """``Columns`` in a mapped file: the same names and layouts. None where the rows have no such column."""
+    """``Columns`` in the bytes of a file: the same names and layouts. None where the rows have no such column."""
 
     timestamps: Buffer
     attempts: Buffer
@@ -87,12 +86,18 @@ class StoredColumns:
 class Stored(NamedTuple):
     """A file that there is."""
 
-    path: str
+    storage: Storage
+    name: str
     head: Head
 
+    @property
+    def path(self) -> str:
+        """How errors name it."""
+        return _path(self.storage, self.name)
+
     def columns(self) -> StoredColumns:
-        """Its rows, mapped. Raises JournalError when it is damaged."""
-        return _map(self.path)
+        """Its rows, in the bytes of the file as it lies. Raises JournalError when it is damaged."""
+        return _columns(self.path, self.storage.view(self.name))
 
     def message_keys(self) -> list[bytes]:
         """What its messages are known by."""
@@ -129,58 +134,43 @@ def _padding(size: int) -> bytes:
     return bytes(-size % ALIGNMENT)
 
 
-def write(descriptor: int, buffers: Sequence[Any]) -> None:
-    """Write all of them."""
-    total = sum(len(buffer) for buffer in buffers)
-    written = os.writev(descriptor, buffers)
-    if written < total:  # a full disk raises; a network file system may take less than all
-        rest = memoryview(b"".join(buffers))[written:]
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-
-
-def read(path: str) -> Stored:
+def read(storage: Storage, name: str) -> Stored:
     """See what a file is. Raises FileNotFoundError, or JournalError for one that is damaged."""
-    with open(path, "rb") as file:
-        magic, length = _prefix(path, file.read(_PREFIX.size))
-        return Stored(path, _head(path, magic, length, file.read(length)))
+    return Stored(storage, name, _parse(_path(storage, name), storage.view(name))[0])
 
 
-def _prefix(path: str, data: bytes) -> tuple[bytes, int]:
-    if len(data) < _PREFIX.size:
-        raise JournalError(f"{path}: damaged: it has {len(data)} bytes only")
-    magic, length = _PREFIX.unpack(data)
-    return magic, length
-
-
-def _head(path: str, magic: bytes, length: int, text: bytes) -> Head:
+def _parse(path: str, view: memoryview) -> tuple[Head, int]:
+    """The head, and where it ends."""
+    if len(view) < _PREFIX.size:
+        raise JournalError(f"{path}: damaged: it has {len(view)} bytes only")
+    magic, length = _PREFIX.unpack(view[: _PREFIX.size])
     if magic != MAGIC:
         raise JournalError(f"{path}: not a file of a journal")
-    if len(text) < length:
+    end = _PREFIX.size + length
+    if len(view) < end:
         raise JournalError(f"{path}: damaged: it ends in its head")
     try:
-        head = msgspec.json.decode(text, type=Head)
+        head = msgspec.json.decode(view[_PREFIX.size : end], type=Head)
     except msgspec.MsgspecError as error:
         raise JournalError(f"{path}: damaged: {error}") from error
     if head.order != sys.byteorder:
         raise JournalError(f"{path}: written on a machine of another byte order")
-    return head
+    return head, end
 
 
-def _map(path: str) -> StoredColumns:
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        view = memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
-    magic, length = _prefix(path, bytes(view[: _PREFIX.size]))
-    at = _PREFIX.size + length
-    head = _head(path, magic, length, bytes(view[_PREFIX.size : at]))
+def _columns(path: str, view: memoryview) -> StoredColumns:
+    head, at = _parse(path, view)
     found: dict[str, Any] = {}
     for name, length in head.sizes.items():
         at += -at % ALIGNMENT
         found[name] = view[at : at + length]
         at += length
-    if at > size:
-        raise JournalError(f"{path}: damaged: it has {size} bytes of {at}")
+    if at > len(view):
+        raise JournalError(f"{path}: damaged: it has {len(view)} bytes of {at}")
     if "ext_versions" in found:
         found["ext_versions"] = bytes(found["ext_versions"])
     return StoredColumns(**found, count=head.rows)
+
+
+def _path(storage: Storage, name: str) -> str:
+    return f"{storage.path}/{name}"

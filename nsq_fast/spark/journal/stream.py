@@ -1,4 +1,4 @@
-"""The journalled reader as a stream: an offset, a plan, tasks, a commit; see ``folder`` for what lies on disk."""
+"""The journalled reader as a stream: an offset, a plan, tasks, a commit; see ``query`` for what is stored."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pyarrow as pa
 from gevent import sleep
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from nsq_fast.errors import ConfigError
+from nsq_fast.errors import ConfigError, JournalStorageFailed
 from nsq_fast.log_events import SPARK_JOURNAL_CLEAN_FAILED
 from nsq_fast.names import is_ephemeral
-from nsq_fast.spark.options import SourceOptions
+from nsq_fast.spark.options import ObjectStore, SourceOptions
 from nsq_fast.spark.pace import Pace
 from nsq_fast.spark.plain_errors import plain_errors, plainly
 from nsq_fast.spark.throughput import Throughput
@@ -26,10 +26,10 @@ from .backlog import STATS_INTERVAL
 from .backlogs import Backlogs
 from .chain import encode_json
 from .collect import Collector, Slot
-from .folder import JournalFolder, positions
-from .location import check_path
+from .location import check_library, check_path, is_object_store, open_storage
 from .plan import Depth, Offset, Target, source_of
 from .planner import about, make_slots, plan_batch, ready
+from .query import QueryJournal, positions
 from .rows import batches
 
 logger = logging.getLogger(__name__)
@@ -49,16 +49,17 @@ class _Driver:
         self.target: Target | None = None
         self.subtracted = 0
         self.last: Offset | None = None
+        self.checked: Offset | None = None
         self._throughput = Throughput()
         self._counted: int | None = None
 
-    def count(self, folder: JournalFolder, offset: Offset) -> None:
+    def count(self, journal: QueryJournal, offset: Offset) -> None:
         """The batch before this offset is done: what the journal holds of it was read."""
         now = time.monotonic()
         if self._counted is None:
             self._throughput.begin(now)
         elif self._counted != offset.batch:
-            self._throughput.add(folder.size(offset.batch), now)
+            self._throughput.add(journal.size(offset.batch), now)
         self._counted = offset.batch
 
     def rate(self) -> int:
@@ -91,7 +92,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Name and make the journal of a new query. Spark asks twice, and must hear the same."""
         if self.driver.initial is None:
             offset = self.driver.last or Offset(uuid.uuid4().hex)
-            self._folder(offset).create(about(self.options))
+            self._journal(offset).create(about(self.options))
             self.driver.initial = self.driver.last = offset
         return self.driver.initial.encode()
 
@@ -115,13 +116,13 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset = self.driver.last or self._kept()
         found = Offset.decode(self._latest(offset.encode(), limit or self.getDefaultReadLimit()))
         if found != offset:
-            self._folder(found).keep_position(encode_json(found.encode()))
+            self._journal(found).keep_position(encode_json(found.encode()))
         self.driver.last = found
         return found.encode()
 
     def _kept(self) -> Offset:
         """Where the last query with this journal was; at the beginning of a new one when there was none."""
-        found = positions(self.journal, about(self.options))
+        found = positions(open_storage(self.journal, self.options.object_store), about(self.options))
         if len(found) > 1:
             raise ConfigError(
                 f"journal={self.journal!r}: {len(found)} queries have used it, and this PySpark does not say which of"
@@ -131,9 +132,11 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         offset = Offset.decode(start)
-        self._folder(offset).check(about(self.options))
+        if self.driver.checked != offset:  # once: Spark asks again and again, and a request has its price
+            self._journal(offset).check(about(self.options))
+            self.driver.checked = offset
         self._subtract(offset)
-        self.driver.count(self._folder(offset), offset)
+        self.driver.count(self._journal(offset), offset)
         available = ready(self._depths())
         if self.driver.target is not None:
             available = self.driver.target.bound(available)
@@ -160,7 +163,10 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The room that the journal takes, and how long its oldest batch waits for Spark to commit it."""
         if self.driver.last is None:
             return {}
-        usage = self._folder(self.driver.last).usage()
+        try:
+            usage = self._journal(self.driver.last).usage()
+        except JournalStorageFailed:  # whoever needs the journal will say so
+            return {}
         age = 0.0 if usage.oldest is None else max(time.time() - usage.oldest, 0.0)  # clocks of two machines may differ
         return {"journalBytes": usage.size, "journalAgeSeconds": round(age, 1)}
 
@@ -171,20 +177,20 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == end:
             return []
         self.driver.last = offset
-        folder = self._folder(offset)
-        folder.check(about(self.options))
-        folder.open_batch(offset.batch)
-        return make_slots(self.options, folder, offset, self.driver.backlog, self.driver.run)
+        journal = self._journal(offset)
+        journal.check(about(self.options))
+        journal.open_batch(offset.batch)
+        return make_slots(self.options, journal, offset, self.driver.backlog, self.driver.run)
 
     @plain_errors
     def commit(self, end: dict[str, Any]) -> None:
         """Delete what Spark will not ask for again."""
         offset = Offset.decode(end)
         self._subtract(offset)
-        self.driver.count(self._folder(offset), offset)
+        self.driver.count(self._journal(offset), offset)
         try:
-            self._folder(offset).commit(offset.batch)
-        except OSError as error:  # costs space until the next commit
+            self._journal(offset).commit(offset.batch)
+        except (OSError, JournalStorageFailed) as error:  # costs space until the next commit
             logger.warning(
                 "journal %s: batch %s not deleted: %s",
                 offset.journal,
@@ -213,8 +219,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _read(self, slot: Slot) -> Iterator[pa.RecordBatch]:
         yield from batches(self.make_collector(slot).run(), self.options, slot.topic)
 
-    def _folder(self, offset: Offset) -> JournalFolder:
-        return JournalFolder(self.journal, offset.journal)
+    def _journal(self, offset: Offset) -> QueryJournal:
+        return QueryJournal(open_storage(self.journal, self.options.object_store), offset.journal)
 
     def _depths(self) -> Mapping[str, Depth]:
         return self.driver.backlog.depths(PATIENCE)
@@ -224,7 +230,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.driver.target is None or self.driver.subtracted == offset.batch:
             return
         self.driver.subtracted = offset.batch
-        seals = self._folder(offset).seals(offset.batch)
+        seals = self._journal(offset).seals(offset.batch)
         taken: dict[str, int] = {}
         for number, name, _ in offset.numbered():
             source = source_of(name)
@@ -234,7 +240,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def check_location(options: SourceOptions) -> str:
-    """The folder of journals. Raises ConfigError for options that no journal can go with."""
+    """Where the journals of queries lie. Raises ConfigError for options that no journal can go with."""
     if options.journal is None:
         raise ConfigError("journal: is required")
     for name in (*options.topics, options.channel):
@@ -242,4 +248,8 @@ def check_location(options: SourceOptions) -> str:
             raise ConfigError(
                 f"{name}: vanishes whenever nobody is connected to it, as between two batches, with all its messages"
             )
-    return check_path(options.journal)
+    path = check_path(options.journal)
+    if not is_object_store(path) and options.object_store != ObjectStore():
+        raise ConfigError("journalEndpoint, journalRegion: are for a journal in an object store, s3://bucket/prefix")
+    check_library(path)
+    return path

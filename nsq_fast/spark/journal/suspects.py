@@ -11,13 +11,12 @@ Tasks add files; the driver alone changes and removes them.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from .chain import claim_file, replace_file
 from .segment import KEY_SIZE
+from .storage import Storage
 
 RETENTION = 24 * 3600.0
 """How long a message is waited for: it may lie behind a long queue, or in an nsqd that is down."""
@@ -26,43 +25,40 @@ _SUFFIX = ".keys"
 
 
 class Suspects:
-    """The suspects of one journal, in a folder of their own."""
+    """The suspects of one journal, in a place of their own."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
 
     def add(self, keys: Iterable[bytes]) -> None:
-        """Keep these, on disk when it returns."""
+        """Keep these, stored for good when it returns."""
         data = b"".join(keys)
         if data:
-            claim_file(self.folder, f"{int(time.time())}-{uuid.uuid4().hex}{_SUFFIX}", [data])
+            self.storage.claim(f"{int(time.time())}-{uuid.uuid4().hex}{_SUFFIX}", [data])
 
     def load(self) -> set[bytes]:
         """All of them."""
-        return {key for path in self._paths() for key in _read(path)}
+        return {key for name in self._names() for key in self._read(name)}
 
     def forget(self, seen: Iterable[bytes]) -> None:
         """Drop those that have come, and those that are too old. For the driver."""
         gone = set(seen)
-        for path in self._paths():
-            if time.time() - int(os.path.basename(path).partition("-")[0]) > RETENTION:
-                os.unlink(path)
+        for name in self._names():
+            if time.time() - int(name.partition("-")[0]) > RETENTION:
+                self.storage.remove(name)
                 continue
-            keys = _read(path)
+            keys = self._read(name)
             left = [key for key in keys if key not in gone]
             if not left:
-                os.unlink(path)
+                self.storage.remove(name)
             elif len(left) < len(keys):
-                replace_file(path, b"".join(left))
+                self.storage.replace(name, b"".join(left))
 
-    def _paths(self) -> Iterator[str]:
-        for name in sorted(os.listdir(self.folder)):
-            if name.endswith(_SUFFIX):
-                yield os.path.join(self.folder, name)
+    def _names(self) -> list[str]:
+        return [name for name in self.storage.names() if name.endswith(_SUFFIX)]
 
-
-def _read(path: str) -> list[bytes]:
-    data = b""
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:  # the driver may just have dropped it
-        data = file.read()
-    return [data[at : at + KEY_SIZE] for at in range(0, len(data), KEY_SIZE)]
+    def _read(self, name: str) -> list[bytes]:
+        data = b""
+        with contextlib.suppress(FileNotFoundError):  # the driver may just have dropped it
+            data = bytes(self.storage.view(name))
+        return [data[at : at + KEY_SIZE] for at in range(0, len(data), KEY_SIZE)]
