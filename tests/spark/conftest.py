@@ -19,7 +19,7 @@ from nsq_fast.broker import ClusterProcess
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from support.journal import Server
-    from support.s3 import S3Server
+    from support.s3_server import S3Server
     from support.spark_daemons import ConnectServer, StandaloneCluster
     from support.spark_driver import Driver
 
@@ -81,7 +81,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def s3_server() -> Iterator[S3Server]:
-    from support.s3 import S3Server
+    from support.s3_server import S3Server
 
     made = S3Server()
     yield made

@@ -10,14 +10,18 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from support.journal import CHANNEL, TOPIC, Server
-from support.s3 import BUCKET, CREDENTIALS, REGION, S3Server
+from support.s3 import BUCKET, CREDENTIALS, REGION
 from support.spark_driver import Driver
 from support.spark_ledger import Delivered, account
 from support.spark_marks import poll
 from support.spark_settings import LOCAL, LOCAL_CLUSTER, LOCAL_CLUSTER_OF_ONE, LOCAL_RETRYING
+
+if TYPE_CHECKING:
+    from support.s3_server import S3Server
 
 Drivers = Callable[..., Driver]
 

@@ -18,7 +18,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
-from nsq_fast.errors import JournalStorageFailed
+from nsq_fast.errors import ConfigError, JournalStorageFailed
 from nsq_fast.spark.options import ObjectStore
 
 _TOKEN = "nsq-fast-writer"  # in the metadata of an object
@@ -47,11 +47,17 @@ class Object(NamedTuple):
 
 
 class Bucket:
-    """A bucket. Raises JournalStorageFailed when a request fails; it is unknown then whether it was carried out."""
+    """A bucket. Raises ConfigError for settings of boto3 that cannot be.
+
+    Its requests raise JournalStorageFailed when they fail; it is unknown then whether they were carried out.
+    """
 
     def __init__(self, name: str, store: ObjectStore) -> None:
         self.name = name
-        self._client = _client(store)
+        try:
+            self._client = _client(store)
+        except (BotoCoreError, ValueError) as error:
+            raise ConfigError(f"journal=s3://{name}: {error}; see journalEndpoint and boto3's settings") from error
 
     def put(self, key: str, data: bytes) -> None:
         """Write an object, in place of the one that there may be."""

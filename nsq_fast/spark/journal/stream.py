@@ -29,10 +29,13 @@ from .collect import Collector, Slot
 from .location import check_library, check_path, is_object_store, open_storage
 from .plan import Depth, Offset, Target, source_of
 from .planner import about, make_slots, plan_batch, ready
-from .query import QueryJournal, positions
+from .query import QueryJournal, Usage, positions
 from .rows import batches
 
 logger = logging.getLogger(__name__)
+
+LISTING_INTERVAL = 30.0
+"""How old what an object store lists may be, in seconds: Spark asks for metrics five times a second."""
 
 PATIENCE = 3.0
 """How long one call waits for servers, in seconds: Spark asks again at once."""
@@ -52,6 +55,8 @@ class _Driver:
         self.checked: Offset | None = None
         self._throughput = Throughput()
         self._counted: int | None = None
+        self._usage: Usage | None = None
+        self._used_at = float("-inf")
 
     def count(self, journal: QueryJournal, offset: Offset) -> None:
         """The batch before this offset is done: what the journal holds of it was read."""
@@ -61,6 +66,13 @@ class _Driver:
         elif self._counted != offset.batch:
             self._throughput.add(journal.size(offset.batch), now)
         self._counted = offset.batch
+
+    def usage(self, journal: QueryJournal, interval: float) -> Usage:
+        """The room that the journal takes, as of the last ``interval`` seconds."""
+        now = time.monotonic()
+        if self._usage is None or now - self._used_at >= interval:
+            self._usage, self._used_at = journal.usage(), now
+        return self._usage
 
     def rate(self) -> int:
         """Bytes a second."""
@@ -164,7 +176,9 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.driver.last is None:
             return {}
         try:
-            usage = self._journal(self.driver.last).usage()
+            usage = self.driver.usage(
+                self._journal(self.driver.last), LISTING_INTERVAL if is_object_store(self.journal) else 0.0
+            )
         except JournalStorageFailed:  # whoever needs the journal will say so
             return {}
         age = 0.0 if usage.oldest is None else max(time.time() - usage.oldest, 0.0)  # clocks of two machines may differ
