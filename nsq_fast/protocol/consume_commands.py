@@ -85,7 +85,7 @@ class ConsumeCommands(Conversation):
         if ordered and self.config.sample_rate:
             raise LocalProtocolError(f"{command}: set sample_rate=0, ordered messages cannot be sampled")
         data = build(check_topic(topic), check_channel(channel), partition)
-        self._pending.append((command, token))
+        self.pending.append((command, token))
         self.is_subscribed = True
         self._reader.detail = ordered or advanced  # these messages have a DETAIL between header and body
         return data

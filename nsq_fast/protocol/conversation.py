@@ -47,7 +47,9 @@ class Conversation:
         info: what the server said in IDENTIFY; its defaults before that.
         auth: the reply to AUTH, or None.
         dialect: the server's family, known once Identified.
-        stage: how far the conversation has come. For reading only, as all the others.
+        stage: how far the conversation has come.
+        pending: the commands that wait for their reply: name and token, in the order in which they were given.
+    All are for reading only.
     """
 
     def __init__(self, config: ConnectionConfig) -> None:
@@ -56,8 +58,7 @@ class Conversation:
         self.auth: AuthInfo | None = None
         self.dialect = ORIGINAL
         self.stage = Stage.NEW
-        # Commands without a reply: name and token, in the order in which they were given.
-        self._pending: deque[tuple[str, Any]] = deque()
+        self.pending: deque[tuple[str, Any]] = deque()
         self._had_fatal_error = False
         self._reader = FrameReader(max_frame_size=MAX_HANDSHAKE_FRAME)
 
@@ -67,18 +68,13 @@ class Conversation:
         return self.stage is READY
 
     @property
-    def is_idle(self) -> bool:
-        """Whether commands are allowed and no reply is due."""
-        return self.stage is READY and not self._pending
-
-    @property
     def pending_count(self) -> int:
         """Commands that wait for their reply."""
-        return len(self._pending)
+        return len(self.pending)
 
     def tokens(self) -> list[Any]:
         """The tokens of the commands that wait for their reply, in order."""
-        return [token for _, token in self._pending]
+        return [token for _, token in self.pending]
 
     # Commands
 
@@ -90,7 +86,7 @@ class Conversation:
         """
         if self.stage is not READY or command not in self.dialect.commands:
             self._refuse(command)
-        self._pending.append((command, token))
+        self.pending.append((command, token))
 
     def nop(self) -> bytes:
         """A sign of life."""
@@ -122,13 +118,13 @@ class Conversation:
         # A heartbeat is a response frame too, between the replies. nsqio/nsq: nsqd/protocol_v2.go, messagePump
         if data == b"_heartbeat_":
             return Heartbeat(send=_codec.NOP)
-        if not self._pending:
+        if not self.pending:
             raise RemoteProtocolError(f"a reply that no command waits for: {data[:100]!r}")
-        command, token = self._pending[0]
+        command, token = self.pending[0]
         if (command == "CLS") != (data == b"CLOSE_WAIT"):
             raise RemoteProtocolError(f"{data[:100]!r} in reply to {command}")
         receipt = receipt_in(data) if command in PUBLISHES else None
-        self._pending.popleft()  # not before: a command whose reply cannot be read is still without one
+        self.pending.popleft()  # not before: a command whose reply cannot be read is still without one
         return Reply(command=command, data=data, token=token, receipt=receipt)
 
     def _error(self, frame: ErrorFrame) -> Event:
@@ -136,11 +132,11 @@ class Conversation:
         error = frame.error
         if error.code in ANSWER_ERRORS:
             return AnswerFailed(error=error, message_id=message_id_in(error))
-        if not self._pending or concerns_unanswered(error, self._pending[0][0]):
+        if not self.pending or concerns_unanswered(error, self.pending[0][0]):
             fatal = self.dialect.is_fatal(error, None)
             self._had_fatal_error |= fatal
             return ServerFailed(error=error, fatal=fatal)
-        command, token = self._pending.popleft()
+        command, token = self.pending.popleft()
         fatal = self.dialect.is_fatal(error, command)
         # An error may be fatal for us and not end the server's side: then later commands may have been carried out.
         self._had_fatal_error |= self.dialect.is_last_word(error, command)

@@ -35,7 +35,7 @@ class PublishCommands(Conversation):
         """Publish one message that is delivered after ``delay_ms`` at the earliest. Original servers only."""
         self._check("DPUB", None)
         data = _codec.dpub(check_topic(topic), delay_ms, body)
-        self._pending.append(("DPUB", token))
+        self.pending.append(("DPUB", token))
         return data
 
     def pub_trace(
@@ -68,5 +68,5 @@ class PublishCommands(Conversation):
         self._check(command, partition)
         data = build(check_topic(topic), *args, partition)
         # Only now: a command whose bytes could not be built is never sent, so no reply to it may be due.
-        self._pending.append((command, token))
+        self.pending.append((command, token))
         return data

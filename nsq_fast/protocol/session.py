@@ -58,7 +58,7 @@ class Session(PublishCommands, ConsumeCommands):
         self.message_count = 0
         self.failure: NsqError | None = None
         self._responder = responder
-        self._handshake = Handshake(self, self._pending.append, self._reader.take_buffered)
+        self._handshake = Handshake(self, self.pending.append, self._reader.take_buffered)
 
     def connect(self) -> bytes:
         """The first bytes of the conversation: the magic and IDENTIFY."""
@@ -143,7 +143,7 @@ class Session(PublishCommands, ConsumeCommands):
 
         Otherwise returns None, and nothing happened: ``receive`` takes everything.
         """
-        pending = self._pending
+        pending = self.pending
         # Bytes of a partial frame before it would make it something else; a failure has to be raised first.
         if (data == _OK_FRAME and pending and pending[0][0] in PUBLISHES) and (
             self.stage is READY and not self._reader.buffered and self.failure is None
@@ -153,7 +153,7 @@ class Session(PublishCommands, ConsumeCommands):
 
     def _events(self, frames: Sequence[Any]) -> list[Any]:
         events: list[Any] = []
-        pending = self._pending
+        pending = self.pending
         try:
             for frame in frames:
                 kind = frame.__class__
@@ -195,8 +195,8 @@ class Session(PublishCommands, ConsumeCommands):
             return []
         self.stage = Stage.LOST
         self.message_count = 0
-        pending = tuple(self._pending)
-        self._pending.clear()
+        pending = tuple(self.pending)
+        self.pending.clear()
         # nsqd reads no further after a fatal error. nsqio/nsq: nsqd/protocol_v2.go, IOLoop
         executed = False if self._had_fatal_error else None
         return [Disconnected(pending=pending, executed=executed, truncated=self._reader.buffered > 0)]
@@ -241,11 +241,11 @@ class Session(PublishCommands, ConsumeCommands):
         if frame.data == b"_heartbeat_":
             return [Heartbeat(send=_codec.NOP)]
         has_command = self.stage is not Stage.CONFIRMING  # the OK inside a layer is no reply to a command
-        if has_command and not self._pending:
+        if has_command and not self.pending:
             raise RemoteProtocolError(f"{frame.data[:100]!r} after the handshake had been refused")
         events = self._handshake.replied(frame.data)
         if has_command:
-            self._pending.popleft()  # not before: a command whose reply cannot be read is still without one
+            self.pending.popleft()  # not before: a command whose reply cannot be read is still without one
         return events
 
     def _start_reading(self, events: list[Any], now: float) -> None:

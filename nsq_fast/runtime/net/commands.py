@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nsq_fast.protocol.conversation import READY
 from nsq_fast.protocol.identify import ServerInfo
 
 from .responder import Responder
@@ -59,7 +60,9 @@ class CommandWriter(Responder):
 
         ``session.expect`` has to follow before another greenlet runs.
         """
-        return self.closed_error is None and self.session.is_idle and self._outbox.send_alone(data)
+        session = self.session
+        is_idle = self.closed_error is None and session.stage is READY and not session.pending
+        return is_idle and self._outbox.send_alone(data)
 
     def set_rdy(self, count: int) -> None:
         """RDY, unless it was the last one sent or the connection is closing."""

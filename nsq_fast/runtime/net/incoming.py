@@ -48,7 +48,7 @@ class Incoming(CommandWriter):
 
         What it returns is for ``take_reply``, at once. None: it is all left to the reader.
         """
-        if self.session.pending_count != 1 or self._outbox.is_scheduled:
+        if len(self.session.pending) != 1 or self._outbox.is_scheduled:
             return None
         transport = self._transport
         if transport.receiver is None:

@@ -104,8 +104,19 @@ class Outbox:
             self.flush()
 
     def send_alone(self, data: bytes) -> bool:
-        """Send bytes at once, unless others wait to be sent, or nothing can be; whether it was done."""
-        return not self.is_scheduled and self._writer is None and self._send_now(data)
+        """Send bytes at once, unless others wait to be sent, or nothing can be; whether it was done.
+
+        A failure to send is reported by ``on_error``, and the result is True.
+        """
+        if self.is_scheduled or self._writer is not None or self._is_stopped or self.error is not None:
+            return False
+        try:
+            unsent = self._transport.send_now(data)
+            if unsent is not None:
+                self._leave_to_writer(unsent)
+        except Exception as error:
+            self._fail(error)
+        return True
 
     def finish(self, message: Message) -> None:
         """Append a FIN; it leaves after the bytes of this turn."""
@@ -162,24 +173,23 @@ class Outbox:
         if data is not None:
             self._send_now(data)
 
-    def _send_now(self, data: bytes) -> bool:
-        """Send, before anything else that may wait. A writer takes care of what is left, as hardly ever anything is.
-
-        False: nothing can be sent any more. A failure to send is reported by ``on_error``, and the result is True.
-        """
-        if self._is_stopped or self.error is not None:
-            return False
+    def _send_now(self, data: bytes) -> None:
+        """Send what was gathered."""
         try:
-            self._unsent = self._transport.send_now(data)
-            if self._unsent is not None:
-                self._writer = _supervisor.job(f"nsq_fast-writer-{self._transport.address}", self._write_loop)
-                self._writer.start()
+            unsent = self._transport.send_now(data)
+            if unsent is not None:
+                self._leave_to_writer(unsent)
         except Exception as error:
             self._fail(error)
-            return True
-        if self._unsent is None and self._sending is not _NOTHING:
+            return
+        if unsent is None and self._sending is not _NOTHING:
             self._tell_sent()
-        return True
+
+    def _leave_to_writer(self, unsent: memoryview) -> None:
+        """The system has not taken everything, as it hardly ever does."""
+        self._unsent = unsent
+        self._writer = _supervisor.job(f"nsq_fast-writer-{self._transport.address}", self._write_loop)
+        self._writer.start()
 
     def _gather(self) -> bytes | None:
         """Make one buffer of what waits, not encoded; None if nothing does, or if it can no longer be sent."""

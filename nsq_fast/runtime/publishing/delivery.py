@@ -138,7 +138,7 @@ class Delivery:
         is_direct = is_one and first.promised is None and not self.wakeups.is_waking
         if is_direct and conn.send_if_idle(data):
             conn.session.expect(command.name, command)
-            sent(publishes, command)
+            first.attempt = command  # as ``sent`` has it, of one
             return
         sent(publishes, command)
         try:

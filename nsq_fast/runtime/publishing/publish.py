@@ -15,7 +15,7 @@ from gevent.event import AsyncResult
 from nsq_fast.errors import NoNsqd, PublishFailed
 from nsq_fast.protocol.partitioner import Key
 from nsq_fast.protocol.publish import PublishState
-from nsq_fast.protocol.wire_form import OK, PLAIN, Form
+from nsq_fast.protocol.wire_form import OK, PLAIN, PLAIN_BATCH, Form
 from nsq_fast.protocol.wire_form import Receipt as Receipt
 
 if TYPE_CHECKING:
@@ -213,7 +213,8 @@ class Publish(PublishState):
                 self.waiter = None
         if self.error is not None:
             raise self.error
-        return OK if self.form is PLAIN else self.value()
+        form = self.form
+        return OK if form is PLAIN or form is PLAIN_BATCH else self.value()
 
     def value(self) -> Any:
         """What it ended with when it went well."""
