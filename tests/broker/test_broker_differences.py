@@ -150,3 +150,19 @@ def test_a_deferred_message_needs_no_room(start_nsqd: Callable[..., Any], is_pau
         until(lambda: figures(server) == (3, 5, 0))
         post(server, "/topic/unpause?topic=t")
     until(lambda: figures(server) == (0, 7 if is_paused else 5, 1))
+
+
+def test_what_commands_before_a_fatal_error_made_ready_arrives(start_nsqd: Callable[..., Any]) -> None:
+    """From nsqd mostly: who comes first there is chance."""
+    address = start_nsqd().tcp_address
+
+    def arrives() -> bool:
+        client = WireClient(address)
+        client.send(b"SUB t c\nRDY 1\nPUB t\n" + body(b"x") + b"XYZ\n")
+        kinds = []
+        while not kinds or kinds[-1] != 1:
+            kinds.append(client.frame().type)
+        client.close()
+        return 2 in kinds
+
+    until(arrives)

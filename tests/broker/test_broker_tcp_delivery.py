@@ -289,6 +289,24 @@ def test_ephemeral_channel_and_topic_go_with_their_last_client(start_nsqd: Any) 
     until(lambda: not ask(server.http_address, "GET", "/stats?format=json").json["topics"])
 
 
+def test_an_ephemeral_topic_goes_with_the_last_channel_that_is_deleted(start_nsqd: Any) -> None:
+    server = start_nsqd()
+
+    def left() -> dict[str, int]:
+        topics = ask(server.http_address, "GET", "/stats?format=json").json["topics"] or ()
+        return {each["topic_name"]: len(each["channels"]) for each in topics}
+
+    for topic in ("t", "t%23ephemeral"):
+        ask(server.http_address, "POST", f"/topic/create?topic={topic}")
+        for channel in "cd":
+            ask(server.http_address, "POST", f"/channel/create?topic={topic}&channel={channel}")
+    for channel in "cd":
+        assert set(left()) == {"t", "t#ephemeral"}
+        for topic in ("t", "t%23ephemeral"):
+            ask(server.http_address, "POST", f"/channel/delete?topic={topic}&channel={channel}")
+    until(lambda: left() == {"t": 0})
+
+
 def test_messages_published_before_any_channel_wait_for_the_first(address: Any) -> None:
     publisher = WireClient(address)
     pub_many(publisher, "t", [b"a", b"b"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -71,6 +72,13 @@ class Stage(transcripts.Stage):
             _leave_out_zones(value)
         return [headers, _without_order(masked(value, _OF_THE_RUN))]
 
+    def settle(self, role: str, path: str, answer: Answer) -> None:
+        """An ephemeral topic whose last channel is deleted goes by itself, and takes requests until it has gone."""
+        query = urllib.parse.parse_qs(urllib.parse.urlsplit(path).query)
+        if role == "nsqd" and path.startswith("/channel/delete?") and answer.status == 200:
+            topic = query["topic"][0]
+            until(lambda: not topic.endswith("#ephemeral") or self._has_gone_or_is_used(topic))
+
     def end(self, steps: list[Step], run: str) -> None:
         """No topic stays."""
         self._delete(
@@ -97,6 +105,10 @@ class Stage(transcripts.Stage):
             ids = sorted({message[2] for message in messages})
             for message in messages:
                 message[2] = f"message {ids.index(message[2])}"
+
+    def _has_gone_or_is_used(self, topic: str) -> bool:
+        found = self._get("nsqd", "/stats?format=json")["topics"] or ()
+        return all(each["channels"] for each in found if each["topic_name"] == topic)
 
     def _get(self, role: str, path: str) -> Any:
         return ask(self.http(role), "GET", path).json

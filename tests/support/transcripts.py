@@ -152,6 +152,9 @@ class Stage:
         """An answer to a request."""
         raise NotImplementedError
 
+    def settle(self, role: str, path: str, answer: Answer) -> None:
+        """After a request: return when the server has done what it goes on doing behind its answer."""
+
     def begin(self, run: str) -> None:
         """Before a sequence: all is as if it were new."""
 
@@ -286,6 +289,7 @@ class _Performance:
             self._http_answers.append([method, path, "no answer"])
             return
         self._http_answers.append([method, path, answer.status, *self._stage.words(path, answer, self._run)])
+        self._stage.settle(role, filled, answer)
 
     def _collect(self, paced: dict[str, int], quiet: float) -> None:
         """Read what comes, until so many answers are there and it has been quiet for a while."""

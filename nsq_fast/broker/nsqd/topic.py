@@ -47,7 +47,8 @@ class Topic:
         preserve_order: see ``Backlog``.
         on_logged: called after messages went into a durable log; may block its greenlet.
         make_latency: makes what measures the latency of a channel.
-        on_change: called with ``create``, ``delete`` or ``change``, the topic, and the channel it is about.
+        on_change: called with ``create``, ``delete`` or ``change``, the topic, and the channel it is about; with
+            ``unused`` when it is ephemeral and has no channel any more.
 
     Attributes:
         channels: by name.
@@ -212,13 +213,18 @@ class Topic:
         return channel
 
     def delete_channel(self, name: str) -> None:
-        """Disconnect a channel's clients and drop its messages; raises NotFound."""
+        """Disconnect a channel's clients and drop its messages; raises NotFound.
+
+        An ephemeral topic goes with its last channel (nsqio/nsq: nsqd/topic.go, DeleteExistingChannel).
+        """
         channel = self.existing_channel(name)
         channel.close()
         channel.empty()
         del self.channels[name]
         self._hold_or_release()
         self._on_change("delete", self, channel)
+        if self.is_ephemeral and not self.channels and not self.is_exiting:
+            self._on_change("unused", self, None)
 
     def _create_channel(self, name: str) -> Channel:
         channel = Channel(
@@ -226,18 +232,13 @@ class Topic:
             name,
             self.log,
             self._capacity,
-            lambda: self._delete_unused(name),
+            lambda: self.delete_channel(name),
             self._make_latency(),
             preserve_order=self._preserve_order,
         )
         channel.on_change = lambda: self._on_change("change", self, channel)
         self.channels[name] = channel
         return channel
-
-    def _delete_unused(self, name: str) -> None:
-        self.delete_channel(name)
-        if self.is_ephemeral and not self.channels and not self.is_exiting:
-            self._on_change("unused", self, None)
 
     # --- administration ----------------------------------------------------------------------------------------------
 

@@ -161,6 +161,7 @@ class Connection:
             logger.debug(
                 "%s: %s %s", self.remote_address, error.code, printable(error.text), extra=BROKER_CLIENT_REFUSED
             )
+            sleep(0)  # the pump first: what the commands before it have made ready arrives, as from nsqd
             self.output.send_last(error.frame())
         except (Dropped, OSError) as error:
             logger.debug("%s: connection ended: %s", self.remote_address, error, extra=BROKER_CLIENT_DISCONNECTED)
