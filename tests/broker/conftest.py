@@ -1,4 +1,4 @@
-"""The same test on the embedded nsqd and, where there is one, on the real one."""
+"""The same test on the embedded nsqds and, where there are such, on the real ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.servers import SERVERS, RealNsqd, find_server
+from support.wire import WireClient
 
 from nsq_fast.broker import NsqdOptions, NsqdServer, RedesignedCluster
 
@@ -85,3 +86,20 @@ def cluster() -> Iterator[RedesignedCluster]:
         cluster.create_topic("ord", 3, 2, ordered=True, channels=["ch"])
         cluster.create_topic("ext", 1, 1, ext=True, channels=["ch"])
         yield cluster
+
+
+@pytest.fixture(params=["embedded", "real"])
+def node(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """An nsqd with the topics ``t`` and ``ext``, each with one partition."""
+    if request.param == "real":
+        server = request.getfixturevalue("standalone_nsqd")
+        server.create_topic("t")
+        client = WireClient(server.tcp_address)
+        assert client.command(b"INTERNAL_CREATE_TOPIC ext 0 true\n") == b"OK"
+        client.close()
+        yield server
+    else:
+        with RedesignedCluster(nodes=1, lookupds=1) as cluster:
+            cluster.create_topic("t", channels=["c"])
+            cluster.create_topic("ext", ext=True)
+            yield cluster.nsqds[0]

@@ -26,6 +26,13 @@ def test_routes_of_both(start_nsqd: Callable[..., Any], path: str) -> None:
     assert answer.body
 
 
+@pytest.mark.parametrize("name", ["symbol", "block"])
+def test_profiles_without_a_meaning_in_python_are_missing_here(start_nsqd: Callable[..., Any], name: str) -> None:
+    server = start_nsqd()
+    answer = ask(server.http_address, "GET", f"/debug/pprof/{name}")
+    assert answer.status == (404 if isinstance(server, NsqdServer) else 200)
+
+
 def test_memory_is_freed_on_demand(start_nsqd: Callable[..., Any]) -> None:
     server = start_nsqd()
     answer = ask(server.http_address, "POST", "/debug/freememory")

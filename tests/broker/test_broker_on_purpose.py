@@ -52,6 +52,17 @@ def test_messages_beyond_the_memory_queue_keep_their_order_here_if_they_should(
     assert (got == bodies) is (preserve_order and is_ours(server))
 
 
+def test_without_a_memory_queue_messages_come_in_the_order_of_the_disk(start_nsqd: Callable[..., Any]) -> None:
+    server = start_nsqd(mem_queue_size=0)
+    ask(server.http_address, "POST", "/topic/create?topic=t")
+    ask(server.http_address, "POST", "/channel/create?topic=t&channel=c")
+    bodies = [b"%d" % n for n in range(100)]
+    publisher = WireClient(server.tcp_address)
+    for body in bodies:
+        publisher.publish("t", body)
+    assert consume(server, 100) == bodies
+
+
 @pytest.fixture
 def durable(start_nsqd: Callable[..., Any], tmp_path: Path) -> Any:
     """An nsqd with files, the topic ``t`` and its channel ``c``."""

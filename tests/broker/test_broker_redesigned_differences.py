@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,27 +9,8 @@ from support.http import ask
 from support.redesigned import Consumer, headed, identify, sized
 from support.wire import WireClient
 
-from nsq_fast.broker import RedesignedCluster
-
 EXT = {"extend_support": True}
 TAG = "##client_dispatch_tag"
-
-
-@pytest.fixture(params=["embedded", "real"])
-def node(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """An nsqd with the topics ``t`` and ``ext``, each with one partition."""
-    if request.param == "real":
-        server = request.getfixturevalue("standalone_nsqd")
-        server.create_topic("t")
-        client = WireClient(server.tcp_address)
-        assert client.command(b"INTERNAL_CREATE_TOPIC ext 0 true\n") == b"OK"
-        client.close()
-        yield server
-    else:
-        with RedesignedCluster(nodes=1, lookupds=1) as cluster:
-            cluster.create_topic("t", channels=["c"])
-            cluster.create_topic("ext", ext=True)
-            yield cluster.nsqds[0]
 
 
 def publish(node: Any, *messages: tuple[dict[str, Any], bytes]) -> None:
@@ -122,3 +102,36 @@ def test_text_is_not_wrapped_for_clients_of_old(node: Any, path: str, body: byte
     assert "x-nsq-content-type" not in answer.headers
     refused = ask(node.http_address, "POST", f"{path}?topic=none&partition=0", body)
     assert (refused.status, refused.json["status_txt"], refused.json["data"]) == (500, "E_TOPIC_NOT_EXIST", None)
+
+
+@pytest.mark.parametrize("header", [b'{"k":01}', b'{"k":"\n\xff\\q\\u0041\\ud800"}', b'{"a":[],"a":NaN}'])
+def test_headers_that_are_no_json_are_taken_as_the_server_takes_them(node: Any, header: bytes) -> None:
+    client, consumer = WireClient(node.tcp_address), consume(node)
+    assert client.command(b"PUB_EXT ext 0\n" + sized(headed(header, b"x"))) == b"OK"
+    assert consumer.receive().data.endswith(header + b"x")
+    client.close()
+    consumer.close()
+
+
+def test_messages_of_an_mpub_may_end_before_its_size_says(node: Any) -> None:
+    client = WireClient(node.tcp_address)
+    client.send(b"MPUB t 0\n\0\0\0\x63\0\0\0\1" + sized(b"m") + b"PUB t 0\n" + sized(b"n"))
+    assert [client.frame().data, client.frame().data] == [b"OK", b"OK"]
+    client.close()
+
+
+def test_a_line_goes_on_until_its_id_is_there(node: Any) -> None:
+    client = WireClient(node.tcp_address)
+    assert client.command(b"SUB t c 0\n") == b"OK"
+    client.send(b"FIN 1234567890\nNOP\nN\n")
+    assert client.frame().data.startswith(b"E_FIN_FAILED FIN [49 50 51 52 53 54 55 56 57 48 10 78 79 80 10 78] failed")
+    client.close()
+
+
+def test_figures_for_people(node: Any) -> None:
+    assert ask(node.http_address, "POST", "/pub?topic=t&partition=0", b"x").status == 200
+    text = ask(node.http_address, "GET", "/stats").body.decode()
+    assert "Health: OK" in text
+    assert "[t              ] depth: 31" in text
+    assert "[c                        ] depth: 1" in text
+    assert "NO_TOPICS" in ask(node.http_address, "GET", "/stats?topic=none").body.decode()

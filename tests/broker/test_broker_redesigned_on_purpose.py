@@ -1,56 +1,87 @@
-"""What the embedded cluster does otherwise than the real servers, on purpose: the rows of docs/broker.md.
+"""Where a node of the embedded cluster differs from a real one on purpose: docs/broker.md. Each test runs on both.
 
-Those that a real cluster shows without trouble are in tests/servers/test_redesigned_on_purpose.py, for both.
+What takes a cluster is in tests/servers/test_redesigned_on_purpose.py.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
-import pytest
-from support.redesigned import Consumer, publish
+from gevent import socket
+from support.http import ask
+from support.redesigned import Consumer, headed, sized
 from support.waiting import until
+from support.wire import WireClient
 
-from nsq_fast.broker import RedesignedCluster
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def cluster() -> Iterator[RedesignedCluster]:
-    with RedesignedCluster(2, 1, readiness=0.0, takeover_delay=0.02, migrate_delay=3600.0) as cluster:
-        cluster.create_topic("t", 1, 2, channels=["ch"])
-        yield cluster
+from nsq_fast.broker.redesigned.servers import NodeServer
 
 
-def test_what_a_killed_node_had_not_flushed_is_kept_here(cluster: RedesignedCluster) -> None:
-    publish(cluster, "t", b"1", b"2")
-    leader = cluster.leader_of("t", 0)
-    cluster.restart_node(leader)
-    until(lambda: len(cluster.partition("t", 0).in_sync) == 2)
-    consumer = Consumer(cluster.leader_of("t", 0), "SUB t ch 0")
-    assert [consumer.receive().body, consumer.receive().body] == [b"1", b"2"]
+def is_ours(node: Any) -> bool:
+    return isinstance(node, NodeServer)
+
+
+def publish(node: Any, *values: str) -> None:
+    """A message for each value of the header ``k``; the body is the value, too."""
+    client = WireClient(node.tcp_address)
+    for value in values:
+        assert client.command(b"PUB_EXT ext 0\n" + sized(headed({"k": value}, value.encode()))).startswith(b"OK")
+    client.close()
+
+
+def filtered(node: Any, kind: int, pattern: str) -> Consumer:
+    """A consumer with a filter on the header ``k``: kind 2 is a regular expression, 3 a glob."""
+    ext_filter = {"type": kind, "filter_ext_key": "k", "filter_data": pattern}
+    return Consumer(node, "SUB ext ch 0", extend_support=True, ext_filter=ext_filter)
+
+
+def take(consumer: Consumer) -> str:
+    frame = consumer.receive()
+    consumer.finish(frame)
+    return frame.data[-2:].decode()
+
+
+def test_names_of_scripts_are_not_known_here(node: Any) -> None:
+    consumer = filtered(node, 2, r"^\p{Greek}$")
+    publish(node, "ж", "λ", "д")
+    assert [take(consumer) for _ in range(3 if is_ours(node) else 1)] == (["ж", "λ", "д"] if is_ours(node) else ["λ"])
+    assert consumer.is_quiet()
     consumer.close()
 
 
-def test_a_fin_is_taken_while_too_few_replicas_are_in_sync_here(cluster: RedesignedCluster) -> None:
-    publish(cluster, "t", b"1")
-    partition = cluster.partition("t", 0)
-    consumer = Consumer(cluster.leader_of("t", 0), "SUB t ch 0")
-    cluster.kill_node(next(node for node in partition.replicas if node != partition.leader))
-    until(lambda: len(partition.in_sync) == 1)
-    consumer.finish(consumer.receive())
-    until(lambda: partition.channel("ch").depth == 0)
+def test_an_empty_brace_at_the_end_kills_no_server_here(node: Any) -> None:
+    consumer = filtered(node, 3, "a{")
+    publish(node, "a")
+    if is_ours(node):
+        assert consumer.receive().data.endswith(b"a")
+    else:
+        assert consumer.reader.read() == b""  # nsqd panics, and the process ends
+        until(lambda: not accepts(node))
     consumer.close()
 
 
-def test_each_row_names_a_test() -> None:
-    _, redesigned = (ROOT / "docs" / "broker.md").read_text().split("## The redesigned cluster")
-    table = redesigned.split("Different on purpose:")[1]
-    rows = [line for line in table.splitlines() if line.startswith("|")][2:]
-    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("*/test_*redesigned*.py"))
-    named = [re.findall(r"`(test_\w+)`", row) for row in rows]
-    assert all(named)
-    assert [name for names in named for name in names if f"def {name}(" not in tests] == []
+def accepts(node: Any) -> bool:
+    try:
+        socket.create_connection(node.tcp_address).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_delayed_messages_are_not_on_disk_here(node: Any) -> None:
+    consumer = Consumer(node, "SUB t c 0")
+    client = WireClient(node.tcp_address)
+    assert client.command(b"PUB t 0\n" + sized(b"1")) == b"OK"
+    consumer.requeue(consumer.receive(), 3_600_000)
+    assert consumer.command(b"CLS\n") == b"CLOSE_WAIT"
+    answer = ask(node.http_address, "GET", "/delayqueue/backupto?topic=t&partition=0")
+    if is_ours(node):
+        assert (answer.status, answer.json["message"]) == (400, "No delayed queue on this topic")
+    else:
+        assert answer.status == 200
+        assert len(answer.body) > 4096  # a database
+    consumer.close()
+    client.close()
+
+
+def test_a_route_of_metrics_is_missing_here(node: Any) -> None:
+    assert ask(node.http_address, "GET", "/metric").status == (404 if is_ours(node) else 200)

@@ -100,10 +100,20 @@ class RedesignedCluster:
     """``nsqds`` nsqds under ``lookupds`` nsqlookupds; every topic is made by ``create_topic``.
 
     With a ``network`` each nsqd is on a host of its own there; all others are on this side of it.
+    ``nsqd_flags`` and ``lookupd_flags`` are added to the command lines.
     """
 
-    def __init__(self, path: Path, nsqds: int = 3, lookupds: int = 2, network: Network | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        nsqds: int = 3,
+        lookupds: int = 2,
+        network: Network | None = None,
+        nsqd_flags: tuple[str, ...] = (),
+        lookupd_flags: tuple[str, ...] = (),
+    ) -> None:
         self._path = path
+        self._nsqd_flags, self._lookupd_flags = nsqd_flags, lookupd_flags
         self._network = network
         self._host = network.address if network else LOOPBACK
         etcd_port, peer_port = _free_ports(2)
@@ -210,7 +220,7 @@ class RedesignedCluster:
     def _start_lookupd(self, number: int) -> None:
         interface = self._network.bridge if self._network else "lo"
         command, log, tcp, http = self._command("nsqlookupd", number, self._host, interface)
-        lookupd = Daemon(command, log)
+        lookupd = Daemon([*command, *self._lookupd_flags], log)
         self._run(lookupd)
         self.lookupds.append(lookupd)
         self.lookupd_addresses.append(http)
@@ -222,7 +232,7 @@ class RedesignedCluster:
         data = self._path / f"data{number}"
         data.mkdir()
         command, log, tcp, http = self._command("nsqd", number, host, interface)
-        command += [f"-data-path={data}", f"-worker-id={number + 1}", "-https-address="]
+        command += [f"-data-path={data}", f"-worker-id={number + 1}", "-https-address=", *self._nsqd_flags]
         nsqd = Nsqd(self._network.command(number, command) if self._network else command, log, tcp, http)
         self._run(nsqd)
         self.nsqds.append(nsqd)
