@@ -167,7 +167,7 @@ class ColumnSubscription:
         wait = max(timeout, NO_WAIT)
         # What comes need not be messages: one that is too large may come again and again, without a pause.
         while count < at_least and wait > 0:
-            columns = intake.take(wait)
+            columns = intake.take(wait, at_least - count)
             if columns is None:
                 break
             wait = deadline - monotonic()

@@ -224,6 +224,33 @@ def test_heartbeats_are_answered_inside_fetch(server: Server, subscribe: Subscri
     assert bodies_of(subscription.fetch(5.0)) == [b"late"]
 
 
+# Many at once
+
+
+def test_a_heartbeat_is_answered_while_many_messages_are_wanted(
+    script: Callable[..., Address], subscribe: Subscribe
+) -> None:
+    """The rest does not come before the NOP has: a heartbeat is fewer bytes than are waited for."""
+    heard: list[bytes] = []
+
+    def play(peer: Peer) -> None:
+        heard.append(peer.read_line())  # RDY
+        peer.messages(*range(50))
+        peer.frame(0, b"_heartbeat_")
+        heard.append(peer.read_line())
+        peer.messages(*range(50))
+        peer.frame(0, b"_heartbeat_")
+        heard.append(peer.read_line())
+        peer.messages(*range(100))
+        peer.read_all()
+
+    subscription = subscribe(script(play))
+    subscription.set_rdy(200)
+    assert subscription.fetch(WAIT, at_least=50).count == 50
+    assert subscription.fetch(WAIT, at_least=150).count == 150
+    assert heard == [b"RDY 200", b"NOP", b"NOP"]
+
+
 # The barrier
 
 

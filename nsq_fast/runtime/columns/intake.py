@@ -45,6 +45,7 @@ class ColumnIntake:
         self._session = session
         self._is_ordered = ordered
         self._reader: ColumnReader
+        self._frame_size = 0.0  # of the last messages, on average
 
     def begin(self) -> None:
         """Go on where the session has stopped: after the reply to SUB."""
@@ -56,21 +57,27 @@ class ColumnIntake:
         """Whether the rest of a frame is on the way."""
         return self._reader.buffered > 0
 
-    def take(self, timeout: float) -> Columns | None:
+    def take(self, timeout: float, wanted: int = 1) -> Columns | None:
         """The messages in the next read, possibly none; None when nothing comes for so long.
+
+        Args:
+            wanted: how many are waited for. It saves reads, and the next one may still bring fewer, or more.
 
         Raises ConnectionLost, RemoteProtocolError, or the ServerError that ended the conversation.
         """
-        data = self.stream.read(timeout)
+        data = self.stream.read(timeout, self._size_of(wanted) if wanted > 1 else 1)
         if data is None:
             return None
+        reader = self._reader
+        size = len(data) + reader.buffered
         try:
-            columns = self._reader.feed(data)
+            columns = reader.feed(data)
             events = self._session.interpret(columns.frames) if columns.frames else ()
         except NsqError:
             self.stream.close()
             raise
         if columns.count:
+            self._frame_size = (size - reader.buffered) / columns.count
             self.held.add(columns.ids)
             self._session.check_in_flight(self.held.count, self.stream.last_received_at)
         for event in events:
@@ -79,6 +86,11 @@ class ColumnIntake:
             self.stream.close()
             raise self._session.failure
         return columns
+
+    def _size_of(self, count: int) -> int:
+        """The bytes to wait for when so many messages are wanted: fewer rather than more, and no more than may come."""
+        may_come = min(count, self._session.rdy - self.held.count)
+        return max(1, int(self._frame_size * (may_come - 1)))
 
     def _take_early(self) -> None:
         while (columns := self.take(NO_WAIT)) is not None:
