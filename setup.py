@@ -1,4 +1,4 @@
-"""Build of the five compiled modules, two of them twice, and the version (version.py).
+"""Build of the six compiled modules, two of them twice, and the version (version.py).
 
 Everything else stands in pyproject.toml. Why two are built twice: nsq_fast/_per_interpreter.
 
@@ -41,7 +41,10 @@ def extension(name: str, source: str, *depends: str) -> Extension:
 
 
 modules = cythonize(
-    [extension(name, f"{name}.pyx") for name in ("_codec", "_frame", "_latch", "_spin", "_time_slice")],
+    [
+        extension(name, f"{name}.pyx")
+        for name in ("_codec", "_frame", "_latch", "_plain_publish", "_spin", "_time_slice")
+    ],
     compiler_directives={
         "language_level": 3,
         "binding": True,

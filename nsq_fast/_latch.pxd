@@ -7,3 +7,5 @@ cdef extern from "Python.h" nogil:
 cdef class Latch:
     cdef PyThread_type_lock _lock  # taken while it is closed
     cdef readonly bint is_open
+
+    cdef bint block(self, timeout) except -1

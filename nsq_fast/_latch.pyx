@@ -57,6 +57,10 @@ cdef class Latch:
     def wait(self, timeout=None):
         """Block the thread until it is open; whether it was within ``timeout`` seconds. Signals are handled meanwhile.
         """
+        return self.block(timeout)
+
+    cdef bint block(self, timeout) except -1:
+        """As ``wait``, for compiled code."""
         cdef PY_TIMEOUT_T microseconds = -1
         cdef PyLockStatus status
         cdef double end = 0.0

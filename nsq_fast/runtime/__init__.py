@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from .crossing.outside_producer import OutsideProducer as OutsideProducer
     from .crossing.outside_watch import OutsideWatch as OutsideWatch
     from .crossing.publishing import CrossingProducer as CrossingProducer
-    from .crossing.publishing import PublishRequest as PublishRequest
     from .crossing.reply import Reply as Reply
+    from .crossing.requests import PublishRequest as PublishRequest
     from .crossing.taken_batches import Cursor as Cursor
     from .crossing.taken_batches import TakenBatches as TakenBatches
     from .fork import Greenlet as Greenlet
@@ -125,7 +125,7 @@ _HOME = {
     "Queued": "owner_thread",
     "Reply": "crossing.reply",
     "CrossingProducer": "crossing.publishing",
-    "PublishRequest": "crossing.publishing",
+    "PublishRequest": "crossing.requests",
     "extras_of": "publishing.compose",
     "CrossingConsumer": "crossing.consuming",
     "OutsideConsumer": "crossing.outside_consumer",

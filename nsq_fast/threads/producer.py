@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import TracebackType
@@ -34,6 +34,7 @@ class Producer(OutsideProducer):
     """
 
     _is_started = False
+    _publish_plain: Callable[[Any, Any], Any] | None = None
 
     # Publishing
 
@@ -90,6 +91,12 @@ class Producer(OutsideProducer):
 
         The arguments are those of ``nsq_fast.Producer.publish``; ``raise_error=False`` returns a Future at once.
         """
+        if (self._publish_plain is not None and block and raise_error and defer is None) and (
+            timeout is None and key is partition is trace_id is None and headers is None and tag is None
+        ):
+            plain: Stored | None = self._publish_plain(topic, body)
+            if plain is not None:
+                return plain
         producer = self._place.get()
         body = producer.body_of(topic, body, timeout)
         extras = extras_of(key, partition, trace_id, headers, tag)
@@ -201,6 +208,7 @@ class Producer(OutsideProducer):
         producer = self._place.get()
         self._place.thread.call(producer.start)
         self._is_started = True
+        self._publish_plain = producer.queue.publish
 
     def close(self, timeout: float | None = None) -> None:
         """Publish no more; wait for the publishes that are pending, then close the connections.
@@ -222,6 +230,7 @@ class Producer(OutsideProducer):
     def _renewed(self, producer: CrossingProducer) -> None:
         if self._is_started:
             producer.start()
+            self._publish_plain = producer.queue.publish
 
     def __enter__(self) -> Producer:
         self.start()

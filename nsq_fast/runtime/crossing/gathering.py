@@ -22,7 +22,7 @@ It is worth it where nothing is pending but what threads wait for, and that of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -88,6 +88,18 @@ class Gathering:
         answered.append(latch)
         if len(answered) == 1:
             self._thread.at_end_of_turn(self._end_turn)
+
+    def answer_all(self, latches: Sequence[Latch]) -> None:
+        """As ``answer``, for several."""
+        waiting, answered = self.waiting, self._answered
+        are_few = len(waiting) < FEWEST and not answered and not self.is_on
+        waiting.difference_update(latches)
+        if are_few:
+            open_all(latches)
+            return
+        if not answered:
+            self._thread.at_end_of_turn(self._end_turn)
+        answered += latches
 
     def close(self) -> None:
         """Nothing gathers any more, and nobody is kept waiting."""

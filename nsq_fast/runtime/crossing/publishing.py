@@ -3,82 +3,49 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Sequence
 from time import monotonic
 from typing import Any
 
-from nsq_fast._latch import Latch
+from gevent._hub_local import get_hub_if_exists
+
+from nsq_fast._codec import mpub_size
+from nsq_fast._plain_publish import RequestQueue
 from nsq_fast.errors import NotRunning, PublishFailed
 from nsq_fast.names import check_topic
+from nsq_fast.protocol.wire_form import OK
 from nsq_fast.runtime.owner_thread import get_ident
 from nsq_fast.runtime.producer import Producer
-from nsq_fast.runtime.publishing.compose import Extras, owned, size_of
+from nsq_fast.runtime.publishing.compose import owned, size_of
+from nsq_fast.runtime.publishing.delivery import Delivery
+from nsq_fast.runtime.publishing.joined import JoinedPublish, sends_now
 from nsq_fast.runtime.publishing.life import check_timeout
 from nsq_fast.runtime.publishing.publish import Group, Promise, Publish
-from nsq_fast.runtime.supervised import Job
 from nsq_fast.runtime.waiting import is_interrupting
 
 from .gathering import FEWEST, Gathering
 from .hub_thread import HubThread
 from .reply import Reply
-
-
-class PublishRequest:
-    """One call of publish or multipublish, on its way to the hub thread.
-
-    Args:
-        topic, defer, timeout, extras: as the arguments of ``Producer.publish``.
-        content: a body as bytes, or a list of bodies.
-        waits: for room below ``max_pending``, and for a connection. Otherwise it fails where there is none.
-        needs_nsqd: it fails also where no nsqd is connected.
-        promise: gets the result, in the hub thread.
-        latch: what a thread waits for, where one does.
-    """
-
-    __slots__ = ("content", "defer", "extras", "is_cancelled", "job", "latch", "needs_nsqd", "parts", "promise",
-                 "timeout", "topic", "waits")  # fmt: skip
-
-    def __init__(
-        self,
-        topic: str,
-        content: Any,
-        defer: int | None,
-        timeout: float | None,
-        extras: Extras,
-        promise: Promise,
-        *,
-        waits: bool,
-        needs_nsqd: bool = False,
-        latch: Latch | None = None,
-    ) -> None:
-        self.topic = topic
-        self.content = content
-        self.defer = defer
-        self.timeout = timeout
-        self.extras = extras
-        self.promise = promise
-        self.waits = waits
-        self.needs_nsqd = needs_nsqd
-        self.latch = latch
-        self.parts: list[Publish] = []  # what it has become in the hub thread
-        self.job: Job | None = None  # what waits for room there
-        self.is_cancelled = False
-
-    @property
-    def weight(self) -> int:
-        """How many messages it is."""
-        return 1 if isinstance(self.content, bytes) else len(self.content)
+from .requests import JoinedRequests, PlainRequest, PublishRequest, Request
 
 
 class CrossingProducer(Producer):
-    """A Producer that takes publishes from other threads. Its methods belong to the hub thread; others say so."""
+    """A Producer that takes publishes from other threads. Its methods belong to the hub thread; others say so.
+
+    Attributes:
+        queue: the requests that are not taken.
+    """
 
     def live_in(self, hub_thread: HubThread) -> CrossingProducer:
         """Say in which thread it is; returns itself."""
         self._hub_thread = hub_thread
-        self._requests: deque[PublishRequest] = deque()
-        self._is_taking = False
-        self._entering: set[PublishRequest] = set()  # they wait for room in jobs of their own: nobody may pass them
+        self._entering: set[Request] = set()  # they wait for room in jobs of their own: nobody may pass them
         self._gathering = Gathering(hub_thread, self._take)
+        self.queue = RequestQueue(
+            PlainRequest, OK, self._gathering.answer, hub_thread, self._take, self.abandon, get_hub_if_exists
+        )
+        self._requests: deque[Request] = self.queue.requests
+        self._most_joined = 1 if self._delivery.lingers else self._delivery.most
         hub_thread.close_at_exit(self)
         hub_thread.tell_end(self)
         return self
@@ -120,32 +87,43 @@ class CrossingProducer(Producer):
             raise PublishFailed(f"publish to {request.topic!r}: {self._full()}", attempts=0)
         self._requests.append(request)
         # That the thread has failed is looked at afterwards: it looks at the requests after it has said so.
-        if not self._is_taking or self._hub_thread.is_over:
-            self._is_taking = True
+        if not self.queue.is_taking or self._hub_thread.is_over:
+            self.queue.is_taking = True
             self._hub_thread.submit(self._take)
 
     def _take(self) -> None:
-        self._is_taking = False  # before the requests are looked at: none can come in between and not be seen
+        queue = self.queue
+        queue.is_taking = False  # before the requests are looked at: none can come in between and not be seen
         gathering = self._gathering
         requests = self._requests
         if gathering.is_on:
             gathering.end()
             self._wakeups.is_waking = len(requests) > 1  # they leave together
         while requests:
+            plain, bodies = queue.take_alike(self._most_joined)
+            if plain:
+                self._admit_plain(plain, bodies)
+                continue
+            if not requests:
+                break
             request = requests.popleft()
             if request.latch is not None and not request.is_cancelled:
                 gathering.waiting.add(request.latch)
             self._admit(request)
         self._wakeups.is_waking = False
         if len(gathering.waiting) >= FEWEST:
-            pending = sum(len(delivery.pending.publishes) for delivery in self._clusters)
-            self._is_taking |= gathering.begins(pending)
+            queue.is_taking |= gathering.begins(_calls_pending(list(self._clusters), len(gathering.waiting)))
 
     def thread_ended(self, error: NotRunning) -> None:
         """The hub thread fails: tell those who wait for a publish, each whether it may be stored. Does not block."""
         self._is_running, self._is_closed = False, True
         self._gathering.close()
-        pending = [part for delivery in self._clusters for part in delivery.pending.publishes]
+        pending = [
+            part
+            for delivery in self._clusters
+            for publish in list(delivery.pending.publishes)
+            for part in publish.split(delivery.pending)
+        ]
         waiting = [*self._requests, *self._entering]
         for request in waiting:
             _fail_for_good(request.promise, error, any(_may_be_stored(part) for part in request.parts))
@@ -157,7 +135,35 @@ class CrossingProducer(Producer):
                 _fail_for_good(promise, error, part.group is not None or _may_be_stored(part))
         self._gathering.close()
 
-    def _admit(self, request: PublishRequest) -> None:
+    def _admit_plain(self, requests: list[PlainRequest], bodies: list[Any]) -> None:
+        """Take requests to one topic; ``bodies`` are theirs. Where nothing is left to check they are one command."""
+        self._gathering.waiting.update(requests)
+        route = self._routes.get(requests[0].topic)
+        limit = self._pending_limit
+        count = len(requests)
+        if (
+            (route is None or not self._is_running or self._entering or self._trace.is_active)
+            or (limit.queue or limit.used + count > limit.limit)
+            or not 0 < mpub_size(bodies, route.plain_size) <= self._delivery.enough
+            or not (count == 1 or sends_now(route.any))
+        ):
+            for request in requests:
+                self._admit(request)
+            return
+        deadline = monotonic() + self._timeout
+        if count == 1:
+            request = requests[0]
+            publish = Publish(route.any, request.content, deadline)
+            publish.promised = request
+            request.parts = (publish,)
+        else:
+            joined = JoinedRequests(requests, self._gathering, self._delivery.outcomes)
+            publish = JoinedPublish(route.any, bodies, deadline, joined)
+        route.is_used = True
+        limit.used += count
+        route.any.add(publish)
+
+    def _admit(self, request: Request) -> None:
         """Take a request: send it, or have it wait for room. Its promise gets what goes wrong. Does not block."""
         if request.is_cancelled:
             return
@@ -178,19 +184,19 @@ class CrossingProducer(Producer):
             limit.used += part.weight
             part.destination.add(part)
 
-    def _compose(self, request: PublishRequest) -> list[Publish]:
+    def _compose(self, request: Request) -> list[Publish]:
         if isinstance(request.content, bytes):
             return [self._new(request.topic, request.content, request.defer, request.timeout, request.extras)]
         return self._parts(request.topic, request.content, request.timeout, request.extras)
 
-    def _wait_or_fail(self, request: PublishRequest, parts: list[Publish]) -> None:
+    def _wait_or_fail(self, request: Request, parts: list[Publish]) -> None:
         if request.waits:
             self._entering.add(request)
             request.job = self._hub_thread.start_job(self._enter_later, request, parts)
         else:
             self._fail(request, PublishFailed(f"publish to {request.topic!r}: {self._full()}", attempts=0))
 
-    def _enter_later(self, request: PublishRequest, parts: list[Publish]) -> None:
+    def _enter_later(self, request: Request, parts: list[Publish]) -> None:
         try:
             for part in parts:
                 self._wait_for_room(part)
@@ -201,18 +207,21 @@ class CrossingProducer(Producer):
             self._entering.discard(request)
             request.job = None
 
-    def _fail(self, request: PublishRequest, error: Exception) -> None:
+    def _fail(self, request: Request, error: Exception) -> None:
         """A part could not enter: those before it that were not sent will not be."""
         if isinstance(error, PublishFailed):
             error.possibly_stored |= any(_may_be_stored(part) for part in request.parts)
         for part in request.parts:
             part.group = None
             part.promised = None
-        self._abandon_entered(request)
+        _abandon_entered(request, self._clusters)
         request.promise.set_exception(error)
 
-    def abandon(self, request: PublishRequest) -> bool:
-        """Nobody waits for it any more: what was not sent will not be. Returns whether any of it may be stored."""
+    def abandon(self, request: Request) -> bool:
+        """Nobody waits for it any more: what was not sent will not be. Returns whether any of it may be stored.
+
+        A PlainRequest that was sent with others is not taken back, and nothing is said of it.
+        """
         request.is_cancelled = True
         if request.latch is not None:
             self._gathering.waiting.discard(request.latch)
@@ -222,13 +231,8 @@ class CrossingProducer(Producer):
         for part in request.parts:
             part.group = None
             part.promised = None
-        self._abandon_entered(request)
+        _abandon_entered(request, self._clusters)
         return any(_may_be_stored(part) for part in request.parts)
-
-    def _abandon_entered(self, request: PublishRequest) -> None:
-        for part in request.parts:
-            if any(part in each.pending.publishes for each in self._clusters):  # those that wait for room are not
-                part.destination.sender.abandon(part)
 
     def close(self, timeout: float | None = None) -> None:
         """As ``Producer.close``. What was handed over before is published."""
@@ -269,6 +273,18 @@ class CrossingProducer(Producer):
         for request in list(self._entering):  # of these some parts wait for room
             parts.update(part for part in request.parts if not part.done)
         return sum(part.weight for part in parts) + sum(request.weight for request in list(self._requests))
+
+
+def _calls_pending(clusters: Sequence[Delivery], enough: int) -> int:
+    """How many calls wait for what is pending; or another number above ``enough``, where that many publishes are."""
+    count = sum(len(delivery.pending.publishes) for delivery in clusters)
+    return count if count > enough else sum(delivery.pending.count() for delivery in clusters)
+
+
+def _abandon_entered(request: Request, clusters: Iterable[Delivery]) -> None:
+    for part in request.parts:
+        if any(part in each.pending.publishes for each in clusters):  # those that wait for room are not
+            part.destination.sender.abandon(part)
 
 
 def _fail_for_good(promise: Promise, cause: NotRunning, possibly_stored: bool) -> None:

@@ -219,6 +219,7 @@ class Delivery:
         again: list[Publish] = []
         delay = 0.0
         is_stale = needs_lookup = False
+        command.publishes = [part for publish in command.publishes for part in publish.split(self.pending)]
         for publish in command.publishes:
             if publish.done:
                 publish.attempt = None
@@ -263,7 +264,8 @@ class Delivery:
     def _time_out(self, publish: Publish) -> None:
         self.pool.owe(publish.attempt)
         self.routes.refresh(publish.topic)  # what did not reply may lead no longer
-        self.finish(publish, timeout_error(publish, self.pool, self.routes))
+        for part in publish.split(self.pending):
+            self.finish(part, timeout_error(part, self.pool, self.routes))
 
     def abandon(self, publish: Publish) -> None:
         """Its caller was interrupted. What was not sent yet will not be."""
@@ -282,7 +284,8 @@ class Delivery:
         closed = ConnectionClosed("the producer was closed")
         for publish in list(self.pending.publishes):
             if not publish.done:
-                self.finish(publish, publish_failed(publish.topic, closed, publish.attempts, publish.may_be_stored))
+                for part in publish.split(self.pending):
+                    self.finish(part, publish_failed(part.topic, closed, part.attempts, part.may_be_stored))
 
     def close(self, timeout: float | None) -> None:
         """Close the connections. Nothing may be pending."""

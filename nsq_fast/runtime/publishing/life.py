@@ -233,7 +233,7 @@ class ProducerLife:
         links = [link for each in clusters for link in each.pool]
         lookups = [each.routes.lookup for each in clusters]
         return {
-            "pending": sum(len(each.pending.publishes) for each in clusters),
+            "pending": sum(each.pending.count() for each in clusters),
             "stored": delivery.outcomes.stored,
             "refused": delivery.outcomes.refused,
             "unknown": delivery.outcomes.unknown,

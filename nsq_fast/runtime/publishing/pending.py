@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 from gevent.event import Event
@@ -53,6 +53,17 @@ class Pending:
         """Some have been taken out of ``publishes``. Need not be called while ``none_left`` is None."""
         if self.none_left is not None and not self.publishes:
             self.none_left.set()
+
+    def replace(self, publish: Publish, parts: Sequence[Publish]) -> None:
+        """See ``publish.PendingPublishes``."""
+        self.publishes.discard(publish)
+        self.publishes.update(parts)
+        if publish.deadline < self.alarm.at:
+            self.hasten(publish)
+
+    def count(self) -> int:
+        """How many calls wait for what is pending."""
+        return sum(publish.callers for publish in list(self.publishes))  # stats() of another thread reads it meanwhile
 
     def wait_for_none(self, timeout: float | None) -> bool:
         """Wait until nothing is pending; whether that is so. Several may wait."""

@@ -134,6 +134,13 @@ class Destination(Protocol):
         """Forget what ended while it waited."""
 
 
+class PendingPublishes(Protocol):
+    """Those that have not ended; see ``pending``."""
+
+    def replace(self, publish: Publish, parts: Sequence[Publish]) -> None:
+        """``parts`` are pending in place of ``publish``, which need not have been yet; they have one deadline."""
+
+
 class Promise(Protocol):
     """What gets the result of a publish, once, in the hub's thread: an AsyncResult, or what has its setters."""
 
@@ -215,6 +222,15 @@ class Publish(PublishState):
             raise self.error
         form = self.form
         return OK if form is PLAIN or form is PLAIN_BATCH else self.value()
+
+    @property
+    def callers(self) -> int:
+        """How many calls it stands for."""
+        return 1
+
+    def split(self, pending: PendingPublishes) -> Sequence[Publish]:
+        """What has an end of its own, before one of an error: itself, or the publishes that it stands for."""
+        return (self,)
 
     def value(self) -> Any:
         """What it ended with when it went well."""

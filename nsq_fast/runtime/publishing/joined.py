@@ -1,0 +1,63 @@
+"""Publishes of several callers that leave as one command, and are one publish for as long as all goes well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from nsq_fast.protocol.wire_form import PLAIN_BATCH
+
+from .destination import Queue
+from .publish import PendingPublishes, Promise, Publish
+
+
+class JointPromise(Promise, Protocol):
+    """What gets the result of all of them.
+
+    Attributes:
+        promises: what gets the result of each, once they are split.
+    """
+
+    @property
+    def promises(self) -> Sequence[Promise]: ...
+
+
+class JoinedPublish(Publish):
+    """Plain publishes to one destination, where ``sends_now`` says that it may be made.
+
+    An object for each of them is made only if something goes wrong: each of them then ends, or is tried again, by
+    itself, as if it had shared its command with the others from the start.
+
+    Args:
+        bodies: of each of them, checked.
+    """
+
+    __slots__ = ("_joint",)
+
+    def __init__(self, destination: Queue, bodies: list[bytes], deadline: float, joint: JointPromise) -> None:
+        super().__init__(destination, bodies, deadline, PLAIN_BATCH, len(bodies))
+        self._joint = joint
+        self.promised = joint
+
+    @property
+    def callers(self) -> int:
+        return self.weight
+
+    def split(self, pending: PendingPublishes) -> Sequence[Publish]:
+        parts = [self._part(body, promise) for body, promise in zip(self.body, self._joint.promises, strict=True)]
+        if self.attempt is not None:
+            self.attempt.publishes = parts
+        self.done = True
+        pending.replace(self, parts)
+        return parts
+
+    def _part(self, body: bytes, promise: Promise) -> Publish:
+        part = Publish(self.destination, body, self.deadline)
+        part.attempt = self.attempt
+        part.promised = promise
+        return part
+
+
+def sends_now(queue: Queue) -> bool:
+    """Whether what is added now leaves at once, if it shares its command with nobody."""
+    return queue.is_idle and not queue.waiting and queue.can_move()

@@ -1,0 +1,282 @@
+"""Publishes of several threads that left as one command: each has the end that it would have had alone."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+from support.waiting import PROCESS, WAIT, block_until
+
+from nsq_fast.errors import PublishFailed, PublishTimeout
+from nsq_fast.threads import Producer
+
+ROOT = Path(__file__).parent.parent.parent
+OK = struct.pack(">ii", 6, 0) + b"OK"
+THREADS = 8
+
+
+def error_frame(text: bytes) -> bytes:
+    return struct.pack(">ii", len(text) + 4, 1) + text
+
+
+class Nsqd:
+    """One that keeps each command until it is told what to do with it.
+
+    Attributes:
+        commands: the socket and the bodies of each PUB and MPUB, in order.
+        react: called with each of them as it comes, once it is set.
+    """
+
+    def __init__(self) -> None:
+        self.commands: list[tuple[socket.socket, list[bytes]]] = []
+        self.react: Callable[[socket.socket, list[bytes]], object] | None = None
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "{}:{}".format(*self._listener.getsockname())
+        self._sockets: list[socket.socket] = []
+        self._ended: set[socket.socket] = set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def bodies(self) -> list[list[bytes]]:
+        return [sorted(bodies) for _, bodies in list(self.commands)]
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                self._sockets.append(sock)
+                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with suppress(OSError, struct.error), sock, sock.makefile("rb") as stream:
+            stream.read(4)
+            while line := stream.readline():
+                name = line.split()[0]
+                if name == b"IDENTIFY":
+                    _sized(stream)
+                    sock.sendall(OK)
+                elif name in (b"PUB", b"MPUB"):
+                    data = _sized(stream)
+                    if sock in self._ended:
+                        continue
+                    bodies = [data] if name == b"PUB" else list(_split(data))
+                    self.commands.append((sock, bodies))
+                    if self.react is not None:
+                        self.react(sock, bodies)
+
+    def reply(self, number: int, data: bytes = OK) -> None:
+        """To that command."""
+        self.commands[number][0].sendall(data)
+
+    def refuse(self, sock: socket.socket, error: bytes) -> None:
+        """Send an error and nothing more, as after a fatal one. What comes is read: a reset would outrun the error."""
+        self._ended.add(sock)
+        sock.sendall(error_frame(error))
+        sock.shutdown(socket.SHUT_WR)
+
+    def stop(self) -> None:
+        self._listener.close()
+        for sock in self._sockets:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def _sized(stream: BinaryIO) -> bytes:
+    return stream.read(struct.unpack(">i", stream.read(4))[0])
+
+
+def _split(data: bytes) -> Iterator[bytes]:
+    at = 4
+    while at < len(data):
+        (size,) = struct.unpack_from(">i", data, at)
+        yield data[at + 4 : at + 4 + size]
+        at += 4 + size
+
+
+class Calls:
+    """Publishes, each in a thread of its own, and what became of each body."""
+
+    def __init__(self, producer: Producer) -> None:
+        self.ends: dict[bytes, object] = {}
+        self._producer = producer
+        self._threads: list[threading.Thread] = []
+
+    def publish(self, body: bytes) -> None:
+        thread = threading.Thread(target=self._publish, args=(body,), daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _publish(self, body: bytes) -> None:
+        try:
+            self.ends[body] = self._producer.publish("t", body)
+        except Exception as error:
+            self.ends[body] = error
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(WAIT)
+            assert not thread.is_alive()
+
+
+EARLY = [b"early %d" % number for number in range(4)]
+LATE = [b"late %d" % number for number in range(THREADS)]
+
+
+@contextmanager
+def joined(monkeypatch: pytest.MonkeyPatch, late: list[bytes] = LATE, **options: Any) -> Iterator[tuple[Any, ...]]:
+    """An nsqd that has ``late`` as one command, its fifth; those before it were one publish each, and are answered."""
+    monkeypatch.setattr("nsq_fast.runtime.crossing.gathering.LONGEST", WAIT)
+    nsqd = Nsqd()
+    producer = Producer(nsqd.address, **options)
+    producer.start()
+    try:
+        calls = Calls(producer)
+        for number, body in enumerate(EARLY, 1):
+            calls.publish(body)
+            block_until(lambda number=number: len(nsqd.commands) == number, f"publish {number}")
+        crossing = producer._place.get()
+        for body in late:
+            calls.publish(body)
+        block_until(lambda: crossing.count_unconfirmed() == len(EARLY) + len(late), "all calls")
+        nsqd.reply(0, OK * len(EARLY))
+        block_until(lambda: len(nsqd.commands) > len(EARLY), "the others")
+        block_until(lambda: all(body in calls.ends for body in EARLY), "replies to those before them")
+        assert nsqd.bodies[len(EARLY)] == sorted(late)
+        yield nsqd, producer, calls
+    finally:
+        nsqd.stop()
+        producer.close(WAIT)
+
+
+def test_they_count_as_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with joined(monkeypatch) as (nsqd, producer, calls):
+        assert (producer.stats()["pending"], producer.stats()["held"]) == (THREADS, THREADS)
+        nsqd.reply(4)
+        calls.join()
+        assert calls.ends == dict.fromkeys(EARLY + LATE, b"OK")
+        stats = producer.stats()
+        assert (stats["stored"], stats["pending"], stats["held"]) == (len(EARLY) + THREADS, 0, 0)
+
+
+@pytest.mark.parametrize("code", [b"E_BAD_MESSAGE MPUB message", b"E_BAD_BODY too big"])
+def test_one_that_is_refused_fails_alone(monkeypatch: pytest.MonkeyPatch, code: bytes) -> None:
+    with joined(monkeypatch, [*LATE, b"bad"]) as (nsqd, producer, calls):
+
+        def refuse_the_bad(sock: socket.socket, bodies: list[bytes]) -> None:
+            if b"bad" in bodies:
+                nsqd.refuse(sock, code)
+            else:
+                sock.sendall(OK)
+
+        nsqd.react = refuse_the_bad
+        nsqd.refuse(nsqd.commands[4][0], code)
+        calls.join()
+        error = calls.ends.pop(b"bad")
+        assert isinstance(error, PublishFailed)
+        assert code.split()[0].decode() in str(error)
+        assert not error.possibly_stored
+        assert calls.ends == dict.fromkeys(EARLY + LATE, b"OK")
+        assert all(len(bodies) == 1 for bodies in nsqd.bodies[5:])
+        stats = producer.stats()
+        assert (stats["stored"], stats["refused"], stats["held"]) == (len(EARLY) + THREADS, 1, 0)
+
+
+def test_each_has_an_error_of_its_own_when_the_connection_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    with joined(monkeypatch, retry_unknown_outcome=False) as (nsqd, producer, calls):
+        nsqd.commands[4][0].shutdown(socket.SHUT_RDWR)
+        calls.join()
+        errors = [calls.ends[body] for body in LATE]
+        assert all(isinstance(error, PublishFailed) and error.possibly_stored for error in errors)
+        assert len({id(error) for error in errors}) == THREADS
+        assert (producer.stats()["unknown"], producer.stats()["held"]) == (THREADS, 0)
+
+
+def test_each_is_sent_again_when_the_connection_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    with joined(monkeypatch) as (nsqd, _, calls):
+        nsqd.react = lambda sock, _: sock.sendall(OK)
+        nsqd.commands[4][0].shutdown(socket.SHUT_RDWR)
+        calls.join()
+        assert calls.ends == dict.fromkeys(EARLY + LATE, b"OK")
+        assert sorted(body for bodies in nsqd.bodies[5:] for body in bodies) == sorted(LATE)
+
+
+def test_each_times_out_and_the_late_reply_gives_their_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with joined(monkeypatch, publish_timeout=1.0) as (nsqd, producer, calls):
+        calls.join()
+        errors = [calls.ends[body] for body in LATE]
+        assert all(isinstance(error, PublishTimeout) and error.possibly_stored for error in errors)
+        assert len({id(error) for error in errors}) == THREADS
+        assert (producer.stats()["unknown"], producer.stats()["held"]) == (THREADS, THREADS)
+        nsqd.reply(4)
+        block_until(lambda: producer.stats()["held"] == 0, "room")
+
+
+def test_each_hears_that_the_producer_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with joined(monkeypatch) as (_, producer, calls):
+        producer.close(0.01)
+        calls.join()
+        errors = [calls.ends[body] for body in LATE]
+        assert all(isinstance(error, PublishFailed) and error.possibly_stored for error in errors)
+        assert "closed" in str(errors[0])
+
+
+def test_one_whose_caller_is_interrupted_leaves_the_others_alone() -> None:
+    """In a process of its own: its main thread, where signals are handled, has no hub of gevent."""
+    program = f"""
+import sys
+sys.path[:0] = {[str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "threads")]!r}
+import pytest
+from test_threads_joined import interrupted_while_joined
+
+with pytest.MonkeyPatch.context() as patch:
+    interrupted_while_joined(patch)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PROCESS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def interrupted_while_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    def interrupt_main(producer: Producer, nsqd: Nsqd, calls: Calls) -> None:
+        crossing = producer._place.get()
+        block_until(lambda: crossing.count_unconfirmed() == len(EARLY) + len(LATE) + 1, "the call of the main thread")
+        nsqd.reply(0, OK * len(EARLY))
+        block_until(lambda: len(nsqd.commands) > len(EARLY), "the others")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
+    monkeypatch.setattr("nsq_fast.runtime.crossing.gathering.LONGEST", WAIT)
+    signal.signal(signal.SIGALRM, interrupt)
+    nsqd = Nsqd()
+    with Producer(nsqd.address) as producer:
+        calls = Calls(producer)
+        for number, body in enumerate(EARLY, 1):
+            calls.publish(body)
+            block_until(lambda number=number: len(nsqd.commands) == number, f"publish {number}")
+        for body in LATE:
+            calls.publish(body)
+        threading.Thread(target=interrupt_main, args=(producer, nsqd, calls)).start()
+        try:
+            producer.publish("t", b"interrupted")
+        except Interrupted:
+            sys.stdout.write("interrupted\n")
+        assert nsqd.bodies[4] == sorted([*LATE, b"interrupted"])
+        nsqd.react = lambda sock, _: sock.sendall(OK)
+        nsqd.reply(4)
+        calls.join()
+        assert calls.ends == dict.fromkeys(EARLY + LATE, b"OK")
+        assert producer.publish("t", b"after") == b"OK"
