@@ -84,6 +84,7 @@ METRICS = {
         Metric("p999", "latency p99.9", "µs", False, quantile(99.9)),
         Metric("max", "latency max", "µs", False, quantile(100)),
         Metric("peak", "peak memory", "MiB", False, lambda each, _: each.peak_kib / 1024, 1),
+        Metric("package", "import of the package alone, CPU", "ms", False, lambda each, _: each.package_ms, 1),
         Metric("import", "import, CPU", "ms", False, lambda each, _: each.import_ms, 1),
         Metric("first", "start to first message", "ms", False, lambda each, _: each.first_ms, 1),
         Metric(

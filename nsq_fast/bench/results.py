@@ -19,8 +19,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         latency_us: pairs of percentage and microseconds.
         server_cpu_seconds: None where the server is not of this machine's harness.
-        import_ms: CPU time that the import of the client took; first_ms: time from its start to the first message. None
-            where that was not measured.
+        package_ms: CPU time that the import of the package alone took; import_ms: with what the client uses of it.
+        first_ms: time from its start to the first message. All three are None where that was not measured.
     """
 
     messages: int
@@ -29,6 +29,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     peak_kib: int
     latency_us: list[tuple[float, float]] = []
     server_cpu_seconds: float | None = None
+    package_ms: float | None = None
     import_ms: float | None = None
     first_ms: float | None = None
 

@@ -15,7 +15,7 @@ _CLOSED = (
     "limit",
 )  # fmt: skip
 _LATENCY = ("rate", "cpu", "server_cpu", "p50", "p95", "p99", "p999", "max", "peak", "limit")
-_START = ("import", "import/floor", "first", "first/floor", "peak")
+_START = ("package", "import", "import/floor", "first", "first/floor", "peak")
 _IDLE = ("busy", "peak")
 _LONGEST_REASON = 100
 _OF_FLOOR = "/floor"

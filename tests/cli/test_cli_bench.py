@@ -165,6 +165,8 @@ def test_the_import_and_the_first_message_are_measured(tmp_path: Path) -> None:
         (each,) = rounds_of(run, client)
         assert each["import_ms"] > 0
         assert each["first_ms"] > 0
+    (ours,) = rounds_of(run, "nsq_fast")
+    assert 0 < ours["package_ms"] < ours["import_ms"]
 
 
 @pytest.fixture(scope="module")

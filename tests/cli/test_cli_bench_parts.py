@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import os
 import re
+import select
 import sys
+import time
 import xml.etree.ElementTree
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +20,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.waiting import WAIT
 
 from nsq_fast.bench.clients import PROGRAMS, Client, names
 from nsq_fast.bench.compare import verdict_on
@@ -265,9 +269,21 @@ def test_goals_of_asyncio_and_threads_are_judged_beside_other_clients() -> None:
     assert ("at least 0.9x nsq_fast", "0.80x", "missed") in found
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="timerfd is Linux's")
+def test_an_alarm_rings_when_it_is_due_and_once() -> None:
+    alarm = METER.Alarm()
+    due = time.time_ns() + 3_000_000
+    alarm.set(due)
+    assert select.select([alarm.descriptor], [], [], WAIT)[0]
+    assert time.time_ns() >= due
+    alarm.clear()
+    assert not select.select([alarm.descriptor], [], [], 0)[0]
+    os.close(alarm.descriptor)
+
+
 def test_the_suite_measures_every_goal() -> None:
     latency = [(99, 100.0), (99.9, 200.0)]
-    measured = msgspec.structs.replace(a_round(), latency_us=latency, import_ms=20.0, first_ms=9.0)
+    measured = msgspec.structs.replace(a_round(), latency_us=latency, package_ms=3.0, import_ms=20.0, first_ms=9.0)
     found = [
         scenario(plan.name, *[ClientResult(client=name, rounds=[measured]) for name in plan.clients or names()])
         for plan in plans(1.0, 1)

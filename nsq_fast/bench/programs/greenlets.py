@@ -2,9 +2,31 @@
 
 from time import time_ns
 
-from gevent import joinall, sleep, spawn
+from gevent import get_hub, joinall, sleep, spawn
 from gevent.lock import Semaphore
-from meter import STAMP_BYTES, seconds_until, stamp_of, stamped, ticks
+from meter import STAMP_BYTES, Alarm, seconds_until, stamp_of, stamped, ticks
+
+READ = 1
+
+
+def punctual_ticks(rate, count):
+    """``ticks``, each when it is due; greenlets run meanwhile."""
+    try:
+        alarm = Alarm()
+    except OSError:
+        for due, many in ticks(rate, count):
+            sleep(seconds_until(due))
+            yield due, many
+        return
+    watcher = get_hub().loop.io(alarm.descriptor, READ)
+    for due, many in ticks(rate, count):
+        if time_ns() < due:
+            alarm.set(due)
+            get_hub().wait(watcher)
+            alarm.clear()
+        else:
+            sleep(0)
+        yield due, many
 
 
 class Load:
@@ -56,8 +78,7 @@ class Load:
         def answered(due):
             return lambda _: self._meter.seen(due)
 
-        for due, many in ticks(self._job["rate"], count):
-            sleep(seconds_until(due))
+        for due, many in punctual_ticks(self._job["rate"], count):
             for _ in range(many):
                 result = self._publish_nowait(self._producer, self._topic, self._body)
                 result.rawlink(answered(due))
@@ -75,8 +96,7 @@ class Load:
                 window.acquire()
                 self._send_stamped(time_ns())
             return
-        for due, many in ticks(self._job["rate"], total):
-            sleep(seconds_until(due))
+        for due, many in punctual_ticks(self._job["rate"], total):
             for _ in range(many):
                 self._send_stamped(due)
 

@@ -7,8 +7,11 @@ nsq_fast, so it imports the standard library only.
 """
 
 import array
+import ctypes
 import itertools
 import json
+import os
+import struct
 import sys
 import time
 
@@ -115,3 +118,32 @@ def ticks(rate, count):
 def seconds_until(due):
     """How long to sleep before a due time; 0 when it has passed."""
     return max(0.0, (due - time.time_ns()) / 1e9)
+
+
+class Alarm:
+    """A descriptor that can be read at a due time.
+
+    Event loops wait by the millisecond: who sleeps in them is late by half of one, which would be most of a latency.
+    This is late by the time that the kernel takes to wake a program. Raises OSError where the system has no timerfd.
+    """
+
+    # <sys/timerfd.h>: CLOCK_REALTIME, which time.time_ns reads; TFD_NONBLOCK, TFD_CLOEXEC; TFD_TIMER_ABSTIME
+    _CLOCK, _FLAGS, _ABSOLUTE = 0, os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0), 1
+
+    def __init__(self):
+        self._libc = ctypes.CDLL(None)
+        if not hasattr(self._libc, "timerfd_create"):
+            raise OSError("no timerfd: Linux has it")
+        self.descriptor = self._libc.timerfd_create(self._CLOCK, self._FLAGS)
+        if self.descriptor < 0:
+            raise OSError("timerfd_create failed")
+
+    def set(self, due):
+        """Be readable from ``due`` on (``time.time_ns``), until ``clear``."""
+        spec = struct.pack("@4l", 0, 0, *divmod(due, 1_000_000_000))
+        if self._libc.timerfd_settime(self.descriptor, self._ABSOLUTE, spec, None):
+            raise OSError("timerfd_settime failed")
+
+    def clear(self):
+        """It has been seen."""
+        os.read(self.descriptor, 8)

@@ -4,7 +4,7 @@ import asyncio
 from time import time_ns
 
 from connecting import connection_options
-from meter import STAMP_BYTES, Meter, seconds_until, settings, stamp_of, stamped, ticks
+from meter import STAMP_BYTES, Alarm, Meter, seconds_until, settings, stamp_of, stamped, ticks
 
 from nsq_fast.aio import Consumer, Producer
 
@@ -86,9 +86,31 @@ async def one_by_one(producer, count):
         await producer.publish(topic, body)
 
 
+async def punctual_ticks(rate, count):
+    """``ticks``, each when it is due; tasks run meanwhile."""
+    try:
+        alarm = Alarm()
+    except OSError:
+        for due, many in ticks(rate, count):
+            await asyncio.sleep(seconds_until(due))
+            yield due, many
+        return
+    rung = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(alarm.descriptor, lambda: (alarm.clear(), rung.set()))
+    for due, many in ticks(rate, count):
+        if time_ns() < due:
+            rung.clear()
+            alarm.set(due)
+            await rung.wait()
+        else:
+            await asyncio.sleep(0)
+        yield due, many
+    loop.remove_reader(alarm.descriptor)
+
+
 async def at_rate(producer, count):
-    for due, many in ticks(job["rate"], count):
-        await asyncio.sleep(seconds_until(due))
+    async for due, many in punctual_ticks(job["rate"], count):
         for _ in range(many):
             result = producer.publish_nowait(topic, body)
             result.add_done_callback(lambda _, due=due: meter.seen(due))
@@ -117,8 +139,7 @@ async def send_stamped(producer, window):
             await window.acquire()
             producer.publish_nowait(topic, stamped(time_ns(), padding))
         return
-    for due, many in ticks(job["rate"], total):
-        await asyncio.sleep(seconds_until(due))
+    async for due, many in punctual_ticks(job["rate"], total):
         for _ in range(many):
             producer.publish_nowait(topic, stamped(due, padding))
 

@@ -5,11 +5,14 @@
 from time import perf_counter, process_time
 
 BEFORE_IMPORT = process_time()
+import nsq_fast  # noqa: F401
+
+PACKAGE_SECONDS = process_time() - BEFORE_IMPORT
 from nsq_fast import Consumer, Producer
 
 IMPORT_SECONDS = process_time() - BEFORE_IMPORT
 
-from itertools import cycle
+from itertools import cycle, islice
 
 from connecting import client_options, connection_options
 from gevent import sleep
@@ -132,13 +135,16 @@ def idle():
     consumer.close()
 
 
+KEYS = [b"%d" % number for number in range(1000)]
+"""Made beforehand: the publishes are measured, not the keys."""
+
+
 class KeyedLoad(Load):
     """Publishes with keys, a thousand of them in turn."""
 
     def _one_by_one(self, count):
         publish, topic, body = self._producer.publish, self._topic, self._body
-        keys = cycle(b"%d" % number for number in range(1000))
-        for _, key in zip(range(count), keys, strict=False):
+        for key in islice(cycle(KEYS), count):
             publish(topic, body, key=key)
 
 
@@ -156,7 +162,8 @@ def start():
     )
     began = perf_counter()
     consumer.start()
-    meter.report(1, import_ms=IMPORT_SECONDS * 1e3, first_ms=(first[0] - began) * 1e3)
+    imports = {"package_ms": PACKAGE_SECONDS * 1e3, "import_ms": IMPORT_SECONDS * 1e3}
+    meter.report(1, **imports, first_ms=(first[0] - began) * 1e3)
 
 
 KINDS = {

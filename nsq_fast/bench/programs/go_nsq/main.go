@@ -210,13 +210,14 @@ func consume(job settings) {
 
 // ticks calls send with each due time and the number of messages due then; the times are fixed in advance.
 func ticks(rate float64, count int64, send func(due int64, many int64)) {
+	timer := newAlarm()
 	start, sent := time.Now(), int64(0)
 	step := max(tick, time.Duration(float64(time.Second)/rate))
 	for number := 1; sent < count; number++ {
 		at := start.Add(time.Duration(number) * step)
 		due := min(count, int64(float64(number)*step.Seconds()*rate))
 		if due > sent {
-			time.Sleep(time.Until(at))
+			timer.until(at)
 			send(at.UnixNano(), due-sent)
 		}
 		sent = due
