@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from nsq_fast.broker import BrokerProcess, NsqdOptions, NsqdServer
 from nsq_fast.broker.diskqueue.open_files import OPEN_FILES
 from nsq_fast.broker.errors import DataPathError
 from nsq_fast.broker.nsqd.nsqd import Nsqd
+from nsq_fast.broker.nsqd.store import Store
+from nsq_fast.broker.nsqd.topic import Topic
 
 
 @pytest.fixture
@@ -377,3 +379,66 @@ def test_a_log_that_cannot_be_synced_at_the_end_keeps_no_other_from_it(
     assert caplog.text.count("failed to write to") == 1
     server.start()
     assert {server.nsqd.get_topic(name).get_channel("c").depth for name in names} == {1}
+
+
+class Watched(Store):
+    """Calls ``on_save`` with the name of each topic whose checkpoint is to be saved."""
+
+    on_save: Callable[[str], object] = staticmethod(lambda name: None)
+
+    def save_checkpoint(self, topic: Topic) -> None:
+        Watched.on_save(topic.name)
+        super().save_checkpoint(topic)
+
+
+@pytest.fixture
+def often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nsqd]:
+    """An nsqd that writes checkpoints again and again, and gives way after each topic."""
+    monkeypatch.setattr("nsq_fast.broker.nsqd.nsqd.Store", Watched)
+    monkeypatch.setattr("nsq_fast.broker.nsqd.nsqd._TURN", 0.0)
+    nsqd = Nsqd(NsqdOptions(data_path=str(tmp_path), sync_timeout=0.01))
+    nsqd.start()
+    yield nsqd
+    nsqd.kill()
+
+
+def test_others_have_their_turn_while_checkpoints_of_many_topics_are_written(
+    often: Nsqd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(50):
+        often.get_topic(f"t{number}")
+    saved: list[str] = []
+    monkeypatch.setattr(Watched, "on_save", saved.append)
+    for number in range(50):
+        often.topics[f"t{number}"].message_count += 1  # as if there had been a message: nothing to sync
+    turns = set()
+
+    def look() -> bool:
+        turns.add(len(saved))
+        return len(saved) == 50
+
+    until(look, every=0)
+    assert len(turns) > 25
+
+
+def test_a_topic_that_is_deleted_while_checkpoints_are_written_does_not_come_back(
+    often: Nsqd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        often.get_topic(name)
+    saved: list[str] = []
+
+    def on_save(name: str) -> None:
+        saved.append(name)
+        if name == "a" and "b" in often.topics:
+            often.delete_topic("b")
+
+    for topic in often.topics.values():
+        topic.put(b"x")
+    monkeypatch.setattr(Watched, "on_save", on_save)
+    until(lambda: {"a", "c"} <= set(saved))
+    often.close()
+    again = Nsqd(NsqdOptions(data_path=str(tmp_path)))
+    again.start()
+    assert set(again.topics) == {"a", "c"}
+    again.kill()

@@ -12,9 +12,10 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from weakref import WeakKeyDictionary
 
 from gevent import Greenlet, get_hub, sleep, spawn
 
@@ -39,6 +40,8 @@ logger = logging.getLogger("nsq_fast.broker.nsqd.nsqd")
 _MANY_TOPICS = 500
 _SAVE_SHARE = 0.1
 """From so many topics on, writing nsqd.dat, which names them all, takes this share of the time while more are made."""
+_TURN = 0.005
+"""Seconds after which whoever looks at all topics gives way to others."""
 _SYNC_THREADS = 16
 _SYNC_FILES = 128
 """So many files have a second descriptor while they are synced at the end."""
@@ -258,19 +261,18 @@ class Nsqd(Host):
             _sync_in_thread(log)
 
     def _persist_loop(self) -> None:
-        marks: dict[str, object] = {}
+        marks: WeakKeyDictionary[Topic, object] = WeakKeyDictionary()
         while True:
             sleep(self.options.sync_timeout)
             if not self._is_metadata_saved:
                 with self._disk():
                     self._save_metadata()
-            for topic in list(self.topics.values()):
-                mark = _activity(topic)
-                if self._store is not None and marks.get(topic.name) != mark:
+            for topic, mark in _not_as_marked(list(self.topics.values()), marks):
+                if self._store is not None:
                     with self._disk():
                         self._store.save_checkpoint(topic)
                         _sync_in_thread(topic.log)
-                        marks[topic.name] = mark
+                        marks[topic] = mark
 
     # --- timeouts ----------------------------------------------------------------------------------------------------
 
@@ -299,6 +301,18 @@ def _scan_once(scan: QueueScan[Channel]) -> int:
         dirty += sum(channel.scan(now, wall_now) for channel in channels)
         sleep(0)
     return dirty
+
+
+def _not_as_marked(topics: Sequence[Topic], marks: Mapping[Topic, object]) -> Iterator[tuple[Topic, object]]:
+    """Those whose activity is not as it was, with what it is now. Gives way to others again and again."""
+    yields_at = time.monotonic() + _TURN
+    for topic in topics:
+        if time.monotonic() >= yields_at:
+            sleep(0)
+            yields_at = time.monotonic() + _TURN
+        # One that is deleted meanwhile is left out: a checkpoint would bring it back.
+        if not topic.is_exiting and marks.get(topic) != (mark := _activity(topic)):
+            yield topic, mark
 
 
 def _activity(topic: Topic) -> object:
