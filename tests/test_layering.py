@@ -49,7 +49,7 @@ ALLOWED = {
     "config_source": set(),
     "keywords": {"config_source"},
     "protocol": DATA | CORE,
-    "runtime": DATA | CORE | {"_latch", "_plain_publish", "_spin", "_time_slice", "protocol"},
+    "runtime": DATA | CORE | {"_latch", "_plain_publish", "_send_permit", "_spin", "_time_slice", "protocol"},
     "broker": DATA | CORE | {"protocol", "runtime"},
     "gnsq": DATA | CORE | {"protocol", "runtime", "__init__"},
     "threads": DATA | CORE | {"protocol", "runtime"},

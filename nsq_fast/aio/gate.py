@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import Context
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -26,18 +27,27 @@ class LoopGate:
         thread: the hub thread.
         name: whose gate it is, for warnings.
         on_closed: called once, in the hub thread, when the loop turns out to be closed.
+        at_end_of_turn: calls a function in the hub thread at the end of its turn; that of ``thread`` by default.
     """
 
-    def __init__(self, thread: HubThread, name: str, on_closed: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        thread: HubThread,
+        name: str,
+        on_closed: Callable[[], object],
+        at_end_of_turn: Callable[[Callable[[], object]], object] | None = None,
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self._thread = thread
         self._name = name
         self._on_closed = on_closed
+        self._at_end_of_turn = at_end_of_turn or thread.at_end_of_turn
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._is_asking = False
         self._is_closed = False
         self._wakeup = LoopWakeup(self.loop, self._make_calls)
         self._asked_at = 0.0
+        self._watched: int | None = None
         self.is_used: Callable[[], bool] = lambda: False  # whether handlers run in the loop now
         self._watch = OutsideWatch(logger, f"the event loop of {name}", self._look)
         self._watch.start()
@@ -53,6 +63,14 @@ class LoopGate:
         """Nothing is to come any more."""
         self._watch.stop()
         self._wakeup.close()
+        if self._watched is not None:
+            self.loop.remove_reader(self._watched)
+            self._watched = None
+
+    def watch(self, descriptor: int, function: Callable[[], object]) -> None:
+        """Have the loop call ``function`` whenever ``descriptor`` is readable, until ``close``."""
+        self._watched = descriptor
+        Context().run(self.loop.add_reader, descriptor, function)  # it is the context of no caller
 
     def check_loop(self, call: str) -> None:
         """Raise NotRunning in another loop than its own."""
@@ -71,7 +89,7 @@ class LoopGate:
         self._calls.append((function, arguments))
         if not self._is_asking:
             self._is_asking = True
-            self._thread.at_end_of_turn(self._ask)
+            self._at_end_of_turn(self._ask)
 
     def _ask(self) -> None:
         self._asked_at = monotonic()
@@ -158,6 +176,10 @@ class LoopPromise:
     def set(self, value: Any = None) -> None:
         """It went well."""
         self._gate.post(_set, self.future, value)
+
+    def set_here(self, value: Any) -> None:
+        """It went well. In the loop."""
+        _set(self.future, value)
 
     def set_exception(self, error: BaseException) -> None:
         """It did not."""

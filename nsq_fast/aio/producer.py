@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from nsq_fast.errors import NotRunning
 from nsq_fast.protocol.wire_form import Receipt
-from nsq_fast.runtime import CrossingProducer, OutsideProducer, PublishRequest, extras_of
+from nsq_fast.runtime import NO_EXTRAS, CrossingProducer, OutsideProducer, PublishRequest, extras_of
 
 from .gate import LoopGate, LoopPromise
 
@@ -58,12 +58,21 @@ class Producer(OutsideProducer):
         The arguments are those of ``nsq_fast.Producer.publish``.
         """
         producer, gate = self._started("publish()")
-        body = producer.body_of(topic, body, timeout)
-        extras = extras_of(key, partition, trace_id, headers, tag)
         promise = LoopPromise(gate)
-        request = PublishRequest(topic, body, defer, timeout, extras, promise, waits=block, needs_nsqd=not block)
-        stored: Stored = await self._sent(producer, request, promise)
-        return stored
+        extras = extras_of(key, partition, trace_id, headers, tag)
+        publish = None
+        if defer is timeout is None and extras is NO_EXTRAS:
+            publish = producer.direct.try_send(topic, body, promise)
+        if publish is None:
+            body = producer.body_of(topic, body, timeout)
+            request = PublishRequest(topic, body, defer, timeout, extras, promise, waits=block, needs_nsqd=not block)
+            producer.hand_over(request)
+        try:
+            stored: Stored = await promise.future
+            return stored
+        except asyncio.CancelledError as error:
+            await self._withdraw(producer, request if publish is None else PublishRequest.of(publish), error)
+            raise
 
     def publish_nowait(
         self,
@@ -141,7 +150,11 @@ class Producer(OutsideProducer):
         """Begin to connect, without waiting for it. A closed producer cannot be started again."""
         producer = self._place.get()
         if self._gate is None:
-            self._gate = LoopGate(self._place.thread, repr(self), producer.close_in_background)
+            direct = producer.direct
+            self._gate = LoopGate(self._place.thread, repr(self), producer.close_in_background, direct.at_end_of_turn)
+            descriptor = direct.allow()
+            if descriptor is not None:
+                self._gate.watch(descriptor, direct.readable)
         await self._gate.call(producer.start)
 
     async def close(self, timeout: float | None = None) -> None:

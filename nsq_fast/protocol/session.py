@@ -151,6 +151,11 @@ class Session(PublishCommands, ConsumeCommands):
             return pending.popleft()[1]
         return None
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is on its way: commands are allowed, no reply is due, and no frame was received in part."""
+        return self.stage is READY and not self.pending and not self._reader.buffered and self.failure is None
+
     def _events(self, frames: Sequence[Any]) -> list[Any]:
         events: list[Any] = []
         pending = self.pending

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from .net.tls import wrap_socket as wrap_socket
     from .owner_thread import Queued as Queued
     from .producer import Producer as Producer
+    from .publishing.compose import NO_EXTRAS as NO_EXTRAS
     from .publishing.compose import extras_of as extras_of
     from .publishing.publish import Receipt as Receipt
     from .signals import LazySignal as LazySignal
@@ -124,6 +125,7 @@ _HOME = {
     "HubThread": "crossing.hub_thread",
     "Queued": "owner_thread",
     "Reply": "crossing.reply",
+    "NO_EXTRAS": "publishing.compose",
     "CrossingProducer": "crossing.publishing",
     "PublishRequest": "crossing.requests",
     "extras_of": "publishing.compose",

@@ -26,6 +26,9 @@ SLICE = 0.005
 LAST = -2
 """The lowest priority of libev: called after all other watchers that are ready in the same turn."""
 
+FIRST = 2
+"""The highest."""
+
 _all: WeakKeyDictionary[Any, LoopTurns] = WeakKeyDictionary()
 
 

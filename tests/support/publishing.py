@@ -87,6 +87,7 @@ class PublishNsqd:
     Attributes:
         commands: every publish received, in order.
         peers: every connection made so far.
+        nops: heartbeats answered.
         answer: what is done with a publish; may be changed.
     """
 
@@ -95,6 +96,7 @@ class PublishNsqd:
         self.info = info
         self.commands: list[Command] = []
         self.peers: list[Peer] = []
+        self.nops = 0
         self._changed = Event()
         self._server = PeerServer(self._serve)
         self.address: Address = self._server.address
@@ -133,7 +135,9 @@ class PublishNsqd:
         with suppress(EndOfPeer):
             while True:
                 command = read_publish(peer)
-                if command is not None:
+                if command is None:
+                    self.nops += 1
+                else:
                     self.commands.append(command)
                     self._changed.set()
                     self.answer(peer, command)

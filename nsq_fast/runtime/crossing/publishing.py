@@ -23,6 +23,7 @@ from nsq_fast.runtime.publishing.life import check_timeout
 from nsq_fast.runtime.publishing.publish import Group, Promise, Publish
 from nsq_fast.runtime.waiting import is_interrupting
 
+from .direct import DirectSender
 from .gathering import FEWEST, Gathering
 from .hub_thread import HubThread
 from .reply import Reply
@@ -46,6 +47,9 @@ class CrossingProducer(Producer):
         )
         self._requests: deque[Request] = self.queue.requests
         self._most_joined = 1 if self._delivery.lingers else self._delivery.most
+        self.direct = DirectSender(
+            hub_thread, self._delivery, self._timeout, self._trace, self._requests, lambda: self._routes
+        )
         hub_thread.close_at_exit(self)
         hub_thread.tell_end(self)
         return self
@@ -83,7 +87,7 @@ class CrossingProducer(Producer):
         One that does not wait raises PublishFailed at once when as many are pending as may be.
         """
         limit = self._pending_limit
-        if not request.waits and limit.used + len(self._requests) >= limit.limit:
+        if not request.waits and limit.used + len(self._requests) + self.direct.is_used >= limit.limit:
             raise PublishFailed(f"publish to {request.topic!r}: {self._full()}", attempts=0)
         self._requests.append(request)
         # That the thread has failed is looked at afterwards: it looks at the requests after it has said so.
@@ -96,6 +100,7 @@ class CrossingProducer(Producer):
         queue.is_taking = False  # before the requests are looked at: none can come in between and not be seen
         gathering = self._gathering
         requests = self._requests
+        self.direct.requested()
         if gathering.is_on:
             gathering.end()
             self._wakeups.is_waking = len(requests) > 1  # they leave together
@@ -117,6 +122,7 @@ class CrossingProducer(Producer):
     def thread_ended(self, error: NotRunning) -> None:
         """The hub thread fails: tell those who wait for a publish, each whether it may be stored. Does not block."""
         self._is_running, self._is_closed = False, True
+        self.direct.stop()
         self._gathering.close()
         pending = [
             part

@@ -56,6 +56,14 @@ class PublishRequest:
         self.job: Job | None = None  # what waits for room there
         self.is_cancelled = False
 
+    @classmethod
+    def of(cls, publish: Publish) -> PublishRequest:
+        """That of a publish which was sent without one."""
+        assert publish.promised is not None
+        request = cls(publish.topic, publish.body, None, None, NO_EXTRAS, publish.promised, waits=True)
+        request.parts = [publish]
+        return request
+
     @property
     def weight(self) -> int:
         """How many messages it is."""

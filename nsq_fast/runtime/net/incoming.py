@@ -43,6 +43,37 @@ class Incoming(CommandWriter):
         self.last_received_at = self.last_message_at = 0.0
         self._owner = owner
 
+    # A socket that another thread uses, too, while the hub sleeps
+
+    def lend(self) -> int | None:
+        """Have the caller watch the socket; its number. None: nobody else can, for TLS or compression."""
+        return self._transport.lend_watch()
+
+    def take_back(self) -> None:
+        """Watch the socket again."""
+        self._transport.take_watch_back()
+
+    def read_lent(self) -> None:
+        """There is something to read on a socket that was lent."""
+        self._transport.wake_receiver()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is on its way: no reply is due, nothing waits to be sent or was read in part."""
+        return (
+            (self.closed_error is None and self.session.is_quiet)
+            and self._outbox.is_quiet
+            and self._transport.receiver is not None
+        )
+
+    def was_sent(self, command: str, token: Any, unsent: bytes | None) -> None:
+        """Another thread has sent a command that has a reply, but for ``unsent``, while the connection was quiet."""
+        self.session.expect(command, token)
+        if unsent is not None:
+            self._outbox.leave_to_writer(memoryview(unsent))
+
+    # Replies
+
     def await_reply(self) -> bytes | None:
         """Wait for the next reply in the calling greenlet, if only one is due: then the reader need not wake up.
 
@@ -61,7 +92,7 @@ class Incoming(CommandWriter):
             return None
 
     def take_reply(self, data: bytes) -> None:
-        """Deal with what ``await_reply`` has returned: ``on_reply`` is called, or the owner hears of what it is."""
+        """Deal with what was read, by ``await_reply`` say: ``on_reply`` is called, or the owner hears of what it is."""
         token = self.session.receive_ok(data)
         if token is None:
             try:

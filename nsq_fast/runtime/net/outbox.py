@@ -113,10 +113,15 @@ class Outbox:
         try:
             unsent = self._transport.send_now(data)
             if unsent is not None:
-                self._leave_to_writer(unsent)
+                self.leave_to_writer(unsent)
         except Exception as error:
             self._fail(error)
         return True
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether bytes could be sent now, and nothing waits to be sent."""
+        return not self.is_scheduled and self._writer is None and self.error is None and not self._is_stopped
 
     def finish(self, message: Message) -> None:
         """Append a FIN; it leaves after the bytes of this turn."""
@@ -178,15 +183,15 @@ class Outbox:
         try:
             unsent = self._transport.send_now(data)
             if unsent is not None:
-                self._leave_to_writer(unsent)
+                self.leave_to_writer(unsent)
         except Exception as error:
             self._fail(error)
             return
         if unsent is None and self._sending is not _NOTHING:
             self._tell_sent()
 
-    def _leave_to_writer(self, unsent: memoryview) -> None:
-        """The system has not taken everything, as it hardly ever does."""
+    def leave_to_writer(self, unsent: memoryview) -> None:
+        """The system has not taken everything, as it hardly ever does: what is left goes before anything else."""
         self._unsent = unsent
         self._writer = _supervisor.job(f"nsq_fast-writer-{self._transport.address}", self._write_loop)
         self._writer.start()

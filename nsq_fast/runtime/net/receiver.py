@@ -62,7 +62,7 @@ class Receiver:
         self._busy_poll: BusyPoll | None = None
         self.receiver: greenlet | None = None
         self._relieved: greenlet | None = None  # who waited for them until another began to read in its place
-        self._is_watching = False
+        self._is_watching = self._is_lent = False
         self._readable = self._hub.loop.io(self._socket.fileno(), READ)
 
     def recv(self) -> bytes:
@@ -135,20 +135,38 @@ class Receiver:
     def _wait_readable(self) -> None:
         if not self._is_watching:
             self._is_watching = True
-            self._readable.start(self._on_readable)
+            self._readable.start(self.wake_receiver)
         self.receiver = getcurrent()
         try:
             self._hub.switch()
         finally:
             self.receiver = None
 
-    def _on_readable(self) -> None:
+    def wake_receiver(self) -> None:
+        """There is something to read."""
         receiver = self.receiver
         if receiver is not None:
             receiver.switch()
             return
+        if self._is_lent:
+            return
         self._is_watching = False  # nobody wants what there is; the next wait watches again
         self._readable.stop()
+
+    def lend_watch(self) -> int | None:
+        """The caller watches the socket from now on, and calls ``wake_receiver``. None: there are layers."""
+        if self.layers:
+            return None
+        self._readable.stop()
+        self._is_watching = self._is_lent = True
+        return self._socket.fileno()
+
+    def take_watch_back(self) -> None:
+        """Nobody else watches any more."""
+        self._is_lent = False
+        self._is_watching = self.receiver is not None
+        if self._is_watching:
+            self._readable.start(self.wake_receiver)
 
     def recv_soon(self) -> bytes | None:
         """What arrives in a moment, received without a turn of the hub; None if it is the hub that has to wait."""

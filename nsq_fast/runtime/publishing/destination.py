@@ -182,7 +182,7 @@ class Queue:
             self._join(publish)
         # Not before it is sent: the server works meanwhile.
         if not publish.done:
-            pending.publishes.add(publish)
+            pending.publishes.add(publish)  # as Pending.add, without a call
             if publish.deadline < pending.alarm.at:
                 pending.hasten(publish)
 
@@ -229,11 +229,7 @@ class Queue:
         return bool(publishes)
 
     def _send(self, link: Link, publishes: list[Publish]) -> None:
-        command = Command(self, publishes, self.partition)
-        self.on_wire = command
-        self.in_flight += 1
-        self.is_idle = self._is_pipelined
-        self._sender.send(command, link)
+        self._sender.send(new_command(self, publishes), link)
 
     def stored(self) -> None:
         """The server replied OK to a command."""
@@ -281,6 +277,14 @@ class Queue:
                 queues[queue] = None
         for queue in queues:
             queue.pump()
+
+
+def new_command(queue: Queue, publishes: list[Publish]) -> Command:
+    """The command that carries these publishes of a queue. It is on its way from now on."""
+    queue.on_wire = command = Command(queue, publishes, queue.partition)
+    queue.in_flight += 1
+    queue.is_idle = queue._is_pipelined
+    return command
 
 
 class NsqdQueue(Queue):

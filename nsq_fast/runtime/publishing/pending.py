@@ -45,6 +45,12 @@ class Pending:
         self.alarm = Alarm(self._ring, supervisor)
         self.none_left: Event | None = None
 
+    def add(self, publish: Publish) -> None:
+        """It is one of them."""
+        self.publishes.add(publish)
+        if publish.deadline < self.alarm.at:
+            self.hasten(publish)
+
     def hasten(self, publish: Publish) -> None:
         """Its deadline comes before the alarm would ring."""
         self.alarm.set(min(publish.deadline, self._time_of_look(monotonic())))
