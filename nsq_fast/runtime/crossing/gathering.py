@@ -4,9 +4,9 @@ A thread that hands a request over wakes the hub thread, and both want the
 interpreter's lock (GIL). With sixteen threads these switches take most of the
 time. But while replies to some of them are due in a moment, the hub thread
 wakes up for these anyway: what the others ask for meanwhile waits for that.
-It leaves as one command, and only then the threads whose replies came are
-woken, so that the server works while they run (``nsq-fast bench publish
---client "nsq_fast threads" --mode concurrent``).
+The threads whose replies came are woken first, and what some of them publish
+until the hub thread has the lock again leaves with that, as one command
+(``nsq-fast bench publish --client "nsq_fast threads" --mode concurrent``).
 
 | state | what happened                                     | next state                                  |
 |-------|---------------------------------------------------|---------------------------------------------|
@@ -16,8 +16,8 @@ woken, so that the server works while they run (``nsq-fast bench publish
 | on    | the producer closes: what gathered is taken       | as above                                    |
 | on    | the hub thread fails                              | off, and those who wait are told            |
 
-It is worth it where nothing is pending but what threads wait for, and that of
-``FEWEST`` of them: two or three are faster if each leaves at once.
+It is worth it where nothing is pending but what threads wait for, and ``FEWEST``
+of them do or were just woken: two or three are faster if each leaves at once.
 """
 
 from __future__ import annotations
@@ -59,14 +59,15 @@ class Gathering:
         self._take = take
         self.waiting: set[Latch] = set()
         self._answered: list[Latch] = []  # in this turn
-        self._leaving: list[Latch] = []  # before, and not woken yet
+        self._returning = 0  # threads that were woken together last, and may publish again
         self._rests_until = 0.0
         self._vain = 0  # waits in vain, since the last that was not
         self._timer: Any = get_hub().loop.timer(LONGEST, LONGEST, priority=LAST)  # a reply that is there comes first
 
     def begins(self, pending: int) -> bool:
         """Whether requests gather from now on, where so many publishes are pending. Ask when all were taken."""
-        if FEWEST <= pending == len(self.waiting) and monotonic() >= self._rests_until:
+        waiting = len(self.waiting)
+        if 0 < pending == waiting and waiting + self._returning >= FEWEST and monotonic() >= self._rests_until:
             self.is_on = True
             self._timer.again(self._waited_in_vain, update=True)  # from now on, not from when this turn began
         return self.is_on
@@ -104,28 +105,18 @@ class Gathering:
     def close(self) -> None:
         """Nothing gathers any more, and nobody is kept waiting."""
         self.end()
-        self._leaving += self._answered
-        self._answered = []
         self._wake()
 
     def _end_turn(self) -> None:
-        self._leaving += self._answered
-        self._answered = []
-        if not self.is_on:
-            self._wake()
-            return
-        self._vain = 0
-        try:
+        self._wake()
+        if self.is_on:  # some of those threads have published again meanwhile
+            self._vain = 0
             self._take()
-        finally:  # what was taken is sent by a callback of a callback, and these run in order
-            self._thread.at_end_of_turn(self._end_sending)
-
-    def _end_sending(self) -> None:
-        self._thread.at_end_of_turn(self._wake)
 
     def _wake(self) -> None:
-        leaving, self._leaving = self._leaving, []
-        open_all(leaving)
+        answered, self._answered = self._answered, []
+        self._returning = len(answered)
+        open_all(answered)
 
     def _waited_in_vain(self) -> None:
         if self._answered:

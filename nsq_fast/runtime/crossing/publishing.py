@@ -24,7 +24,7 @@ from nsq_fast.runtime.publishing.publish import Group, Promise, Publish
 from nsq_fast.runtime.waiting import is_interrupting
 
 from .direct import DirectSender
-from .gathering import FEWEST, Gathering
+from .gathering import Gathering
 from .hub_thread import HubThread
 from .reply import Reply
 from .requests import JoinedRequests, PlainRequest, PublishRequest, Request
@@ -96,28 +96,40 @@ class CrossingProducer(Producer):
             self._hub_thread.submit(self._take)
 
     def _take(self) -> None:
-        queue = self.queue
-        queue.is_taking = False  # before the requests are looked at: none can come in between and not be seen
-        gathering = self._gathering
-        requests = self._requests
-        self.direct.requested()
+        queue, gathering = self.queue, self._gathering
+        queue.is_taking = True  # what comes meanwhile gathers, or is taken next
+        is_gathering = False
+        try:
+            self.direct.requested()
+            self._take_present()
+            if gathering.waiting:
+                is_gathering = gathering.begins(_calls_pending(list(self._clusters), len(gathering.waiting)))
+        finally:
+            queue.is_taking = is_gathering
+            if not is_gathering and self._requests and not self._hub_thread.is_over:  # they came before that was said
+                queue.is_taking = True
+                self._hub_thread.submit(self._take)
+
+    def _take_present(self) -> None:
+        """Take the requests that there are. Those that come meanwhile may leave with more."""
+        gathering, requests = self._gathering, self._requests
+        left = len(requests)
         if gathering.is_on:
             gathering.end()
-            self._wakeups.is_waking = len(requests) > 1  # they leave together
-        while requests:
-            plain, bodies = queue.take_alike(self._most_joined)
+            self._wakeups.is_waking = left > 1  # they leave together
+        while left > 0 and requests:
+            plain, bodies = self.queue.take_alike(min(left, self._most_joined))
             if plain:
+                left -= len(plain)
                 self._admit_plain(plain, bodies)
                 continue
-            if not requests:
-                break
-            request = requests.popleft()
-            if request.latch is not None and not request.is_cancelled:
-                gathering.waiting.add(request.latch)
-            self._admit(request)
+            left -= 1
+            request = requests.popleft() if requests else None
+            if request is not None:
+                if request.latch is not None and not request.is_cancelled:
+                    gathering.waiting.add(request.latch)
+                self._admit(request)
         self._wakeups.is_waking = False
-        if len(gathering.waiting) >= FEWEST:
-            queue.is_taking |= gathering.begins(_calls_pending(list(self._clusters), len(gathering.waiting)))
 
     def thread_ended(self, error: NotRunning) -> None:
         """The hub thread fails: tell those who wait for a publish, each whether it may be stored. Does not block."""
@@ -174,7 +186,11 @@ class CrossingProducer(Producer):
         if request.is_cancelled:
             return
         try:
-            parts = request.parts = self._compose(request)
+            if isinstance(request.content, bytes):
+                parts = [self._new(request.topic, request.content, request.defer, request.timeout, request.extras)]
+            else:
+                parts = self._parts(request.topic, request.content, request.timeout, request.extras)
+            request.parts = parts
             whole: Publish | Group = parts[0] if len(parts) == 1 else Group(parts)
             whole.promised = request.promise
             if request.needs_nsqd and (nowhere := parts[0].destination.sender.why_nowhere(parts[0])):
@@ -189,11 +205,6 @@ class CrossingProducer(Producer):
                 return
             limit.used += part.weight
             part.destination.add(part)
-
-    def _compose(self, request: Request) -> list[Publish]:
-        if isinstance(request.content, bytes):
-            return [self._new(request.topic, request.content, request.defer, request.timeout, request.extras)]
-        return self._parts(request.topic, request.content, request.timeout, request.extras)
 
     def _wait_or_fail(self, request: Request, parts: list[Publish]) -> None:
         if request.waits:

@@ -135,7 +135,7 @@ class Delivery:
             self.refused(conn, command, error)
             return
         # A caller that waits is about to read the reply itself: what the server waits for leaves at once.
-        is_direct = is_one and first.promised is None and not self.wakeups.is_waking
+        is_direct = is_one and (first.is_prompt or (first.promised is None and not self.wakeups.is_waking))
         if is_direct and conn.send_if_idle(data):
             conn.session.expect(command.name, command)
             first.attempt = command  # as ``sent`` has it, of one

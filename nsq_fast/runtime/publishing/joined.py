@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from nsq_fast.protocol.wire_form import PLAIN_BATCH
+from nsq_fast.protocol.wire_form import OK, PLAIN_BATCH
 
 from .destination import Queue
-from .publish import PendingPublishes, Promise, Publish
+from .publish import PendingPublishes, Promise, Publish, Wakeups
 
 
 class JointPromise(Promise, Protocol):
@@ -34,10 +34,15 @@ class JoinedPublish(Publish):
 
     __slots__ = ("_joint",)
 
+    is_prompt = True  # what could be joined has been
+
     def __init__(self, destination: Queue, bodies: list[bytes], deadline: float, joint: JointPromise) -> None:
         super().__init__(destination, bodies, deadline, PLAIN_BATCH, len(bodies))
         self._joint = joint
         self.promised = joint
+
+    def wake(self, wakeups: Wakeups) -> None:
+        self._joint.set(OK)  # before one of an error it is split
 
     @property
     def callers(self) -> int:

@@ -162,6 +162,7 @@ class Publish(PublishState):
         partition: where it was stored; None when the server was to choose.
         receipts: what the server said of it, when it was traced.
         group: what it is a part of.
+        is_prompt: its command leaves at once, not at the end of the hub's turn, although nobody waits in the hub.
     """
 
     __slots__ = ("deadline", "destination", "promised", "waiter")
@@ -172,6 +173,7 @@ class Publish(PublishState):
     partition: int | None = None
     receipts: list[Receipt] = []  # noqa: RUF012  # never changed in place
     group: Group | None = None
+    is_prompt = False
 
     def __init__(
         self, destination: Destination, body: Any, deadline: float, form: Form = PLAIN, weight: int = 1
