@@ -23,7 +23,7 @@ from typing import NamedTuple
 import click
 import pytest
 from support.kinds import REAL_PARAMETERS
-from support.waiting import PROCESS, until
+from support.waiting import until
 
 from nsq_fast import NsqdHTTPClient, Producer, errors
 from nsq_fast.broker import BrokerProcess
@@ -284,6 +284,7 @@ def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     assert "attempt_timeout" in (tmp_path / "site" / "options.html").read_text()
 
 
+@pytest.mark.timeout(300)
 def test_every_row_of_the_broker_page_names_a_test_that_runs_on_both_servers() -> None:
     page = (DOCS / "broker.md").read_text()
     rows = [row for row in page.splitlines() if row.startswith("| ") and not row.endswith("| test |")]
@@ -296,7 +297,7 @@ def test_every_row_of_the_broker_page_names_a_test_that_runs_on_both_servers() -
     assert [name for name, paths in places.items() if len(paths) != 1] == []
     files = sorted({str(path) for paths in places.values() for path in paths})
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS).stdout
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280).stdout
     ids = re.findall(r"::(test_\w+)\[(.+)\]$", listed, re.MULTILINE)
     ran_on = {name: {part for test, id in ids if test == name for part in id.split("-")} for name in named}
     assert {name for name, on in ran_on.items() if "embedded" not in on or not on & REAL_PARAMETERS} == set()

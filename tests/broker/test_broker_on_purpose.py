@@ -34,17 +34,23 @@ def consume(server: Any, count: int) -> list[bytes]:
     return [client.message().body for _ in range(count)]
 
 
-@pytest.mark.parametrize("preserve_order", [False, True])
-def test_messages_beyond_the_memory_queue_keep_their_order_here_if_they_should(
-    start_nsqd: Callable[..., Any], preserve_order: bool
-) -> None:
-    server = start_nsqd(mem_queue_size=50, preserve_order=preserve_order)
+def publish_hundred(server: Any) -> list[bytes]:
+    """Create the topic and its channel, publish 100 messages; their bodies."""
     ask(server.http_address, "POST", "/topic/create?topic=t")
     ask(server.http_address, "POST", "/channel/create?topic=t&channel=c")
     bodies = [b"%d" % n for n in range(100)]
     publisher = WireClient(server.tcp_address)
     for body in bodies:
         publisher.publish("t", body)
+    return bodies
+
+
+@pytest.mark.parametrize("preserve_order", [False, True])
+def test_messages_beyond_the_memory_queue_keep_their_order_here_if_they_should(
+    start_nsqd: Callable[..., Any], preserve_order: bool
+) -> None:
+    server = start_nsqd(mem_queue_size=50, preserve_order=preserve_order)
+    bodies = publish_hundred(server)
     until(lambda: (channel(server)["depth"], channel(server)["backend_depth"]) == (100, 50))
     got = consume(server, 100)
     assert [body for body in got if int(body) < 50] == bodies[:50]
@@ -54,12 +60,7 @@ def test_messages_beyond_the_memory_queue_keep_their_order_here_if_they_should(
 
 def test_without_a_memory_queue_messages_come_in_the_order_of_the_disk(start_nsqd: Callable[..., Any]) -> None:
     server = start_nsqd(mem_queue_size=0)
-    ask(server.http_address, "POST", "/topic/create?topic=t")
-    ask(server.http_address, "POST", "/channel/create?topic=t&channel=c")
-    bodies = [b"%d" % n for n in range(100)]
-    publisher = WireClient(server.tcp_address)
-    for body in bodies:
-        publisher.publish("t", body)
+    bodies = publish_hundred(server)
     assert consume(server, 100) == bodies
 
 

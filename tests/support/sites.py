@@ -49,8 +49,8 @@ class Site(Protocol):
     def nodes(self) -> list[Any]:
         """Its nsqds, each a ``Node``."""
 
-    def create_topic(self, topic: str, partitions: int = 1, replicas: int = 1) -> None:
-        """Create a topic with the channel ``ch``; return when it takes publishes."""
+    def create_topic(self, topic: str, partitions: int = 1, replicas: int = 1, **flags: bool) -> None:
+        """Create a topic (flags: ``ordered``) with the channel ``ch``; return when it takes publishes."""
 
     def kill(self, node: Any) -> None:
         """End an nsqd as SIGKILL does."""
@@ -82,8 +82,8 @@ class OurSite:
     def nodes(self) -> list[Any]:
         return self.cluster.nsqds
 
-    def create_topic(self, topic: str, partitions: int = 1, replicas: int = 1) -> None:
-        self.cluster.create_topic(topic, partitions, replicas, channels=["ch"])
+    def create_topic(self, topic: str, partitions: int = 1, replicas: int = 1, **flags: bool) -> None:
+        self.cluster.create_topic(topic, partitions, replicas, channels=["ch"], **flags)
 
     def kill(self, node: Any) -> None:
         self.cluster.kill_node(node)
@@ -119,8 +119,8 @@ class RealSite:
     def nodes(self) -> list[Any]:
         return self.cluster.nsqds
 
-    def create_topic(self, topic: str, partitions: int = 1, replicas: int = 1) -> None:
-        self.cluster.create_topic(topic, partitions, replicas)
+    def create_topic(self, topic: str, partitions: int = 1, replicas: int = 1, **flags: bool) -> None:
+        self.cluster.create_topic(topic, partitions, replicas, **flags)
 
     def kill(self, node: Any) -> None:
         node.kill()
