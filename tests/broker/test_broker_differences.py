@@ -11,6 +11,8 @@ from support.http import ask, exchange
 from support.waiting import until
 from support.wire import WireClient
 
+from nsq_fast.broker import NsqdServer
+
 
 def body(data: bytes, size: int | None = None) -> bytes:
     return struct.pack(">i", len(data) if size is None else size) + data
@@ -166,3 +168,20 @@ def test_what_commands_before_a_fatal_error_made_ready_arrives(start_nsqd: Calla
         return 2 in kinds
 
     until(arrives)
+
+
+def test_a_client_with_a_fatal_error_leaves_its_channel_at_once(start_nsqd: Callable[..., Any]) -> None:
+    """Though it has not closed the connection. The real one may still be about to leave when the error has come."""
+    server = start_nsqd()
+    client = WireClient(server.tcp_address)
+    client.subscribe("t", "c")
+    client.send(b"XYZ\n")
+    assert client.frame().data == b"E_INVALID invalid command XYZ"
+
+    def clients() -> int:
+        [topic] = ask(server.http_address, "GET", "/stats?format=json").json["topics"]
+        return int(topic["channels"][0]["client_count"])
+
+    if isinstance(server, NsqdServer):
+        assert clients() == 0
+    until(lambda: clients() == 0)

@@ -71,7 +71,7 @@ def add_block_rate_route(router: Router) -> None:
 def check_block_rate(request: Request) -> None:
     """Refuse a rate that is no number. There is no profile of what blocks."""
     try:
-        parse_integer((request.get("rate") or "").encode())
+        parse_integer(request.form_value("rate").encode())
     except ValueError as error:
         raise request.refuse(400, f"invalid block rate : {error}") from error
 

@@ -72,6 +72,11 @@ class Request:
         values = self._arguments.get(name)
         return values[0] if values else None
 
+    def form_value(self, name: str) -> str:
+        """The first value of a query argument, or an empty string; what is malformed is left out, as Go does."""
+        pairs = (pair for pair in self.query.split("&") if not _BAD_QUERY.search(pair))
+        return parse_qs("&".join(pairs), keep_blank_values=True).get(name, [""])[0]
+
     @property
     def remote_address(self) -> str:
         """Host and port of who asks."""

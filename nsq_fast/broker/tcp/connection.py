@@ -162,6 +162,7 @@ class Connection:
                 "%s: %s %s", self.remote_address, error.code, printable(error.text), extra=BROKER_CLIENT_REFUSED
             )
             sleep(0)  # the pump first: what the commands before it have made ready arrives, as from nsqd
+            _leave_channel(self)
             self.output.send_last(error.frame())
         except (Dropped, OSError) as error:
             logger.debug("%s: connection ended: %s", self.remote_address, error, extra=BROKER_CLIENT_DISCONNECTED)
@@ -359,14 +360,20 @@ class Connection:
         if self._timer is not None:
             self._timer.close()
             self._timer = None
-        if self.channel is not None:
-            self.channel.remove_client(self)
+        _leave_channel(self)
         self._wake.set()
         self._stream.close()
 
     def stats(self) -> dict[str, Any]:
         """Figures under the original's JSON names."""
         return client_stats(self)
+
+
+def _leave_channel(conn: Connection) -> None:
+    """It gets no more messages, and gives those back that it has."""
+    channel, conn.channel = conn.channel, None
+    if channel is not None:
+        channel.remove_client(conn)
 
 
 def _wait(event: Event, timeout: float | None = None) -> None:
