@@ -272,14 +272,10 @@ POINTS = [
 ]
 
 
+CASES = [("ours", FILES, *point, dies) for point in POINTS for dies in (False, True)]
 # The real nsqd takes up to 5 s to look for timeouts in a new channel: there a restart, below, stands for most of them.
-CASES = [
-    (kind, storage, where, number, dies)
-    for kind, storage in (("ours", FILES), ("real", FILES), ("ours", OBJECTS))
-    for where, number in POINTS
-    for dies in (False, True)
-    if kind == "ours" or not dies or (where, number) == ("before finish", 1)
-]
+CASES += [("real", FILES, *point, False) for point in POINTS] + [("real", FILES, "before finish", 1, True)]
+CASES += [("ours", OBJECTS, *point, True) for point in POINTS]
 
 
 @pytest.mark.parametrize(("server", "journal", "where", "number", "dies"), CASES, indirect=["server", "journal"])

@@ -504,6 +504,30 @@ def test_retention_that_has_overtaken_a_query_is_told(
     assert [(each.start, each.end) for each in batch.partitions()] == [(cut, 4 * cut)]  # type: ignore[attr-defined]
 
 
+def test_a_log_that_can_be_had_from_a_later_record_on_only_is_told(
+    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a real nsqd, which cleans its log of publishes earlier than the data: see ``TopicLogs``."""
+    topic = make_topic(1)
+    bodies = topic.fill(100, [0])
+    found, piece = piece_of(topic)
+    first = 40 * piece.end // 100
+    find, set_position = TopicLogs.record_at, TopicLogs.set_position
+    monkeypatch.setattr(TopicLogs, "record_at", lambda logs, log, part, at: find(logs, log, part, max(at, first)))
+    monkeypatch.setattr(
+        TopicLogs,
+        "set_position",
+        lambda logs, nsqd, part, name, at: set_position(logs, nsqd, part, name, max(at, first)),
+    )
+    with pytest.raises(DataLost, match=f"offsets 0 up to {first} are lost"):
+        list(PieceReader(found, piece).batches())
+    assert rows(PieceReader(options(topic, failOnDataLoss="false"), piece).batches()) == bodies[40:]
+    asked = {"startingOffsets": '{"0": 0}'}
+    with pytest.raises(DataLost, match=f"offsets 0 up to {first} are lost"):
+        ReplayBatchReader(options(topic, **asked)).partitions()
+    assert read(topic) == bodies[40:]  # from the earliest on
+
+
 def _rows(limit: int) -> Any:
     from nsq_fast.spark.versions import ReadMaxRows
 

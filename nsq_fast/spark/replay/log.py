@@ -41,7 +41,7 @@ class Log(NamedTuple):
     """The log of one partition.
 
     Attributes:
-        start: offset of the first record that is still there.
+        start: offset of the first record that can still be had; up to ``LEADERS_AGE`` old.
         end: offset of the record that comes next. A record that is not yet on all replicas is counted, too.
         messages: how many records there have ever been.
         nsqd: the leader.
@@ -76,6 +76,7 @@ class TopicLogs:
         self._nsqds: tuple[Nsqd, ...] = ()
         self._partition_count = 0
         self._looked_up_at = float("-inf")
+        self._firsts: dict[int, tuple[float, int]] = {}  # when it was asked for, and what it was
 
     def logs(self) -> dict[int, Log]:
         """The partitions whose leaders answer, now."""
@@ -99,7 +100,8 @@ class TopicLogs:
         return retried(lambda left: self._complete(set(wanted)), timeout)
 
     def log(self, partition: int) -> Log:
-        """One partition. Raises LookupFailed when no nsqd says that it leads it."""
+        """One partition, as it is now. Raises LookupFailed when no nsqd says that it leads it."""
+        self._firsts.clear()
         found = self.logs().get(partition)
         if found is None:
             raise LookupFailed(f"partition {partition} of topic {self._options.topic!r} has no leader at the moment")
@@ -107,6 +109,7 @@ class TopicLogs:
 
     def forget_leaders(self) -> None:
         """Look up who leads before the next question."""
+        self._firsts.clear()
         self._looked_up_at = float("-inf")
 
     # Records
@@ -178,9 +181,24 @@ class TopicLogs:
         reply = client.call_json("GET", "/stats", format="json", **query) or {}
         try:
             rows = [row for row in reply.get("topics") or () if row["topic_name"] == self._options.topic]
-            return {int(row["topic_partition"]): _log(row, nsqd) for row in rows if row["is_leader"]}
+            logs = {int(row["topic_partition"]): _log(row, nsqd) for row in rows if row["is_leader"]}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise RemoteProtocolError(f"{client.address}: the reply to /stats is none of a redesigned nsqd") from None
+        return {partition: log._replace(start=self._first(partition, log)) for partition, log in logs.items()}
+
+    def _first(self, partition: int, log: Log) -> int:
+        """Where the first record begins that can be had.
+
+        nsqd searches its log of publishes for an offset, and cleans that earlier than the data. What lies before the
+        first publish that is left can neither be found nor delivered: youzan/nsq: consistence/nsqd_coordinator.go,
+        doLogQClean, SearchLogByMsgOffset.
+        """
+        asked_at, first = self._firsts.get(partition, (float("-inf"), 0))
+        if log.start < log.end and time.monotonic() - asked_at > LEADERS_AGE:
+            record = self.record_at(log, partition, log.start)
+            first = 0 if record is None else record.offset
+            self._firsts[partition] = time.monotonic(), first
+        return max(log.start, first)
 
     def _client(self, nsqd: Nsqd) -> NsqdHTTPClient:
         client = self._clients.get(nsqd.http)
