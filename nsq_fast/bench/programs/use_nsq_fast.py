@@ -77,18 +77,18 @@ def batch_handler(take=meter.take, marks=meter.marks):
 
 
 def consume_columns():
-    """A batch program: it asks for half of what may be in flight, counts what came, and finishes it in one write."""
+    """A batch program: it asks for many at once, counts what came, and finishes it in one write."""
     from nsq_fast import Address, ColumnSubscription, ConnectionConfig
 
     config = ConnectionConfig(**connection_options(job))
     with ColumnSubscription(Address(*NSQDS[0]), job["topic"], job["channel"], config) as subscription:
         subscription.set_rdy(job["max_in_flight"])
-        half = max(1, job["max_in_flight"] // 2)
+        many = max(1, min(1000, job["max_in_flight"] // 2))
 
         def take(least):
             taken = 0
             while taken < least:
-                columns = subscription.fetch(1.0, at_least=half)
+                columns = subscription.fetch(1.0, at_least=many)
                 subscription.finish(columns.ids)
                 taken += columns.count
             return taken
