@@ -185,3 +185,12 @@ def test_a_client_with_a_fatal_error_leaves_its_channel_at_once(start_nsqd: Call
     if isinstance(server, NsqdServer):
         assert clients() == 0
     until(lambda: clients() == 0)
+
+
+def test_an_empty_line_stands_between_topics_in_figures_for_people(start_nsqd: Callable[..., Any]) -> None:
+    server = start_nsqd()
+    for topic in ("t", "u"):
+        ask(server.http_address, "POST", f"/topic/create?topic={topic}")
+    lines = ask(server.http_address, "GET", "/stats").body.decode().splitlines()
+    topics = lines[lines.index("Topics:") :]
+    assert [line[:5] for line in topics[1:5]] == ["   [t", "", "   [u", ""]

@@ -112,7 +112,9 @@ def _lines(
         yield "\nMemory:"
         yield from (f"   {name:<25}\t{value}" for name, value in memory.items())
     yield "\nTopics:" if topics else "\nTopics: None"
-    for topic in topics:
+    for number, topic in enumerate(topics):
+        if number:
+            yield ""
         yield from _topic_lines(topic)
     yield "\nProducers:" if producers else "\nProducers: None"
     yield from (f"   {_client_line(client)}" for client in producers)
