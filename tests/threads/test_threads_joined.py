@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
-from support.waiting import PROCESS, WAIT, block_until
+from support.waiting import PROCESS, WAIT, block_until, until
 
+from nsq_fast.broker.redesigned.cluster import RedesignedCluster
 from nsq_fast.errors import PublishFailed, PublishTimeout
 from nsq_fast.threads import Producer
 
@@ -280,3 +281,35 @@ def interrupted_while_joined(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.join()
         assert calls.ends == dict.fromkeys(EARLY + LATE, b"OK")
         assert producer.publish("t", b"after") == b"OK"
+
+
+@pytest.fixture
+def cluster() -> Iterator[RedesignedCluster]:
+    with RedesignedCluster(nodes=3, kind=True) as running:
+        yield running
+
+
+def test_none_is_lost_while_the_leaders_of_partitions_move(cluster: RedesignedCluster) -> None:
+    cluster.create_topic("t", 3, 2, ordered=True, channels=["c"])
+    lookupds = [str(lookupd.http_address) for lookupd in cluster.lookupds]
+    ends: dict[bytes, object] = {}
+
+    def publish(number: int) -> None:
+        for each in range(25):
+            body = b"%d-%d" % (number, each)
+            try:
+                ends[body] = producer.publish("t", body)
+            except Exception as error:
+                ends[body] = error
+
+    with Producer(lookupd_http_addresses=lookupds, lookupd_refresh_interval=0.05) as producer:
+        threads = [threading.Thread(target=publish, args=(number,), daemon=True) for number in range(12)]
+        for thread in threads:
+            thread.start()
+        for number in range(3):
+            until(lambda number=number: len(ends) > 60 * number)
+            cluster.move_leader("t", number)
+        until(lambda: not any(thread.is_alive() for thread in threads))
+    stored = {record.body for number in range(3) for record in cluster.partition("t", number).log.read(0, 1_000_000)}
+    assert ends == dict.fromkeys((b"%d-%d" % (number, each) for number in range(12) for each in range(25)), b"OK")
+    assert stored == set(ends)
