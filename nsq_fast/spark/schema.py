@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -178,6 +177,8 @@ def _headers(rows: _Rows) -> pa.Array:
         found = pa.array([body.decode("utf-8", "replace") for body in bodies.to_pylist()], pa.string())
     if versions.count(JSON_HEADER) == rows.count:
         return found
+    import pyarrow.compute as pc  # here: few of the Pythons that import this module need it
+
     kinds = pa.Array.from_buffers(pa.uint8(), rows.count, [None, pa.py_buffer(versions)])
     return pc.if_else(pc.equal(kinds, JSON_HEADER), found, None)
 

@@ -1,4 +1,7 @@
-"""Queries of the replayable reader whose processes die at every point: nothing lost or twice, replays the same."""
+"""Queries of the replayable reader whose processes die at every point: nothing lost or twice, replays the same.
+
+See also test_spark_driver_kills.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,16 @@ import pytest
 from support import processes
 from support.spark_driver import Driver
 from support.spark_ledger import Delivered, account
-from support.spark_marks import poll
 from support.spark_publisher import Publisher
 from support.spark_replay import Topic
-from support.spark_replay_program import PROGRAM, check, check_order
-from support.spark_settings import LOCAL, LOCAL_CLUSTER, LOCAL_RETRYING
+from support.spark_replay_program import BATCH, COUNT, PROGRAM, arguments, check, check_order, next_hold
+from support.spark_settings import LOCAL, LOCAL_CLUSTER
 
 from nsq_fast.broker import ClusterProcess
 from nsq_fast.spark.versions import TELLS_START
 
 Drivers = Callable[..., Driver]
 Start = Callable[..., Driver]
-COUNT = 60_000
-BATCH = 40_000  # in two tasks, each of which hands on 10,000 rows and has as many to come when it is held
 
 
 @pytest.fixture
@@ -33,9 +33,8 @@ def start(spark_driver: Drivers, tmp_path: Path, topic: Topic) -> Start:
     def start(
         master: str, points: dict[str, str], settings: dict[str, str] | None = None, forever: bool = False, **given: str
     ) -> Driver:
-        options = {**topic.options, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(BATCH), **given}
-        paths = {"out": str(tmp_path / "out"), "checkpoint": str(tmp_path / "checkpoint")}
-        driver = spark_driver(PROGRAM, master, settings, options=options, points=points, forever=forever, **paths)
+        options = {**topic.options, "maxOffsetsPerTrigger": str(BATCH), **given}
+        driver = spark_driver(PROGRAM, master, settings, **arguments(options, tmp_path, points, forever))
         driver.start()
         return driver
 
@@ -43,50 +42,24 @@ def start(spark_driver: Drivers, tmp_path: Path, topic: Topic) -> Start:
 
 
 @pytest.mark.slow
-def test_a_driver_is_killed_at_every_point_and_tasks_fail(start: Start, topic: Topic, tmp_path: Path) -> None:
-    bodies = topic.fill(COUNT)
-    kills = ["planning", "partitions", "reading", "sink"]
-    faults = {"before": "raise", "read": "exit"}
-    driver = start(LOCAL_RETRYING, {**dict.fromkeys(kills, "hold"), **faults})
-    for _ in kills:
-        next_hold(driver, kills)
-        driver.kill_driver()
-        driver.start()
-    driver.wait()
-    assert all(driver.marks.count(f"{name}-reached") == 1 for name in (*kills, *faults))
-    assert check(tmp_path, bodies).replays()
-
-
-@pytest.mark.slow
 def test_drivers_and_executors_of_a_cluster_are_killed(start: Start, topic: Topic, tmp_path: Path) -> None:
     bodies = topic.fill(COUNT)
     points = ["before", "reading", "sink"]
     driver = start(LOCAL_CLUSTER, dict.fromkeys(points, "hold"))
-    for _ in points:
-        held = next_hold(driver, points)
+    to_come = list(points)
+    while to_come:
+        held = next_hold(driver, driver.marks, to_come)
+        to_come.remove(held)
         if held == "before":
             [worker] = driver.marks.pids("before-reached")
             processes.kill(executor_of(driver, worker))
-            driver.marks.release("before")
         else:
             driver.kill_driver()  # executors outlive it a little, and what they do then must not matter
             driver.start()
+        driver.marks.release(held)
     driver.wait()
     assert all(driver.marks.count(f"{name}-reached") == 1 for name in points)
     assert check(tmp_path, bodies).replays()
-
-
-def next_hold(driver: Driver, points: list[str]) -> str:
-    """The next point at which the program holds. Those that it has passed are let go."""
-    passed = [name for name in points if driver.marks.count(name)]
-    for name in passed:
-        driver.marks.release(name)
-
-    def held() -> list[str]:
-        assert driver.is_running, driver.log()
-        return [name for name in points if name not in passed and driver.marks.count(name)]
-
-    return poll(held, what="the next point")[0]
 
 
 def executor_of(driver: Driver, worker: int) -> int:

@@ -26,6 +26,21 @@ from .spark_marks import LIMIT, Marks, poll
 from .spark_program import GIVEN, SAID
 from .spark_settings import LOCAL, spark_environment, spark_settings
 
+BESIDE = """
+from support.spark_program import arguments, beside
+
+beside(arguments()["programs"])
+"""
+"""A program that runs several, beside each other: give it ``programs``, what each ``Program`` is given."""
+
+
+class Program:
+    """One of several programs in one driver; ``marks`` are its own, in a folder of its own."""
+
+    def __init__(self, text: str, folder: Path, **arguments: Any) -> None:
+        self.marks = Marks(folder / "marks")
+        self.given = {"program": text, "arguments": arguments, "marks": str(folder / "marks")}
+
 
 class Driver:
     """One program, any number of times. ``arguments`` are what it is given; paths and addresses as strings.
@@ -102,9 +117,9 @@ class Driver:
         assert self._process.wait(timeout) > 0, self.log()
         return self.log(None)
 
-    def wait_mark(self, name: str, count: int = 1, timeout: float = LIMIT) -> None:
+    def wait_mark(self, name: str, count: int = 1, timeout: float = LIMIT, marks: Marks | None = None) -> None:
         """Return once a mark was left so often. Raises AssertionError when the program ends before."""
-        self.marks.wait(name, count, timeout, alive=self._must_run)
+        (marks or self.marks).wait(name, count, timeout, alive=self._must_run)
 
     def wait_said(self, what: str, count: int = 1, timeout: float = LIMIT) -> dict[str, Any]:
         """What this run of the program said, once it has said it so often. AssertionError when it ends before."""

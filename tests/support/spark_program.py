@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import queue
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,12 @@ from .spark_marks import Marks
 
 GIVEN = "NSQ_FAST_TEST_PROGRAM"
 SAID = "@@ "
+_running = threading.local()  # a program that runs beside others, in this thread
 
 
 def _given() -> dict[str, Any]:
     given: dict[str, Any] = json.loads(os.environ[GIVEN])
-    return given
+    return {**given, **getattr(_running, "given", {})}
 
 
 def arguments() -> dict[str, Any]:
@@ -46,6 +49,8 @@ def session(**settings: str) -> Any:
     for name, value in {**_given()["settings"], **settings}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
+    if hasattr(_running, "given"):
+        spark = spark.newSession()  # what programs register under the same name stays theirs
     register(spark)
     return spark
 
@@ -60,6 +65,48 @@ def register(spark: Any) -> None:
 def say(what: str, **facts: Any) -> None:
     """Tell the test, which waits with ``Driver.wait_said(what)``."""
     os.write(sys.stdout.fileno(), f"{SAID}{json.dumps({'what': what, **facts})}\n".encode())
+
+
+def run_to_end(start: Callable[[], Any]) -> None:
+    """Run a query that ends by itself; again when its Python took more than 10 s to start, for which Spark ends it."""
+    while not _has_ended(start()):
+        pass
+
+
+def _has_ended(query: Any) -> bool:
+    from pyspark.errors import StreamingQueryException
+
+    try:
+        query.awaitTermination()
+    except StreamingQueryException as error:
+        if "Python worker failed to connect back" not in str(error):
+            raise
+        return False
+    return True
+
+
+def beside(programs: Iterable[dict[str, Any]]) -> None:
+    """Run programs in one driver, each with ``arguments``, ``marks`` and a session of its own.
+
+    Returns when all have ended; raises what one has raised.
+    """
+    outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    threads = [threading.Thread(target=_run, args=(given, outcomes), daemon=True) for given in programs]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        if (error := outcomes.get()) is not None:
+            raise error
+
+
+def _run(given: dict[str, Any], outcomes: queue.SimpleQueue[BaseException | None]) -> None:
+    _running.given = given
+    try:
+        exec(compile(given["program"], "program", "exec"), {"__name__": "__main__"})
+    except BaseException as error:
+        outcomes.put(error)
+    else:
+        outcomes.put(None)
 
 
 class Collector:

@@ -6,9 +6,17 @@ there (``hold``, ``raise``, ``exit``). ``forever``: until the mark ``end``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
+from .spark_driver import Driver
 from .spark_ledger import Delivered, account
+from .spark_marks import Marks, poll
+
+COUNT = 60_000
+"""Messages for a query of two batches, of which each point is reached in one."""
+BATCH = 40_000
+"""In two tasks, each of which hands on 10,000 rows and has as many to come when it is held."""
 
 PROGRAM = """
 import os, time
@@ -16,7 +24,7 @@ import os, time
 from nsq_fast.spark import NsqDataSource
 from nsq_fast.spark.replay import ReplayStreamReader
 from nsq_fast.spark.replay.reading import PieceReader
-from support.spark_program import Collector, arguments, marks, say, session
+from support.spark_program import Collector, arguments, marks, run_to_end, say, session
 
 given, here = arguments(), marks()
 
@@ -26,7 +34,7 @@ def point(name):
     action = given["points"][name]
     here.reach(name + "-reached")
     if action == "hold":
-        here.hold(name, 300)
+        here.hold(name)
     elif action == "raise":
         raise RuntimeError("a fault of the test")
     elif action == "exit":
@@ -87,9 +95,27 @@ if given["forever"]:
     query.processAllAvailable()
     query.stop()
 else:
-    writer.trigger(availableNow=True).start().awaitTermination()
+    run_to_end(writer.trigger(availableNow=True).start)
 say("progress", attempts=here.count("attempt"))
 """
+
+
+def arguments(
+    options: dict[str, str], folder: Path, points: dict[str, str], forever: bool = False
+) -> dict[str, object]:
+    """What the program is given; its files go below ``folder``."""
+    paths = {"out": str(folder / "out"), "checkpoint": str(folder / "checkpoint")}
+    return {"options": {"startingOffsets": "earliest", **options}, "points": points, "forever": forever, **paths}
+
+
+def next_hold(driver: Driver, marks: Marks, points: Iterable[str]) -> str:
+    """Which of these points the program holds at, once it does."""
+
+    def held() -> list[str]:
+        assert driver.is_running, driver.log()
+        return [name for name in points if marks.count(name)]
+
+    return poll(held, what="the next point")[0]
 
 
 def check(folder: Path, bodies: list[bytes]) -> Delivered:
