@@ -9,6 +9,7 @@ spark = session()
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import queue
@@ -22,6 +23,14 @@ from .spark_marks import Marks
 
 GIVEN = "NSQ_FAST_TEST_PROGRAM"
 SAID = "@@ "
+# By programs that run beside each other: where two threads import pyspark at once, one of them finds half of it.
+_IMPORTED_FIRST = (
+    "pandas",
+    "pyarrow",
+    "pyspark.sql",
+    "nsq_fast.spark.journal.collect",
+    "nsq_fast.spark.replay.reading",
+)
 _running = threading.local()  # a program that runs beside others, in this thread
 
 
@@ -90,6 +99,9 @@ def beside(programs: Iterable[dict[str, Any]]) -> None:
 
     Returns when all have ended; raises what one has raised.
     """
+    for name in _IMPORTED_FIRST:
+        importlib.import_module(name)
+    session()
     outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
     threads = [threading.Thread(target=_run, args=(given, outcomes), daemon=True) for given in programs]
     for thread in threads:
