@@ -38,7 +38,7 @@ def ignore(consumer: object, message: Message) -> None:
     pass
 
 
-@pytest.mark.parametrize("end", [math.inf, 1e300, monotonic() + 1e6])
+@pytest.mark.parametrize("end", [math.inf, 1e300, 1e15])
 def test_all_messages_are_handled_in_a_slice_that_is_long_enough(end: float) -> None:
     loop = Loop(end)
     assert loop.handle(ignore) == (False, 0)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
+from support.held_publishes import OK, PublishNsqd
 from support.waiting import PROCESS, WAIT, block_until, until
 
 from nsq_fast.broker.redesigned.cluster import RedesignedCluster
@@ -21,86 +21,7 @@ from nsq_fast.errors import PublishFailed, PublishTimeout
 from nsq_fast.threads import Producer
 
 ROOT = Path(__file__).parent.parent.parent
-OK = struct.pack(">ii", 6, 0) + b"OK"
 THREADS = 8
-
-
-def error_frame(text: bytes) -> bytes:
-    return struct.pack(">ii", len(text) + 4, 1) + text
-
-
-class Nsqd:
-    """One that keeps each command until it is told what to do with it.
-
-    Attributes:
-        commands: the socket and the bodies of each PUB and MPUB, in order.
-        react: called with each of them as it comes, once it is set.
-    """
-
-    def __init__(self) -> None:
-        self.commands: list[tuple[socket.socket, list[bytes]]] = []
-        self.react: Callable[[socket.socket, list[bytes]], object] | None = None
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = "{}:{}".format(*self._listener.getsockname())
-        self._sockets: list[socket.socket] = []
-        self._ended: set[socket.socket] = set()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    @property
-    def bodies(self) -> list[list[bytes]]:
-        return [sorted(bodies) for _, bodies in list(self.commands)]
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                sock, _ = self._listener.accept()
-                self._sockets.append(sock)
-                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        with suppress(OSError, struct.error), sock, sock.makefile("rb") as stream:
-            stream.read(4)
-            while line := stream.readline():
-                name = line.split()[0]
-                if name == b"IDENTIFY":
-                    _sized(stream)
-                    sock.sendall(OK)
-                elif name in (b"PUB", b"MPUB"):
-                    data = _sized(stream)
-                    if sock in self._ended:
-                        continue
-                    bodies = [data] if name == b"PUB" else list(_split(data))
-                    self.commands.append((sock, bodies))
-                    if self.react is not None:
-                        self.react(sock, bodies)
-
-    def reply(self, number: int, data: bytes = OK) -> None:
-        """To that command."""
-        self.commands[number][0].sendall(data)
-
-    def refuse(self, sock: socket.socket, error: bytes) -> None:
-        """Send an error and nothing more, as after a fatal one. What comes is read: a reset would outrun the error."""
-        self._ended.add(sock)
-        sock.sendall(error_frame(error))
-        sock.shutdown(socket.SHUT_WR)
-
-    def stop(self) -> None:
-        self._listener.close()
-        for sock in self._sockets:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-
-def _sized(stream: BinaryIO) -> bytes:
-    return stream.read(struct.unpack(">i", stream.read(4))[0])
-
-
-def _split(data: bytes) -> Iterator[bytes]:
-    at = 4
-    while at < len(data):
-        (size,) = struct.unpack_from(">i", data, at)
-        yield data[at + 4 : at + 4 + size]
-        at += 4 + size
 
 
 class Calls:
@@ -136,7 +57,7 @@ LATE = [b"late %d" % number for number in range(THREADS)]
 def joined(monkeypatch: pytest.MonkeyPatch, late: list[bytes] = LATE, **options: Any) -> Iterator[tuple[Any, ...]]:
     """An nsqd that has ``late`` as one command, its fifth; those before it were one publish each, and are answered."""
     monkeypatch.setattr("nsq_fast.runtime.crossing.gathering.LONGEST", WAIT)
-    nsqd = Nsqd()
+    nsqd = PublishNsqd()
     producer = Producer(nsqd.address, **options)
     producer.start()
     try:
@@ -253,7 +174,7 @@ def interrupted_while_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise Interrupted
 
-    def interrupt_main(producer: Producer, nsqd: Nsqd, calls: Calls) -> None:
+    def interrupt_main(producer: Producer, nsqd: PublishNsqd, calls: Calls) -> None:
         crossing = producer._place.get()
         block_until(lambda: crossing.count_unconfirmed() == len(EARLY) + len(LATE) + 1, "the call of the main thread")
         nsqd.reply(0, OK * len(EARLY))
@@ -262,7 +183,7 @@ def interrupted_while_joined(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("nsq_fast.runtime.crossing.gathering.LONGEST", WAIT)
     signal.signal(signal.SIGALRM, interrupt)
-    nsqd = Nsqd()
+    nsqd = PublishNsqd()
     with Producer(nsqd.address) as producer:
         calls = Calls(producer)
         for number, body in enumerate(EARLY, 1):

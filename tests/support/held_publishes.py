@@ -1,0 +1,99 @@
+"""An nsqd that does with each publish what a test says, or keeps it, in threads of its own."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import BinaryIO
+
+OK = struct.pack(">ii", 6, 0) + b"OK"
+
+
+def error_frame(text: bytes) -> bytes:
+    return struct.pack(">ii", len(text) + 4, 1) + text
+
+
+class PublishNsqd:
+    """It takes connections from when it is made until ``stop``, also that at the end of its ``with``.
+
+    Attributes:
+        commands: the socket and the bodies of each PUB and MPUB, in order.
+        react: called with each of them as it comes, once it is set.
+    """
+
+    def __init__(self, react: Callable[[socket.socket, list[bytes]], object] | None = None) -> None:
+        self.commands: list[tuple[socket.socket, list[bytes]]] = []
+        self.react = react
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "{}:{}".format(*self._listener.getsockname())
+        self._sockets: list[socket.socket] = []
+        self._ended: set[socket.socket] = set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> PublishNsqd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def bodies(self) -> list[list[bytes]]:
+        """Those of each command, sorted."""
+        return [sorted(bodies) for _, bodies in list(self.commands)]
+
+    def reply(self, number: int, data: bytes = OK) -> None:
+        """To that command."""
+        self.commands[number][0].sendall(data)
+
+    def refuse(self, sock: socket.socket, error: bytes) -> None:
+        """Send an error and nothing more, as after a fatal one. What comes is read: a reset would outrun the error."""
+        self._ended.add(sock)
+        sock.sendall(error_frame(error))
+        sock.shutdown(socket.SHUT_WR)
+
+    def stop(self) -> None:
+        self._listener.close()
+        for sock in self._sockets:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                self._sockets.append(sock)
+                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with suppress(OSError, struct.error), sock, sock.makefile("rb") as stream:
+            stream.read(4)
+            while line := stream.readline():
+                self._command(sock, line.split()[0], stream)
+
+    def _command(self, sock: socket.socket, name: bytes, stream: BinaryIO) -> None:
+        if name == b"IDENTIFY":
+            _sized(stream)
+            sock.sendall(OK)
+        elif name in (b"PUB", b"MPUB"):
+            data = _sized(stream)
+            if sock in self._ended:
+                return
+            bodies = [data] if name == b"PUB" else list(_split(data))
+            self.commands.append((sock, bodies))
+            if self.react is not None:
+                self.react(sock, bodies)
+
+
+def _sized(stream: BinaryIO) -> bytes:
+    return stream.read(struct.unpack(">i", stream.read(4))[0])
+
+
+def _split(data: bytes) -> Iterator[bytes]:
+    at = 4
+    while at < len(data):
+        (size,) = struct.unpack_from(">i", data, at)
+        yield data[at + 4 : at + 4 + size]
+        at += 4 + size
