@@ -85,16 +85,3 @@ def test_delayed_messages_are_not_on_disk_here(node: Any) -> None:
 
 def test_a_route_of_metrics_is_missing_here(node: Any) -> None:
     assert ask(node.http_address, "GET", "/metric").status == (404 if is_ours(node) else 200)
-
-
-def test_a_limit_of_clients_has_no_effect_here(node: Any) -> None:
-    consumer, client = Consumer(node, "SUB t c 0"), WireClient(node.tcp_address)
-    path = "/channel/setclientlimit?topic=t&partition=0&channel=c&ready=0&client_prefix="
-    assert ask(node.http_address, "POST", path).status == 200
-    assert client.command(b"PUB t 0\n" + sized(b"1")) == b"OK"
-    if is_ours(node):
-        assert consumer.receive().body == b"1"
-    else:
-        assert consumer.is_quiet()
-    consumer.close()
-    client.close()

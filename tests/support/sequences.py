@@ -259,7 +259,7 @@ _VALUES: dict[str, Any] = {
     "binary": ("true", "", "false"), "needext": ("true", "false"),
     "search_mode": ("id", "count", "virtual_offset", "x"),
     "search_pos": ("0", "1", "-1", "x", "999999999", "1125899906842625"), "msgid": ("1", "0", "-1", "x", "999999"),
-    "order": ("true", "false", "x"), "ratekilobytes": ("1000", "x", "-1"), "ready": ("2500", "50000", "x", "2501"),
+    "order": ("true", "false", "x"), "ratekilobytes": ("1000", "x", "-1"), "ready": ("1", "0", "x", "-1"),
     "client_prefix": ("1", ""), "loglevel": ("2", "x", "-5", "3000000000"), "leaderOnly": ("true", "1", "x"),
     "needClients": ("true", "false"), "format": ("json", "text", "x"), "slow": ("true", ""), "type": ("none", "x"),
     "offset": ("1", "x"), "enable": ("true", "false", "x"), "rate": ("0", "x"),

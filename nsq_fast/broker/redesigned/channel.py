@@ -54,6 +54,9 @@ class Consumer(Protocol):
     def wake(self) -> None:
         """There may be something to do."""
 
+    def limit_rdy(self, limit: int) -> None:
+        """From now on it has no more messages in flight than this."""
+
     def close(self) -> None:
         """Disconnect."""
 
@@ -315,6 +318,13 @@ def finish_anywhere(channel: PartitionChannel, internal_id: int) -> bool:
             client.wake()
             return True
     return False
+
+
+def limit_clients(channel: PartitionChannel, prefix: str, limit: int) -> None:
+    """From now on clients that are there, and whose address begins so, have no more messages in flight than this."""
+    for client in channel.clients.values():
+        if client.remote_address.startswith(prefix):
+            client.limit_rdy(limit)
 
 
 def finish_deferred(channel: PartitionChannel) -> None:

@@ -9,7 +9,7 @@ from nsq_fast.broker.go_integer import parse_integer
 from nsq_fast.broker.http.router import Request, Router
 from nsq_fast.errors import ServerError
 
-from .channel import PartitionChannel, finish_anywhere, finish_deferred
+from .channel import PartitionChannel, finish_anywhere, finish_deferred, limit_clients
 from .log import PARTITION_SHIFT, Record
 from .node import Node
 from .positions import COUNT, OFFSET, Position, parse_position, sequence_of
@@ -116,18 +116,13 @@ class ChannelRoutes:
 
     def _limit_rate(self, request: Request) -> None:
         """The limit is checked, and has no effect."""
-        self._check_limit(request, "ratekilobytes")
+        find_channel(request, self._node)
+        _integer(request, "ratekilobytes")
 
     def _limit_clients(self, request: Request) -> None:
-        """The limit is checked, and has no effect."""
-        self._check_limit(request, "ready")
-
-    def _check_limit(self, request: Request, name: str) -> None:
-        find_channel(request, self._node)
-        try:
-            parse_integer((request.get(name) or "").encode())
-        except ValueError as error:
-            raise request.refuse(400, "INVALID_OPTION") from error
+        """Of the clients that are there now (youzan/nsq: nsqd/channel.go, SetClientLimitedRdy)."""
+        channel = find_channel(request, self._node).channel
+        limit_clients(channel, request.get("client_prefix") or "", _integer(request, "ready"))
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -179,3 +174,10 @@ class ChannelRoutes:
         require_leader(request, self._node, target.partition)
         if not finish_anywhere(target.channel, internal_id):
             raise request.refuse(500, "ErrType:7 ErrCode:0 : Message ID not in flight")
+
+
+def _integer(request: Request, name: str) -> int:
+    try:
+        return parse_integer((request.get(name) or "").encode())
+    except ValueError as error:
+        raise request.refuse(400, "INVALID_OPTION") from error

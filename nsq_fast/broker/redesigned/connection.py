@@ -12,6 +12,8 @@ from .identify import NodeProfile
 from .node import Node
 from .state import Partition
 
+DEFAULT_LIMITED_RDY = 50000  # youzan/nsq: nsqd/client_v2.go, defaultLimitedRdy
+
 
 class NodeConnection(Connection):
     """One client.
@@ -21,6 +23,7 @@ class NodeConnection(Connection):
         tag: of the messages that it wants; empty for those without one.
         matches: its filter.
         gets_ext, gets_detail: whether its frames have the ext field, and the detail header.
+        limited_rdy: it has no more messages in flight than this, whatever its RDY says.
     """
 
     silent_intervals = 3
@@ -33,6 +36,7 @@ class NodeConnection(Connection):
         self.matches = make_filter(None)
         self.gets_ext = False
         self.gets_detail = False
+        self.limited_rdy = DEFAULT_LIMITED_RDY
 
     @property
     def node(self) -> Node:
@@ -59,6 +63,16 @@ class NodeConnection(Connection):
             self.matches = make_filter(self.node_profile.ext_filter)
         self.in_flight.timeout = self.profile.msg_timeout
 
+    def set_rdy(self, count: int) -> None:
+        """As that of the base, within the limit."""
+        super().set_rdy(count)
+        self.max_in_flight = min(count, self.limited_rdy)
+
+    def limit_rdy(self, limit: int) -> None:
+        """From now on it has no more messages in flight than this."""
+        self.limited_rdy = limit
+        self.set_rdy(self.rdy)
+
     def stats(self) -> dict[str, Any]:
         """Figures under the server's JSON names; durations in nanoseconds (youzan/nsq: nsqd/stats.go, ClientStats)."""
         profile = self.node_profile
@@ -73,5 +87,5 @@ class NodeConnection(Connection):
             "output_buffer_timeout": round(profile.output_buffer_timeout * 1e9),
             "msg_timeout": round(profile.msg_timeout * 1e9),
             "ext_filter": profile.ext_filter or {},
-            "limited_rdy": 0,
+            "limited_rdy": self.limited_rdy,
         }

@@ -103,7 +103,8 @@ class Connection:
         profile: what IDENTIFY has settled.
         state: STATE_INIT, STATE_SUBSCRIBED or STATE_CLOSING.
         channel: what it has subscribed to.
-        rdy: how many messages it may have in flight.
+        rdy: how many messages it said it would have in flight.
+        max_in_flight: how many it may have.
         in_flight: those it has.
         pub_counts: published so far, by topic.
         needed: bytes that the command which is being read needs in all; 0: not known.
@@ -126,7 +127,7 @@ class Connection:
         self.profile: Profile = server.dialect.negotiation.default_profile(self.host, self.nsqd.options)
         self.state = STATE_INIT
         self.channel: Subscribable | None = None
-        self.rdy = 0
+        self.rdy = self.max_in_flight = 0
         self.in_flight: InFlight[Any] = InFlight(self, self.profile.msg_timeout)
         self.pub_counts: dict[str, int] = {}
         self.upgrades = Upgrades()
@@ -259,7 +260,7 @@ class Connection:
         channel = self.channel
         if channel is None:
             return False
-        count = self.rdy - len(self.in_flight)
+        count = self.max_in_flight - len(self.in_flight)
         if channel.is_paused or count <= 0:
             if self.output.buffered:
                 self.output.is_urgent = True
@@ -287,7 +288,7 @@ class Connection:
 
     def set_rdy(self, count: int) -> None:
         """How many messages may be in flight from now on."""
-        self.rdy = count
+        self.rdy = self.max_in_flight = count
         self._wake.set()
 
     # --- heartbeat, upgrade ------------------------------------------------------------------------------------------
