@@ -18,3 +18,8 @@ def parse_integer(data: bytes, function: str = "Atoi") -> int:
     if not -_LIMIT <= value < _LIMIT:
         raise ValueError(f"strconv.{function}: parsing {quote(data)}: value out of range")
     return value
+
+
+def as_int64(value: int) -> int:
+    """What is left of a result in 64 bits: Go's int64 wraps around."""
+    return (value + _LIMIT) % (2 * _LIMIT) - _LIMIT

@@ -1,6 +1,7 @@
 """Listening sockets of the broker's servers: bind, accept, hand each connection to its own greenlet.
 
-One ``Listener`` serves one address. It knows nothing of what is spoken there:
+In all that is spoken here the client speaks first, so a connection has a greenlet from its first bytes on: one that
+is only open costs a socket. One ``Listener`` serves one address. It knows nothing of what is spoken there:
 nsqd's TCP protocol, nsqlookupd's, HTTP and HTTPS all sit above it. Stopping it closes
 the listening socket at once, and the connections that are still open.
 """
@@ -11,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from gevent import Greenlet, Timeout, socket
+from gevent import Greenlet, Timeout, get_hub, socket
 from gevent.pool import Pool
 from gevent.server import StreamServer
 from gevent.ssl import SSLContext
@@ -25,6 +26,7 @@ logger = logging.getLogger("nsq_fast.broker.net.listener")
 
 BACKLOG = 1024
 HANDSHAKE_TIMEOUT = 10.0
+_READABLE = 1
 
 
 def bind(address: str | tuple[str, int]) -> Any:
@@ -51,6 +53,7 @@ def split_listen_address(text: str) -> tuple[str, int]:
 class Listener:
     """Accept connections on a bound socket and run ``handle(sock, address)`` for each in a greenlet.
 
+    The greenlet begins when the peer has sent something or has closed; with TLS at once, as the handshake is timed.
     It applies the switch ``refuse_connections`` of ``faults``; ``handle`` applies the others.
     The socket is closed when ``handle`` returns; an OSError that ends ``handle`` is only logged:
     peers come and go.
@@ -69,8 +72,9 @@ class Listener:
         self._handle = handle
         self._faults = faults
         self._ssl_context = ssl_context
+        self._silent: dict[Any, Any] = {}
         self._connections = Pool(greenlet_class=Greenlet)
-        self._server = StreamServer(sock, self._serve, spawn=self._connections)
+        self._server = _Acceptor(sock, self._take)
 
     def start(self) -> None:
         """Begin to accept."""
@@ -79,11 +83,31 @@ class Listener:
     def stop(self) -> None:
         """Stop accepting, and end every connection that is still open."""
         self._server.close()
+        for sock in list(self._silent):
+            self._hear(sock)
+            sock.close()
         self._connections.kill()
 
-    def _serve(self, sock: Any, address: Any) -> None:
+    def _take(self, sock: Any, address: Any) -> None:
+        """Runs in the hub: it must not block."""
         if self._faults.refuses(sock):
             return
+        if self._ssl_context is not None:
+            self._connections.spawn(self._serve, sock, address)
+            return
+        watcher = self._silent[sock] = get_hub().loop.io(sock.fileno(), _READABLE)
+        watcher.start(self._begin, sock, address)
+
+    def _begin(self, sock: Any, address: Any) -> None:
+        self._hear(sock)
+        self._connections.spawn(self._serve, sock, address)
+
+    def _hear(self, sock: Any) -> None:
+        watcher = self._silent.pop(sock)
+        watcher.stop()
+        watcher.close()
+
+    def _serve(self, sock: Any, address: Any) -> None:
         try:
             # Without it each reply on a kept connection waits for the peer's delayed ACK, 40 ms:
             # test_replies_on_a_kept_connection_do_not_wait.
@@ -98,3 +122,14 @@ class Listener:
             )
         finally:
             sock.close()
+
+
+class _Acceptor(StreamServer):
+    """Hands each connection to ``take``, in the hub, and leaves the socket to it."""
+
+    def __init__(self, sock: Any, take: Callable[[Any, Any], None]) -> None:
+        super().__init__(sock, take)
+        self._take = take
+
+    def do_handle(self, sock: Any, address: Any) -> None:
+        self._take(sock, address)

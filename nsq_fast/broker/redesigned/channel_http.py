@@ -157,7 +157,10 @@ class ChannelRoutes:
         if mode == "id":
             sequence = partition.log.at_id(value)
         elif mode in _SEARCH_MODES:
-            sequence = sequence_of(Position(_SEARCH_MODES[mode], value), partition.log)
+            try:
+                sequence = sequence_of(Position(_SEARCH_MODES[mode], value), partition.log)
+            except ValueError as error:
+                raise request.refuse(404, str(error)) from error
         else:
             raise request.refuse(400, "search mode should be one of id/count/virtual_offset")
         records = partition.log.read(sequence, 1)
