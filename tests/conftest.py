@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -71,6 +72,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from support.side_by_side import TogetherByFile
 
     return TogetherByFile(config, log)
+
+
+@pytest.fixture(autouse=True)
+def broker_log_level() -> Iterator[None]:
+    """What a test says to the routes of embedded servers that set the level of their log does not outlive it."""
+    log = logging.getLogger("nsq_fast.broker")
+    level = log.level
+    yield
+    log.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

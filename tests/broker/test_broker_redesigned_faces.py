@@ -22,14 +22,6 @@ def cluster() -> Iterator[RedesignedCluster]:
         yield cluster
 
 
-@pytest.fixture
-def log_level() -> Iterator[logging.Logger]:
-    logger = logging.getLogger("nsq_fast.broker")
-    level = logger.level
-    yield logger
-    logger.setLevel(level)
-
-
 @pytest.mark.parametrize(
     ("header", "value"),
     [
@@ -63,13 +55,14 @@ def test_what_is_wrong_with_a_header_is_said_as_the_server_says_it(header: bytes
         fast_json.decode(header)
 
 
-def test_the_log_level_is_changed_while_it_runs(cluster: RedesignedCluster, log_level: logging.Logger) -> None:
+def test_the_log_level_is_changed_while_it_runs(cluster: RedesignedCluster) -> None:
+    log = logging.getLogger("nsq_fast.broker")
     for server in (cluster.nsqds[0], cluster.lookupds[0]):
         for level, meant in (("0", logging.ERROR), ("2", logging.INFO), ("9", logging.DEBUG)):
             assert ask(server.http_address, "POST", f"/loglevel/set?loglevel={level}").status == 200
-            assert log_level.level == meant
+            assert log.level == meant
     assert ask(cluster.nsqds[0].http_address, "PUT", "/config/log_level", b"1").json == 1
-    assert log_level.level == logging.WARNING
+    assert log.level == logging.WARNING
 
 
 def test_a_tombstone_hides_a_node_from_those_who_publish(cluster: RedesignedCluster) -> None:

@@ -270,10 +270,11 @@ def test_auth_and_tls_through_options(
 
 RETRYING = """
 import os
-import time
 
 from pyspark import TaskContext
+from support.spark_marks import poll
 from support.spark_program import arguments, session
+from support.spark_replay import ask
 from nsq_fast.spark import foreach_batch_sink
 
 given = arguments()
@@ -281,14 +282,19 @@ spark = session(**{"spark.sql.execution.arrow.maxRecordsPerBatch": "500"})
 frame = spark.range(0, 10_000, 1, 2).selectExpr("lpad(cast(id as string), 200, '0') body")
 
 
-def failing(how):
+def stored(topic):
+    answers = [ask(f"{http}/stats?format=json&topic={topic}&leaderOnly=true") for http in given["https"]]
+    return sum(each["message_count"] for answer in answers for each in answer["topics"])
+
+
+def failing(how, topic):
     def once(batches):
         context, written = TaskContext.get(), 0
         for batch in batches:
             yield batch
             written += batch.num_rows
             if context.partitionId() == 1 and context.attemptNumber() == 0 and written >= 3000:
-                time.sleep(0.7)  # sleep: let it be written
+                poll(lambda: stored(topic) > 5_000, what="more than the rows of the other task")
                 if how == "exit":
                     os._exit(3)
                 raise ValueError("once")
@@ -297,8 +303,9 @@ def failing(how):
 
 
 for how, options in given["writes"]:
-    frame.mapInArrow(failing(how), frame.schema).write.format("nsq").options(**options).mode("append").save()
-foreach_batch_sink(**given["foreach"])(frame.mapInArrow(failing("exit"), frame.schema), 0)
+    rows = frame.mapInArrow(failing(how, options["topic"]), frame.schema)
+    rows.write.format("nsq").options(**options).mode("append").save()
+foreach_batch_sink(**given["foreach"])(frame.mapInArrow(failing("exit", given["foreach"]["topic"]), frame.schema), 0)
 """
 
 
@@ -348,7 +355,8 @@ def test_a_task_that_is_tried_again_writes_its_rows_again(
     keyed, foreach = with_keys(cluster, "again-keyed"), with_keys(cluster, "again-foreach")
     expected = [b"%0200d" % number for number in range(10_000)]
     all_writes = [*writes.items(), ("exit", keyed)]
-    driver = spark_driver(RETRYING, LOCAL_CLUSTER_OF_ONE, writes=all_writes, foreach=foreach)
+    https = [str(nsqd.http) for nsqd in (broker.nsqd, *cluster.nsqds)]
+    driver = spark_driver(RETRYING, LOCAL_CLUSTER_OF_ONE, writes=all_writes, foreach=foreach, https=https)
     driver.start()
     driver.wait()
     for topic in (keyed["topic"], foreach["topic"]):

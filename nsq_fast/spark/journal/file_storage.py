@@ -47,11 +47,14 @@ class FileStorage:
         return FileStorage(self._file(name), durable=self._durable)
 
     def make(self, *, parents: bool = False) -> None:
-        """Make the folder, readable by its owner only. Raises OSError."""
+        """Make the folder, readable by its owner only. Raises OSError, also where something else has its name."""
         if parents:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
-        with contextlib.suppress(FileExistsError):
+        try:
             os.mkdir(self.path, 0o700)
+        except FileExistsError:
+            if not os.path.isdir(self.path):
+                raise
         _sync_folder(os.path.dirname(self.path))
 
     def check(self) -> None:
