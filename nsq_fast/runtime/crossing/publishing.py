@@ -118,17 +118,17 @@ class CrossingProducer(Producer):
             gathering.end()
             self._wakeups.is_waking = left > 1  # they leave together
         while left > 0 and requests:
-            plain, bodies = self.queue.take_alike(min(left, self._most_joined))
-            if plain:
-                left -= len(plain)
-                self._admit_plain(plain, bodies)
+            if isinstance(requests[0], PlainRequest):
+                plain, bodies = self.queue.take_alike(min(left, self._most_joined))
+                left -= len(plain) or 1
+                if plain:
+                    self._admit_plain(plain, bodies)
                 continue
             left -= 1
-            request = requests.popleft() if requests else None
-            if request is not None:
-                if request.latch is not None and not request.is_cancelled:
-                    gathering.waiting.add(request.latch)
-                self._admit(request)
+            request = requests.popleft()
+            if request.latch is not None and not request.is_cancelled:
+                gathering.waiting.add(request.latch)
+            self._admit(request)
         self._wakeups.is_waking = False
 
     def thread_ended(self, error: NotRunning) -> None:
