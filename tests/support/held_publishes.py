@@ -52,7 +52,8 @@ class PublishNsqd:
         """Send an error and nothing more, as after a fatal one. What comes is read: a reset would outrun the error."""
         self._ended.add(sock)
         sock.sendall(error_frame(error))
-        sock.shutdown(socket.SHUT_WR)
+        with suppress(OSError):  # the client has closed at once, and then so has the thread that serves it
+            sock.shutdown(socket.SHUT_WR)
 
     def stop(self) -> None:
         self._listener.close()
