@@ -74,6 +74,11 @@ class LoopTurns:
         """The number of the turn that ``began_at`` and ``due_at`` speak of."""
         return self._iteration
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether greenlets or other callbacks are ready to run; what is done at the end of the turn does not count."""
+        return len(self._loop._callbacks) > bool(self._at_end)
+
     def at_end(self, function: Callable[[], object]) -> None:
         """Have ``function`` called before the loop waits for anything; it must not block.
 

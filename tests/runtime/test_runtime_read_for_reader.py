@@ -15,6 +15,7 @@ import gevent
 import pytest
 from gevent import getcurrent
 from gevent.event import Event
+from gevent.socket import wait_read
 from support.partitions import PartitionNsqd, answers, push_record
 from support.waiting import WAIT, until
 
@@ -24,7 +25,7 @@ from nsq_fast.names import Address
 from nsq_fast.runtime.loop_turns import loop_turns
 from nsq_fast.runtime.net import busy_poll
 from nsq_fast.runtime.net.busy_poll import BusyPoll
-from nsq_fast.runtime.net.spin_reader import HITS, TRIES, SpinReader
+from nsq_fast.runtime.net.spin_reader import HITS, SpinReader
 from nsq_fast.runtime.net.transport import Transport
 
 CONSUME = {"topic": "t", "channel": "c"}
@@ -339,35 +340,60 @@ def test_only_one_reads_instead(ends: Ends, reader: gevent.Greenlet) -> None:
 
 
 class Answers:
-    """A ``recv_soon`` that has something at each ``every``-th try."""
+    """A ``recv_soon`` to which something comes in time each ``every``-th time; 0: never."""
 
     def __init__(self, every: int) -> None:
         self.every = every
-        self.tries = 0
+        self.calls = 0
 
-    def __call__(self, fd: int, size: int, tries: int) -> tuple[bytes | None, int]:
-        for missed in range(tries):
-            self.tries += 1
-            if self.every and self.tries % self.every == 0:
-                return b"answer", missed
-        return None, tries
+    def __call__(self, fd: int, size: int, microseconds: int) -> bytes | None:
+        self.calls += 1
+        return b"answer" if self.every and self.calls % self.every == 0 else None
 
 
 def test_what_comes_at_once_needs_no_hub_but_the_hub_has_its_turn(ends: Any) -> None:
-    tries = SpinReader(ends[1], Answers(TRIES))
-    got = [tries.recv(100) for _ in range(3 * (HITS + 1))]
+    reader = SpinReader(ends[1], Answers(1))
+    got = [reader.recv(100) for _ in range(3 * (HITS + 1))]
     assert got == ([b"answer"] * HITS + [None]) * 3
 
 
-def test_tries_in_vain_become_rare(ends: Any) -> None:
-    answers = Answers(0)
-    tries = SpinReader(ends[1], answers)
-    assert [tries.recv(100) for _ in range(5000)] == [None] * 5000
-    assert answers.tries < 20 * TRIES
+@pytest.mark.parametrize("every", [0, 2, 3])
+def test_tries_in_vain_become_rare(ends: Any, every: int) -> None:
+    answers = Answers(every)
+    reader = SpinReader(ends[1], answers)
+    for _ in range(5000):
+        reader.recv(100)
+    assert answers.calls < 100
+
+
+def test_a_miss_now_and_then_is_no_reason_to_rest(ends: Any) -> None:
+    calls = 0
+
+    def answer(fd: int, size: int, microseconds: int) -> bytes | None:
+        nonlocal calls
+        calls += 1
+        return b"answer" if calls % 4 else None
+
+    reader = SpinReader(ends[1], answer)
+    for _ in range(5000):
+        reader.recv(100)
+    assert calls == 5000
+
+
+def test_who_is_ready_to_run_comes_first(ends: Ends) -> None:
+    transport, peer = ends
+    peer.sendall(b"reply")
+    wait_read(transport._socket.fileno(), timeout=WAIT)
+    ready = gevent.spawn(lambda: True)
+    assert transport.recv_at_once() is None
+    gevent.sleep(0)
+    assert ready.value is True
+    loop_turns().at_end(lambda: None)  # nobody waits for what is done at the end
+    assert transport.recv_at_once() == b"reply"
 
 
 def test_the_end_is_no_miss(ends: Any) -> None:
-    assert SpinReader(ends[1], lambda fd, size, tries: (b"", 0)).recv(100) == b""
+    assert SpinReader(ends[1], lambda fd, size, microseconds: b"").recv(100) == b""
 
 
 # Waiting for a moment

@@ -183,8 +183,8 @@ class Receiver:
         return data
 
     def recv_at_once(self) -> bytes | None:
-        """What a few tries to read bring, without a turn of the hub; None if it is the hub that has to wait."""
-        if self.layers:
+        """What comes soon, without a turn of the hub; None if it is the hub that has to wait, or others wait for it."""
+        if self.layers or self._turns.is_awaited:
             return None
         data = self._spin_reader.recv(REPLY_SIZE)
         if data is not None:
