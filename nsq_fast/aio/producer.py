@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias
 
 from nsq_fast.errors import NotRunning
 from nsq_fast.protocol.wire_form import Receipt
-from nsq_fast.runtime import NO_EXTRAS, CrossingProducer, OutsideProducer, PublishRequest, extras_of
+from nsq_fast.runtime import CrossingProducer, OutsideProducer, PlainRequest, PublishRequest, extras_of, task_publisher
 
+from .callers import WaitingTasks
 from .gate import LoopGate, LoopPromise
 
 Body: TypeAlias = bytes | bytearray | memoryview
@@ -36,6 +37,7 @@ class Producer(OutsideProducer):
     """
 
     _gate: LoopGate | None = None
+    _publish_plain: Callable[[Any, Any, bool], PlainRequest | None] | None = None
 
     # Publishing
 
@@ -57,22 +59,24 @@ class Producer(OutsideProducer):
 
         The arguments are those of ``nsq_fast.Producer.publish``.
         """
+        if (self._publish_plain is not None and defer is None) and (
+            timeout is None and key is partition is trace_id is None and headers is None and tag is None
+        ):
+            plain = self._publish_plain(topic, body, block)
+            if plain is not None:
+                try:
+                    usual: Stored = await plain.awaited
+                    return usual
+                except asyncio.CancelledError as error:
+                    await self._withdraw(plain, error)
+                    raise
         producer, gate = self._started("publish()")
-        promise = LoopPromise(gate)
+        body = producer.body_of(topic, body, timeout)
         extras = extras_of(key, partition, trace_id, headers, tag)
-        publish = None
-        if defer is timeout is None and extras is NO_EXTRAS:
-            publish = producer.direct.try_send(topic, body, promise)
-        if publish is None:
-            body = producer.body_of(topic, body, timeout)
-            request = PublishRequest(topic, body, defer, timeout, extras, promise, waits=block, needs_nsqd=not block)
-            producer.hand_over(request)
-        try:
-            stored: Stored = await promise.future
-            return stored
-        except asyncio.CancelledError as error:
-            await self._withdraw(producer, request if publish is None else PublishRequest.of(publish), error)
-            raise
+        promise = LoopPromise(gate)
+        request = PublishRequest(topic, body, defer, timeout, extras, promise, waits=block, needs_nsqd=not block)
+        stored: Stored = await self._sent(producer, request, promise)
+        return stored
 
     def publish_nowait(
         self,
@@ -126,14 +130,14 @@ class Producer(OutsideProducer):
         try:
             return await promise.future
         except asyncio.CancelledError as error:
-            await self._withdraw(producer, request, error)
+            await self._withdraw(request, error)
             raise
 
-    async def _withdraw(
-        self, producer: CrossingProducer, request: PublishRequest, error: asyncio.CancelledError
-    ) -> None:
+    async def _withdraw(self, request: PublishRequest | PlainRequest, error: asyncio.CancelledError) -> None:
         """Take back what was not sent; tell ``error`` whether any of it may be stored."""
         error.possibly_stored = True  # type: ignore[attr-defined]  # until it is known better
+        request.is_cancelled = True  # what is not taken yet will not be
+        producer = self._place.get()
         withdrawn = LoopPromise(self._gate_of())
         self._place.thread.submit(lambda: withdrawn.set(producer.abandon(request)))
         try:
@@ -155,6 +159,8 @@ class Producer(OutsideProducer):
             descriptor = direct.allow()
             if descriptor is not None:
                 self._gate.watch(descriptor, direct.readable)
+            publisher = task_publisher(producer, WaitingTasks(self._gate), self._gate.loop, asyncio.get_running_loop)
+            self._publish_plain = publisher.publish
         await self._gate.call(producer.start)
 
     async def close(self, timeout: float | None = None) -> None:
@@ -189,7 +195,7 @@ class Producer(OutsideProducer):
         return self._gate
 
     def _renewed(self, producer: CrossingProducer) -> None:
-        self._gate = None  # in a child of a fork, whose loop is another one
+        self._gate = self._publish_plain = None  # in a child of a fork, whose loop is another one
 
     async def __aenter__(self) -> Producer:
         await self.start()

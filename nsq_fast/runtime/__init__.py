@@ -40,8 +40,11 @@ if TYPE_CHECKING:
     from .crossing.outside_consumer import OutsideConsumer as OutsideConsumer
     from .crossing.outside_producer import OutsideProducer as OutsideProducer
     from .crossing.outside_watch import OutsideWatch as OutsideWatch
+    from .crossing.plain_publishers import task_publisher as task_publisher
+    from .crossing.plain_publishers import thread_publisher as thread_publisher
     from .crossing.publishing import CrossingProducer as CrossingProducer
     from .crossing.reply import Reply as Reply
+    from .crossing.requests import PlainRequest as PlainRequest
     from .crossing.requests import PublishRequest as PublishRequest
     from .crossing.taken_batches import Cursor as Cursor
     from .crossing.taken_batches import TakenBatches as TakenBatches
@@ -62,7 +65,6 @@ if TYPE_CHECKING:
     from .net.tls import wrap_socket as wrap_socket
     from .owner_thread import Queued as Queued
     from .producer import Producer as Producer
-    from .publishing.compose import NO_EXTRAS as NO_EXTRAS
     from .publishing.compose import extras_of as extras_of
     from .publishing.publish import Receipt as Receipt
     from .signals import LazySignal as LazySignal
@@ -125,8 +127,10 @@ _HOME = {
     "HubThread": "crossing.hub_thread",
     "Queued": "owner_thread",
     "Reply": "crossing.reply",
-    "NO_EXTRAS": "publishing.compose",
+    "task_publisher": "crossing.plain_publishers",
+    "thread_publisher": "crossing.plain_publishers",
     "CrossingProducer": "crossing.publishing",
+    "PlainRequest": "crossing.requests",
     "PublishRequest": "crossing.requests",
     "extras_of": "publishing.compose",
     "CrossingConsumer": "crossing.consuming",

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, overload
 
 from nsq_fast.log_events import EXIT_IGNORED
 from nsq_fast.protocol.wire_form import Receipt
-from nsq_fast.runtime import CrossingProducer, OutsideProducer, PublishRequest, extras_of
+from nsq_fast.runtime import CrossingProducer, OutsideProducer, PublishRequest, extras_of, thread_publisher
 
 Body: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = Mapping[str, Any]
@@ -208,7 +208,7 @@ class Producer(OutsideProducer):
         producer = self._place.get()
         self._place.thread.call(producer.start)
         self._is_started = True
-        self._publish_plain = producer.queue.publish
+        self._publish_plain = thread_publisher(producer).publish
 
     def close(self, timeout: float | None = None) -> None:
         """Publish no more; wait for the publishes that are pending, then close the connections.
@@ -230,7 +230,7 @@ class Producer(OutsideProducer):
     def _renewed(self, producer: CrossingProducer) -> None:
         if self._is_started:
             producer.start()
-            self._publish_plain = producer.queue.publish
+            self._publish_plain = thread_publisher(producer).publish
 
     def __enter__(self) -> Producer:
         self.start()

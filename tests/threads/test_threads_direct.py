@@ -296,7 +296,9 @@ def test_one_that_is_abandoned_may_be_stored(server: PublishNsqd, start: Start) 
     producer = start()
     server.answer = answer_but(b"x", stay_mute)
     publish, result = send_directly(producer, b"x")
-    assert in_thread(producer.abandon, PublishRequest.of(publish)) is True
+    request = PublishRequest("t", b"x", None, None, NO_EXTRAS, result, waits=True)
+    request.parts = [publish]
+    assert in_thread(producer.abandon, request) is True
     for peer in server.peers:
         peer.ok()
     until(lambda: in_thread(producer.stats)["held"] == 0)

@@ -84,6 +84,7 @@ class DirectSender:
 
     Attributes:
         sent: how many publishes were sent directly, as far as the hub thread knows.
+        permit: while that has a number ``try_send`` may send.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class DirectSender:
         self._trace = trace
         self._requests = requests
         self._routes = routes
-        self._permit = SendPermit()
+        self.permit = SendPermit()
         self._promise: DirectPromise | None = None
         self._socket: LentSocket | None = None
         self._is_allowed = False
@@ -138,7 +139,7 @@ class DirectSender:
 
     def try_send(self, topic: Any, body: Any, promise: DirectPromise) -> Publish | None:
         """Send a publish that has no further arguments; None: nothing was done and nothing checked, hand it over."""
-        permit = self._permit.number  # before anything else is looked at
+        permit = self.permit.number  # before anything else is looked at
         if not permit:
             return None
         route = self._routes().get(topic) if topic.__class__ is str else None
@@ -155,7 +156,7 @@ class DirectSender:
         publish = Publish(queue, body, monotonic() + self._timeout)
         publish.promised = self._promise = promise
         data = PLAIN.command(topic, body, None, link.conn.session.dialect)[1]
-        size = self._permit.send(permit, publish, data)
+        size = self.permit.send(permit, publish, data)
         if not size:
             return None
         if size < len(data):
@@ -164,11 +165,12 @@ class DirectSender:
 
     def readable(self) -> None:
         """The descriptor is readable: a reply has come, or something else that the hub thread has to look at."""
-        permit = self._permit
+        permit = self.permit
         publish: Any = permit.receive()
         if publish is not None:
             stored((publish,))
             self._stored += 1
+            publish.promised = None  # see Publish.wake
             assert self._promise is not None
             self._promise.set_here(OK)
         elif permit.has_news:
@@ -177,7 +179,7 @@ class DirectSender:
     @property
     def is_used(self) -> bool:
         """Whether a publish was sent that the hub thread does not know of yet. In any thread."""
-        return self._permit.is_used
+        return self.permit.is_used
 
     def _wake(self) -> None:
         with suppress(NotRunning):  # it has failed just now, and tells whoever waits for the publish
@@ -220,7 +222,7 @@ class DirectSender:
 
     def forked(self) -> None:
         """In the child of a fork: what was sent is the parent's."""
-        self._permit.revoke()
+        self.permit.revoke()
         self._is_allowed = self._is_on = False
         self._link = None
 
@@ -242,7 +244,7 @@ class DirectSender:
             return
         if not limit.used and not limit.queue and conn.is_quiet:
             socket.lend()
-            self._permit.grant(socket.number)
+            self.permit.grant(socket.number)
         if self._last_of_turn:
             self._call_last()
 
@@ -253,7 +255,7 @@ class DirectSender:
 
     def _take_over(self) -> None:
         """No permit; what was sent with it, and what was read that is no OK, is the hub thread's."""
-        left: Any = self._permit.revoke()
+        left: Any = self.permit.revoke()
         conn = None if self._socket is None else self._socket.conn
         if self._stored != self._noted:
             self._note_stored(conn)

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from time import monotonic
 from typing import Any
 
-from gevent._hub_local import get_hub_if_exists
-
 from nsq_fast._codec import mpub_size
 from nsq_fast._plain_publish import RequestQueue
 from nsq_fast.errors import NotRunning, PublishFailed
@@ -35,16 +33,16 @@ class CrossingProducer(Producer):
 
     Attributes:
         queue: the requests that are not taken.
+        gathering: wakes the threads that wait for some.
+        direct: sends for an event loop while the hub thread sleeps.
     """
 
     def live_in(self, hub_thread: HubThread) -> CrossingProducer:
         """Say in which thread it is; returns itself."""
         self._hub_thread = hub_thread
         self._entering: set[Request] = set()  # they wait for room in jobs of their own: nobody may pass them
-        self._gathering = Gathering(hub_thread, self._take)
-        self.queue = RequestQueue(
-            PlainRequest, OK, self._gathering.answer, hub_thread, self._take, self.abandon, get_hub_if_exists
-        )
+        self.gathering = Gathering(hub_thread, self._take)
+        self.queue = RequestQueue(PlainRequest, OK, hub_thread, self._take)
         self._requests: deque[Request] = self.queue.requests
         self._most_joined = 1 if self._delivery.lingers else self._delivery.most
         self.direct = DirectSender(
@@ -79,7 +77,7 @@ class CrossingProducer(Producer):
 
     def reply(self) -> Reply:
         """What the calling thread, or greenlet, waits for when it publishes."""
-        return Reply(open_latch=self._gathering.answer)
+        return Reply(open_latch=self.gathering.answer)
 
     def hand_over(self, request: PublishRequest) -> None:
         """Have a request taken soon, with all others of the moment. In any thread. Raises NotRunning.
@@ -89,14 +87,10 @@ class CrossingProducer(Producer):
         limit = self._pending_limit
         if not request.waits and limit.used + len(self._requests) + self.direct.is_used >= limit.limit:
             raise PublishFailed(f"publish to {request.topic!r}: {self._full()}", attempts=0)
-        self._requests.append(request)
-        # That the thread has failed is looked at afterwards: it looks at the requests after it has said so.
-        if not self.queue.is_taking or self._hub_thread.is_over:
-            self.queue.is_taking = True
-            self._hub_thread.submit(self._take)
+        self.queue.hand_over(request)
 
     def _take(self) -> None:
-        queue, gathering = self.queue, self._gathering
+        queue, gathering = self.queue, self.gathering
         queue.is_taking = True  # what comes meanwhile gathers, or is taken next
         is_gathering = False
         try:
@@ -112,7 +106,7 @@ class CrossingProducer(Producer):
 
     def _take_present(self) -> None:
         """Take the requests that there are. Those that come meanwhile may leave with more."""
-        gathering, requests = self._gathering, self._requests
+        gathering, requests = self.gathering, self._requests
         left = len(requests)
         if gathering.is_on:
             gathering.end()
@@ -135,7 +129,7 @@ class CrossingProducer(Producer):
         """The hub thread fails: tell those who wait for a publish, each whether it may be stored. Does not block."""
         self._is_running, self._is_closed = False, True
         self.direct.stop()
-        self._gathering.close()
+        self.gathering.close()
         pending = [
             part
             for delivery in self._clusters
@@ -151,11 +145,11 @@ class CrossingProducer(Producer):
             if promise is not None and id(promise) not in told:
                 told.add(id(promise))
                 _fail_for_good(promise, error, part.group is not None or _may_be_stored(part))
-        self._gathering.close()
+        self.gathering.close()
 
     def _admit_plain(self, requests: list[PlainRequest], bodies: list[Any]) -> None:
         """Take requests to one topic; ``bodies`` are theirs. Where nothing is left to check they are one command."""
-        self._gathering.waiting.update(requests)
+        requests[0].callers.taken(requests)
         route = self._routes.get(requests[0].topic)
         limit = self._pending_limit
         count = len(requests)
@@ -170,13 +164,14 @@ class CrossingProducer(Producer):
             return
         deadline = monotonic() + self._timeout
         if count == 1:
-            request = requests[0]
-            publish = Publish(route.any, request.content, deadline)
-            publish.promised = request
-            request.parts = (publish,)
+            publish = Publish(route.any, bodies[0], deadline)
+            publish.promised = requests[0]
         else:
-            joined = JoinedRequests(requests, self._gathering, self._delivery.outcomes)
+            joined = JoinedRequests(requests, self._delivery.outcomes)
             publish = JoinedPublish(route.any, bodies, deadline, joined)
+        parts = (publish,)
+        for request in requests:
+            request.parts = parts
         route.is_used = True
         limit.used += count
         route.any.add(publish)
@@ -235,17 +230,16 @@ class CrossingProducer(Producer):
         request.promise.set_exception(error)
 
     def abandon(self, request: Request) -> bool:
-        """Nobody waits for it any more: what was not sent will not be. Returns whether any of it may be stored.
-
-        A PlainRequest that was sent with others is not taken back, and nothing is said of it.
-        """
+        """Nobody waits for it any more: what was not sent will not be. Returns whether any of it may be stored."""
         request.is_cancelled = True
         if request.latch is not None:
-            self._gathering.waiting.discard(request.latch)
+            self.gathering.waiting.discard(request.latch)
         if request.job is not None:
             request.job.kill(block=False)
             self._entering.discard(request)  # a job that had not begun does not do it
         for part in request.parts:
+            if isinstance(part, JoinedPublish):
+                return _may_be_stored(part)  # it was sent, and the others in it go on
             part.group = None
             part.promised = None
         _abandon_entered(request, self._clusters)

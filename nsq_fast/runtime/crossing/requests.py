@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from nsq_fast._latch import Latch
 from nsq_fast._plain_publish import PlainPublish
@@ -11,8 +11,6 @@ from nsq_fast.runtime.publishing.compose import NO_EXTRAS, Extras
 from nsq_fast.runtime.publishing.outcomes import Outcomes
 from nsq_fast.runtime.publishing.publish import Promise, Publish
 from nsq_fast.runtime.supervised import Job
-
-from .gathering import Gathering
 
 
 class PublishRequest:
@@ -56,14 +54,6 @@ class PublishRequest:
         self.job: Job | None = None  # what waits for room there
         self.is_cancelled = False
 
-    @classmethod
-    def of(cls, publish: Publish) -> PublishRequest:
-        """That of a publish which was sent without one."""
-        assert publish.promised is not None
-        request = cls(publish.topic, publish.body, None, None, NO_EXTRAS, publish.promised, waits=True)
-        request.parts = [publish]
-        return request
-
     @property
     def weight(self) -> int:
         """How many messages it is."""
@@ -71,11 +61,12 @@ class PublishRequest:
 
 
 class PlainRequest(PlainPublish):
-    """As a PublishRequest: a publish of one body, without other arguments, that a thread waits for."""
+    """As a PublishRequest: a publish of one body, without other arguments, that somebody waits for."""
 
     __slots__ = ()
 
     content: bytes
+    callers: Callers
     parts: Sequence[Publish]
     job: Job | None
     defer = timeout = None
@@ -90,35 +81,52 @@ class PlainRequest(PlainPublish):
         return self
 
     @property
-    def latch(self) -> PlainRequest:
-        """What its thread waits for."""
-        return self
+    def latch(self) -> Latch | None:
+        """What a thread waits for, where one does."""
+        return self.awaited if isinstance(self.awaited, Latch) else None
 
 
 Request: TypeAlias = PublishRequest | PlainRequest
+
+
+class Callers(Protocol):
+    """Whoever waits for PlainRequests. Its methods belong to the hub thread."""
+
+    def taken(self, requests: Sequence[PlainRequest]) -> object:
+        """These requests were taken."""
+
+    def answer(self, request: PlainRequest) -> object:
+        """It has ended: wake its caller, now or soon."""
+
+    def answer_all(self, requests: list[PlainRequest]) -> object:
+        """As ``answer``, for several. The list is not changed any more."""
 
 
 class JoinedRequests:
     """Gives several PlainRequests what they, joined, have ended with.
 
     Args:
-        gathering: wakes their threads.
+        requests: they have the same ``callers``.
         outcomes: where one publish is counted for them all.
     """
 
-    __slots__ = ("_gathering", "_outcomes", "promises")
+    __slots__ = ("_outcomes", "promises")
 
-    def __init__(self, requests: list[PlainRequest], gathering: Gathering, outcomes: Outcomes) -> None:
+    def __init__(self, requests: list[PlainRequest], outcomes: Outcomes) -> None:
         self.promises = requests
-        self._gathering = gathering
         self._outcomes = outcomes
 
     def set(self, value: Any = None) -> None:
         """All are stored. They say ``value`` already: it is what a plain publish returns."""
         self._outcomes.stored += len(self.promises) - 1
-        self._gathering.answer_all(self.promises)
+        self.promises[0].callers.answer_all(self.promises)
 
     def set_exception(self, error: BaseException) -> None:
         """They did not go well."""
         for request in self.promises:
             request.set_exception(error)
+
+    def split(self, parts: Sequence[Publish]) -> None:
+        """They are no longer joined."""
+        for request, part in zip(self.promises, parts, strict=True):
+            request.parts = (part,)

@@ -21,6 +21,9 @@ class JointPromise(Promise, Protocol):
     @property
     def promises(self) -> Sequence[Promise]: ...
 
+    def split(self, parts: Sequence[Publish]) -> object:
+        """Each of them ends with one of these from now on, in the order of ``promises``."""
+
 
 class JoinedPublish(Publish):
     """Plain publishes to one destination, where ``sends_now`` says that it may be made.
@@ -38,21 +41,27 @@ class JoinedPublish(Publish):
 
     def __init__(self, destination: Queue, bodies: list[bytes], deadline: float, joint: JointPromise) -> None:
         super().__init__(destination, bodies, deadline, PLAIN_BATCH, len(bodies))
-        self._joint = joint
+        self._joint: JointPromise | None = joint
         self.promised = joint
 
     def wake(self, wakeups: Wakeups) -> None:
-        self._joint.set(OK)  # before one of an error it is split
+        joint = self._joint
+        assert joint is not None
+        self._joint = self.promised = None  # see Publish.wake
+        joint.set(OK)  # before one of an error it is split
 
     @property
     def callers(self) -> int:
         return self.weight
 
     def split(self, pending: PendingPublishes) -> Sequence[Publish]:
-        parts = [self._part(body, promise) for body, promise in zip(self.body, self._joint.promises, strict=True)]
+        joint = self._joint
+        assert joint is not None
+        parts = [self._part(body, promise) for body, promise in zip(self.body, joint.promises, strict=True)]
         if self.attempt is not None:
             self.attempt.publishes = parts
         self.done = True
+        joint.split(parts)
         pending.replace(self, parts)
         return parts
 

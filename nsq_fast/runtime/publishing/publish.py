@@ -254,7 +254,8 @@ class Publish(PublishState):
         if self.waiter is not None:
             wakeups.add(self)
         elif self.promised is not None:
-            _keep_promise(self.promised, self)
+            promise, self.promised = self.promised, None  # which may know this publish: they would be a cycle
+            _keep_promise(promise, self)
         elif self.group is not None:
             self.group.part_done(self.error, wakeups)
 
