@@ -18,13 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader
 
+from nsq_fast.bench.clients import PROGRAMS
 from nsq_fast.runtime.admin import NsqdHTTPClient
 from nsq_fast.spark.journal import JournalStreamReader
 from nsq_fast.spark.journal.chain import Chain
@@ -32,16 +32,14 @@ from nsq_fast.spark.journal.collect import Collector
 from nsq_fast.spark.journal.file_storage import FileStorage
 from nsq_fast.spark.journal.segment import Head, Stored
 from nsq_fast.spark.options import SourceOptions
-from nsq_fast.spark.schema import arrow_schema, spark_schema
 from nsq_fast.spark.source import NsqDataSource
-from nsq_fast.spark.versions import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from nsq_fast.spark.versions import ReadAllAvailable
 
 BODY = b"x" * 200
 TOPIC, CHANNEL = "bench", "spark"
 MODES = ("no journal", "not synced", "as it is")
 MODE = "NSQ_FAST_BENCH_MODE"
 ROWS_PER_BATCH = 250_000
-READY_ROWS = 10_000
 
 
 class NotSynced(Collector):
@@ -97,57 +95,6 @@ class BenchSource(NsqDataSource):
 
     def make_stream_reader(self, kind: str, options: SourceOptions) -> DataSourceStreamReader:
         return BenchReader(options)
-
-
-class ReadySource(DataSource):
-    """Spark's share: the same rows as Arrow batches that were ready before."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "ready"
-
-    def schema(self) -> Any:
-        return spark_schema()
-
-    def streamReader(self, schema: Any) -> DataSourceStreamReader:
-        return ReadyReader(int(self.options["rows"]), int(self.options["perbatch"]))
-
-
-class ReadyReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, rows: int, per_batch: int) -> None:
-        self.rows, self.per_batch = rows, per_batch
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        pass
-
-    def initialOffset(self) -> dict[str, int]:
-        return {"at": 0}
-
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        return {"at": min(self.rows, start["at"] + self.per_batch)}
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        return [InputPartition(end["at"] - start["at"])]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        global _ready
-        if _ready is None:
-            _ready = ready_batch()
-        for _ in range(partition.value // READY_ROWS):
-            yield _ready
-
-    def commit(self, end: dict[str, int]) -> None:
-        pass
-
-
-_ready: pa.RecordBatch | None = None
-
-
-def ready_batch() -> pa.RecordBatch:
-    values: dict[str, list[Any]] = {name: [None] * READY_ROWS for name in arrow_schema().names}
-    values |= {"body": [BODY] * READY_ROWS, "topic": [TOPIC] * READY_ROWS, "nsqd": ["127.0.0.1:4150"] * READY_ROWS}
-    values |= {"message_id": [b"0" * 16] * READY_ROWS, "attempts": [1] * READY_ROWS, "timestamp": [0] * READY_ROWS}
-    return pa.RecordBatch.from_pydict(values, schema=arrow_schema())
 
 
 class Nsqd:
@@ -223,7 +170,9 @@ def session(folder: Path) -> Any:
     from pyspark.sql import SparkSession
 
     here = str(Path(__file__).parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join([here, str(Path(here).parent), os.environ.get("PYTHONPATH", "")])
+    folders = [here, str(Path(here).parent), str(PROGRAMS)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
+    sys.path.append(str(PROGRAMS))
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").config("spark.driver.memory", "1g")
     for name, value in {
@@ -234,10 +183,11 @@ def session(folder: Path) -> Any:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    import spark_source  # by its name, so that workers import the classes rather than get copies
+    import ready_rows  # both by their names, so that workers import the classes rather than get copies
+    import spark_source
 
     spark.dataSource.register(spark_source.BenchSource)
-    spark.dataSource.register(spark_source.ReadySource)
+    spark.dataSource.register(ready_rows.ReadySource)
     return spark
 
 

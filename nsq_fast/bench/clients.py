@@ -8,11 +8,13 @@ from the published module.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ import msgspec
 
 from nsq_fast._version import __version__
 
-from .settings import Settings
+from .settings import SPARK_MODES, Settings
 
 PROGRAMS = Path(__file__).parent / "programs"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "embedding"
@@ -37,10 +39,13 @@ ORDERED_FLOOR = "floor: ordered"
 DROP_IN = "nsq_fast as gnsq"
 ASYNCIO = "nsq_fast aio"
 THREADS = "nsq_fast threads"
+SPARK = "nsq_fast Spark"
+SPARK_FLOOR = "floor: ready rows"
 EMBEDDED = "pynsq on nsq_fast"
 TORNADO = "tornado example"
 _MODULES = {"gnsq": "gnsq", "pynsq": "nsq", "ansq": "ansq", "asyncnsq": "asyncnsq"}
 _BUILD_TIMEOUT = 300
+_OLDEST_PYSPARK = (4, 2)
 _EVERYTHING = frozenset({"consume", "publish", "roundtrip", "ordered", "idle", "start"})
 _ONLY_CONSUME = frozenset({"consume"})
 _ONLY_PUBLISH = frozenset({"publish"})
@@ -90,7 +95,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
 def available(peer_python: str | None = None) -> list[Client]:
     """Every client that can run here, ours first."""
     python = peer_python or os.environ.get("NSQ_FAST_PEER_PYTHON", sys.executable)
-    return [*_ours(), *_go(), *_peers(python), *_floors()]
+    return [*_ours(), *_go(), *_peers(python), *_floors(), *_spark()]
 
 
 def needed_by(name: str) -> str:
@@ -99,14 +104,16 @@ def needed_by(name: str) -> str:
         return "Go, and its module proxy"
     if name == TORNADO:
         return f"a checkout of nsq_fast, and tornado in {sys.executable}: pip install tornado"
+    if name in (SPARK, SPARK_FLOOR):
+        return "PySpark 4.2 or newer, and Java: pip install 'nsq-fast[spark]'"
     module = "pynsq" if name == EMBEDDED else name
     return f"an interpreter that has {module}: pip install {module}, and --peer-python" if module in _MODULES else ""
 
 
 def names() -> tuple[str, ...]:
     """The names that clients can have."""
-    ours = (OURS, BATCHES, COLUMNS, "nsq_fast linger", SEPARATE, KEYED, ASYNCIO, THREADS, DROP_IN)
-    floors = (CORE_FLOOR, BATCH_FLOOR, READY_FLOOR, ORDERED_FLOOR, "floor: Python")
+    ours = (OURS, BATCHES, COLUMNS, "nsq_fast linger", SEPARATE, KEYED, ASYNCIO, THREADS, DROP_IN, SPARK)
+    floors = (CORE_FLOOR, BATCH_FLOOR, READY_FLOOR, ORDERED_FLOOR, "floor: Python", SPARK_FLOOR)
     return (*ours, "go-nsq", "go-nsq async", *_MODULES, EMBEDDED, TORNADO, *floors)
 
 
@@ -281,6 +288,32 @@ def _floors() -> Iterator[Client]:
     yield floor(READY_FLOOR, _ONLY_PUBLISH, modes=frozenset({"batch"}))
     yield floor(ORDERED_FLOOR, frozenset({"ordered"}), can_look_up=True)
     yield Client(name="floor: Python", command=_program("floor_socket"), kinds=_ONLY_CONSUME, can_open_loop=False)
+
+
+def _spark() -> Iterator[Client]:
+    if not _has_spark():
+        return
+    able: dict[str, Any] = {
+        "command": _program("use_spark"),
+        "version": __version__,
+        "kinds": frozenset({"spark"}),
+        "modes": frozenset(SPARK_MODES),
+        "can_open_loop": False,
+    }
+    yield Client(name=SPARK, variant="Spark", **able)
+    yield Client(name=SPARK_FLOOR, variant=SPARK_FLOOR.removeprefix("floor: "), **able)
+
+
+def _has_spark() -> bool:
+    """Whether PySpark is here that tells a source where it goes on, and Java."""
+    if not find_spec("pyspark") or not find_spec("pyarrow") or _pyspark_version() < _OLDEST_PYSPARK:
+        return False
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which("java", path=str(Path(home, "bin")) if home else None) is not None
+
+
+def _pyspark_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall("[0-9]+", metadata.version("pyspark"))[:2])
 
 
 def chosen(clients: Sequence[Client], wanted: Sequence[str]) -> list[Client]:

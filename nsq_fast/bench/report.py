@@ -59,6 +59,9 @@ other Python clients; go-nsq is built where Go is.
 - A goal that is such a ratio takes the median of the ratios of the rounds. While that is not known to 10 %, by the
   order of the ratios and with a confidence of 90 %, the clients take further turns: at most 15, within `--patience`.
   One that is still not known says so, with the range it is in.
+- Spark runs with two threads. Its floor is the same query over Arrow batches that were ready before; of a write, two
+  processes without Spark that publish ready bodies. Client CPU is that of its JVM and its Python processes. JVMs are
+  warmed up, but for the first table of a session; a stream is measured from the end of its first micro-batch.
 - Scenarios that are held against each other, from one connection to a hundred, take turns in the same way.
 - CPU is user and system time of the client's process, over messages. The server's is read from /proc at the same
   moments.

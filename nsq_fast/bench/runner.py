@@ -26,7 +26,6 @@ from .settings import PEAK_CONCURRENCY, SMALLEST_COUNT, Settings
 from .shares import is_settled, shares_among
 from .syscalls import count_syscalls
 
-CLIENT_TIMEOUT = 60.0
 PROBE_COUNT = 2000
 PROBE_SHARE = 0.15
 LARGEST_BACKLOG = 1 << 30
@@ -219,6 +218,7 @@ class Turns:
             "warmup": settings.warmup(count),
             "beyond": settings.beyond(),
             "nsqds": [list(address) for address in server.nsqds],
+            "http": [list(address) for address in server.http],
             "lookupds": list(server.lookupds),
             "cafile": server.cafile,
         }
@@ -286,7 +286,7 @@ class Turns:
 
     def _follow(self, process: subprocess.Popen[bytes]) -> Round:
         before: float | None = None
-        for line in _lines(process):
+        for line in _lines(process, self._settings.patience):
             if not line.startswith(b"{"):
                 continue
             event = msgspec.json.decode(line)
@@ -301,14 +301,14 @@ class Turns:
         raise ClientFailed(f"it ended with status {process.wait()} and no result")
 
 
-def _lines(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+def _lines(process: subprocess.Popen[bytes], patience: float) -> Iterator[bytes]:
     """Lines as they come, until the client ends or the time is up."""
     assert process.stdout is not None
-    descriptor, rest, deadline = process.stdout.fileno(), b"", time.monotonic() + CLIENT_TIMEOUT
+    descriptor, rest, deadline = process.stdout.fileno(), b"", time.monotonic() + patience
     while True:
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([descriptor], [], [], left)[0]:
-            raise ClientFailed(f"it was not done after {CLIENT_TIMEOUT:.0f} s")
+            raise ClientFailed(f"it was not done after {patience:.0f} s")
         chunk = os.read(descriptor, 65536)
         if not chunk:
             return

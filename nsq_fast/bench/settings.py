@@ -6,8 +6,9 @@ import msgspec
 
 from nsq_fast.errors import ConfigError
 
-KINDS = ("consume", "publish", "roundtrip", "ordered", "idle", "start")
+KINDS = ("consume", "publish", "roundtrip", "ordered", "idle", "start", "spark")
 MODES = ("single", "concurrent", "batch")
+SPARK_MODES = ("stream", "read", "cold", "write")
 COMPRESSIONS = ("", "snappy", "deflate")
 
 WARMUP_SHARE = 0.1
@@ -16,6 +17,9 @@ RATE_BEYOND_SECONDS = 0.5
 SMALLEST_COUNT = 1000
 PEAK_CONCURRENCY = 100
 SERVER_BUFFER = 65536
+PATIENCE = 60.0
+SPARK_PATIENCE = 180.0
+_MODES = {"publish": MODES, "spark": SPARK_MODES}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +27,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         count: messages a round; 0: as many as the client handles in ``duration``, found by a round before the others.
-        mode: of publishing: one at a time, from ``concurrency`` greenlets (goroutines, tasks), or MPUB of ``batch``.
+        mode: of publishing: one at a time, from ``concurrency`` greenlets (goroutines, tasks), or MPUB of ``batch``;
+            of Spark: micro-batches, a table, the first table of a session, or a write.
         rate: messages/s of an open loop; 0: a closed loop, as fast as it goes.
         rate_share: an open loop at this share of the largest rate that each of the clients manages in a closed loop of
             ``PEAK_CONCURRENCY`` messages; it is measured before the rounds.
@@ -55,7 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name, value, allowed in (
             ("kind", self.kind, KINDS),
-            ("mode", self.mode, MODES if self.kind == "publish" else ("",)),
+            ("mode", self.mode, _MODES.get(self.kind, ("",))),
             ("compression", self.compression, COMPRESSIONS),
         ):
             if value not in allowed:
@@ -68,6 +73,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def needs_cluster(self) -> bool:
         """Whether its topic has partitions."""
         return self.kind == "ordered" or self.partitions > 1
+
+    @property
+    def needs_own_servers(self) -> bool:
+        """Whether its clients ask for what servers that run already may not have, or do not say."""
+        return self.kind in ("start", "spark")
+
+    @property
+    def patience(self) -> float:
+        """How long a client may take for a round, in seconds: a JVM has to start, and to be warmed up."""
+        return SPARK_PATIENCE if self.kind == "spark" else PATIENCE
 
     def count_at(self, rate: float) -> int:
         """How many messages a client that handles ``rate`` a second gets, so that it works for ``duration``."""
@@ -82,7 +97,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """How many messages more than are counted: the last ones of a topic wait in the output buffer of nsqd."""
         if self.rate:
             return int(self.rate * RATE_BEYOND_SECONDS) + 1
-        if self.kind in ("idle", "start"):
+        if self.kind in ("idle", "start", "spark"):
             return 0
         if self.kind == "roundtrip":
             return self.concurrency

@@ -11,7 +11,19 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from .clients import BATCH_FLOOR, BATCHES, COLUMNS, CORE_FLOOR, KEYED, ORDERED_FLOOR, OURS, READY_FLOOR, SEPARATE
+from .clients import (
+    BATCH_FLOOR,
+    BATCHES,
+    COLUMNS,
+    CORE_FLOOR,
+    KEYED,
+    ORDERED_FLOOR,
+    OURS,
+    READY_FLOOR,
+    SEPARATE,
+    SPARK,
+    SPARK_FLOOR,
+)
 from .figures import Figure, figure, read_of
 from .results import Scenario
 from .suite import CONNECTIONS, IN_FLIGHT
@@ -20,6 +32,7 @@ SETTLED = 0.10
 """The spread of a ratio with which it counts as known."""
 
 _CONFIDENCE = 0.90
+_SPARK_SHARE = 0.6
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -154,6 +167,16 @@ def _many_connections() -> Share:
     )
 
 
+def _spark_rows() -> Iterator[Share]:
+    """The rate; and, as nsqd has the same cores, what Spark with its workers needs of them."""
+    for mode, name in (("stream", "stream with a journal"), ("read", "table with a journal"), ("cold", "first table")):
+        yield _over(f"Spark, {name}: rows/s", f"spark-{mode}", "rate", _SPARK_SHARE, SPARK_FLOOR, SPARK)
+        yield _over(
+            f"Spark, {name}: CPU per row", f"spark-{mode}", "cpu", round(1 / _SPARK_SHARE, 2), SPARK_FLOOR, SPARK
+        )
+    yield _over("Spark, write: rows/s", "spark-write", "rate", _SPARK_SHARE, SPARK_FLOOR, SPARK)
+
+
 SHARES: tuple[Share, ...] = (
     _over("consume: client CPU per message", "consume", "cpu", 1.25, CORE_FLOOR),
     _over("consume, batch_handler: client CPU per message", "consume", "cpu", 1.1, BATCH_FLOOR, BATCHES),
@@ -173,5 +196,6 @@ SHARES: tuple[Share, ...] = (
     _over("ordered, one partition: messages/s", "ordered-1", "rate", 0.95, ORDERED_FLOOR),
     *_latencies("publish to handler at 10,000/s", "latency"),
     *_latencies("publish to handler at half of the peak rate", "latency-half"),
+    *_spark_rows(),
 )
 """The goals that are ratios, in the order they are shown."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from .clients import ASYNCIO, CORE_FLOOR, KEYED, ORDERED_FLOOR, OURS, THREADS
+from .clients import ASYNCIO, CORE_FLOOR, KEYED, ORDERED_FLOOR, OURS, SPARK, SPARK_FLOOR, THREADS
 from .settings import Settings
 
 _OURS = ("nsq_fast", "nsq_fast as gnsq", "go-nsq")
@@ -19,6 +19,12 @@ _PUBLISH: dict[str, Any] = {"kind": "publish"}
 _CONSUME: dict[str, Any] = {"kind": "consume"}
 CONNECTIONS = (1, 10, 100)
 IN_FLIGHT = (10, 100, 1000, 10_000)
+_SPARK = (
+    ("stream", "Spark: micro-batches of 250,000 rows, with a journal", 2_000_000),
+    ("read", "Spark: a table of 1,000,000 rows, with a journal", 1_000_000),
+    ("cold", "Spark: the first table of a session, 400,000 rows", 400_000),
+    ("write", "Spark: a write of 2,000,000 rows", 2_000_000),
+)
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -96,6 +102,10 @@ def plans(duration: float, rounds: int) -> list[Plan]:
             concurrency=100,
             partitions=4,
             **_PUBLISH,
+        ),
+        *(
+            plan(f"spark-{mode}", title, (SPARK, SPARK_FLOOR), kind="spark", mode=mode, count=count)
+            for mode, title, count in _SPARK
         ),
     ]
 

@@ -309,12 +309,12 @@ def _suite(
 def _as_the_servers(todo: Sequence[Plan], place: _Place) -> list[Plan]:
     """The plans over TLS where that is asked for; for given servers without it, the plans that need none."""
     if place.is_tls:
-        kept = _kept(todo, [plan for plan in todo if place.is_given and plan.settings.kind == "start"], _OWN_SERVERS)
-        return [plan if plan.is_embedded or plan.settings.kind == "start" else plan.over_tls() for plan in kept]
+        kept = _kept(todo, [plan for plan in todo if place.is_given and plan.settings.needs_own_servers], _OWN_SERVERS)
+        return [plan if plan.is_embedded or plan.settings.needs_own_servers else plan.over_tls() for plan in kept]
     if not place.is_given:
         return list(todo)
     kept = _kept(todo, [plan for plan in todo if plan.settings.tls], "needs --tls, and servers that have it")
-    return _kept(kept, [plan for plan in kept if plan.settings.kind == "start"], _OWN_SERVERS)
+    return _kept(kept, [plan for plan in kept if plan.settings.needs_own_servers], _OWN_SERVERS)
 
 
 _OWN_SERVERS = "needs servers of its own: --embedded or --servers"

@@ -269,6 +269,17 @@ def test_goals_of_asyncio_and_threads_are_judged_beside_other_clients() -> None:
     assert ("at least 0.9x nsq_fast", "0.80x", "missed") in found
 
 
+@pytest.mark.parametrize("mode", ["stream", "read", "cold", "write"])
+def test_spark_is_judged_beside_rows_that_were_ready(mode: str) -> None:
+    clients = [
+        ClientResult(client="nsq_fast Spark", rounds=[a_round(500_000, 1.0, 0.9)]),
+        ClientResult(client="floor: ready rows", rounds=[a_round(1_000_000, 1.0, 1.2)]),
+    ]
+    found = judged(scenario(f"spark-{mode}", *clients))
+    assert ("at least 0.6x floor: ready rows", "0.50x", "missed") in found
+    assert (("at most 1.67x floor: ready rows", "1.50x", "met") in found) == (mode != "write")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="timerfd is Linux's")
 def test_an_alarm_rings_when_it_is_due_and_once() -> None:
     alarm = METER.Alarm()
@@ -355,7 +366,12 @@ def test_figures_are_shown_as_shares_of_the_floor() -> None:
 
 @pytest.mark.parametrize(
     ("name", "floor"),
-    [("publish-batch", "floor: ready bytes"), ("ordered-1", "floor: ordered"), ("connections-10", "floor: core")],
+    [
+        ("publish-batch", "floor: ready bytes"),
+        ("ordered-1", "floor: ordered"),
+        ("connections-10", "floor: core"),
+        ("spark-read", "floor: ready rows"),
+    ],
 )
 def test_each_scenario_has_its_floor(name: str, floor: str) -> None:
     assert floor_of(name) == floor

@@ -1,0 +1,63 @@
+"""The benchmark of Spark measures what it says, with few rows."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from nsq_fast.bench.clients import PROGRAMS, SPARK, SPARK_FLOOR, available
+from nsq_fast.bench.results import Round
+from nsq_fast.bench.runner import Task, run_scenarios
+from nsq_fast.bench.servers import embedded
+from nsq_fast.bench.settings import Settings
+from nsq_fast.spark.schema import arrow_schema
+
+ROWS = 80_000
+
+
+def measured(client: str, mode: str) -> Round:
+    settings = Settings(kind="spark", mode=mode, count=ROWS, rounds=1)
+    clients = [each for each in available(sys.executable) if each.name == client]
+    (found,) = run_scenarios([Task(f"spark-{mode}", settings, clients, embedded)])
+    (result,) = found.clients
+    assert result.failure == ""
+    (only,) = result.rounds
+    return only
+
+
+@pytest.mark.usefixtures("java")
+def test_a_stream_is_measured_from_the_end_of_its_first_batch_with_its_jvm_and_workers() -> None:
+    found = measured(SPARK, "stream")
+    assert 0 < found.messages <= ROWS * 7 // 8
+    assert found.cpu_seconds > 0
+    assert found.seconds > 0
+
+
+@pytest.mark.usefixtures("java")
+def test_the_floor_of_a_write_publishes_without_spark() -> None:
+    found = measured(SPARK_FLOOR, "write")
+    assert found.messages == ROWS
+    assert found.cpu_seconds > 0
+
+
+def test_rows_that_are_ready_are_as_those_of_a_channel() -> None:
+    sys.path.append(str(PROGRAMS))
+    try:
+        from ready_rows import ReadySource
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(str(PROGRAMS))
+    source: Any = ReadySource({"rows": "20000", "perbatch": "10000"})
+    reader = source.reader(None)
+    found = pa.Table.from_batches([batch for each in reader.partitions() for batch in reader.read(each)])
+    assert (found.num_rows, found.schema) == (20_000, arrow_schema())
+    stream = source.streamReader(None)
+    first = stream.latestOffset(stream.initialOffset(), None)
+    (task,) = stream.partitions(stream.initialOffset(), first)
+    assert sum(batch.num_rows for batch in stream.read(task)) == 10_000
+    last = stream.latestOffset(first, None)
+    assert stream.latestOffset(last, None) == last != first
