@@ -277,16 +277,15 @@ def _floors() -> Iterator[Client]:
             version=__version__,
             variant=name.removeprefix("floor: "),
             kinds=kinds,
-            can_open_loop=False,
             **more,
         )
 
-    kinds = frozenset({"consume", "publish", "start"})
+    kinds = frozenset({"consume", "publish", "roundtrip", "start"})
     modes = frozenset({"single", "batch"})
     yield floor(CORE_FLOOR, kinds, modes=modes, can_spread=True, can_negotiate=True)
-    yield floor(BATCH_FLOOR, _ONLY_CONSUME)
-    yield floor(READY_FLOOR, _ONLY_PUBLISH, modes=frozenset({"batch"}))
-    yield floor(ORDERED_FLOOR, frozenset({"ordered"}), can_look_up=True)
+    yield floor(BATCH_FLOOR, _ONLY_CONSUME, can_open_loop=False)
+    yield floor(READY_FLOOR, _ONLY_PUBLISH, modes=frozenset({"batch"}), can_open_loop=False)
+    yield floor(ORDERED_FLOOR, frozenset({"ordered"}), can_look_up=True, can_open_loop=False)
     yield Client(name="floor: Python", command=_program("floor_socket"), kinds=_ONLY_CONSUME, can_open_loop=False)
 
 

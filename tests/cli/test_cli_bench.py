@@ -78,16 +78,26 @@ def test_publish_has_three_modes(tmp_path: Path, mode: str) -> None:
 
 
 def test_roundtrip_gives_latency_in_a_closed_loop(tmp_path: Path) -> None:
-    run = measured(tmp_path, "roundtrip", "--count", "300", "--rounds", "1", *OURS)
-    latency = dict(map(tuple, rounds_of(run)[0]["latency_us"]))
-    assert 0 < latency[0] <= latency[50] <= latency[95] <= latency[99] <= latency[100]
+    run = measured(tmp_path, "roundtrip", "--count", "300", "--rounds", "1", *OURS, "--client", "floor: core")
+    for client in ("nsq_fast", "floor: core"):
+        latency = dict(map(tuple, rounds_of(run, client)[0]["latency_us"]))
+        assert 0 < latency[0] <= latency[50] <= latency[95] <= latency[99] <= latency[100]
 
 
 @pytest.mark.parametrize("kind", [("roundtrip",), ("consume", "--settle", "4")], ids=lambda kind: kind[0])
 def test_an_open_loop_keeps_its_rate_whatever_the_client_does(tmp_path: Path, kind: tuple[str, ...]) -> None:
     """A consumer that starts later than the load finds a backlog: it has time to start."""
-    run = measured(tmp_path, *kind, "--rate", "1000", "--count", "1600", "--rounds", "1", "--unbuffered", *OURS)
-    (each,) = rounds_of(run)
+    clients = (*OURS, "--client", "floor: core")
+    run = measured(tmp_path, *kind, "--rate", "1000", "--count", "1600", "--rounds", "1", "--unbuffered", *clients)
+    for client in ("nsq_fast", "floor: core"):
+        (each,) = rounds_of(run, client)
+        assert 50 < each["messages"] / each["seconds"] < 1300
+        assert len(each["latency_us"]) > 5
+
+
+def test_the_floor_publishes_at_a_rate(tmp_path: Path) -> None:
+    done = measured(tmp_path, "publish", "--rate", "1000", "--count", "400", "--rounds", "1", "--client", "floor: core")
+    (each,) = rounds_of(done, "floor: core")
     assert 50 < each["messages"] / each["seconds"] < 1300
     assert len(each["latency_us"]) > 5
 

@@ -2,7 +2,8 @@
 
 Consume: a Python handler, FINs gathered; epoll says which of several sockets has something. Publish: a command, its
 reply, the next command. TLS and compression: the same transformation of bytes, and nothing else. Ordered: a message,
-its FIN, the next message. Start: what has to be imported for that, one lookup, one message.
+its FIN, the next message. Roundtrip: what is due at a time as one MPUB, and what has come of it. Start: what has to be
+imported for that, one lookup, one message.
 
 Variants: ``batches`` gives the handler all that one read brought; ``ready bytes`` writes one MPUB that was made before.
 """
@@ -27,7 +28,7 @@ import zlib
 from http.client import HTTPConnection
 from time import time_ns
 
-from meter import Meter, settings
+from meter import STAMP_BYTES, Alarm, Meter, settings, stamp_of, stamped, ticks
 
 job = settings()
 meter = Meter(job)
@@ -46,6 +47,16 @@ def handle_batch(messages, take=meter.take, marks=meter.marks):
     for _ in messages:
         if take() in marks and meter.mark():
             done = True
+
+
+def timed(plain):
+    """A handler that notes the latency of a stamped message before ``plain`` counts it."""
+
+    def note(message):
+        meter.seen(stamp_of(message.body))
+        plain(message)
+
+    return note
 
 
 class Plain:
@@ -148,6 +159,7 @@ class Link:
             handle(message)
         if messages:
             self.wire.send(fin_many(messages))
+        return len(messages)
 
     def serve_batch(self):
         messages = [item for item in self.read() if item.__class__ is Message]
@@ -199,6 +211,16 @@ def ordered():
 
 def publish_mode(link, count):
     body = b"x" * job["size"]
+    if job["rate"]:
+        alarm = Alarm()
+        for due, many in ticks(job["rate"], count):
+            alarm.set(due)
+            select.select([alarm.descriptor], [], [])
+            alarm.clear()
+            link.ask(mpub(topic, [body] * many))
+            for _ in range(many):
+                meter.seen(due)
+        return
     if job["mode"] == "batch":
         batch = [body] * job["batch"]
         ready = mpub(topic, batch) if job["variant"] == "ready bytes" else None
@@ -219,6 +241,43 @@ def publish():
     meter.report(job["count"])
 
 
+def roundtrip():
+    """At a rate, or with as many messages under way as the job says."""
+    publisher, consumer = Link(job["nsqds"][0]), Link(job["nsqds"][0])
+    consumer.subscribe(job["max_in_flight"])
+    padding = b"x" * max(0, job["size"] - STAMP_BYTES)
+
+    def send(due, many):
+        publisher.wire.send(mpub(topic, [stamped(due, padding)] * many))
+
+    poll = select.epoll()
+    poll.register(publisher.sock, select.EPOLLIN)
+    poll.register(consumer.sock, select.EPOLLIN)
+    alarm, times = Alarm(), iter(())
+    poll.register(alarm.descriptor, select.EPOLLIN)
+    if job["rate"]:
+        times = ticks(job["rate"], job["count"] + job["beyond"])
+    else:
+        send(time_ns(), job["concurrency"])
+    due = next(times, None)
+    while not done:
+        if due:
+            alarm.set(due[0])
+        for descriptor, _ in poll.poll():
+            if descriptor == alarm.descriptor:
+                alarm.clear()
+                send(*due)
+                due = next(times, None)
+            elif descriptor == publisher.sock.fileno():
+                publisher.read()
+            else:
+                served = consumer.serve()
+                while job["tls"] and consumer.sock.pending():
+                    served += consumer.serve()
+                if served and not job["rate"]:
+                    send(time_ns(), served)
+
+
 def start():
     """The least that a program can do for its first message: a lookup, a connection, a subscription."""
     meter.start()
@@ -234,4 +293,7 @@ def start():
     meter.report(1, import_ms=IMPORT_SECONDS * 1e3, first_ms=first * 1e3)
 
 
-{"consume": consume, "publish": publish, "ordered": ordered, "start": start}[job["kind"]]()
+if job["kind"] == "roundtrip" or (job["kind"] == "consume" and job["rate"]):
+    handle = timed(handle)
+KINDS = {"consume": consume, "publish": publish, "roundtrip": roundtrip, "ordered": ordered, "start": start}
+KINDS[job["kind"]]()
