@@ -1,6 +1,7 @@
-"""A day in a minute: publishers run while everything around a query restarts in random order; then ids are counted.
+"""A day in a minute: publishers run while everything around queries restarts in random order; then ids are counted.
 
-NSQ_FAST_DAY_SECONDS=300 makes each day as long as five minutes, NSQ_FAST_DAY_SEED another one.
+One query of each reader, side by side in one driver, so that it is started once for both. NSQ_FAST_DAY_SECONDS=300
+makes the day as long as five minutes, NSQ_FAST_DAY_SEED another one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.servers import RealLookupd, RealNsqd, find_server
-from support.spark_day import SECONDS, Day, day_program
+from support.spark_day import SECONDS, Day, Query
 from support.spark_driver import Driver
 from support.spark_ledger import Delivered
 from support.spark_publisher import Publisher
@@ -21,7 +22,6 @@ from support.spark_settings import LOCAL_CLUSTER
 
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 
-SHORT = 15.0
 RATE = 400
 MSG_TIMEOUT = 5
 OTHER_TIME = 900  # before and after the day: JVMs, and what was in flight when something died
@@ -71,76 +71,69 @@ class RealOriginal:
         self.lookupd_address = str(self.lookupd.http_address)
 
 
-def publishers(folder: Path, cleanup: Cleanup, topic: str, lookupd: str) -> list[Publisher]:
-    """Two, running."""
-    made = [Publisher(folder, f"p{n}", topic, RATE, lookupd_http_addresses=lookupd) for n in range(2)]
-    for publisher in made:
+class Redesigned:
+    """A cluster of three, each partition on two of them."""
+
+    def __init__(self, cleanup: Cleanup) -> None:
+        self.cluster = cleanup.enter_context(ClusterProcess(nodes=3, msg_timeout=MSG_TIMEOUT, kind=True))
+        self.cluster.create_topic("day", partitions=2, replicas=2, multi_part=True, channels=["spark"])
+        self.lookupd_address = ",".join(str(each.http) for each in self.cluster.lookupds)
+
+    def restart_node(self, chance: random.Random) -> None:
+        node = chance.randrange(3)
+        self.cluster.kill_node(node)
+        self.cluster.restart_node(node)
+
+    def move_leader(self, chance: random.Random) -> None:
+        self.cluster.move_leader("day", chance.randrange(2))
+
+    def fail_lookupd(self, _: random.Random) -> None:
+        self.cluster.set_faults("lookupd0.http", refuse_connections=True)
+        self.cluster.set_faults("lookupd0.http", refuse_connections=False)
+
+
+def make_query(folder: Path, cleanup: Cleanup, lookupd: str, **options: Any) -> Query:
+    """A query of the topic ``day``, for which two publish from now on."""
+    folder.mkdir()
+    publishers = [Publisher(folder, f"p{n}", "day", RATE, lookupd_http_addresses=lookupd) for n in range(2)]
+    for publisher in publishers:
         cleanup.callback(publisher.kill)
-    return made
+    options = {"topic": "day", "channel": "spark", "lookupd_http_addresses": lookupd, **options}
+    return Query(folder, publishers, maxOffsetsPerTrigger=20000, **options)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(max(SECONDS, SHORT) + OTHER_TIME)
-def test_a_day_on_original_servers_loses_and_doubles_nothing(
+@pytest.mark.timeout(SECONDS + OTHER_TIME)
+def test_a_day_loses_and_doubles_nothing_and_keeps_order(
     spark_driver: Callable[..., Driver], tmp_path: Path, cleanup: Cleanup
 ) -> None:
-    servers: Any = (RealOriginal if find_server("nsqd") else EmbeddedOriginal)(tmp_path, cleanup)
+    """On original servers and on a redesigned cluster."""
+    original: Any = (RealOriginal if find_server("nsqd") else EmbeddedOriginal)(tmp_path, cleanup)
+    redesigned = Redesigned(cleanup)
 
     def restart_nsqd(chance: random.Random) -> None:
-        nsqd = chance.choice(servers.nsqds)
+        nsqd = chance.choice(original.nsqds)
         nsqd.stop()  # SIGTERM: an original nsqd that is killed forgets what it held in memory
         nsqd.start()
 
-    source = {
-        "topic": "day",
-        "channel": "spark",
-        "lookupd_http_addresses": servers.lookupd_address,
-        "journal": tmp_path / "journal",
-        "maxOffsetsPerTrigger": 20000,
-    }
-    driver = day_program(spark_driver, LOCAL_CLUSTER, tmp_path, **source)
-    happenings = {"nsqd restarted": restart_nsqd, "lookupd restarted": lambda _: servers.lookupd.restart()}
-    running = publishers(tmp_path, cleanup, "day", servers.lookupd_address)
-    day = Day(driver, tmp_path / "out", running, happenings)
-    outcome = day.run(SECONDS or SHORT)
-    print(f"\n{outcome}\n{day}")  # noqa: T201  # figures of a long day are wanted
-    outcome.check()
-    Delivered(tmp_path / "out").check_replays()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(max(SECONDS, SHORT) + OTHER_TIME)
-def test_a_day_on_a_redesigned_cluster_loses_and_doubles_nothing_and_keeps_order(
-    spark_driver: Callable[..., Driver], tmp_path: Path, cleanup: Cleanup
-) -> None:
-    cluster = cleanup.enter_context(ClusterProcess(nodes=3, msg_timeout=MSG_TIMEOUT, kind=True))
-    cluster.create_topic("day", partitions=2, replicas=2, multi_part=True, channels=["spark"])
-
-    def restart_node(chance: random.Random) -> None:
-        node = chance.randrange(3)
-        cluster.kill_node(node)
-        cluster.restart_node(node)
-
-    def fail_lookupd(_: random.Random) -> None:
-        cluster.set_faults("lookupd0.http", refuse_connections=True)
-        cluster.set_faults("lookupd0.http", refuse_connections=False)
-
-    lookupd = ",".join(str(each.http) for each in cluster.lookupds)
-    source = {"topic": "day", "channel": "spark", "lookupd_http_addresses": lookupd, "startingOffsets": "earliest"}
-    driver = day_program(spark_driver, LOCAL_CLUSTER, tmp_path, **source, maxOffsetsPerTrigger=20000)
     happenings = {
-        "nsqd killed and restarted": restart_node,
-        "leader moved": lambda chance: cluster.move_leader("day", chance.randrange(2)),
-        "lookupd gone for a moment": fail_lookupd,
+        "original nsqd restarted": restart_nsqd,
+        "original lookupd restarted": lambda _: original.lookupd.restart(),
+        "redesigned nsqd killed and restarted": redesigned.restart_node,
+        "leader moved": redesigned.move_leader,
+        "redesigned lookupd gone for a moment": redesigned.fail_lookupd,
     }
-    running = publishers(tmp_path, cleanup, "day", lookupd)
-    day = Day(driver, tmp_path / "out", running, happenings)
-    outcome = day.run(SECONDS or SHORT)
-    print(f"\n{outcome}\n{day}")  # noqa: T201
-    outcome.check()
-    delivered = Delivered(tmp_path / "out")
-    delivered.check_replays()
-    check_order(delivered)
+    journalled = make_query(
+        tmp_path / "journalled", cleanup, original.lookupd_address, journal=tmp_path / "journalled" / "journal"
+    )
+    replayable = make_query(tmp_path / "replayable", cleanup, redesigned.lookupd_address, startingOffsets="earliest")
+    day = Day(spark_driver, LOCAL_CLUSTER, [journalled, replayable], happenings)
+    day.run(SECONDS)
+    print(f"\n{day}")  # noqa: T201  # figures of a long day are wanted
+    for query in (journalled, replayable):
+        query.account().check()
+        query.delivered.check_replays()
+    check_order(replayable.delivered)
 
 
 def check_order(delivered: Delivered) -> None:

@@ -1,4 +1,4 @@
-"""A driver is killed wherever it could hurt its queries: one of each reader, side by side, so that it is started once.
+"""A driver is killed wherever it could hurt its queries: of each reader and of the sink, side by side, in one driver.
 
 Each query goes through all its places, one after the other, so that each of
 them is a restart from what the one before has left.
@@ -16,8 +16,11 @@ from support.servers import find_server
 from support.spark_driver import BESIDE, Driver, Program
 from support.spark_replay import Topic
 from support.spark_replay_program import BATCH, COUNT, next_hold
+from support.spark_sink_program import KilledStreams
 
-MASTER = "local[4,4]"
+from nsq_fast.broker import BrokerProcess, ClusterProcess
+
+MASTER = "local[8,4]"
 """Tasks are tried again; one of each query holds while others go on."""
 PLACES = ("before claim 0", "after claim 0", "after finish 0", "before seal", "in the sink")
 POINTS = ("planning", "partitions", "reading", "sink")
@@ -34,11 +37,22 @@ def original(tmp_path: Path) -> Iterator[Server]:
     made.close()
 
 
+@pytest.fixture
+def sink_broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess(lookupd=False) as running:
+        yield running
+
+
 @pytest.mark.slow
 def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
-    original: Server, topic: Topic, spark_driver: Callable[..., Driver], tmp_path: Path
+    original: Server,
+    sink_broker: BrokerProcess,
+    cluster: ClusterProcess,
+    topic: Topic,
+    spark_driver: Callable[..., Driver],
+    tmp_path: Path,
 ) -> None:
-    """And tasks of the replayable reader fail."""
+    """And tasks of the replayable reader fail. Of what the sink writes, a batch that was killed is there twice."""
     folders = {"journalled": tmp_path / "journalled", "replayable": tmp_path / "replayable"}
     bodies = {"journalled": original.publish(30_000), "replayable": topic.fill(COUNT)}
     given = spark_journal_program.arguments(original, folders["journalled"], dict.fromkeys(PLACES, "hold"))
@@ -47,16 +61,26 @@ def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
     options = {**topic.options, "maxOffsetsPerTrigger": str(BATCH)}
     given = spark_replay_program.arguments(options, folders["replayable"], points)
     replayable = Program(spark_replay_program.PROGRAM, folders["replayable"], **given)
-    driver = spark_driver(BESIDE, MASTER, programs=[journalled.given, replayable.given])
+    sinks = KilledStreams(tmp_path / "sinks", sink_broker, cluster)
+    driver = spark_driver(BESIDE, MASTER, programs=[journalled.given, replayable.given, sinks.program.given])
     driver.start()
     to_come = list(POINTS)
     for number, place in enumerate(PLACES):
         driver.wait_mark(place, marks=journalled.marks)
         held = next_hold(driver, replayable.marks, to_come) if to_come else None
+        if number == 0:
+            for each in sinks.topics:
+                driver.wait_mark(each, marks=sinks.program.marks)
+            assert sinks.committed_before_the_hold()
+        elif number <= 2:
+            driver.wait_said("sunk")
         driver.kill_driver()
         processes.kill(journalled.marks.pids(place)[0])
         if number == 1:  # the server goes away, too
             original.restart()
+            sinks.lose_last_commit()
+        elif number == 2:
+            sinks.program.marks.reach("done")
         driver.start()
         if held is not None:  # a task that outlives its driver goes on: what it does must not matter
             replayable.marks.release(held)
@@ -67,3 +91,4 @@ def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
     spark_journal_program.check(original, journalled.marks, bodies["journalled"], folders["journalled"], 1)
     assert all(replayable.marks.count(f"{name}-reached") == 1 for name in points)
     assert spark_replay_program.check(folders["replayable"], bodies["replayable"]).replays()
+    sinks.check()

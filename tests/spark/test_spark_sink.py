@@ -1,10 +1,10 @@
-"""The sink in Spark: what was written is there once; what fails is said; what a retry costs."""
+"""The sink in Spark: what was written is there once; what fails is said. Retries: see test_spark_task_faults."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,16 +12,10 @@ from typing import TYPE_CHECKING, Any
 import gevent
 import pyarrow.parquet as pq
 import pytest
-from support.fleet import unanswered
 from support.servers import RealNsqd, find_server
-from support.spark_driver import Driver
 from support.spark_ledger import account
-from support.spark_marks import poll
-from support.spark_settings import LOCAL_CLUSTER_OF_ONE
-from support.spark_sink import numbered, taken
-from support.waiting import until
+from support.spark_sink import lookupds, numbered, taken
 
-from nsq_fast import Consumer
 from nsq_fast.broker import BrokerProcess, ClusterProcess
 from nsq_fast.names import Address
 from nsq_fast.protocol.partitioner import murmur3_partition
@@ -29,8 +23,6 @@ from nsq_fast.runtime.admin import LookupdHTTPClient
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-Drivers = Callable[..., Driver]
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +67,6 @@ def append_in_thread(spark: SparkSession, frame: DataFrame, options: dict[str, A
 
 def numbers(spark: SparkSession, count: int) -> DataFrame:
     return spark.range(0, count, 1, 2).selectExpr("cast(id as string) body")
-
-
-def lookupds(cluster: ClusterProcess) -> str:
-    return ",".join(str(lookupd.http) for lookupd in cluster.lookupds)
 
 
 def all_taken(cluster: ClusterProcess, topic: str, count: int) -> dict[int, list[bytes]]:
@@ -264,156 +252,3 @@ def test_auth_and_tls_through_options(
             append(numbers(spark, 1), **options)
         with pytest.raises(PythonException, match="certificate verify failed"):
             append(numbers(spark, 1), **options, **{"nsq.tls_v1": "true"})
-
-
-# Retries and restarts
-
-RETRYING = """
-import os
-
-from pyspark import TaskContext
-from support.spark_marks import poll
-from support.spark_program import arguments, session
-from support.spark_replay import ask
-from nsq_fast.spark import foreach_batch_sink
-
-given = arguments()
-spark = session(**{"spark.sql.execution.arrow.maxRecordsPerBatch": "500"})
-frame = spark.range(0, 10_000, 1, 2).selectExpr("lpad(cast(id as string), 200, '0') body")
-
-
-def stored(topic):
-    answers = [ask(f"{http}/stats?format=json&topic={topic}&leaderOnly=true") for http in given["https"]]
-    return sum(each["message_count"] for answer in answers for each in answer["topics"])
-
-
-def failing(how, topic):
-    def once(batches):
-        context, written = TaskContext.get(), 0
-        for batch in batches:
-            yield batch
-            written += batch.num_rows
-            if context.partitionId() == 1 and context.attemptNumber() == 0 and written >= 3000:
-                poll(lambda: stored(topic) > 5_000, what="more than the rows of the other task")
-                if how == "exit":
-                    os._exit(3)
-                raise ValueError("once")
-
-    return once
-
-
-for how, options in given["writes"]:
-    rows = frame.mapInArrow(failing(how, options["topic"]), frame.schema)
-    rows.write.format("nsq").options(**options).mode("append").save()
-foreach_batch_sink(**given["foreach"])(frame.mapInArrow(failing("exit", given["foreach"]["topic"]), frame.schema), 0)
-"""
-
-
-def with_keys(cluster: ClusterProcess, topic: str) -> dict[str, str]:
-    """Options of a sink whose messages have idempotence keys; makes the topic."""
-    cluster.create_topic(topic, 2, 2, ext=True, multi_part=True, channels=["check", "handle"])
-    return {"topic": topic, "lookupd_http_addresses": lookupds(cluster), "idempotenceKey": "true"}
-
-
-def consumed(cluster: ClusterProcess, topic: str, channel: str, suppress_retried: int = 0) -> tuple[list[bytes], int]:
-    """What a handler gets of all that a channel has, and how many copies its consumer finished."""
-    found: list[bytes] = []
-    consumer = Consumer(
-        topic,
-        channel,
-        lookupd_http_addresses=lookupds(cluster),
-        message_handler=lambda _, message: found.append(message.body),
-        max_in_flight=1000,
-        suppress_retried=suppress_retried,
-    )
-    consumer.start(block=False)
-    try:
-        until(lambda: found and unanswered(str(cluster.lookupds[0].http), topic, channel) == 0)
-    finally:
-        consumer.close()
-    return found, consumer.stats().totals.suppressed
-
-
-def check_keys(cluster: ClusterProcess, topic: str, expected: list[bytes]) -> int:
-    """Whoever suppresses copies gets every row once; how many copies there are."""
-    stored, _ = consumed(cluster, topic, "check")
-    copies = account(expected, stored).extra
-    bodies, suppressed = consumed(cluster, topic, "handle", suppress_retried=len(expected))
-    account(expected, bodies).check()
-    assert suppressed == copies
-    return copies
-
-
-def test_a_task_that_is_tried_again_writes_its_rows_again(
-    spark_driver: Drivers, broker: BrokerProcess, cluster: ClusterProcess, tmp_path: Path
-) -> None:
-    """Consumers can tell the copies where rows have idempotence keys."""
-    writes = {
-        how: {"topic": f"again-{how}", "nsqd_tcp_addresses": str(broker.nsqd.tcp), "reportPath": str(tmp_path / how)}
-        for how in ("raise", "exit")
-    }
-    keyed, foreach = with_keys(cluster, "again-keyed"), with_keys(cluster, "again-foreach")
-    expected = [b"%0200d" % number for number in range(10_000)]
-    all_writes = [*writes.items(), ("exit", keyed)]
-    https = [str(nsqd.http) for nsqd in (broker.nsqd, *cluster.nsqds)]
-    driver = spark_driver(RETRYING, LOCAL_CLUSTER_OF_ONE, writes=all_writes, foreach=foreach, https=https)
-    driver.start()
-    driver.wait()
-    for topic in (keyed["topic"], foreach["topic"]):
-        assert check_keys(cluster, topic, expected) > 0
-    for how, options in writes.items():
-        found = account(expected, taken(broker.nsqd.tcp, options["topic"], 10_000))
-        found.check(duplicates=3000)
-        assert found.extra > 0, how  # what the first attempt had written
-        assert all(5000 <= int(body) < 8000 for body in found.duplicated)
-        [report] = map(json.loads, (path.read_text() for path in (tmp_path / how).glob("*.json")))
-        assert (report["committed"], report["rows"], report["tasks"]) == (True, 10_000, 2)
-
-
-STREAM = """
-from support.spark_program import arguments, session
-
-given = arguments()
-spark = session()
-queries = []
-for options in given["sinks"]:
-    rows = spark.readStream.schema("body string").option("maxFilesPerTrigger", 1).text(given["files"])
-    writer = rows.withColumnRenamed("value", "body").writeStream.format("nsq").options(**options)
-    writer = writer.option("checkpointLocation", given["checkpoint"] + options["topic"]).trigger(availableNow=True)
-    queries.append(writer.start())
-for query in queries:
-    query.awaitTermination()
-"""
-
-
-def test_a_stream_that_is_killed_loses_nothing_and_repeats_one_batch(
-    spark_driver: Drivers, broker: BrokerProcess, cluster: ClusterProcess, tmp_path: Path
-) -> None:
-    """Consumers can tell the copies of the batch where rows have idempotence keys."""
-    folder, size, files = tmp_path / "files", 500, 5
-    folder.mkdir()
-    for number in range(files):
-        lines = range(number * size, (number + 1) * size)
-        (folder / f"{number:02}.txt").write_text("".join(f"{line}\n" for line in lines))
-    plain = {"topic": "stream", "nsqd_tcp_addresses": str(broker.nsqd.tcp)}
-    sinks = {each["topic"]: each for each in (plain, with_keys(cluster, "stream-keyed"))}
-    reports = {topic: tmp_path / "reports" / topic for topic in sinks}
-    given = [{**options, "reportPath": str(reports[topic])} for topic, options in sinks.items()]
-    driver = spark_driver(STREAM, files=str(folder), checkpoint=str(tmp_path / "checkpoint-"), sinks=given)
-    driver.start()
-    poll(lambda: all(list(each.glob("batch-1-*.json")) for each in reports.values()), what="batch 1 committed")
-    driver.kill()
-    driver.start()
-    driver.wait()
-    commits = {topic: tmp_path / f"checkpoint-{topic}" / "commits" for topic in sinks}
-    last = max(commits["stream-keyed"].glob("[0-9]*"), key=lambda path: int(path.name))
-    for path in (last, last.with_name(f".{last.name}.crc")):  # as a driver leaves it that is killed just before
-        path.unlink()
-    driver.start()
-    driver.wait()
-    account(numbered(files * size), taken(broker.nsqd.tcp, "stream", files * size)).check(duplicates=size)
-    assert size <= check_keys(cluster, "stream-keyed", numbered(files * size)) <= 2 * size  # of the killed batch, too
-    for topic, each in reports.items():
-        batches = {path.name.split("-")[1] for path in each.glob("batch-*.json")}
-        assert batches == {path.name for path in commits[topic].glob("[0-9]*")}
-        assert len(batches) in {files - 1, files}  # killed between two steps of planning, Spark gives a batch two files

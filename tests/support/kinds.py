@@ -12,8 +12,10 @@ OF_MODULE = {
     "test_runtime_fork": ("fork",),
     "test_runtime_flat": ("flat",),
     "test_threads_flat": ("flat",),
+    "test_spark_cluster_kills": ("kill",),
     "test_spark_driver_kills": ("kill",),
     "test_spark_replay_kills": ("kill",),
+    "test_spark_task_faults": ("kill",),
     # their subject is handlers that block, and messages that time out, for seconds
     "test_runtime_blocking_handlers": ("slow",),
     "test_runtime_oversized": ("slow",),
@@ -31,8 +33,8 @@ SHARING = {
 """Fixtures of a whole run that take long to make, and the files that use them: see ``side_by_side``."""
 
 LONGEST_FIRST = (
-    "test_spark_sink", "test_spark_replay_kills", "test_spark_journal_stream", "test_spark_day",
-    "test_spark_driver_kills", "test_spark_docs",
+    "test_spark_sink", "test_spark_cluster_kills", "test_spark_driver_kills", "test_spark_day",
+    "test_spark_replay_kills", "test_spark_task_faults", "test_spark_docs",
 )  # fmt: skip
 """Files that take minutes begin first, and those that share a fixture with them: what runs side by side is then done at
 about the same time."""

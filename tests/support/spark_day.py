@@ -1,7 +1,8 @@
-"""A day of a stream, in a minute or in five: publishers run, everything restarts in random order, ids are counted.
+"""A day of queries, in a minute or in five: publishers run, everything restarts in random order, ids are counted.
 
 What happens is chosen by a seeded random, one thing at a time, and each has to
-be followed by progress of the stream before the next.
+be followed by progress of each query before the next. The queries share a
+driver, so that what happens to it happens to all.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import processes
-from .spark_driver import Driver
+from .spark_driver import BESIDE, Driver, Program
 from .spark_ledger import Account, Delivered, account
 from .spark_marks import LIMIT, poll
 from .spark_publisher import Publisher
@@ -27,44 +28,83 @@ from support.spark_program import Collector, arguments, marks, session
 given, here = arguments(), marks()
 rows = session().readStream.format("nsq").options(**given["options"]).load()
 writer = rows.writeStream.foreachBatch(Collector(given["out"])).option("checkpointLocation", given["checkpoint"])
-query = writer.start()
+query = writer.trigger(processingTime="1 second").start()
 while not here.count("end"):
     query.awaitTermination(0.2)
 query.stop()
 """
 SECONDS = float(os.environ.get("NSQ_FAST_DAY_SECONDS", "0"))
-"""How long each day lasts; 0: as short as the test likes."""
+"""How long the day lasts; at least until each thing has happened."""
 SEED = int(os.environ.get("NSQ_FAST_DAY_SEED", "1"))
 Happening = Callable[[random.Random], object]
 
 
+class Query:
+    """One query of a day, those who publish for it, and what it has delivered.
+
+    Attributes:
+        program: for the driver; its options are those of the source, its files go below ``folder``.
+        delivered: its rows.
+    """
+
+    def __init__(self, folder: Path, publishers: list[Publisher], **options: Any) -> None:
+        paths = {"out": str(folder / "out"), "checkpoint": str(folder / "checkpoint")}
+        given = {name: str(value) for name, value in options.items()}
+        self.program = Program(PROGRAM, folder, options=given, **paths)
+        self.delivered = Delivered(folder / "out")
+        self._out = folder / "out"
+        self._publishers = publishers
+
+    def batches(self) -> int:
+        """How often a batch has been run so far; its rows may still be about to be kept."""
+        return len(self.delivered.runs())
+
+    def kept(self) -> int:
+        """How many batches have been kept so far: each adds rows to ``delivered``."""
+        return len(list(self._out.glob("batch-*.arrow")))
+
+    def end_publishing(self) -> None:
+        """No publisher stores anything from now on."""
+        for publisher in self._publishers:
+            publisher.stop()
+
+    def account(self) -> Account:
+        """What was stored against what was delivered so far."""
+        stored = [body for publisher in self._publishers for body in publisher.stored]
+        unknown = [body for publisher in self._publishers for body in publisher.unknown]
+        return account(stored, self.delivered.bodies(), unknown)
+
+    def __str__(self) -> str:
+        batches = len({run["batch"] for run in self.delivered.runs()})
+        return f"{batches} batches, {len(self.delivered.replays())} replayed; {self.account()}"
+
+
 class Day:
-    """One day of one query.
+    """One day of queries that share a driver.
 
     Args:
-        driver: a program as ``PROGRAM``, not started.
+        spark_driver: the fixture.
         happenings: what may happen to the servers, by name.
 
     Attributes:
         happened: how often what happened.
-        failures: the logs of queries that failed, and were started again.
+        failures: the logs of drivers in which a query failed, and that were started again.
     """
 
     def __init__(
         self,
-        driver: Driver,
-        out: Path,
-        publishers: list[Publisher],
+        spark_driver: Callable[..., Driver],
+        master: str,
+        queries: Sequence[Query],
         happenings: Mapping[str, Happening],
         seed: int = SEED,
     ) -> None:
-        self._driver = driver
-        self._delivered = Delivered(out)
-        self._publishers = publishers
+        self._driver = spark_driver(BESIDE, master, programs=[query.program.given for query in queries])
+        self._queries = queries
         self._random = random.Random(seed)
         self._happenings = {
-            "driver killed, with its executors": lambda _: driver.kill(),
-            "driver killed, its executors not": lambda _: driver.kill_driver(),
+            "driver killed, with its executors": lambda _: self._driver.kill(),
+            "driver killed, its executors not": lambda _: self._driver.kill_driver(),
             "executor killed": self._kill_executor,
             "python worker killed": self._kill_worker,
             **happenings,
@@ -72,58 +112,59 @@ class Day:
         self.happened: Counter[str] = Counter()
         self.failures: list[str] = []
 
-    def run(self, seconds: float) -> Account:
-        """Live through it, end it well, and give account."""
+    def run(self, seconds: float) -> None:
+        """Live through it until each thing has happened, and so long, and end it well, with all messages delivered."""
         self._driver.start()
-        self._progress(0)
+        self._progress()
         end = time.monotonic() + seconds
-        waiting: list[str] = []
-        while time.monotonic() < end:
-            waiting = waiting or self._random.sample(sorted(self._happenings), len(self._happenings))
+        waiting = self._all_happenings()
+        while waiting or time.monotonic() < end:
+            waiting = waiting or self._all_happenings()
             self._happen(waiting.pop())
-        for publisher in self._publishers:
-            publisher.stop()
-        before = self._batches()
-        while self.account().lost:
-            self._progress(before)
-            before = self._batches()
+        for query in self._queries:
+            query.end_publishing()
+        for query in self._queries:
+            self._deliver_all(query)
         self._driver.marks.reach("end")
+        for query in self._queries:
+            query.program.marks.reach("end")
         self._keep_running()
         self._driver.wait()
-        return self.account()
-
-    def account(self) -> Account:
-        """What was stored against what was delivered so far."""
-        stored = [body for publisher in self._publishers for body in publisher.stored]
-        unknown = [body for publisher in self._publishers for body in publisher.unknown]
-        return account(stored, self._delivered.bodies(), unknown)
 
     def __str__(self) -> str:
         what = ", ".join(f"{name}: {count}" for name, count in sorted(self.happened.items()))
-        batches = len({run["batch"] for run in self._delivered.runs()})
-        return (
-            f"{what}; {batches} batches, {len(self._delivered.replays())} replayed;"
-            f" {len(self.failures)} queries failed {[_reason(log) for log in self.failures]}"
-        )
+        told = "\n".join(map(str, self._queries))
+        return f"{what}; {len(self.failures)} drivers failed {[_reason(log) for log in self.failures]}\n{told}"
+
+    def _all_happenings(self) -> list[str]:
+        """In random order."""
+        return self._random.sample(sorted(self._happenings), len(self._happenings))
 
     def _happen(self, name: str) -> None:
         self.happened[name] += 1
         self._happenings[name](self._random)
-        self._progress(self._batches())
+        self._progress()
 
-    def _batches(self) -> int:
-        """How often a batch has been run so far."""
-        return len(self._delivered.runs())
+    def _progress(self) -> None:
+        """Return after one more batch of each query, and a random moment."""
+        for query, before in [(query, query.batches()) for query in self._queries]:
+            self._wait_more(query.batches, before)
+        time.sleep(self._random.random())  # sleep: part of the story, not a wait for something
 
-    def _progress(self, before: int) -> None:
-        """Return after more batches than ``before``, and a random moment."""
+    def _deliver_all(self, query: Query) -> None:
+        before = query.kept()
+        while query.account().lost:
+            self._wait_more(query.kept, before)
+            before = query.kept()
+
+    def _wait_more(self, count: Callable[[], int], before: int) -> None:
+        """Return once there are more than before."""
 
         def more() -> bool:
             self._keep_running()
-            return self._batches() > before
+            return count() > before
 
         poll(more, LIMIT, f"progress; {self}\n{self._driver.log()}")
-        time.sleep(self._random.random())  # sleep: part of the story, not a wait for something
 
     def _keep_running(self) -> None:
         if self._driver.is_running or (self._driver.marks.count("end") and self._driver.status == 0):
@@ -146,9 +187,3 @@ class Day:
 def _reason(log: str) -> list[str]:
     """The lines of a log that say why."""
     return [line for line in log.splitlines() if re.match(r"[\w.]+(Exception|Error|Failed|Lost)\b", line)][-2:]
-
-
-def day_program(spark_driver: Callable[..., Driver], master: str, folder: Path, **options: Any) -> Driver:
-    """A driver of ``PROGRAM`` with these options of the source."""
-    paths = {"out": str(folder / "out"), "checkpoint": str(folder / "checkpoint")}
-    return spark_driver(PROGRAM, master, options={name: str(value) for name, value in options.items()}, **paths)

@@ -60,6 +60,7 @@ def session(**settings: str) -> Any:
     spark = builder.getOrCreate()
     if hasattr(_running, "given"):
         spark = spark.newSession()  # what programs register under the same name stays theirs
+        spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)  # where a writer looks for its format
     register(spark)
     return spark
 

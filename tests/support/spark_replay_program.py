@@ -89,7 +89,7 @@ def sink(frame, number):
 
 writer = rows.writeStream.foreachBatch(sink).option("checkpointLocation", given["checkpoint"])
 if given["forever"]:
-    query = writer.start()
+    query = writer.trigger(processingTime="200 milliseconds").start()
     while not here.count("end"):
         query.awaitTermination(0.1)
     query.processAllAvailable()

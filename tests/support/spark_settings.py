@@ -12,10 +12,7 @@ ROOT = TESTS.parent
 LOOPBACK = "127.0.0.1"
 _QUIET = TESTS / "support" / "log4j2-quiet.properties"
 LOCAL = "local[2]"
-LOCAL_RETRYING = "local[2,4]"
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
-LOCAL_CLUSTER_OF_ONE = "local-cluster[1,2,1024]"
-"""One executor, of two cores, for tests that need not more: each takes as long to start as a driver."""
 
 
 def java_options(level: str = "error") -> str:
@@ -67,13 +64,13 @@ def spark_settings(master: str, folder: Path) -> dict[str, str]:
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.default.parallelism": "2",
     }
-    return settings if master.startswith("local[") else {**settings, **_executor_settings(master)}
+    return settings if master.startswith("local[") else {**settings, **_executor_settings()}
 
 
-def _executor_settings(master: str) -> dict[str, str]:
+def _executor_settings() -> dict[str, str]:
     return {
         "spark.executor.memory": "512m",
-        "spark.executor.cores": "2" if master == LOCAL_CLUSTER_OF_ONE else "1",
+        "spark.executor.cores": "1",
         "spark.executor.extraJavaOptions": java_options(),
         "spark.executorEnv.PYTHONPATH": python_path(),
         "spark.executorEnv.PYSPARK_PYTHON": sys.executable,

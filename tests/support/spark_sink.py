@@ -8,12 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from nsq_fast import ColumnSubscription
+from nsq_fast import ColumnSubscription, Consumer
+from nsq_fast.broker import ClusterProcess
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.names import Address
 from nsq_fast.spark.options import SinkOptions
 from nsq_fast.spark.sink.report import TaskReport
 from nsq_fast.spark.sink.task import TaskWriter
+
+from .fleet import unanswered
+from .spark_ledger import account
+from .waiting import until
 
 CHANNEL = "check"
 
@@ -48,3 +53,42 @@ def taken(address: Address, topic: str, count: int, **how: Any) -> list[bytes]:
             found += [columns.body[begin:end] for begin, end in itertools.pairwise(offsets)]
             source.finish(columns.ids)
     return found
+
+
+def lookupds(cluster: ClusterProcess) -> str:
+    return ",".join(str(lookupd.http) for lookupd in cluster.lookupds)
+
+
+def with_keys(cluster: ClusterProcess, topic: str) -> dict[str, str]:
+    """Options of a sink whose messages have idempotence keys; makes the topic."""
+    cluster.create_topic(topic, 2, 2, ext=True, multi_part=True, channels=["check", "handle"])
+    return {"topic": topic, "lookupd_http_addresses": lookupds(cluster), "idempotenceKey": "true"}
+
+
+def consumed(cluster: ClusterProcess, topic: str, channel: str, suppress_retried: int = 0) -> tuple[list[bytes], int]:
+    """What a handler gets of all that a channel has, and how many copies its consumer finished."""
+    found: list[bytes] = []
+    consumer = Consumer(
+        topic,
+        channel,
+        lookupd_http_addresses=lookupds(cluster),
+        message_handler=lambda _, message: found.append(message.body),
+        max_in_flight=1000,
+        suppress_retried=suppress_retried,
+    )
+    consumer.start(block=False)
+    try:
+        until(lambda: found and unanswered(str(cluster.lookupds[0].http), topic, channel) == 0)
+    finally:
+        consumer.close()
+    return found, consumer.stats().totals.suppressed
+
+
+def check_keys(cluster: ClusterProcess, topic: str, expected: list[bytes]) -> int:
+    """Whoever suppresses copies gets every row once; how many copies there are."""
+    stored, _ = consumed(cluster, topic, "check")
+    copies = account(expected, stored).extra
+    bodies, suppressed = consumed(cluster, topic, "handle", suppress_retried=len(expected))
+    account(expected, bodies).check()
+    assert suppressed == copies
+    return copies

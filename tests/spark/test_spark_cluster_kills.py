@@ -1,0 +1,216 @@
+"""The driver of a cluster and its executors are killed wherever it could hurt, and leave tasks behind that go on.
+
+Its queries run side by side, so that it is started once for all: the journalled reader with its journal in a folder,
+and in an object store, the replayable one, and one of which a task sleeps until its batch has long been committed. See
+also test_spark_driver_kills, where executors are the driver's own process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support import processes, spark_journal_program, spark_replay_program
+from support.journal import Server
+from support.s3 import BUCKET, CREDENTIALS, REGION
+from support.spark_driver import BESIDE, Driver, Program
+from support.spark_journal_program import PROGRAM, arguments
+from support.spark_ledger import Delivered
+from support.spark_marks import poll
+from support.spark_replay import Topic
+from support.spark_replay_program import BATCH, COUNT, next_hold
+
+if TYPE_CHECKING:
+    from support.s3_server import S3Server
+
+MASTER = "local-cluster[2,4,1024]"
+SETTINGS = {"spark.executor.cores": "4", "spark.scheduler.minRegisteredResourcesRatio": "1.0"}
+"""Two executors, with room for tasks that are held; both are there before a task is given to one."""
+LATER = 'from support.spark_program import marks\nmarks().wait("begin")\n'
+"""Before a program: it begins when it is told to."""
+IN_FOLDER = ("after claim 1", "before seal", "in the sink")
+IN_STORE = ("after claim 0", "before seal", "in the sink")
+
+ZOMBIE = """
+from support.spark_program import Collector, arguments, marks, session
+from nsq_fast.spark.journal import JournalStreamReader
+from nsq_fast.spark.journal.collect import Collector as Task
+from nsq_fast.spark.source import NsqDataSource
+
+HERE, ARGUMENTS = marks(), arguments()
+
+class Zombie(Task):
+    def claim(self, index, head, columns):
+        if HERE.once("zombie"):
+            HERE.reach("holds")
+            HERE.hold("wakes")
+            try:
+                return super().claim(index, head, columns)
+            except Exception as error:
+                HERE.reach("failed", type(error).__name__)
+                raise
+        return super().claim(index, head, columns)
+
+class Reader(JournalStreamReader):
+    def make_collector(self, slot):
+        return Zombie(slot)
+
+class Source(NsqDataSource):
+    @classmethod
+    def name(cls):
+        return "faulty"  # PySpark before 4.2 keeps the name that it has found by itself
+
+    def make_stream_reader(self, kind, options):
+        return Reader(options)
+
+spark = session()
+spark.dataSource.register(Source)
+reader = spark.readStream.format("faulty").options(**ARGUMENTS["options"])
+writer = reader.load().writeStream.foreachBatch(Collector(ARGUMENTS["out"]))
+writer = writer.option("checkpointLocation", ARGUMENTS["checkpoint"])
+query = writer.trigger(processingTime="200 milliseconds").start()
+HERE.wait("enough")
+query.stop()
+"""
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[list[Server]]:
+    """One for each query with a journal."""
+    with ExitStack() as stack:
+        made = []
+        for number in range(3):
+            folder = tmp_path / f"nsqd{number}"
+            folder.mkdir()
+            made.append(Server.broker(folder))
+            stack.callback(made[-1].close)
+        yield made
+
+
+class Zombie:
+    """A query whose first task stops, and wakes up when the next driver has long committed its batch.
+
+    Attributes:
+        program: for the driver.
+    """
+
+    def __init__(self, server: Server, folder: Path) -> None:
+        self._server, self._folder = server, folder
+        self._bodies = server.publish(6_000)
+        options = {"maxOffsetsPerTrigger": "2000", "nsq.msg_timeout": "60"}
+        self.program = Program(LATER + ZOMBIE, folder, **arguments(server, folder, {}, **options))
+        self._stopped: list[int] = []
+
+    def stop(self, driver: Driver) -> None:
+        """Its task sleeps, and the executors, so that nobody ends it."""
+        self.program.marks.reach("begin")
+        driver.wait_mark("holds", marks=self.program.marks)
+        self._stopped = [self.program.marks.pids("holds")[0], *driver.executors()]
+        for pid in self._stopped:
+            os.kill(pid, signal.SIGSTOP)
+
+    def wake_after_the_commit(self) -> None:
+        """Once the next driver has committed the batch."""
+        delivered = Delivered(self._folder / "out")
+        poll(lambda: len(delivered.bodies()) >= 4_000, what="two batches")
+        poll(lambda: not list((self._folder / "journal").glob("*/b1")), what="the first committed")
+        self.program.marks.release("wakes")
+        for pid in self._stopped:
+            os.kill(pid, signal.SIGCONT)
+        poll(lambda: len(delivered.bodies()) >= 6_000, what="what the zombie gave back or left")
+        self.program.marks.reach("enough")
+
+    def check(self) -> None:
+        """It has acknowledged nothing."""
+        spark_journal_program.check(self._server, self.program.marks, self._bodies, self._folder, 0)
+
+
+@pytest.mark.slow
+def test_a_driver_of_a_cluster_that_is_killed_loses_and_doubles_nothing(
+    servers: list[Server], s3: S3Server, topic: Topic, spark_driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    folder, store, replayed = tmp_path / "folder", tmp_path / "store", tmp_path / "replayed"
+    bodies, stored, bodies_replayed = servers[0].publish(30_000), servers[1].publish(20_000), topic.fill(COUNT)
+    given = arguments(servers[0], folder, dict.fromkeys(IN_FOLDER, "hold"))
+    in_folder = Program(LATER + PROGRAM, folder, **given)
+    where = {"journal": f"s3://{BUCKET}/stream", "journalEndpoint": s3.url, "journalRegion": REGION}
+    given = arguments(servers[1], store, dict.fromkeys(IN_STORE, "hold"), **where)
+    in_store = Program(LATER + PROGRAM, store, **given)
+    points = dict.fromkeys(("before", "reading", "sink"), "hold")
+    options = {**topic.options, "maxOffsetsPerTrigger": str(BATCH)}
+    given = spark_replay_program.arguments(options, replayed, points)
+    replayable = Program(spark_replay_program.PROGRAM, replayed, **given)
+    zombie = Zombie(servers[2], tmp_path / "zombie")
+    programs = [each.given for each in (in_folder, in_store, replayable, zombie.program)]
+    driver = spark_driver(BESIDE, MASTER, SETTINGS, programs=programs)
+    driver.start()
+
+    # An executor, under a task that has not begun to read.
+    assert next_hold(driver, replayable.marks, ["before"])
+    assert len(driver.executors()) == 2
+    processes.kill(executor_of(driver, replayable.marks.pids("before-reached")[0]))
+    replayable.marks.release("before")
+
+    # The driver alone: its executors outlive it a little, and what they do then must not matter.
+    for program, place in ((in_folder, IN_FOLDER[0]), (in_store, IN_STORE[0])):
+        program.marks.reach("begin")
+        driver.wait_mark(place, marks=program.marks)
+    held = next_hold(driver, replayable.marks, ["reading", "sink"])
+    executors = driver.executors()
+    assert executors
+    assert driver.workers()
+    driver.kill_driver()
+    assert not driver.is_running
+    for program, place in ((in_folder, IN_FOLDER[0]), (in_store, IN_STORE[0])):
+        processes.kill(program.marks.pids(place)[0])
+    driver.start()
+    replayable.marks.release(held)
+    poll(lambda: not set(executors).intersection(driver.executors()), what="the executors gone")
+
+    # All at once; and a server goes away, too.
+    for program, place in ((in_folder, IN_FOLDER[1]), (in_store, IN_STORE[1])):
+        driver.wait_mark(place, marks=program.marks)
+    held = next_hold(driver, replayable.marks, {"reading", "sink"} - {held})
+    driver.kill()
+    replayable.marks.release(held)
+    servers[0].restart()
+    driver.start()
+
+    # The driver alone, and a task is left that sleeps. The replayable reader has read all by then.
+    driver.wait_said("progress")
+    for program, place in ((in_folder, IN_FOLDER[2]), (in_store, IN_STORE[2])):
+        driver.wait_mark(place, marks=program.marks)
+    zombie.stop(driver)
+    driver.kill_driver()
+    driver.start()
+    zombie.wake_after_the_commit()
+    driver.wait()
+
+    assert [said["count"] for said in driver.said("left")] == [0, 0]
+    spark_journal_program.check(servers[0], in_folder.marks, bodies, folder, 1)
+    spark_journal_program.check(servers[1], in_store.marks, stored, store, 1)
+    check_no_secrets(each.read_bytes() for each in (store / "checkpoint").rglob("*") if each.is_file())
+    assert all(replayable.marks.count(f"{name}-reached") == 1 for name in points)
+    assert spark_replay_program.check(replayed, bodies_replayed).replays()
+    zombie.check()
+
+
+def executor_of(driver: Driver, worker: int) -> int:
+    """The executor whose Python daemon forked a worker."""
+    executors = driver.executors()
+    parents = {process.pid: process.parent for process in processes.of_session(os.getsid(worker))}
+    while worker not in executors:
+        worker = parents[worker]
+    return worker
+
+
+def check_no_secrets(files: Iterable[bytes]) -> None:
+    """A checkpoint holds none of the credentials of the object store."""
+    kept = list(files)
+    assert kept
+    assert not [name for name, secret in CREDENTIALS.items() if any(secret.encode() in data for data in kept)]

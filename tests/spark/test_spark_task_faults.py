@@ -1,0 +1,190 @@
+"""Tasks and workers of queries die wherever it could hurt, and are tried again; leaders move and die meanwhile.
+
+What needs no cluster runs in one driver, side by side, so that it is started once: the journalled reader, the
+replayable one, and the sink. Drivers that are killed: see test_spark_driver_kills and test_spark_cluster_kills.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support import spark_journal_program, spark_replay_program
+from support.journal import Server
+from support.spark_driver import BESIDE, Driver, Program
+from support.spark_journal_program import PROGRAM
+from support.spark_ledger import Delivered, account
+from support.spark_publisher import Publisher
+from support.spark_replay import Topic
+from support.spark_replay_program import check_order
+from support.spark_settings import LOCAL_CLUSTER
+from support.spark_sink import check_keys, taken, with_keys
+
+from nsq_fast.broker import BrokerProcess, ClusterProcess
+
+Drivers = Callable[..., Driver]
+LOCAL = "local[4,8]"
+"""With room for the tasks of three queries; tasks are tried again."""
+PLACES = {"before claim 0": "raise", "after claim 1": "raise", "after claim 2": "exit", "before seal": "exit"}
+JOURNALLED = {"minPartitions": "2", "maxOffsetsPerTrigger": "16000"}
+
+RETRYING = """
+import os
+
+from pyspark import TaskContext
+from support.spark_marks import poll
+from support.spark_program import arguments, say, session
+from support.spark_replay import ask
+from nsq_fast.spark import foreach_batch_sink
+
+given = arguments()
+spark = session()
+spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+frame = spark.range(0, 10_000, 1, 2).selectExpr("lpad(cast(id as string), 200, '0') body")
+
+
+def stored(topic):
+    answers = [ask(f"{http}/stats?format=json&topic={topic}&leaderOnly=true") for http in given["https"]]
+    return sum(each["message_count"] for answer in answers for each in answer["topics"])
+
+
+def failing(how, topic):
+    def once(batches):
+        context, written = TaskContext.get(), 0
+        for batch in batches:
+            yield batch
+            written += batch.num_rows
+            if context.partitionId() == 1 and context.attemptNumber() == 0 and written >= 3000:
+                poll(lambda: stored(topic) > 5_000, what="more than the rows of the other task")
+                if how == "exit":
+                    os._exit(3)
+                raise ValueError("once")
+
+    return once
+
+
+for how, options in given["writes"]:
+    rows = frame.mapInArrow(failing(how, options["topic"]), frame.schema)
+    rows.write.format("nsq").options(**options).mode("append").save()
+foreach_batch_sink(**given["foreach"])(frame.mapInArrow(failing("exit", given["foreach"]["topic"]), frame.schema), 0)
+say("written")
+"""
+"""Writes of the sink, of each of which one task fails once."""
+
+
+@pytest.fixture
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess(lookupd=False) as running:
+        yield running
+
+
+class Retried:
+    """Writes into two topics, and into two others with idempotence keys, by which consumers can tell copies.
+
+    Attributes:
+        program: for the driver.
+    """
+
+    def __init__(self, folder: Path, broker: BrokerProcess, cluster: ClusterProcess) -> None:
+        self._broker, self._cluster, self._folder = broker, cluster, folder
+        self._writes = {
+            how: {"topic": f"again-{how}", "nsqd_tcp_addresses": str(broker.nsqd.tcp), "reportPath": str(folder / how)}
+            for how in ("raise", "exit")
+        }
+        self._keyed = [with_keys(cluster, topic) for topic in ("again-keyed", "again-foreach")]
+        https = [str(nsqd.http) for nsqd in (broker.nsqd, *cluster.nsqds)]
+        writes = [*self._writes.items(), ("exit", self._keyed[0])]
+        self.program = Program(RETRYING, folder, writes=writes, foreach=self._keyed[1], https=https)
+
+    def check(self) -> None:
+        """The rows that the first attempt had written are there twice; whoever suppresses copies gets them once."""
+        expected = [b"%0200d" % number for number in range(10_000)]
+        for options in self._keyed:
+            assert check_keys(self._cluster, options["topic"], expected) > 0
+        for how, options in self._writes.items():
+            found = account(expected, taken(self._broker.nsqd.tcp, options["topic"], 10_000))
+            found.check(duplicates=3000)
+            assert found.extra > 0, how
+            assert all(5000 <= int(body) < 8000 for body in found.duplicated)
+            [report] = map(json.loads, (path.read_text() for path in (self._folder / how).glob("*.json")))
+            assert (report["committed"], report["rows"], report["tasks"]) == (True, 10_000, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["ours"], indirect=True)
+def test_tasks_that_fail_and_leaders_that_move_lose_and_double_nothing(
+    server: Server,
+    broker: BrokerProcess,
+    cluster: ClusterProcess,
+    topic: Topic,
+    spark_driver: Drivers,
+    tmp_path: Path,
+) -> None:
+    """Tasks of the journalled reader and of the sink fail; those of the replayable one do not, whatever leaders do."""
+    bodies = server.publish(40_000)
+    given = spark_journal_program.arguments(server, tmp_path / "journalled", PLACES, **JOURNALLED)
+    journalled = Program(PROGRAM, tmp_path / "journalled", **given)
+    options = {**topic.options, "maxOffsetsPerTrigger": "1000"}
+    given = spark_replay_program.arguments(options, tmp_path / "replayable", {}, forever=True)
+    replayable = Program(spark_replay_program.PROGRAM, tmp_path / "replayable", **given)
+    sink = Retried(tmp_path / "sink", broker, cluster)
+    driver = spark_driver(BESIDE, LOCAL, programs=[journalled.given, replayable.given, sink.program.given])
+    driver.start()
+    driver.wait_said("written")
+    sink.check()  # what leaders do to a sink: test_spark_sink
+    publisher = Publisher(tmp_path, "p", topic.name, 2000, lookupd_http_addresses=topic.lookupd)
+    try:
+        driver.wait_said("batch", 2)
+        for number in range(6):
+            trouble(cluster, topic, number)
+            driver.wait_said("batch", len(driver.said("batch")) + 2)
+        publisher.stop()
+    finally:
+        publisher.kill()
+    replayable.marks.reach("end")
+    driver.wait()
+    assert driver.said("left")[0]["count"] == 0
+    assert all(journalled.marks.count(place) == 1 for place in PLACES)
+    spark_journal_program.check(server, journalled.marks, bodies, tmp_path / "journalled", 0)
+    attempts = replayable.marks.details("attempt")
+    assert len(attempts) == len(set(attempts))
+    delivered = Delivered(tmp_path / "replayable" / "out")
+    account(publisher.stored, delivered.bodies(), publisher.unknown).check()
+    check_order(delivered)
+    assert len(publisher.stored) > 3000
+
+
+def trouble(cluster: ClusterProcess, topic: Topic, number: int) -> None:
+    """A leader of the topic moves, or its node dies and comes back."""
+    partition = number % 2
+    if number in (0, 1, 4):
+        cluster.move_leader(topic.name, partition)
+        return
+    node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(partition)["tcp_port"])
+    cluster.kill_node(node)
+    cluster.restart_node(node)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["real"], indirect=True)
+def test_tasks_of_a_cluster_that_fail_lose_and_double_nothing(
+    server: Server, spark_driver: Drivers, tmp_path: Path
+) -> None:
+    """And one of its executors is killed."""
+    bodies = server.publish(40_000)
+    places = {**PLACES, "before claim 1": "exit", "after finish 1": "hold"}
+    settings = {"spark.speculation": "true", "spark.speculation.interval": "50ms", "spark.speculation.quantile": "0.5"}
+    given = spark_journal_program.arguments(server, tmp_path, places, **JOURNALLED)
+    driver = spark_driver(PROGRAM, LOCAL_CLUSTER, {**settings, "spark.task.maxFailures": "8"}, **given)
+    driver.start()
+    driver.wait_mark("after finish 1")
+    os.kill(driver.executors()[0], signal.SIGKILL)
+    driver.marks.release("after finish 1 go")
+    driver.wait()
+    assert driver.said("left")[0]["count"] == 0
+    assert all(driver.marks.count(place) == 1 for place in places)
+    spark_journal_program.check(server, driver.marks, bodies, tmp_path, 0)
