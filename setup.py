@@ -1,4 +1,4 @@
-"""Build of the seven compiled modules, two of them twice, and the version (version.py).
+"""Build of the eight compiled modules, two of them twice, and the version (version.py).
 
 Everything else stands in pyproject.toml. Why two are built twice: nsq_fast/_per_interpreter.
 
@@ -40,11 +40,11 @@ def extension(name: str, source: str, *depends: str) -> Extension:
     )
 
 
+COMPILED = "_codec", "_dispatch", "_frame", "_latch", "_plain_publish", "_send_permit", "_spin", "_time_slice"
+
+
 modules = cythonize(
-    [
-        extension(name, f"{name}.pyx")
-        for name in ("_codec", "_frame", "_latch", "_plain_publish", "_send_permit", "_spin", "_time_slice")
-    ],
+    [extension(name, f"{name}.pyx") for name in COMPILED],
     compiler_directives={
         "language_level": 3,
         "binding": True,

@@ -7,6 +7,8 @@ from ._codec cimport Message
 
 cdef class Caller:
     cdef public object current
+    cdef public double began
+    cdef public double end
 
 
 cdef class TimeSlice:
@@ -21,3 +23,6 @@ cdef class TimeSlice:
     cdef double _early_for
 
     cdef int _finish(self, Message message) except -1
+
+
+cdef double monotonic() noexcept nogil

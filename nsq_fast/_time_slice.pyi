@@ -6,6 +6,8 @@ from ._codec import Message
 
 class Caller:
     current: Message | list[Message] | None
+    began: float
+    end: float
 
 class TimeSlice:
     end: float

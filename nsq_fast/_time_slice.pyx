@@ -38,7 +38,7 @@ cdef enum:
     LONGEST = 3600                  # seconds; more than any slice has, and no more than fits
 
 
-cdef double _monotonic() noexcept nogil:
+cdef double monotonic() noexcept nogil:
     """``time.monotonic()``, without a Python call."""
     cdef timespec now
     clock_gettime(CLOCK_MONOTONIC, &now)
@@ -50,6 +50,8 @@ cdef class Caller:
 
     Attributes:
         current: the message, or list of messages, whose handler runs now; None when none does.
+        began: when it began to handle messages, by ``time.monotonic()``; it has not waited for any since.
+        end: when others have their turn.
     """
 
 
@@ -71,7 +73,7 @@ cdef class TimeSlice:
         self.end = end
 
     def handle(self, Caller caller not None, inbound, disposition, handler):
-        """Call ``handler(consumer, message)`` for waiting messages, oldest first, until none waits or the slice is over.
+        """Call ``handler(consumer, message)`` for waiting messages, oldest first, until none waits or it is over.
 
         Args:
             caller: its ``current`` is each message in turn.
@@ -149,7 +151,7 @@ cdef inline bint is_over(TimeSlice time) noexcept:
 cdef bint is_over_by_the_clock(TimeSlice time) noexcept:
     cdef double left
     time._looked_at = nsq_fast_ticks()
-    left = time.end - _monotonic()
+    left = time.end - monotonic()
     time._early_for = time.end
     time._early = <uint64_t> (min(left, <double> LONGEST) * FEWEST_TICKS) if nsq_fast_has_ticks and left > 0 else 0
     return left < 0

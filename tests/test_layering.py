@@ -31,6 +31,7 @@ DATA = {
     "_per_interpreter", "_version", "_built",
 }  # fmt: skip
 CORE = {"_codec", "_frame"}
+COMPILED_FOR_RUNTIME = {"_dispatch", "_latch", "_plain_publish", "_send_permit", "_spin", "_time_slice"}
 # Layer -> the layers it may import besides itself. The package's __init__ resolves its names lazily.
 ALLOWED = {
     "__init__": DATA,
@@ -49,7 +50,7 @@ ALLOWED = {
     "config_source": set(),
     "keywords": {"config_source"},
     "protocol": DATA | CORE,
-    "runtime": DATA | CORE | {"_latch", "_plain_publish", "_send_permit", "_spin", "_time_slice", "protocol"},
+    "runtime": DATA | CORE | COMPILED_FOR_RUNTIME | {"protocol"},
     "broker": DATA | CORE | {"protocol", "runtime"},
     "gnsq": DATA | CORE | {"protocol", "runtime", "__init__"},
     "threads": DATA | CORE | {"protocol", "runtime"},

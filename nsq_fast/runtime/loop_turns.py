@@ -20,6 +20,8 @@ from weakref import WeakKeyDictionary
 from gevent import get_hub, sleep
 from gevent.hub import Waiter
 
+from nsq_fast._dispatch import TurnTimes
+
 SLICE = 0.005
 """Seconds that one greenlet after the other may use before timers and sockets have their turn."""
 
@@ -41,12 +43,10 @@ def loop_turns() -> LoopTurns:
     return turns
 
 
-class LoopTurns:
+class LoopTurns(TurnTimes):
     """The turns of one loop.
 
-    Attributes:
-        due_at: when its next turn is due, as far as is known; a turn that nobody has noticed makes it later.
-        began_at: when its last turn began, as far as is known. All times are of ``time.monotonic()``.
+    All times are of ``time.monotonic()``; ``began_at`` and ``due_at`` are those of TurnTimes.
     """
 
     def __init__(self, loop: Any) -> None:
@@ -58,7 +58,6 @@ class LoopTurns:
         self._waiting: deque[Waiter[Any]] = deque()
         self._is_armed = False
         self._at_end: deque[Callable[[], object]] = deque()
-        self.began_at = self.due_at = 0.0
 
     def is_overdue(self, now: float) -> bool:
         """Whether the loop has not had its turn for a time slice."""

@@ -60,16 +60,20 @@ class Workers(Wakeable, Protocol):
     """A ``Pool``, as a subscription uses it.
 
     Attributes:
-        idle: workers that wait.
         source: the one connection that they serve and may read from; None when there are several, or none.
-        load: how busy they are.
         spare: how many of them can only wait for one of the others to be done.
     """
 
-    idle: int
     source: Connection | None
-    load: Load
     spare: int
+
+    @property
+    def idle(self) -> int:
+        """Workers that wait."""
+
+    @property
+    def load(self) -> Load:
+        """How busy they are."""
 
     @property
     def workers(self) -> Any:

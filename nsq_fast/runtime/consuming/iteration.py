@@ -8,9 +8,10 @@ from time import monotonic
 from gevent import getcurrent
 
 from nsq_fast._codec import Message
+from nsq_fast._dispatch import InboundQueue
 
 from .closing import Closing
-from .dispatch import InboundQueue, Pool, Worker
+from .dispatch import Pool, Worker
 from .disposition import Disposition
 
 

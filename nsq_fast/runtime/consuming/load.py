@@ -11,6 +11,7 @@ from math import inf
 from typing import Protocol
 
 from nsq_fast._codec import Message
+from nsq_fast._dispatch import Tally
 
 from .orphans import Orphans
 
@@ -24,21 +25,17 @@ TOLERANCE = 0.25
 """A capacity that changes by less stays as it is: each change costs RDY commands."""
 
 
-class Load:
+class Load(Tally):
     """The work of one pool.
 
     Attributes:
-        busy: seconds that handlers have run, summed up over the workers.
-        handled: messages that they have handled in that time.
         stuck: messages whose handlers run so long that nsqd is about to take them back, or has done so; one a worker.
         pace: seconds that a handler took for a message when that was measured last; 0.0 before there was any.
     """
 
-    __slots__ = ("_busy_before", "_handled_before", "_last", "busy", "handled", "pace", "stuck")
+    __slots__ = ("_busy_before", "_handled_before", "_last", "pace", "stuck")
 
     def __init__(self) -> None:
-        self.busy = 0.0
-        self.handled = 0
         self.stuck: list[Message] = []
         self.pace = 0.0
         self._busy_before = 0.0
@@ -91,8 +88,11 @@ class Worker(Protocol):
 class Pool(Protocol):
     """Workers, as their load is asked for."""
 
-    load: Load
     spare: int
+
+    @property
+    def load(self) -> Load:
+        """The work that they have done."""
 
     @property
     def workers(self) -> Sequence[Worker]:

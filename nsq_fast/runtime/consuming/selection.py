@@ -8,12 +8,12 @@ from contextlib import suppress
 from typing import Any
 
 from nsq_fast._codec import Message
+from nsq_fast._dispatch import InboundQueue
 from nsq_fast.errors import ConnectionLost, NsqError
 from nsq_fast.protocol.idempotence import IDEMPOTENCE_HEADER, SeenKeys
 
 from .bodies import decompressed, is_compressed
 from .context import Requeuer
-from .dispatch import InboundQueue
 from .stats import Counters
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.:-]+")

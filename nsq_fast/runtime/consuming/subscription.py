@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from nsq_fast._codec import Message, TruncatedMessage
+from nsq_fast._dispatch import InboundQueue
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConfigError, MessageTooLarge, NsqError
 from nsq_fast.log_events import OPTION_IDLE, RESPONSE_LOST, SUBSCRIPTION_LOST
@@ -22,7 +23,6 @@ from nsq_fast.runtime.signals import emit
 from .announcer import Announcer
 from .changes import Changes
 from .context import Context, Workers
-from .dispatch import InboundQueue
 from .failures import message_name
 from .selection import Selection
 from .stats import Counters
@@ -181,7 +181,8 @@ class Subscription(Announcer):
     @property
     def next_deadline(self) -> float:
         """When ``expire`` has something to do, at the earliest; monotonic."""
-        return self.inbound.ledger.next_deadline
+        deadline: float = self.inbound.ledger.next_deadline
+        return deadline
 
     def expire(self, now: float) -> None:
         """Forget the messages that nsqd has taken back by ``now``."""

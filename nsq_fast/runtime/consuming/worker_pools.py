@@ -8,10 +8,11 @@ from typing import cast
 
 from greenlet import greenlet
 
+from nsq_fast._dispatch import HandlerLimit, PromptFins
 from nsq_fast.config import ConsumerConfig
 from nsq_fast.runtime.owner_thread import OwnerThread
 
-from .dispatch import CALLS_HANDLERS, HandlerLimit, Pool, PromptFins
+from .dispatch import CALLS_HANDLERS, Pool
 from .disposition import Disposition
 from .handler_threads import HandlerThreads
 from .load import Workload

@@ -1,0 +1,58 @@
+"""What a worker does between handlers; see the .pyx."""
+
+from ._time_slice cimport TimeSlice
+
+
+cdef class TurnTimes:
+    cdef public double began_at
+    cdef public double due_at
+
+
+cdef class Tally:
+    cdef public double busy
+    cdef public Py_ssize_t handled
+
+
+cdef class PromptFins:
+    cdef readonly Py_ssize_t quick
+    cdef public Py_ssize_t left
+
+
+cdef class InboundQueue:
+    cdef readonly object connection
+    cdef readonly object expire
+    cdef readonly object ledger
+    cdef readonly object waiting        # a deque
+    cdef readonly list handed
+    cdef readonly TimeSlice slice
+    cdef public object turn
+    cdef public bint is_queued
+
+
+cdef class HandlerLimit:
+    cdef object _limit          # gives how many handlers may run
+    cdef Py_ssize_t _running
+    cdef list _waiting          # dispatchers
+
+    cdef bint take(self, Dispatcher dispatcher) except -1
+    cdef int give_back(self) except -1
+    cdef int take_again(self) noexcept
+    cdef bint is_exceeded(self) except -1
+
+
+cdef class Dispatcher:
+    cdef public object source
+    cdef public bint is_stopped
+    cdef readonly Py_ssize_t idle
+    cdef readonly TurnTimes turns
+    cdef readonly PromptFins prompt
+    cdef readonly Tally load
+    cdef object _ready          # a deque of InboundQueue
+    cdef object _wait
+    cdef object _release
+    cdef double _slice
+    cdef HandlerLimit _limit
+
+    cdef int _wake_up(self, Py_ssize_t count) except -1
+    cdef InboundQueue _next(self)
+    cdef bint _is_overdue(self, double now) except -1

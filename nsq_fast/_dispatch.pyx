@@ -1,0 +1,316 @@
+"""What a worker does between handlers, compiled: which messages are next, whether others are first, when FINs leave.
+
+A worker goes through this once for each read of its socket, which brings some hundred messages, or one. It stands below
+``nsq_fast.runtime.consuming.dispatch``, which has the greenlets and calls the handlers.
+"""
+
+from collections import deque
+from contextlib import suppress
+
+from ._time_slice cimport Caller, TimeSlice, monotonic
+
+
+cdef class TurnTimes:
+    """The turns of a loop. All times are of ``time.monotonic()``.
+
+    Attributes:
+        due_at: when its next turn is due, as far as is known; a turn that nobody has noticed makes it later.
+        began_at: when its last turn began, as far as is known.
+    """
+
+
+cdef class Tally:
+    """The work of some workers.
+
+    Attributes:
+        busy: seconds that handlers have run, summed up over the workers.
+        handled: messages that they have handled in that time.
+    """
+
+
+FLUSH_SECONDS = 5e-6
+"""What a send for one FIN takes, about."""
+
+FLUSH_SHARE = 0.1
+"""Share of the time that a slow handler took which may be spent on FINs that leave one by one after it.
+
+Where one handler is slow the next may be, too, and what gathered before it would wait."""
+
+RARE = 100
+"""A slow handler after so many quick ones says nothing of the next: where other programs want the processor, too, the
+system takes it from quick handlers as well. To send FINs one by one for that made up to five times as many sends
+(nsq-fast bench consume --connections 100, beside busy programs)."""
+
+
+cdef class PromptFins:
+    """How many FINs of a consumer still leave one by one, because one of its handlers kept the hub from running lately.
+
+    All pools share it: the FINs of each connection wait while a handler of another keeps the hub from running.
+
+    Attributes:
+        left: how many; 0 as long as handlers are quick, so that only consumers with slow ones pay for it.
+        quick: messages handled since the last slow handler.
+    """
+
+    def slow(self, double seconds, Py_ssize_t count):
+        """A handler, the last of so many or one before it, has kept the hub waiting for so long."""
+        if self.quick + count < RARE:
+            self.left = max(self.left, round(FLUSH_SHARE / FLUSH_SECONDS * seconds))
+        self.quick = 0
+
+
+cdef class InboundQueue:
+    """Messages of one connection that wait for a worker.
+
+    Args:
+        connection: who delivered the messages.
+        expire: called with the time (monotonic) when a deadline may be over; drops what is not to be handled any more.
+
+    Attributes:
+        ledger: the messages of the connection that are in flight.
+        waiting: a deque of those that wait, oldest first.
+        turn: of an ordered partition, which one worker at a time may handle; None when any number may.
+        slice: takes the messages whose handlers have returned.
+        handed: what handlers elsewhere have got of it, and may not have begun with.
+        is_queued: whether workers look here.
+    """
+
+    def __init__(self, connection, expire):
+        self.connection = connection
+        self.ledger = connection.session.ledger
+        self.expire = expire
+        self.waiting = deque()
+        self.handed = []
+        self.slice = TimeSlice(connection.finished, connection.schedule_flush, 0.0)
+
+    def take_unstarted(self):
+        """The messages that no handler has begun with; none waits any more."""
+        unstarted = []
+        for messages in (*self.handed, self.waiting):
+            with suppress(IndexError):  # a thread may take from its own meanwhile
+                while True:
+                    unstarted.append(messages.popleft())
+        return unstarted
+
+    def drop_expired(self):
+        """Drop the messages that nsqd has taken back, which are the oldest; say how many there were."""
+        waiting, count = self.waiting, 0
+        while waiting and waiting[0].has_expired():
+            waiting.popleft()
+            count += 1
+        return count
+
+
+cdef class HandlerLimit:
+    """Keeps the number of handlers that run at once, over all pools of a consumer, within ``max_in_flight``.
+
+    More messages than that may be here: those of lost connections, and those that nsqd has sent in place of others
+    whose time was over. Ordered partitions do not count: each has one handler at a time.
+
+    Args:
+        limit: gives ``max_in_flight``.
+    """
+
+    def __init__(self, limit):
+        self._limit = limit
+        self._waiting = []
+
+    cdef bint take(self, Dispatcher dispatcher) except -1:
+        """Let a worker begin; if there are enough already, ``dispatcher`` is woken when one ends."""
+        if self._running == 0 or self._running < self._limit():  # one may always run, whatever the limit
+            self._running += 1
+            return True
+        if dispatcher not in self._waiting:
+            self._waiting.append(dispatcher)
+        return False
+
+    cdef int give_back(self) except -1:
+        """A worker is done."""
+        self._running -= 1
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for dispatcher in waiting:
+                dispatcher.wake()
+        return 0
+
+    cdef int take_again(self) noexcept:
+        """A worker that has given its place back goes on; there may be too many now, see ``is_exceeded``."""
+        self._running += 1
+        return 0
+
+    cdef bint is_exceeded(self) except -1:
+        """Whether one that runs is too many."""
+        return self._running > 1 and self._running > self._limit()
+
+    def changed(self):
+        """The limit is another: have all those who wait look again."""
+        waiting, self._waiting = self._waiting, []
+        for dispatcher in waiting:
+            dispatcher.wake_all()
+
+
+cdef class Dispatcher:
+    """Which inbound queue a worker serves next, and what is due when it is done with it.
+
+    Args:
+        turns: of the loop; has ``is_overdue`` and ``wait`` besides.
+        slice: seconds after which a loop is overdue.
+        prompt: FINs that leave one by one.
+        limit: of the handlers that run at once.
+        load: counts the work.
+        wait: blocks a worker until ``release`` was called for it.
+
+    Attributes:
+        idle: workers that wait.
+        source: the one connection that the workers serve, which a worker reads itself in place of waiting for a
+            message; None when there are several, or none.
+        is_stopped: whether workers end after what they are handling now.
+        turns, prompt, load: as given.
+    """
+
+    def __init__(
+        self,
+        TurnTimes turns not None,
+        double slice,
+        PromptFins prompt not None,
+        HandlerLimit limit not None,
+        Tally load not None,
+        wait,
+        release,
+    ):
+        self.turns = turns
+        self.prompt = prompt
+        self.load = load
+        self._slice = slice
+        self._limit = limit
+        self._wait = wait
+        self._release = release
+        self._ready = deque()
+
+    def put(self, InboundQueue inbound not None, Py_ssize_t count):
+        """Note that ``count`` messages joined the inbound queue."""
+        if not inbound.is_queued:
+            inbound.is_queued = True
+            self._ready.append(inbound)
+        if self.idle:
+            self._wake_up(min(self.idle, count))
+
+    cdef int _wake_up(self, Py_ssize_t count) except -1:
+        self.idle -= count
+        for _ in range(count):
+            self._release()
+        return 0
+
+    def take(self):
+        """Wait for an inbound queue with messages; None when the workers are stopped. The queues take turns.
+
+        Who takes a queue calls ``leave`` when done with it. The loop is not overdue then.
+        """
+        cdef InboundQueue inbound
+        while not self.is_stopped:
+            if self._ready:
+                if self._is_overdue(monotonic()):
+                    self.turns.wait()
+                    continue
+                inbound = self._next()
+                if inbound is not None:
+                    return inbound
+            if self._ready or self.source is None or not self.source.read_for_reader():
+                self.idle += 1
+                self._wait()
+        return None
+
+    cdef InboundQueue _next(self):
+        cdef InboundQueue inbound
+        ready = self._ready
+        for _ in range(len(ready)):
+            inbound = ready[0]
+            if not inbound.waiting:
+                ready.popleft()
+                inbound.is_queued = False
+                continue
+            ready.rotate(-1)
+            if self._limit.take(self) if inbound.turn is None else inbound.turn.take(self):
+                return inbound
+        return None
+
+    cdef bint _is_overdue(self, double now) except -1:
+        return now > self.turns.due_at and self.turns.is_overdue(now)
+
+    def leave(self, InboundQueue inbound not None):
+        """A worker is done with this queue for now. Its FINs leave now if the end of the turn may be far away."""
+        if inbound.turn is not None:
+            inbound.turn.give_back(self)
+        else:
+            self._limit.give_back()
+        ready = self._ready
+        if not inbound.waiting and ready and ready[-1] is inbound:  # where ``_next`` has put it: nobody need look there
+            ready.pop()
+            inbound.is_queued = False
+        if not inbound.waiting and self.source is not None:  # all is answered: nothing more joins the FINs
+            inbound.connection.flush()
+        elif self.prompt.left:
+            inbound.connection.flush()
+            self.prompt.left -= 1
+        elif self._is_overdue(monotonic()):
+            inbound.connection.flush()
+
+    def read_on(self, InboundQueue inbound not None, Caller worker not None):
+        """A worker has handled all that there was: send the FINs and read what comes next.
+
+        It is what ``leave`` and ``take`` do, for less. Returns whether the worker may go on until ``worker.end``, which
+        is that of the slice now. Otherwise it leaves: nothing came, or others are first.
+        """
+        cdef double now
+        if self.source is not inbound.connection or inbound.turn is not None or len(self._ready) != 1:
+            return False
+        worker.current = None
+        self.handled(worker.began, inbound.slice.take_count())
+        inbound.connection.flush()
+        self._limit.give_back()
+        try:
+            self.source.read_for_reader()
+        finally:
+            self._limit.take_again()
+            worker.began = now = monotonic()
+        if self.is_stopped or not inbound.waiting or self._limit.is_exceeded() or self._is_overdue(now):
+            return False
+        worker.end = self.turns.due_at
+        inbound.slice.end = 0.0 if self.prompt.left else min(worker.end, <double> inbound.ledger.next_deadline)
+        return True
+
+    def handled(self, double began, Py_ssize_t count):
+        """A worker has handled ``count`` messages since ``began`` (monotonic): note how busy it was."""
+        cdef double now = monotonic()
+        self.load.busy += now - began
+        self.load.handled += count
+        # A handler that waited with gevent let the loop have its turns: it was not slow for others.
+        if now - began > self._slice and self._is_overdue(now):
+            self.prompt.slow(now - self.turns.due_at, count)
+        else:
+            self.prompt.quick += count
+
+    def wake(self):
+        """Have a worker look again: a turn is free."""
+        if self.idle:
+            self._wake_up(1)
+        elif self.source is not None:
+            self.source.stop_reading_for_reader()
+
+    def wake_all(self):
+        """Have all workers look again."""
+        self._wake_up(self.idle)
+
+    def stop(self):
+        """Let each worker end after what it is handling now."""
+        self.is_stopped = True
+        if self.source is not None:
+            self.source.stop_reading_for_reader()
+        self._wake_up(self.idle)
+
+    def forked(self):
+        """In the child of a fork: nothing that was received is handled, or is even begun with."""
+        self.is_stopped = True
+        for inbound in self._ready:
+            inbound.waiting.clear()
+            inbound.connection.finished.clear()
