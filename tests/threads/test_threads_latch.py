@@ -40,6 +40,23 @@ def test_open_all_wakes_every_thread(count: int) -> None:
     assert woken == [True] * len(threads)
 
 
+def test_who_does_not_wait_again_keeps_none_of_those_that_were_woken_with_it() -> None:
+    latches = [Latch() for _ in range(8)]
+    all_woken = threading.Barrier(len(latches))
+
+    def wait(latch: Latch) -> None:
+        latch.wait(WAIT)
+        all_woken.wait(WAIT)  # each of them goes on only when all were woken
+
+    threads = [threading.Thread(target=wait, args=(latch,)) for latch in latches]
+    for thread in threads:
+        thread.start()
+    open_all(latches)
+    for thread in threads:
+        thread.join(WAIT)
+    assert not all_woken.broken
+
+
 def test_open_all_takes_latches_only() -> None:
     with pytest.raises(TypeError):
         open_all(["latch"])  # type: ignore[list-item]
