@@ -53,6 +53,7 @@ cdef class Dispatcher:
     cdef double _slice
     cdef HandlerLimit _limit
 
+    cdef int _put(self, InboundQueue inbound, Py_ssize_t count) except -1
     cdef int _wake_up(self, Py_ssize_t count) except -1
     cdef InboundQueue _next(self)
     cdef bint _is_overdue(self, double now) except -1

@@ -187,13 +187,23 @@ cdef class Dispatcher:
         self._release = release
         self._ready = deque()
 
+    def deliver(self, InboundQueue inbound not None, list messages not None):
+        """These messages wait in the inbound queue from now on."""
+        inbound.waiting.extend(messages)
+        if self.idle or not inbound.is_queued:
+            self._put(inbound, len(messages))
+
     def put(self, InboundQueue inbound not None, Py_ssize_t count):
         """Note that ``count`` messages joined the inbound queue."""
+        self._put(inbound, count)
+
+    cdef int _put(self, InboundQueue inbound, Py_ssize_t count) except -1:
         if not inbound.is_queued:
             inbound.is_queued = True
             self._ready.append(inbound)
         if self.idle:
             self._wake_up(min(self.idle, count))
+        return 0
 
     cdef int _wake_up(self, Py_ssize_t count) except -1:
         self.idle -= count

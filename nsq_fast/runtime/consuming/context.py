@@ -68,10 +68,6 @@ class Workers(Wakeable, Protocol):
     spare: int
 
     @property
-    def idle(self) -> int:
-        """Workers that wait."""
-
-    @property
     def load(self) -> Load:
         """How busy they are."""
 
@@ -79,8 +75,8 @@ class Workers(Wakeable, Protocol):
     def workers(self) -> Any:
         """The workers."""
 
-    def put(self, inbound: Any, count: int) -> None:
-        """Note that ``count`` messages joined an ``InboundQueue``."""
+    def deliver(self, inbound: Any, messages: list[Message]) -> None:
+        """These messages wait in an ``InboundQueue`` from now on."""
 
     def stop(self) -> None:
         """Let each worker end after what it is handling now."""

@@ -78,6 +78,7 @@ class Subscription(Announcer):
         self.backoff = backoff
         self.connection = Connection(target.address, config, self)
         self.inbound = InboundQueue(self.connection, self.expire)
+        self._ledger = self.connection.session.ledger
         self.share = Share()
         self.is_live = False
         self.is_ending = False
@@ -149,7 +150,7 @@ class Subscription(Announcer):
         if self._trace_log.is_active and self._tracer.is_on(conn):
             self._tracer.received(conn, messages)
         self.counters.received += len(messages)
-        ledger, now = self.inbound.ledger, conn.last_received_at
+        ledger, now = self._ledger, conn.last_received_at
         if now >= ledger.next_deadline:
             self.expire(now)
         # More than RDY allowed at any time that matters: nsqd has taken some back, although our clock has not said so.
@@ -161,10 +162,7 @@ class Subscription(Announcer):
             return
         if self._select is not None:
             messages = self._select(messages)
-        inbound, pool = self.inbound, self._pool
-        inbound.waiting.extend(messages)
-        if pool.idle or not inbound.is_queued:
-            pool.put(inbound, len(messages))
+        self._pool.deliver(self.inbound, messages)
 
     def on_message_skipped(self, conn: Connection, message: TruncatedMessage, error: MessageTooLarge) -> None:
         """No handler sees a message without its body: it is requeued, until a give-up policy gets it."""
@@ -181,12 +179,11 @@ class Subscription(Announcer):
     @property
     def next_deadline(self) -> float:
         """When ``expire`` has something to do, at the earliest; monotonic."""
-        deadline: float = self.inbound.ledger.next_deadline
-        return deadline
+        return self._ledger.next_deadline
 
     def expire(self, now: float) -> None:
         """Forget the messages that nsqd has taken back by ``now``."""
-        self._expired(self.inbound.ledger.expire(now))
+        self._expired(self._ledger.expire(now))
         if self.is_ending:
             self.give_back_abandoned()
 
@@ -220,7 +217,8 @@ class Subscription(Announcer):
             return
         counters, consumer = self.counters, self._consumer
         counters.finished += len(finished)
-        counters.requeued += requeued
+        if requeued:
+            counters.requeued += requeued
         if finished:
             if self.backoff.is_on:
                 consumer.flow.result(True, self.backoff)
@@ -264,7 +262,7 @@ class Subscription(Announcer):
     def give_back_abandoned(self) -> None:
         """REQ 0 for asynchronous messages that the program has dropped without an answer."""
         if self.is_live:
-            self._consumer.disposition.give_back(self.inbound.ledger.unreachable())
+            self._consumer.disposition.give_back(self._ledger.unreachable())
 
     def on_close_wait(self, conn: Connection) -> None:
         self.is_awaiting_close = False
@@ -283,7 +281,7 @@ class Subscription(Announcer):
         if not was_live:
             return
         consumer = self._consumer
-        consumer.workload.orphans.adopt(self.inbound.ledger)
+        consumer.workload.orphans.adopt(self._ledger)
         consumer.flow.remove(self)
         if self.is_ending:
             return

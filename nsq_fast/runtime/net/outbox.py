@@ -208,7 +208,10 @@ class Outbox:
         self._requeued = 0
         if finished:
             # Only now: a message is either in the list or off the session's in-flight count.
-            parts.append(self._build_fins(finished))
+            fins = self._build_fins(finished)
+            if not parts:
+                return fins
+            parts.append(fins)
         if not parts:
             return None
         self._parts = []
