@@ -37,8 +37,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """NSQ_FAST_REQUIRED names families whose tests must not be skipped for want of a server, as in CI."""
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of the thousand Pythons that tests start would compile anew
+    """NSQ_FAST_REQUIRED names families whose tests must not be skipped for want of a server, as in CI.
+
+    Pythons that tests start keep what they compile, whatever the environment says: a thousand would compile it anew.
+    """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for family in filter(None, os.environ.get("NSQ_FAST_REQUIRED", "").split(",")):
         for name in ("nsqd", "nsqlookupd"):
             if find_server(name, family) is None:

@@ -164,7 +164,10 @@ class Day:
             self._keep_running()
             return count() > before
 
-        poll(more, LIMIT, f"progress; {self}\n{self._driver.log()}")
+        try:
+            poll(more, LIMIT, "progress")
+        except TimeoutError as error:
+            raise AssertionError(f"{error}; {self}\n{self._driver.log()}") from None
 
     def _keep_running(self) -> None:
         if self._driver.is_running or (self._driver.marks.count("end") and self._driver.status == 0):
