@@ -192,7 +192,7 @@ def test_large_messages_make_small_segments(server: Server, query: Query, monkey
     query.plan()
     (task,) = query.tasks()
     segments = query.reader.make_collector(task).run()
-    assert len(segments) > 10
+    assert len(segments) > 5  # of 100 kB each, but that a late read brings more than was waited for
     account(bodies, query.run_task(task)).check()
     assert server.depth() == (0, 0, 0)
 

@@ -159,7 +159,7 @@ class Query:
 
     def drain(self, server: Server) -> None:
         """Batches until nothing is left at the server, in flight neither."""
-        until(lambda: (self.batch(), server.depth() == (0, 0, 0))[1], timeout=20, every=0.05)
+        until(lambda: (self.batch(), server.depth() == (0, 0, 0))[1], every=0.05)
 
 
 # An attempt in a process of its own, which stands where it is told to, and goes on when a line comes.

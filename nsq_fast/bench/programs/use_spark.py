@@ -17,13 +17,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from meter import emit, peak_kib, settings
 
 BATCHES = 8
 PARTITIONS = 2
-WARMUPS = 2
+WARMUPS = 3
 IN_FLIGHT, MPUB = 8, 500
 POLL = 0.005
 
@@ -36,10 +37,18 @@ def main():
     if job["variant"] == "one of two":
         publish(job["count"], lambda: sys.stdin.readline())
     elif is_floor and job["mode"] == "write":
-        publish_in_two()
+        work_on(publish_in_two, "two")
     else:
         with tempfile.TemporaryDirectory(prefix="nsq-fast-bench-") as folder:
-            use_spark(Path(folder))
+            use_spark(f"{folder}/spark")
+
+
+def work_on(work, folder):
+    """Warm up, then measure: ``work`` gets the path of a place of its own, how many rows, and what measures."""
+    if job["mode"] != "cold":
+        for number in range(WARMUPS):
+            work(f"{folder}_warmup{number}", job["count"] // 2, Unmeasured)
+    work(f"{folder}_measured", job["count"], Measured)
 
 
 # Without Spark
@@ -60,19 +69,21 @@ def publish(count, wait=lambda: None):
         pool.join(raise_error=True)
 
 
-def publish_in_two():
-    half = json.dumps({**job, "variant": "one of two", "count": job["count"] // 2})
+def publish_in_two(folder, rows, kind):
+    topic = f"{job['topic']}_{folder}"
+    half = json.dumps({**job, "variant": "one of two", "count": rows // 2, "topic": topic})
     both = [
         subprocess.Popen([sys.executable, __file__, half], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     for each in both:
         each.stdout.readline()
-    measured = Measured()
+    measured = kind()
     for each in both:
         each.stdin.close()
     failed = [each for each in both if each.wait()]
-    measured.report(job["count"])
+    measured.report(rows)
+    delete(topic)
     if failed:
         raise SystemExit("a producer failed")
 
@@ -82,11 +93,7 @@ def publish_in_two():
 
 def use_spark(folder):
     spark = session(folder)
-    work = {"stream": stream, "read": read, "cold": read, "write": write}[job["mode"]]
-    if job["mode"] != "cold":
-        for number in range(WARMUPS):
-            work(spark, folder / f"warmup{number}", job["count"] // 2, Unmeasured)
-    work(spark, folder / "measured", job["count"], Measured)
+    work_on(partial({"stream": stream, "read": read, "cold": read, "write": write}[job["mode"]], spark), folder)
     spark.stop()
 
 
@@ -98,7 +105,7 @@ def session(folder):
     import nsq_fast.spark
     from nsq_fast.spark.trace.session import local_session
 
-    spark = local_session(f"local[{PARTITIONS}]", settings={"spark.local.dir": str(folder / "spark")})
+    spark = local_session(f"local[{PARTITIONS}]", settings={"spark.local.dir": folder})
     nsq_fast.spark.register(spark)
     # By its name, so that workers import it rather than get a copy.
     spark.dataSource.register(importlib.import_module("ready_rows").ReadySource)
@@ -107,9 +114,9 @@ def session(folder):
 
 def stream(spark, folder, rows, kind):
     size = job["count"] // BATCHES
-    options = {"maxOffsetsPerTrigger": size, "journal": folder / "journal"}
+    options = {"maxOffsetsPerTrigger": size, "journal": f"{folder}/journal"}
     reader = source(spark.readStream, rows, {"perbatch": size} if is_floor else options)
-    writer = reader.load().writeStream.format("noop").option("checkpointLocation", str(folder / "checkpoint"))
+    writer = reader.load().writeStream.format("noop").option("checkpointLocation", f"{folder}/checkpoint")
     query = writer.trigger(availableNow=True).start()
     while not (done := sum(each["numInputRows"] for each in query.recentProgress)):
         time.sleep(POLL)
@@ -124,7 +131,7 @@ def stream(spark, folder, rows, kind):
 
 
 def read(spark, folder, rows, kind):
-    through = {"consume": "true", "journal": folder / "journal"} if job["mode"] == "read" else {}
+    through = {"consume": "true", "journal": f"{folder}/journal"} if job["mode"] == "read" else {}
     reader = source(spark.read, rows, {} if is_floor else through)
     measured = kind()
     reader.load().write.format("noop").mode("append").save()
@@ -133,10 +140,12 @@ def read(spark, folder, rows, kind):
 
 def write(spark, folder, rows, kind):
     frame = spark.range(0, rows, 1, PARTITIONS).selectExpr(f"cast(repeat('x', {job['size']}) as binary) body")
-    writer = frame.write.format("nsq").option("nsqd_tcp_addresses", address("nsqds")).option("topic", job["topic"])
+    topic = f"{job['topic']}_{Path(folder).name}"
+    writer = frame.write.format("nsq").option("nsqd_tcp_addresses", address("nsqds")).option("topic", topic)
     measured = kind()
     writer.mode("append").save()
     measured.report(rows)
+    delete(topic)
 
 
 def source(reader, rows, options):
@@ -152,14 +161,25 @@ def source(reader, rows, options):
 def fill(rows):
     """So many messages are in the channel."""
     from nsq_fast import Producer
-    from nsq_fast.runtime import NsqdHTTPClient
 
     with Producer(address("nsqds")) as producer:
         for _ in range(rows // MPUB):
             producer.multipublish(job["topic"], [body] * MPUB)
-    with NsqdHTTPClient(*job["http"][0]) as client:
+    with http() as client:
         while client.stats(job["topic"])["topics"][0]["channels"][0]["depth"] < rows:
             time.sleep(POLL)
+
+
+def http():
+    from nsq_fast.runtime import NsqdHTTPClient
+
+    return NsqdHTTPClient(*job["http"][0])
+
+
+def delete(topic):
+    """What an earlier write has left in nsqd's memory would slow a later one down."""
+    with http() as client:
+        client.delete_topic(topic)
 
 
 def address(of):
