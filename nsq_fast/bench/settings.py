@@ -18,7 +18,7 @@ SMALLEST_COUNT = 1000
 PEAK_CONCURRENCY = 100
 SERVER_BUFFER = 65536
 PATIENCE = 60.0
-SPARK_PATIENCE = 180.0
+SPARK_PATIENCE = 600.0
 _MODES = {"publish": MODES, "spark": SPARK_MODES}
 
 
@@ -81,7 +81,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def patience(self) -> float:
-        """How long a client may take for a round, in seconds: a JVM has to start, and to be warmed up."""
+        """How long a client may take for a round, in seconds: a JVM has to start, and to warm up."""
         return SPARK_PATIENCE if self.kind == "spark" else PATIENCE
 
     def count_at(self, rate: float) -> int:
