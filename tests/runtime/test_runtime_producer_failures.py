@@ -191,9 +191,10 @@ def test_an_interrupted_caller_takes_back_what_was_not_sent(new_producer: Produc
 # No nsqd
 
 
-def test_without_an_nsqd_it_waits_until_the_deadline_and_says_why() -> None:
+def test_without_an_nsqd_it_waits_until_the_deadline_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     address = free_address()
     with Producer([address]) as sender:
+        until(lambda: "cannot connect" in caplog.text)
         with pytest.raises(errors.NoNsqd, match=rf"'t' \({address}: .*refused") as caught:
             sender.publish("t", b"x", timeout=0.1)
         assert isinstance(caught.value.__cause__, errors.ConnectFailed)

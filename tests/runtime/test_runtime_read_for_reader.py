@@ -7,8 +7,10 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
+from select import select
 from typing import Any
 
 import gevent
@@ -353,8 +355,10 @@ class Answers:
 
 def test_what_comes_at_once_needs_no_hub_but_the_hub_has_its_turn(ends: Any) -> None:
     reader = SpinReader(ends[1], Answers(1))
-    got = [reader.recv(100) for _ in range(3 * (HITS + 1))]
-    assert got == ([b"answer"] * HITS + [None]) * 3
+    for _ in range(3):
+        assert [reader.recv(100) for _ in range(HITS + 2)] == [b"answer"] * HITS + [None] * 2
+        assert reader.is_turn_due
+        reader.is_turn_due = False
 
 
 @pytest.mark.parametrize("every", [0, 2, 3])
@@ -390,6 +394,52 @@ def test_who_is_ready_to_run_comes_first(ends: Ends) -> None:
     assert ready.value is True
     loop_turns().at_end(lambda: None)  # nobody waits for what is done at the end
     assert transport.recv_at_once() == b"reply"
+
+
+@pytest.fixture
+def in_turn(ends: Ends, reader: gevent.Greenlet) -> Ends:
+    """After so many answers that the hub is to have its turn."""
+    transport, _ = ends
+    transport.spin_reader = SpinReader(transport._socket, lambda fd, size, microseconds: b"answer")
+    assert [transport.recv_at_once() for _ in range(HITS + 1)] == [b"answer"] * HITS + [None]
+    assert transport.spin_reader.is_turn_due
+    return ends
+
+
+def test_timers_and_sockets_have_their_turn_while_an_answer_is_on_its_way(in_turn: Ends) -> None:
+    transport, _ = in_turn
+    seen = []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"x")
+        readable = gevent.get_hub().loop.io(ours.fileno(), 1)
+        timer = gevent.get_hub().loop.timer(0.0)
+        with closing(readable), closing(timer):
+            readable.start(lambda: (seen.append("socket"), readable.stop()))
+            timer.start(seen.append, "timer")
+            assert transport.recv_in_turn() is None
+    assert sorted(seen) == ["socket", "timer"]
+    assert not transport.spin_reader.is_turn_due
+    assert transport.recv_at_once() == b"answer"
+
+
+def test_what_comes_in_the_turn_is_received_and_the_reader_reads_on(in_turn: Ends, reader: gevent.Greenlet) -> None:
+    transport, peer = in_turn
+    peer.sendall(b"reply")
+    assert select([transport._socket], [], [], WAIT)[0]  # the whole thread waits, or the reader would take it
+    assert transport.recv_in_turn() == b"reply"
+    assert not transport.spin_reader.is_turn_due
+    assert not reader.ready()
+    peer.sendall(b"next")
+    assert reader.get(timeout=WAIT) == b"next"
+
+
+def test_who_is_woken_in_the_turn_is_told_so(in_turn: Ends) -> None:
+    transport, _ = in_turn
+    waiting = gevent.spawn(transport.recv_in_turn)
+    gevent.get_hub().loop.run_callback(lambda: gevent.get_hub().loop.run_callback(waiting.switch))
+    assert waiting.get(timeout=WAIT) is None
+    assert transport.spin_reader.is_turn_due
 
 
 def test_the_end_is_no_miss(ends: Any) -> None:

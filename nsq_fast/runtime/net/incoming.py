@@ -86,6 +86,11 @@ class Incoming(CommandWriter):
             return None
         try:
             data = transport.recv_at_once()
+            if data is None and transport.spin_reader.is_turn_due:
+                data = transport.recv_in_turn()
+                if data is None and transport.spin_reader.is_turn_due:
+                    return None
+                data = transport.recv_at_once() if data is None else data
             return transport.recv_for_reader() if data is None else data
         except Exception as error:
             transport.cancel_recv(error)  # it is the reader that ends the connection

@@ -10,11 +10,12 @@ from __future__ import annotations
 from _socket import SO_RCVLOWAT, SOL_SOCKET
 from _socket import socket as CSocket  # which monkey.patch_all leaves as it is
 from contextlib import suppress
+from typing import Any
 
 from gevent import get_hub, getcurrent
 from greenlet import greenlet
 
-from nsq_fast.runtime.loop_turns import loop_turns
+from nsq_fast.runtime.loop_turns import LAST, loop_turns
 
 from .busy_poll import BusyPoll
 from .layers import Layer
@@ -43,6 +44,7 @@ class Receiver:
     """Reads one socket, which nothing else may read.
 
     Attributes:
+        spin_reader: reads at once; while its ``is_turn_due``, ``recv_at_once`` brings nothing before ``recv_in_turn``.
         layers: what bytes go through on their way, the one below first; empty for plain TCP.
         receiver: the greenlet that waits for bytes; None while none does.
     """
@@ -58,8 +60,9 @@ class Receiver:
         self._short_read = SHORT_READ
         self._is_drained = False
         self._budget = YIELD_BYTES
-        self._spin_reader = SpinReader(self._socket)
+        self.spin_reader = SpinReader(self._socket)
         self._busy_poll: BusyPoll | None = None
+        self._turn: Any = None
         self.receiver: greenlet | None = None
         self._relieved: greenlet | None = None  # who waited for them until another began to read in its place
         self._is_watching = self._is_lent = False
@@ -186,9 +189,31 @@ class Receiver:
         """What comes soon, without a turn of the hub; None if it is the hub that has to wait, or others wait for it."""
         if self.layers or self._turns.is_awaited:
             return None
-        data = self._spin_reader.recv(REPLY_SIZE)
+        data = self.spin_reader.recv(REPLY_SIZE)
         if data is not None:
             self._is_drained = len(data) < REPLY_SIZE or self._is_due(len(data))
+        return data
+
+    def recv_in_turn(self) -> bytes | None:
+        """``recv_for_reader`` for one turn of the hub. None: nothing came, or it was woken, and a turn is still due.
+
+        While an answer is on its way the hub may as well look at timers and at other sockets, without falling asleep.
+        """
+        if self._turn is None:
+            self._turn = self._hub.loop.timer(0.0, priority=LAST)
+        spin_reader = self.spin_reader
+
+        def turned() -> None:
+            spin_reader.is_turn_due = False
+            self._interrupt()
+
+        self._turn.start(turned)
+        try:
+            data = self.recv_for_reader()
+        finally:
+            self._turn.stop()
+        if data is not None:
+            spin_reader.is_turn_due = False
         return data
 
     def recv_for_reader(self) -> bytes | None:

@@ -9,9 +9,10 @@ server answers then, and where they have one each the offer costs a system
 call.
 
 It is bounded in three ways: ``LONGEST`` for one answer; after ``HITS``
-successes in a row the hub has its turn, so others wait for a few milliseconds
-at most; and where less than two of three tries succeed it rests, the longer
-the more often that was so: a server far away costs next to nothing.
+successes in a row the hub has a turn, in which it does not sleep, so timers
+and sockets wait for a quarter of a millisecond at most; and where less than
+two of three tries succeed it rests, the longer the more often that was so: a
+server far away costs next to nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Recv: TypeAlias = Callable[[int, int, int], bytes | None]
 LONGEST = 60
 """Microseconds. Most replies of a server on the same machine take 15 to 40."""
 
-HITS = 32
+HITS = 4
 
 MISS, ENOUGH = 2, 8
 """A miss weighs as much as two hits; if misses outweigh hits by more than ``ENOUGH``, it rests."""
@@ -42,18 +43,24 @@ class SpinReader:
     Args:
         sock: the socket.
         recv: see ``_spin.recv_soon``.
+
+    Attributes:
+        is_turn_due: nothing is read before the hub has had a turn, and this was set to False.
     """
 
-    __slots__ = ("_debt", "_hits", "_next_rest", "_recv", "_rest", "_socket")
+    __slots__ = ("_debt", "_hits", "_next_rest", "_recv", "_rest", "_socket", "is_turn_due")
 
     def __init__(self, sock: CSocket, recv: Recv = recv_soon) -> None:
         self._socket = sock
         self._recv = recv
         self._hits = self._debt = self._rest = 0
         self._next_rest = SHORTEST_REST
+        self.is_turn_due = False
 
     def recv(self, size: int) -> bytes | None:
         """What came, ``b""`` at the end of the stream; None when it is the hub that has to wait. Raises OSError."""
+        if self.is_turn_due:
+            return None
         if self._rest:
             self._rest -= 1
             return None
@@ -69,7 +76,7 @@ class SpinReader:
         self._hits += 1
         if self._hits == HITS:
             self._hits = 0
-            self._rest = 1
+            self.is_turn_due = True
         return data
 
     def _missed(self) -> None:
