@@ -10,7 +10,6 @@ publish --client "nsq_fast threads" --client "nsq_fast aio" --mode concurrent``)
 from collections import deque
 
 from nsq_fast._latch cimport Latch
-from nsq_fast._send_permit cimport SendPermit
 
 
 cdef class PlainPublish:
