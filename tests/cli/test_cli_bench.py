@@ -160,7 +160,7 @@ def test_a_folder_without_nsqd_is_refused(tmp_path: Path) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_the_goals_compare_is_measured(tmp_path: Path, scenario: str, clients: tuple[str, ...]) -> None:
-    small = ("--only", scenario, "--short", "--rounds", "1", "--duration", "0.02", "--patience", "0")
+    small = ("--only", scenario, "--short", "--rounds", "1", "--duration", "0.002", "--patience", "0")
     run = measured(tmp_path, "suite", *small, *(word for name in clients for word in ("--client", name)))
     for client in clients:
         (each,) = rounds_of(run, client)

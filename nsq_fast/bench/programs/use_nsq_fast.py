@@ -82,20 +82,20 @@ def consume_columns():
 
     config = ConnectionConfig(**connection_options(job))
     with ColumnSubscription(Address(*NSQDS[0]), job["topic"], job["channel"], config) as subscription:
-        subscription.set_rdy(job["max_in_flight"])
-        many = max(1, min(1000, job["max_in_flight"] // 2))
 
-        def take(least):
-            taken = 0
+        def take(least, in_flight):
+            subscription.set_rdy(in_flight)
+            many, taken = max(1, min(1000, in_flight // 2)), 0
             while taken < least:
                 columns = subscription.fetch(1.0, at_least=many)
                 subscription.finish(columns.ids)
                 taken += columns.count
             return taken
 
-        warmed = take(job["warmup"])
+        # No more in flight than the warm-up has: one read may bring all that there are in a short round.
+        warmed = take(job["warmup"], min(job["max_in_flight"], job["warmup"]))
         meter.start()
-        meter.report(take(job["count"] - warmed))
+        meter.report(take(job["count"] - warmed, job["max_in_flight"]))
 
 
 def consume():
