@@ -38,7 +38,6 @@ from nsq_fast.spark.versions import ReadAllAvailable
 BODY = b"x" * 200
 TOPIC, CHANNEL = "bench", "spark"
 MODES = ("no journal", "not synced", "as it is")
-MODE = "NSQ_FAST_BENCH_MODE"
 ROWS_PER_BATCH = 250_000
 
 

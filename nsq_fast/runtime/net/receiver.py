@@ -201,20 +201,18 @@ class Receiver:
         """
         if self._turn is None:
             self._turn = self._hub.loop.timer(0.0, priority=LAST)
-        spin_reader = self.spin_reader
-
-        def turned() -> None:
-            spin_reader.is_turn_due = False
-            self._interrupt()
-
-        self._turn.start(turned)
+        self._turn.start(self._had_turn)
         try:
             data = self.recv_for_reader()
         finally:
             self._turn.stop()
         if data is not None:
-            spin_reader.is_turn_due = False
+            self.spin_reader.is_turn_due = False
         return data
+
+    def _had_turn(self) -> None:
+        self.spin_reader.is_turn_due = False
+        self._interrupt()
 
     def recv_for_reader(self) -> bytes | None:
         """``recv``, in place of another greenlet that waits in it, and waits on. None when it was woken by something
