@@ -1,9 +1,9 @@
 """Configuration: each option declared once, with its unit, default, range and meaning.
 
-A config is a frozen dataclass. It is checked when it is made, takes strings
-where it came from a command line or from Spark, hides secrets in its repr,
-and is changed by ``replace``. An unknown option is an error that names the
-nearest known one.
+A config is a value that does not change. It is checked when it is made, takes
+strings where it came from a command line or from Spark, hides secrets in its
+repr, and is changed by ``replace``. An unknown option is an error that names
+the nearest known one.
 
 Units: seconds as floats, unless the option's name or its ``unit`` says
 otherwise (``requeue_delay`` and ``output_buffer_timeout`` keep gnsq's
@@ -12,11 +12,13 @@ milliseconds, because gnsq programs pass them by these names).
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+import msgspec
+
+from ._record import Record
 from .config_source import ConfigSource
 from .errors import ConfigError
 from .header_patterns import PatternInvalid, check_glob, check_regexp
@@ -50,6 +52,28 @@ _FALSE = {"0", "false", "no", "off"}
 _KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
+class Option(msgspec.Struct):
+    """What is declared of one option.
+
+    Attributes:
+        kind: type of the value; where ``default`` is None, None is allowed besides.
+        minimum, maximum: None for no bound.
+        also: values outside minimum..maximum that are allowed all the same.
+        secret: the value is kept out of repr and error messages.
+        name: known once its class is made.
+    """
+
+    default: Any
+    doc: str
+    unit: str
+    kind: type
+    minimum: float | None
+    maximum: float | None
+    also: tuple[Any, ...]
+    secret: bool
+    name: str = ""
+
+
 def option(
     default: Any,
     doc: str,
@@ -61,39 +85,48 @@ def option(
     secret: bool = False,
     kind: type | None = None,
 ) -> Any:
-    """Declare one option.
-
-    Args:
-        also: values outside minimum..maximum that are allowed all the same.
-        kind: type of the value where the default is None; None is then allowed.
-        secret: keep the value out of repr and error messages.
-    """
-    metadata = {
-        "kind": kind or type(default),
-        "doc": doc,
-        "unit": unit,
-        "minimum": minimum,
-        "maximum": maximum,
-        "also": also,
-        "secret": secret,
-    }
-    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
+    """Declare one option; see ``Option``. ``kind`` is needed where the default is None."""
+    return Option(default, doc, unit, kind or type(default), minimum, maximum, also, secret)
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
+class _Options(msgspec.StructMeta):
+    """Makes config classes: what they declare becomes ``OPTIONS``, and the defaults stay."""
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **settings: Any) -> Any:
+        declared = {key: value for key, value in namespace.items() if isinstance(value, Option)}
+        for key, each in declared.items():
+            each.name, namespace[key] = key, each.default
+        inherited = {key: each for base in reversed(bases) for key, each in getattr(base, "OPTIONS", {}).items()}
+        namespace["OPTIONS"] = inherited | declared
+        return super().__new__(mcls, name, bases, namespace, **settings)
+
+
+class Config(Record, frozen=True, metaclass=_Options):
     """Base of the config classes: checks and coerces every field when an instance is made."""
 
+    OPTIONS: ClassVar[Mapping[str, Option]]
+    """All options by their names, in the order in which they are declared."""
+
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = _coerce(field, getattr(self, field.name))
-            _check(field, value)
-            object.__setattr__(self, field.name, value)
+        for each in self.OPTIONS.values():
+            value = _coerce(each, getattr(self, each.name))
+            _check(each, value)
+            self._set(each.name, value)
+
+    def _set(self, name: str, value: Any) -> None:
+        """Put a value into its final form, while the instance is made."""
+        msgspec.structs.force_setattr(self, name, value)
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [(name, getattr(self, name)) for name, each in self.OPTIONS.items() if not each.secret]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     @classmethod
     def names(cls) -> frozenset[str]:
         """The names of all options."""
-        return frozenset(field.name for field in dataclasses.fields(cls))
+        return frozenset(cls.OPTIONS)
 
     @classmethod
     def of(cls: type[ConfigT], options: Mapping[str, Any]) -> ConfigT:
@@ -104,7 +137,7 @@ class Config:
     def replace(self: ConfigT, **changes: Any) -> ConfigT:
         """A copy with some options changed, checked like a new one."""
         refuse_unknown(changes, self.names())
-        return dataclasses.replace(self, **changes)
+        return msgspec.structs.replace(self, **changes)
 
 
 def refuse_unknown(options: Mapping[str, Any], known: frozenset[str]) -> None:
@@ -128,10 +161,10 @@ def split_options(options: Mapping[str, Any], *configs: type[Config]) -> Iterato
         yield config(**{name: value for name, value in options.items() if name in config.names()})
 
 
-def _coerce(field: dataclasses.Field[Any], value: Any) -> Any:
-    kind = field.metadata["kind"]
+def _coerce(option: Option, value: Any) -> Any:
+    kind = option.kind
     if isinstance(value, str) and kind in (bool, int, float):
-        return _from_text(field.name, value, kind)
+        return _from_text(option.name, value, kind)
     if kind is float and type(value) is int:
         return float(value)
     return value
@@ -148,18 +181,19 @@ def _from_text(name: str, text: str, kind: type) -> Any:
         raise ConfigError(f"{name}={text!r}: must be {_KIND_NAMES[kind]}") from None
 
 
-def _check(field: dataclasses.Field[Any], value: Any) -> None:
-    meta = field.metadata
-    if (value is None and field.default is None) or value in meta["also"]:
+def _check(option: Option, value: Any) -> None:
+    if (value is None and option.default is None) or value in option.also:
         return
-    shown = "'***'" if meta["secret"] else repr(value)
-    kind = meta["kind"]
+    shown = "'***'" if option.secret else repr(value)
+    kind = option.kind
     if kind in _KIND_NAMES and (not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool)):
-        raise ConfigError(f"{field.name}={shown}: must be {_KIND_NAMES[kind]}{_or_none(field)}")
+        raise ConfigError(f"{option.name}={shown}: must be {_KIND_NAMES[kind]}{_or_none(option)}")
     if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise ConfigError(f"{field.name}={shown}: must not hold lone surrogates, which UTF-8 cannot carry to a server")
-    if not _in_range(meta["minimum"], meta["maximum"], value):
-        raise ConfigError(f"{field.name}={shown}: must be {_KIND_NAMES[kind]}, {_range_text(field)}{_or_none(field)}")
+        raise ConfigError(f"{option.name}={shown}: must not hold lone surrogates, which UTF-8 cannot carry to a server")
+    if not _in_range(option.minimum, option.maximum, value):
+        raise ConfigError(
+            f"{option.name}={shown}: must be {_KIND_NAMES[kind]}, {_range_text(option)}{_or_none(option)}"
+        )
 
 
 def _in_range(low: float | None, high: float | None, value: Any) -> bool:
@@ -167,15 +201,14 @@ def _in_range(low: float | None, high: float | None, value: Any) -> bool:
     return (low is None or value >= low) and (high is None or value <= high)
 
 
-def _range_text(field: dataclasses.Field[Any]) -> str:
-    meta = field.metadata
-    bounds = f"{meta['minimum']} to {meta['maximum']}" if meta["maximum"] is not None else f"at least {meta['minimum']}"
-    unit = f" {meta['unit']}" if meta["unit"] else ""
-    return bounds + unit + "".join(f", or {item}" for item in meta["also"])
+def _range_text(option: Option) -> str:
+    bounds = f"{option.minimum} to {option.maximum}" if option.maximum is not None else f"at least {option.minimum}"
+    unit = f" {option.unit}" if option.unit else ""
+    return bounds + unit + "".join(f", or {item}" for item in option.also)
 
 
-def _or_none(field: dataclasses.Field[Any]) -> str:
-    return ", or None" if field.default is None else ""
+def _or_none(option: Option) -> str:
+    return ", or None" if option.default is None else ""
 
 
 def _partitions(value: Any) -> tuple[int, ...] | None:
@@ -245,8 +278,7 @@ def _is_rule(rule: Mapping[str, Any]) -> bool:
     return isinstance(key, str) and key != "" and isinstance(data, str) and data != ""
 
 
-@dataclasses.dataclass(frozen=True)
-class ConnectionConfig(Config):
+class ConnectionConfig(Config, frozen=True):
     """One connection to an nsqd: what IDENTIFY says, and how the transport behaves.
 
     Ranges are those that both server families accept; where they differ, the narrower one.
@@ -316,8 +348,7 @@ class ConnectionConfig(Config):
             raise ConfigError(f"desired_tag={self.desired_tag!r}: must have {MAX_TAG_SIZE} characters at most")
 
 
-@dataclasses.dataclass(frozen=True)
-class LookupConfig(Config):
+class LookupConfig(Config, frozen=True):
     """Polling of the lookup services."""
 
     lookupd_poll_interval: float = option(60.0, "time between polls", unit="s", minimum=0.01)
@@ -370,8 +401,7 @@ def _check_strategy(strategy: Any) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class ConsumerConfig(Config):
+class ConsumerConfig(Config, frozen=True):
     """How a consumer takes messages, and what it does with those that fail."""
 
     max_tries: int = option(5, "attempts before a message is given up; 0: no limit", minimum=0, maximum=65535)
@@ -475,7 +505,7 @@ class ConsumerConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "partitions", _partitions(self.partitions))
+        self._set("partitions", _partitions(self.partitions))
         for name, values in (
             ("order_policy", ORDER_POLICIES),
             ("start_position_policy", START_POLICIES),
@@ -488,13 +518,12 @@ class ConsumerConfig(Config):
         for name, minimum in (("requeue_delay", 0), ("concurrency", 1), ("max_in_flight", 0)):
             value = getattr(self, name)
             if isinstance(value, str) and value.strip().isdigit():
-                object.__setattr__(self, name, value := int(value))
+                self._set(name, value := int(value))
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < minimum):
                 raise ConfigError(f"{name}={value!r}: must be a whole number, at least {minimum}, or None")
 
 
-@dataclasses.dataclass(frozen=True)
-class ProducerConfig(Config):
+class ProducerConfig(Config, frozen=True):
     """How a producer publishes, retries and batches."""
 
     # Twice what a cluster of the redesigned servers takes to elect a leader.
@@ -576,8 +605,7 @@ class ProducerConfig(Config):
         return self.publish_timeout / 6 if self.attempt_timeout is None else self.attempt_timeout
 
 
-@dataclasses.dataclass(frozen=True)
-class WorkerConfig(Config):
+class WorkerConfig(Config, frozen=True):
     """What `nsq-fast run` does around the consumers of a program."""
 
     processes: int = option(1, "processes that consume", minimum=1, maximum=1024)

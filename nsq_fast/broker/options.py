@@ -6,9 +6,10 @@ port 0 takes any free port; an empty address leaves that face out.
 
 from __future__ import annotations
 
-import dataclasses
 import socket
 import zlib
+
+from msgspec.structs import force_setattr
 
 from nsq_fast.config import Config, option
 from nsq_fast.errors import ConfigError
@@ -27,8 +28,7 @@ _CHOICES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class NsqdOptions(Config):
+class NsqdOptions(Config, frozen=True):
     """Options of one nsqd."""
 
     tcp_address: str = option("127.0.0.1:0", "where clients connect")
@@ -134,15 +134,14 @@ class NsqdOptions(Config):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(map(repr, choices))}")
         if self.tls_client_auth_policy and self.tls_required == "false":
-            object.__setattr__(self, "tls_required", "true")
+            self._set("tls_required", "true")
         if bool(self.tls_cert) is not bool(self.tls_key):
             raise ConfigError("tls_cert and tls_key: one without the other is of no use")
         if self.tls_required != "false" and not (self.tls_cert and self.tls_key):
             raise ConfigError("tls_required: cannot require TLS of clients without tls_cert and tls_key")
 
 
-@dataclasses.dataclass(frozen=True)
-class LookupdOptions(Config):
+class LookupdOptions(Config, frozen=True):
     """Options of one nsqlookupd."""
 
     tcp_address: str = option("127.0.0.1:0", "where nsqds connect")
@@ -170,7 +169,7 @@ def _check_percentiles(options: NsqdOptions) -> None:
     value = getattr(options, name)
     if not isinstance(value, (tuple, list)) or not all(type(each) is float and 0 < each <= 1 for each in value):
         raise ConfigError(f"{name}={value!r}: must be a tuple of floats, each above 0 and up to 1")
-    object.__setattr__(options, name, tuple(sorted(value, reverse=True)))
+    force_setattr(options, name, tuple(sorted(value, reverse=True)))
 
 
 def _check_servers(options: NsqdOptions) -> None:
@@ -179,7 +178,7 @@ def _check_servers(options: NsqdOptions) -> None:
         value = getattr(options, name)
         if not isinstance(value, (tuple, list)) or not all(isinstance(each, str) and each for each in value):
             raise ConfigError(f"{name}={value!r}: must be a tuple of host:port")
-        object.__setattr__(options, name, tuple(value))
+        force_setattr(options, name, tuple(value))
     _check_readable("lookupd_tcp_addresses", options.lookupd_tcp_addresses)
     _check_readable("statsd_address", options.statsd_address)
 

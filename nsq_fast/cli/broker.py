@@ -5,7 +5,6 @@ Every option of ``NsqdOptions`` is a flag with the original's name.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from nsq_fast.broker.options import LookupdOptions, NsqdOptions
 from nsq_fast.broker.redesigned.options import ClusterOptions
 from nsq_fast.broker.servers.group import ServerGroup
 from nsq_fast.broker.servers.nsqd import NsqdServer
+from nsq_fast.config import Config, Option
 from nsq_fast.errors import ConfigError
 
 from . import options
@@ -38,39 +38,40 @@ class _Switch(click.Option):
         return record and (record[0].partition(" / ")[0], record[1])
 
 
-def _flags(config: type[Any], names: tuple[str, ...], defaults: dict[str, str], prefix: str = "") -> Callable[..., Any]:
-    """A decorator that adds one click option for each named field of a config."""
-    fields = {field.name: field for field in dataclasses.fields(config)}
+def _flags(
+    config: type[Config], names: tuple[str, ...], defaults: dict[str, str], prefix: str = ""
+) -> Callable[..., Any]:
+    """A decorator that adds one click option for each named option of a config."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in reversed(names):
-            function = _flag(fields[name], prefix, defaults.get(name, fields[name].default))(function)
+            function = _flag(config.OPTIONS[name], prefix, defaults.get(name, config.OPTIONS[name].default))(function)
         return function
 
     return decorate
 
 
-def _flag(field: dataclasses.Field[Any], prefix: str, default: Any) -> Callable[..., Any]:
-    several = isinstance(field.default, tuple)
-    flag = f"--{prefix}{field.name.removesuffix('es') if several else field.name}".replace("_", "-")
-    doc = field.metadata["doc"]
+def _flag(declared: Option, prefix: str, default: Any) -> Callable[..., Any]:
+    several = isinstance(declared.default, tuple)
+    flag = f"--{prefix}{declared.name.removesuffix('es') if several else declared.name}".replace("_", "-")
+    doc = declared.doc
     common: dict[str, Any] = {"help": f"{doc[0].upper()}{doc[1:]}.", "default": default}
-    if isinstance(field.default, bool):
-        return click.option(f"{flag}/{flag.replace('--', '--no-', 1)}", prefix + field.name, cls=_Switch, **common)
+    if isinstance(declared.default, bool):
+        return click.option(f"{flag}/{flag.replace('--', '--no-', 1)}", prefix + declared.name, cls=_Switch, **common)
     if several:
-        return click.option(flag, prefix + field.name, multiple=True, metavar="HOST:PORT", **common)
+        return click.option(flag, prefix + declared.name, multiple=True, metavar="HOST:PORT", **common)
     common["show_default"] = default not in ("", None)
-    return click.option(flag, prefix + field.name, **_kind(field), **common)
+    return click.option(flag, prefix + declared.name, **_kind(declared), **common)
 
 
-def _kind(field: dataclasses.Field[Any]) -> dict[str, Any]:
-    if field.metadata["unit"] == "s":
+def _kind(declared: Option) -> dict[str, Any]:
+    if declared.unit == "s":
         return {"type": options.duration, "metavar": "DURATION"}
-    return {"type": field.metadata["kind"]}
+    return {"type": declared.kind}
 
 
-_NSQD_FLAGS = tuple(field.name for field in dataclasses.fields(NsqdOptions))
-_CLUSTER_FLAGS = tuple(field.name for field in dataclasses.fields(ClusterOptions))
+_NSQD_FLAGS = tuple(NsqdOptions.OPTIONS)
+_CLUSTER_FLAGS = tuple(ClusterOptions.OPTIONS)
 
 
 @click.command("broker", short_help="Run an embedded nsqd and nsqlookupd.")

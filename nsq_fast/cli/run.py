@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import click
 
-from nsq_fast.config import WorkerConfig
+from nsq_fast.config import Option, WorkerConfig
 from nsq_fast.errors import ConfigError
 from nsq_fast.worker.logs import write_logs
 from nsq_fast.worker.settings import Given, SettingsReader
@@ -24,15 +23,15 @@ _ADDRESSES = (
 
 
 def _worker_options() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An option for each field of WorkerConfig; None where it is not given."""
+    """An option for each of WorkerConfig; None where it is not given."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for field in reversed(dataclasses.fields(WorkerConfig)):
-            flag = f"--{field.name.replace('_', '-')}"
-            if field.metadata["kind"] is bool:
-                function = click.option(f"{flag}/--no-{flag[2:]}", default=None, help=_help(field))(function)
+        for declared in reversed([*WorkerConfig.OPTIONS.values()]):
+            flag = f"--{declared.name.replace('_', '-')}"
+            if declared.kind is bool:
+                function = click.option(f"{flag}/--no-{flag[2:]}", default=None, help=_help(declared))(function)
             else:
-                function = click.option(flag, metavar=_metavar(field), help=_help(field))(function)
+                function = click.option(flag, metavar=_metavar(declared), help=_help(declared))(function)
         for flag, short, name, help in reversed(_ADDRESSES):
             function = click.option(flag, short, name, multiple=True, metavar="HOST:PORT", help=help)(function)
         return function
@@ -40,14 +39,14 @@ def _worker_options() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return decorate
 
 
-def _help(field: dataclasses.Field[Any]) -> str:
-    doc = field.metadata["doc"]
-    default = "" if field.default in (None, False) else f"  [default: {field.default}]"
+def _help(declared: Option) -> str:
+    doc = declared.doc
+    default = "" if declared.default in (None, False) else f"  [default: {declared.default}]"
     return f"{doc[:1].upper()}{doc[1:]}.{default}"
 
 
-def _metavar(field: dataclasses.Field[Any]) -> str:
-    return {"s": "SECONDS"}.get(field.metadata["unit"], {int: "N"}.get(field.metadata["kind"], "TEXT"))
+def _metavar(declared: Option) -> str:
+    return {"s": "SECONDS"}.get(declared.unit, "N" if declared.kind is int else "TEXT")
 
 
 @click.command("run", short_help="Run the consumers of a program, in processes.")

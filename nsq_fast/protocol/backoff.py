@@ -7,10 +7,11 @@ however often something fails.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from math import inf
 from typing import Protocol
+
+from nsq_fast._record import Record
 
 Random = Callable[[], float]
 
@@ -45,8 +46,7 @@ class BackoffStrategy(Protocol):
         """The longest pause at ``level`` in seconds: 1 after the first failure, one more after each that follows."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ExponentialBackoff:
+class ExponentialBackoff(Record, frozen=True):
     """Pauses that grow by ``factor`` with each level, from ``base`` seconds on; a BackoffStrategy.
 
     With ``jitter=1.0`` a pause is any time up to that: consumers that failed together do not come back together.

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from nsq_fast._codec import TracedReply, traced_reply
+from nsq_fast._record import Record
 from nsq_fast.errors import ConfigError, ServerError
 
 # In the versions of youzan/nsq only, as in 0.3.7-HA.1.9.6. youzan/nsq: internal/version/binary.go
@@ -44,8 +46,7 @@ ANSWER_ERRORS = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
 _UNANSWERED = re.compile(r"(?:cannot )?(?:FIN|REQ|TOUCH|RDY)\b|(?i:invalid message id)|No channel")
 
 
-@dataclass(frozen=True)
-class Dialect:
+class Dialect(Record, frozen=True):
     """One server family.
 
     Attributes:
@@ -64,7 +65,7 @@ class Dialect:
     mute_intervals: int
     has_partitions: bool = False
     breaking_commands: frozenset[str] = frozenset()
-    refusals: Mapping[str, str] = field(default_factory=dict)
+    refusals: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def supports(self, command: str) -> bool:
         """Whether the server knows ``command``."""

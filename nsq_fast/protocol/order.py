@@ -8,7 +8,6 @@ The ledger outlives connections: a new leader goes on where the old one was.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable
 from enum import Enum
 from typing import NamedTuple
@@ -29,7 +28,6 @@ class Verdict(Enum):
     BACKWARDS = "backwards"
 
 
-@dataclasses.dataclass(slots=True)
 class OrderLedger:
     """The last position of each partition.
 
@@ -38,9 +36,12 @@ class OrderLedger:
         violations: messages that lay before the last one.
     """
 
-    repeated: int = 0
-    violations: int = 0
-    _last: dict[Hashable, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    __slots__ = ("_last", "repeated", "violations")
+
+    def __init__(self) -> None:
+        self.repeated = 0
+        self.violations = 0
+        self._last: dict[Hashable, tuple[int, int]] = {}
 
     def last(self, partition: Hashable) -> Position | None:
         """The position that the next message is measured by; None before the first."""

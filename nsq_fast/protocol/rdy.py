@@ -17,8 +17,9 @@ with ``Share.sent`` and calls again when something changed.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
+
+import msgspec
 
 SETTLE = 0.25
 """Seconds that a server may take to see a lower and its last messages to arrive here."""
@@ -34,8 +35,7 @@ STARVED_RATIO = 0.85
 """Share of RDY in flight from which a connection counts as starved: foresees starvation, as the NSQ guide asks."""
 
 
-@dataclasses.dataclass(slots=True)
-class Share:
+class Share(msgspec.Struct):
     """What the distribution knows of one connection.
 
     Attributes:
@@ -83,8 +83,7 @@ def is_starved(held: int, rdy: int) -> bool:
     return held > 0 and held >= rdy * STARVED_RATIO
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """Commands that may be sent now, in this order, as (index of the connection, RDY).
 
     ``waiting`` says that some connection is below its target until others have answered their messages.

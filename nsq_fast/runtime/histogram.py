@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left
+
+from nsq_fast._record import Record
 
 BOUNDS: tuple[float, ...] = tuple(2.0**exponent for exponent in range(-16, 12))
 """Upper bounds of the buckets in seconds: powers of two from 15 microseconds to 34 minutes. One more has no bound."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class HistogramStats:
+class HistogramStats(Record, frozen=True):
     """A snapshot of a histogram.
 
     Attributes:

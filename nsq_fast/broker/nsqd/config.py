@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import msgspec
 
 from nsq_fast.broker.http.router import Request
+from nsq_fast.config import Option
 from nsq_fast.errors import ConfigError
 
 from .host import Host
@@ -92,15 +92,15 @@ class Settings:
 
     def _values(self) -> dict[str, Any]:
         values = {**_CONSTANT, "log_level": LOG_LEVELS[self._log_level]}
-        for field in dataclasses.fields(self._nsqd.options):
-            if field.name not in _HIDDEN:
-                values[_RENAMED.get(field.name, field.name)] = self._shown(field)
+        for option in self._nsqd.options.OPTIONS.values():
+            if option.name not in _HIDDEN:
+                values[_RENAMED.get(option.name, option.name)] = self._shown(option)
         return values
 
-    def _shown(self, field: dataclasses.Field[Any]) -> Any:
-        value = getattr(self._nsqd.options, field.name)
-        if field.name in _NUMBERS:
-            return _NUMBERS[field.name][value]
-        if field.metadata["unit"] == "s":
+    def _shown(self, option: Option) -> Any:
+        value = getattr(self._nsqd.options, option.name)
+        if option.name in _NUMBERS:
+            return _NUMBERS[option.name][value]
+        if option.unit == "s":
             return round(value * 1e9)  # Go shows a duration in nanoseconds
         return "" if value is None else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,8 +20,7 @@ NODE_DEFAULTS: Mapping[str, Any] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class ClusterOptions(Config):
+class ClusterOptions(Config, frozen=True):
     """How the cluster as a whole behaves."""
 
     move_step: float = option(0.012, "what each of the three stages of a move of a leader takes", unit="s", minimum=0.0)

@@ -9,7 +9,6 @@ with all saved. So what starts an nsqd and reads its log can start this one:
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import re
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 from nsq_fast._version import __version__
 from nsq_fast.broker.options import LookupdOptions, NsqdOptions
+from nsq_fast.config import Option
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import BROKER_LISTENING, BROKER_START_FAILED
 
@@ -96,38 +96,38 @@ def version_line(kind: str) -> str:
 
 def parse_flags(kind: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Read the original's command line as options of ours. Raises ConfigError for what the original refuses."""
-    fields = {field.name: field for field in dataclasses.fields(_OPTIONS[kind])}
+    known = _OPTIONS[kind].OPTIONS
     options: dict[str, Any] = dict(_DEFAULTS[kind])
     left = list(arguments)
     while left:
-        name, value = _next_flag(left, fields)
+        name, value = _next_flag(left, known)
         if name in _IGNORED:
             continue
         option = _SINGULAR.get(name, name.replace("-", "_"))
         if option == "log_level":
             options[option] = value
-        elif option.endswith("_addresses") and option in fields:
+        elif option.endswith("_addresses") and option in known:
             options[option] = (*options.get(option, ()), value)
         elif option == "e2e_processing_latency_percentiles":
             options[option] = (*options.get(option, ()), *_floats(name, value))
         else:
-            options[option] = _value(fields[option], value)
+            options[option] = _value(known[option], value)
     if not options.get("tls_cert"):
         options.pop("https_address", None)
     return options
 
 
-def _next_flag(left: list[str], fields: Mapping[str, Any]) -> tuple[str, str]:
+def _next_flag(left: list[str], known: Mapping[str, Option]) -> tuple[str, str]:
     """Take one flag and its value."""
     argument = left.pop(0)
     if not argument.startswith("-"):
         raise ConfigError(f"unexpected argument {argument!r}")
     name, equals, value = argument.lstrip("-").partition("=")
     option = _SINGULAR.get(name, name.replace("-", "_"))
-    if name not in _IGNORED and (option not in fields or option in _OUR_OWN) and option != "log_level":
+    if name not in _IGNORED and (option not in known or option in _OUR_OWN) and option != "log_level":
         raise ConfigError(f"flag provided but not defined: -{name}")
     if not equals:
-        is_switch = not _IGNORED.get(name, True) or (option in fields and isinstance(fields[option].default, bool))
+        is_switch = not _IGNORED.get(name, True) or (option in known and isinstance(known[option].default, bool))
         if is_switch:
             return name, "true"
         if not left:
@@ -143,12 +143,12 @@ def _floats(name: str, text: str) -> list[float]:
         raise ConfigError(f'invalid value "{text}" for flag -{name}: not numbers with commas between them') from None
 
 
-def _value(field: dataclasses.Field[Any], text: str) -> Any:
-    if field.metadata["unit"] != "s":
+def _value(option: Option, text: str) -> Any:
+    if option.unit != "s":
         return text
     parts = _DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ConfigError(f'invalid value "{text}" for flag -{field.name.replace("_", "-")}: not a duration')
+        raise ConfigError(f'invalid value "{text}" for flag -{option.name.replace("_", "-")}: not a duration')
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 

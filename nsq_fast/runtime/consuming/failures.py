@@ -14,7 +14,6 @@ raise MessageTooLarge for it, so that it stays with nsqd.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
@@ -239,8 +238,7 @@ def place_of(message: Message) -> dict[str, Any]:
 
 
 def _values(config: Config) -> dict[str, Any]:
-    names = (field.name for field in dataclasses.fields(config))
-    return {name: getattr(config, name) for name in names if name not in OF_SUBSCRIPTIONS}
+    return {name: getattr(config, name) for name in config.OPTIONS if name not in OF_SUBSCRIPTIONS}
 
 
 def message_name(message: Message) -> str:

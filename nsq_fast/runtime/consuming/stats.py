@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from nsq_fast._record import MutableRecord, Record
 from nsq_fast.names import Address
 from nsq_fast.runtime.histogram import HistogramStats
 
 
-@dataclasses.dataclass(slots=True)
-class Counters:
+class Counters(MutableRecord):
     """What has happened since the start, to messages and to connections.
 
     Attributes:
@@ -40,16 +41,15 @@ class Counters:
 
     def copy(self) -> Counters:
         """The counts of now."""
-        return dataclasses.replace(self)
+        return msgspec.structs.replace(self)
 
     def add(self, other: Counters) -> None:
         """Sum up."""
-        for field in dataclasses.fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ConnectionStats:
+class ConnectionStats(Record, frozen=True):
     """One nsqd of a topic, or one partition that it leads. Counts go over all connections that were made to it.
 
     ``backoff_level`` and ``backoff_left`` (s) are its own with ``backoff_scope="connection"``, and else the consumer's.
@@ -67,8 +67,7 @@ class ConnectionStats:
     backoff_left: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ConsumerStats:
+class ConsumerStats(Record, frozen=True):
     """A consumer.
 
     Attributes:
@@ -110,7 +109,7 @@ class ConsumerStats:
     leader_moves: int = 0
     lookup_errors: int = 0
     asked_in_flight: int = 0
-    topics: Mapping[str, Counters] = dataclasses.field(default_factory=dict)
+    topics: Mapping[str, Counters] = msgspec.field(default_factory=dict)
     config: dict[str, Any] | None = None
     handler_time: HistogramStats | None = None
     message_age: HistogramStats | None = None
