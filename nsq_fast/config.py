@@ -21,7 +21,6 @@ import msgspec
 from ._record import Record
 from .config_source import ConfigSource
 from .errors import ConfigError
-from .header_patterns import PatternInvalid, check_glob, check_regexp
 from .names import parse_listen_address
 
 ConfigT = TypeVar("ConfigT", bound="Config")
@@ -243,6 +242,8 @@ def _check_ext_filter(value: Any) -> None:
         raise ConfigError(
             f"ext_filter={value!r}: each rule needs filter_ext_key and filter_data, both strings, not empty"
         )
+    from .header_patterns import PatternInvalid, check_glob, check_regexp  # for this option only
+
     check = {2: check_regexp, 3: check_glob}.get(value["type"])
     if check is not None:
         try:

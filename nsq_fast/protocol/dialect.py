@@ -41,9 +41,10 @@ _DELAYED_PUBLISHES = frozenset({"DPUB"})
 PUBLISHES = _PLAIN_PUBLISHES | _DELAYED_PUBLISHES | _TRACED_PUBLISHES | _EXT_PUBLISHES
 # Errors of commands that have no reply: they never belong to a command that waits for one.
 ANSWER_ERRORS = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
+# Patterns of error texts are compiled when there is such an error.
 # What E_INVALID says when it is about one of them. nsqio/nsq: nsqd/protocol_v2.go, FIN, REQ, TOUCH, RDY, getMessageID
 # (which has changed its capitals); youzan/nsq: nsqdserver/protocol_v2.go, FIN, REQ, TOUCH
-_UNANSWERED = re.compile(r"(?:cannot )?(?:FIN|REQ|TOUCH|RDY)\b|(?i:invalid message id)|No channel")
+_UNANSWERED = r"(?:cannot )?(?:FIN|REQ|TOUCH|RDY)\b|(?i:invalid message id)|No channel"
 
 
 class Dialect(Record, frozen=True):
@@ -133,7 +134,7 @@ def concerns_unanswered(error: ServerError, command: str) -> bool:
     Its text tells; and CLS itself fails with E_INVALID only.
     """
     if error.code == "E_INVALID":
-        return _UNANSWERED.match(error.detail) is not None
+        return re.match(_UNANSWERED, error.detail) is not None
     return command == "CLS"
 
 
@@ -146,8 +147,8 @@ def receipt_in(data: bytes) -> TracedReply | None:
 
 
 # nsqio/nsq and youzan/nsq: FIN of protocol_v2.go prints the id with %s and with %v.
-_HEX_ID = re.compile(r"\b([0-9a-f]{16})\b")
-_BYTES_ID = re.compile(r"\[((?:\d{1,3} ){15}\d{1,3})\]")
+_HEX_ID = r"\b([0-9a-f]{16})\b"
+_BYTES_ID = r"\[((?:\d{1,3} ){15}\d{1,3})\]"
 
 
 def message_id_in(error: ServerError) -> bytes | None:
@@ -155,10 +156,10 @@ def message_id_in(error: ServerError) -> bytes | None:
 
     The original server prints the id as it is; the redesigned one as decimal bytes in brackets.
     """
-    found = _HEX_ID.search(error.detail)
+    found = re.search(_HEX_ID, error.detail)
     if found:
         return found.group(1).encode()
-    found = _BYTES_ID.search(error.detail)
+    found = re.search(_BYTES_ID, error.detail)
     if not found:
         return None
     numbers = [int(number) for number in found.group(1).split()]

@@ -105,17 +105,18 @@ MOST_SERVERS_LOST = 2
 
 
 class ErrorText(NamedTuple):
-    """A row for one meaning of an error code; ``text`` matches the whole of the error's detail."""
+    """A row for one meaning of an error code; ``text``, a regular expression, matches the whole of the error's detail.
+
+    It is compiled when an error is compared with it, and then kept by ``re``: most programs never meet one.
+    """
 
     code: str
-    text: re.Pattern[str]
+    text: str
     verdict: Verdict
 
 
-_LEAVING = re.compile(
-    r"(?:ErrType:\d+ ErrCode:\d+ : )?exiting|pub to wait channel timeout|pub timeout while pop wait queue"
-)
-_TOO_LARGE = re.compile(r"(?:ErrType:\d+ ErrCode:\d+ : )?invalid message write size .*")
+_LEAVING = r"(?:ErrType:\d+ ErrCode:\d+ : )?exiting|pub to wait channel timeout|pub timeout while pop wait queue"
+_TOO_LARGE = r"(?:ErrType:\d+ ErrCode:\d+ : )?invalid message write size .*"
 
 ERROR_TEXTS = (
     # The rest of the command did not arrive within the server's read deadline (two heartbeat intervals). Nothing was
@@ -124,14 +125,14 @@ ERROR_TEXTS = (
     # youzan/nsq: nsqdserver/protocol_v2.go, preparePub, internalPubExtAndTrace, readMPUBEXT.
     ErrorText(
         "E_BAD_MESSAGE",
-        re.compile(r"(?:[DM]?PUB )?failed to read message(?: body(?: size)?|\(\d+\) body size)"),
+        r"(?:[DM]?PUB )?failed to read message(?: body(?: size)?|\(\d+\) body size)",
         NOT_READ,
     ),
-    ErrorText("E_BAD_BODY", re.compile(r"(?:[DM]?PUB )?failed to read (?:body size|message count)"), NOT_READ),
+    ErrorText("E_BAD_BODY", r"(?:[DM]?PUB )?failed to read (?:body size|message count)", NOT_READ),
     # The server is shutting down and stored nothing. MPUB is not among them: it may break off in the middle.
     # nsqio/nsq: nsqd/topic.go, PutMessage.
-    ErrorText("E_PUB_FAILED", re.compile("PUB failed exiting"), REFUSED_FOR_NOW),
-    ErrorText("E_DPUB_FAILED", re.compile("DPUB failed exiting"), REFUSED_FOR_NOW),
+    ErrorText("E_PUB_FAILED", "PUB failed exiting", REFUSED_FOR_NOW),
+    ErrorText("E_DPUB_FAILED", "DPUB failed exiting", REFUSED_FOR_NOW),
     # A leader of the redesigned NSQ is shutting down, or its partition has taken nothing for 3 s, as while a replica is
     # being lost. The publish was refused before any of it was stored; another nsqd will lead.
     # youzan/nsq: nsqdserver/protocol_v2.go, internalPubAsync, internalMPubAsync; nsqdserver/context.go,
@@ -144,7 +145,7 @@ ERROR_TEXTS = (
     ErrorText("E_MPUB_FAILED", _TOO_LARGE, TOO_LARGE),
     # The server could not ask its auth server whether a permission that has expired still holds.
     # nsqio/nsq: nsqd/protocol_v2.go, CheckAuth.
-    ErrorText("E_AUTH_FAILED", re.compile("AUTH failed"), REFUSED_FOR_NOW),
+    ErrorText("E_AUTH_FAILED", "AUTH failed", REFUSED_FOR_NOW),
 )
 """What the text of an error says beyond its code. The first row that fits goes before that of the code."""
 
@@ -154,7 +155,7 @@ def classify(error: BaseException) -> Verdict:
     if isinstance(error, ServerError):
         # The whole text has to match: a message that only begins so may be another, of a newer server.
         for row in ERROR_TEXTS:
-            if row.code == error.code and row.text.fullmatch(error.detail):
+            if row.code == error.code and re.fullmatch(row.text, error.detail):
                 return row.verdict
         return SERVER_ERRORS.get(error.code, OURS)
     if isinstance(error, ConnectionLost):
