@@ -22,7 +22,6 @@ from nsq_fast.log_events import STARTED_ALREADY
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, check_channel, listed, parse_addresses
 from nsq_fast.protocol.adaptive_limit import AdaptiveLimit
 from nsq_fast.protocol.backoff import RequeueDelay
-from nsq_fast.protocol.dynamic_config import DynamicConfig
 from nsq_fast.protocol.idempotence import SeenKeys
 from nsq_fast.protocol.position import StartPositions, parse_start
 from nsq_fast.protocol.topic_choice import TopicArgument, TopicChoice
@@ -43,7 +42,7 @@ from .consuming.stats import Counters
 from .consuming.subscriptions import Subscriptions
 from .consuming.tracing import Tracer
 from .consuming.worker_pools import WorkerPools
-from .dynamic.keeper import keeper_of
+from .dynamic import keeper_of
 from .fork import keep, tell_forks
 from .lookupd_list import lookupd_changes
 from .net.tls import check_tls_options
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from nsq_fast.keywords import ConsumerKeywords
+    from nsq_fast.protocol.dynamic_config import DynamicConfig
 
 AddressArgument = str | Iterable[str | tuple[str, int]]
 

@@ -38,6 +38,10 @@ _RELIST_POLLS = 10
 log = logging.getLogger("nsq_fast.lookup")
 
 
+class LookupdOrigin:
+    """Base of what stands among the addresses of lookupds and is none: it names them. See ``EtcdLookupds``."""
+
+
 class Lookupd(LookupdHealth):
     """A lookupd. The methods that ask it raise HttpError or RemoteProtocolError."""
 

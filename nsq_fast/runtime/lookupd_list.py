@@ -10,7 +10,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gevent import sleep
 
@@ -19,18 +19,22 @@ from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.log_events import ETCD_FAILED, ETCD_LOOKUPDS, ETCD_RECOVERED, LOOKUPDS_LEARNT
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT
 from nsq_fast.protocol.backoff import source_delay
-from nsq_fast.protocol.dynamic_config import DynamicConfig
 from nsq_fast.protocol.lookup_schedule import preferred
 
-from .lookupd import Lookupd
-from .lookupd_source import EtcdLookupds, LookupdSource, etcds_of, is_etcd_url
+from .lookupd import Lookupd, LookupdOrigin
 from .net.http import Endpoint, parse_endpoint
 from .supervised import Supervisor
 
+if TYPE_CHECKING:
+    from nsq_fast.protocol.dynamic_config import DynamicConfig
+
+    from .lookupd_source import LookupdSource
+
 MAX_LOOKUPDS = 64
 """Most lookupds that are asked, the ones learnt from others included."""
+_ETCD_URLS = ("etcd://", "etcds://")
 
-LookupdArgument: TypeAlias = str | Iterable[str | tuple[str, int] | EtcdLookupds]
+LookupdArgument: TypeAlias = str | Iterable[str | tuple[str, int] | LookupdOrigin]
 
 log = logging.getLogger("nsq_fast.lookup")
 
@@ -45,8 +49,7 @@ class LookupdList:
     def __init__(self, lookupds: LookupdArgument, config: LookupConfig, access: str) -> None:
         self._config = config
         self._access = access
-        self._configured, origins = _parse(lookupds, config)
-        self.sources = [LookupdSource(origin, config) for origin in origins]
+        self._configured, self.sources = _parse(lookupds, config)
         self._added: tuple[Endpoint, ...] = ()
         self._removed: frozenset[Endpoint] = frozenset()
         self._listings: dict[Endpoint, tuple[Endpoint, ...]] = {}
@@ -116,19 +119,31 @@ def lookupd_changes(config: DynamicConfig, lookup: object | None) -> tuple[tuple
     return found
 
 
-def _parse(lookupds: LookupdArgument, config: LookupConfig) -> tuple[tuple[Endpoint, ...], list[EtcdLookupds]]:
+def _parse(lookupds: LookupdArgument, config: LookupConfig) -> tuple[tuple[Endpoint, ...], list[LookupdSource]]:
     """The addresses of lookupds, and the etcds that name others."""
     if isinstance(lookupds, str):
         lookupds = [part.strip() for part in lookupds.split(",") if part.strip()]
     elif not isinstance(lookupds, Iterable):
         raise ConfigError(f"lookupd addresses must be a string or a list of them, not {lookupds!r}")
     given = list(lookupds)
-    origins = [each for each in given if isinstance(each, EtcdLookupds)]
-    urls = [str(each).strip() for each in given if is_etcd_url(each)]
-    found = parse_lookupds(each for each in given if not isinstance(each, EtcdLookupds) and not is_etcd_url(each))
-    if not found and not origins and not urls:
+    origins = [each for each in given if _names_others(each)]
+    found = parse_lookupds(each for each in given if not _names_others(each))
+    if not found and not origins:
         raise ConfigError("no lookupd address is given")
-    return found, [*origins, *etcds_of(urls, config)]
+    return found, _sources(origins, config) if origins else []
+
+
+def _names_others(lookupd: object) -> bool:
+    """Whether it is the etcd of a cluster, and no nsqlookupd."""
+    return isinstance(lookupd, LookupdOrigin) or (isinstance(lookupd, str) and lookupd.startswith(_ETCD_URLS))
+
+
+def _sources(origins: list[Any], config: LookupConfig) -> list[LookupdSource]:
+    from .lookupd_source import LookupdSource, etcds_of  # most programs have no etcd
+
+    urls = [each.strip() for each in origins if isinstance(each, str)]
+    others = [each for each in origins if not isinstance(each, str)]
+    return [LookupdSource(origin, config) for origin in [*others, *etcds_of(urls, config)]]
 
 
 class Follower:

@@ -16,6 +16,7 @@ from nsq_fast.config import LookupConfig
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import parse_address
 
+from .lookupd import LookupdOrigin
 from .net.etcd import EtcdClient, EtcdNode
 from .net.http import Endpoint
 
@@ -30,7 +31,7 @@ WATCH_LIMIT = 60.0
 """Seconds after which the addresses are read again although no change was told."""
 
 
-class EtcdLookupds:
+class EtcdLookupds(LookupdOrigin):
     """The nsqlookupds of a redesigned cluster, as its etcd names them: for ``lookupd_http_addresses``.
 
     ``"etcd://host:2379/cluster"`` says the same; this class is for etcds that want a password or a certificate.
@@ -156,8 +157,3 @@ def etcds_of(urls: Iterable[str], config: LookupConfig) -> list[EtcdLookupds]:
         members.setdefault((_SCHEMES[scheme], cluster), []).append(f"{_SCHEMES[scheme]}://{host}")
     tls = config.lookupd_tls_options
     return [EtcdLookupds(hosts, cluster, tls_options=tls) for (_, cluster), hosts in members.items()]
-
-
-def is_etcd_url(lookupd: object) -> bool:
-    """Whether it names the etcd of a cluster, and no nsqlookupd."""
-    return isinstance(lookupd, str) and lookupd.partition("://")[0] in _SCHEMES and "://" in lookupd

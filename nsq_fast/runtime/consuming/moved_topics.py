@@ -12,22 +12,23 @@ import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gevent import sleep
 
 from nsq_fast.errors import NsqError
 from nsq_fast.log_events import TOPIC_MOVED, TOPIC_MOVING
-from nsq_fast.protocol.dynamic_config import Route
 from nsq_fast.protocol.topology import Topology
 from nsq_fast.runtime.lookup import LookupPoller
 from nsq_fast.runtime.supervised import Loop
 
 from .context import Context
-from .old_cluster import messages_left
 from .stats import Counters
 from .subscriber import Subscriber, Wish
 from .topic_subscriptions import TopicSubscriptions
+
+if TYPE_CHECKING:
+    from nsq_fast.protocol.dynamic_config import Route
 
 LOOK_INTERVAL = 1.0
 """Seconds between two looks at whether the old cluster is empty."""
@@ -99,6 +100,10 @@ class MovedTopics:
         self._wanted: Mapping[str, Route] = {}
         self._loop: Loop | None = None
         self._is_started = False
+        if consumer.lookup_config.config_source is not None:  # without one no topic moves
+            from .old_cluster import messages_left
+
+            self._messages_left = messages_left
 
     def __iter__(self) -> Iterator[Subscriber]:
         return (subscriber for each in self._all() for subscriber in each)
@@ -233,7 +238,7 @@ class MovedTopics:
         try:
             channel, config = self._consumer.channel, self._consumer.lookup_config
             is_left = partial(_is_old_left, self._moved, topic)
-            left = messages_left(self._own.lookup, topic, channel, config, is_left)
+            left = self._messages_left(self._own.lookup, topic, channel, config, is_left)
         except NsqError as error:
             moved.tell_once("may be in its old cluster, too: it cannot be told whether that is empty", f": {error}")
         if self._moved.get(topic) is not moved or moved.route is not route:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -26,10 +26,12 @@ from nsq_fast.runtime.signals import emit, is_heard
 
 from .absent import AbsentPartitions
 from .context import Context
-from .positions import Starter
 from .seeker import Seeker
 from .stats import Counters
 from .subscriber import Subscriber, Wish
+
+if TYPE_CHECKING:
+    from .positions import Starter
 
 ROUNDS_OF_GRACE = 2
 """Rounds of lookup after a refusal: the first may have been on its way before, the second knows what changed."""
@@ -100,6 +102,8 @@ class TopicSubscriptions:
         self._is_stopped = False
         self._starter: Starter | None = None
         if positions is not None:
+            from .positions import Starter  # most consumers have no start_position
+
             timeout = consumer.lookup_config.lookupd_timeout
             policy = config.start_position_policy
             self._starter = Starter(topic, consumer.channel, positions, policy, timeout, consumer.logger)

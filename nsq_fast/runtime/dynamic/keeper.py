@@ -163,8 +163,3 @@ class ConfigKeeper:
         if self._problem:
             log.warning("%s: %s can be read again", self._name, self._source, extra=CONFIG_BACK)
             self._problem = ""
-
-
-def keeper_of(source: ConfigSource | None, apply: Apply, supervisor: Supervisor, name: str) -> ConfigKeeper | None:
-    """The keeper of a client with the option ``config_source``; None without."""
-    return None if source is None else ConfigKeeper(source, apply, supervisor, name)

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsq_fast.names import check_topic
-from nsq_fast.protocol.dynamic_config import Route
 from nsq_fast.protocol.gradation import Gradation
 
 from .compose import Extras
@@ -22,6 +21,9 @@ from .delivery import Delivery
 from .destination import HeldQueue
 from .publish import Publish
 from .topic_route import TopicRoute
+
+if TYPE_CHECKING:
+    from nsq_fast.protocol.dynamic_config import Route
 
 _LOOK_AGAIN = 0.01
 """Seconds between two looks at what is on its way."""

@@ -15,8 +15,7 @@ from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig, spli
 from nsq_fast.errors import ConfigError, NotRunning
 from nsq_fast.log_events import STARTED_ALREADY
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, listed, parse_addresses
-from nsq_fast.protocol.dynamic_config import DynamicConfig
-from nsq_fast.runtime.dynamic.keeper import keeper_of
+from nsq_fast.runtime.dynamic import keeper_of
 from nsq_fast.runtime.fork import keep, tell_forks
 from nsq_fast.runtime.lookupd_list import lookupd_changes
 from nsq_fast.runtime.net.tls import check_tls_options
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from nsq_fast.keywords import ProducerKeywords
+    from nsq_fast.protocol.dynamic_config import DynamicConfig
 
 logger = logging.getLogger(__name__)
 
