@@ -484,17 +484,37 @@ def test_the_package_alone_imports_next_to_nothing_of_its_own() -> None:
     assert always <= ours <= always | {"nsq_fast._built"}
 
 
-# HTTP, TLS, compression, signals, threads, a misspelt option: what a client may have, and most have not; and
-# `dataclasses`, which takes a millisecond to write and compile the methods of a class (`nsq_fast/_record.py`).
+# HTTP, TLS, compression, signals, threads, a misspelt option, etcd, start positions, dynamic configuration, filters:
+# what a client may have, and most have not; and `dataclasses`, which takes a millisecond to write and compile the
+# methods of a class (`nsq_fast/_record.py`).
 LOADED_WHEN_USED = {
     "asyncio", "blinker", "cramjam", "dataclasses", "difflib", "email", "geventhttpclient", "gevent.pool", "gevent.ssl",
-    "hashlib", "http", "logging.handlers", "lz4", "nsq_fast.runtime.crossing", "secrets", "snappy", "ssl",
-    "urllib.request",
+    "hashlib", "http", "logging.handlers", "lz4", "nsq_fast.header_patterns", "nsq_fast.protocol.dynamic_config",
+    "nsq_fast.runtime.admin", "nsq_fast.runtime.consuming.old_cluster", "nsq_fast.runtime.consuming.positions",
+    "nsq_fast.runtime.crossing", "nsq_fast.runtime.dynamic.keeper", "nsq_fast.runtime.lookupd_source",
+    "nsq_fast.runtime.net.etcd", "secrets", "snappy", "ssl", "urllib.request",
 }  # fmt: skip
 
 
 def test_what_not_every_client_needs_is_imported_when_it_is_used() -> None:
     assert modules_after("from nsq_fast import Consumer, Producer") & LOADED_WHEN_USED == set()
+
+
+def test_patterns_of_what_is_rare_are_not_compiled_by_an_import() -> None:
+    """A pattern takes up to a millisecond to compile: at import those are compiled that every client needs."""
+    code = """
+import re, sys
+from collections import Counter
+made, compile = Counter(), re.compile
+def counted(pattern, *flags):
+    made[sys._getframe(1).f_globals["__name__"]] += 1
+    return compile(pattern, *flags)
+re.compile = counted
+from nsq_fast import Consumer, Producer
+print(*sorted(name for name in made if name.startswith("nsq_fast")))
+"""
+    found = set(run_python(code).split())
+    assert found == {"nsq_fast.names", "nsq_fast.protocol.topology"}
 
 
 def test_the_library_patches_nothing() -> None:

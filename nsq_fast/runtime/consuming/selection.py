@@ -16,7 +16,7 @@ from .bodies import decompressed, is_compressed
 from .context import Requeuer
 from .stats import Counters
 
-_PLAIN = re.compile(r"[A-Za-z0-9_.:-]+")
+_PLAIN = r"[A-Za-z0-9_.:-]+"
 _KEY_MARK = IDEMPOTENCE_HEADER.encode()
 
 Check = Callable[[list[Message]], list[Message]]
@@ -47,7 +47,7 @@ class Selection:
     ) -> None:
         self._skip_header = skip_header
         # What a name looks like in JSON is known for plain ones only; with others all headers are read.
-        self._skip_mark = skip_header.encode() if skip_header and _PLAIN.fullmatch(skip_header) else b""
+        self._skip_mark = skip_header.encode() if skip_header and re.fullmatch(_PLAIN, skip_header) else b""
         self._seen_keys = seen_keys
         self._counters = counters
         self._inbound = inbound
