@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner, Result
 from support.journal import CHANNEL, TOPIC, Server
+from support.spark_program import run_to_end
 from support.spark_replay import Topic
 
 import nsq_fast.spark
@@ -25,7 +26,7 @@ def run(spark: SparkSession, checkpoint: Path, options: Mapping[str, str]) -> No
     """Read all that there is."""
     rows = spark.readStream.format("nsq").options(**options).load()
     writer = rows.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
-    writer.trigger(availableNow=True).start().awaitTermination()
+    run_to_end(writer.trigger(availableNow=True).start)
 
 
 def lag(checkpoint: Path, *arguments: str, **options: str) -> Result:
