@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.spark_settings import quick_environment
 
 from nsq_fast.bench.clients import PROGRAMS, SPARK, SPARK_FLOOR, available
 from nsq_fast.bench.results import Round
@@ -30,7 +31,11 @@ def measured(client: str, mode: str) -> Round:
 
 
 @pytest.mark.usefixtures("java")
-def test_a_stream_is_measured_from_the_end_of_its_first_batch_with_its_jvm_and_workers() -> None:
+def test_a_stream_is_measured_from_the_end_of_its_first_batch_with_its_jvm_and_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in quick_environment().items():
+        monkeypatch.setenv(name, value)
     found = measured(SPARK, "stream")
     assert 0 < found.messages <= ROWS * 7 // 8
     assert found.cpu_seconds > 0

@@ -1,4 +1,4 @@
-"""`nsq-fast trace-report`, and the end of `nsq-fast demo`."""
+"""`nsq-fast trace-report`, and the end of `nsq-fast demo`: those that need no session of the tests."""
 
 from __future__ import annotations
 
@@ -6,57 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner, Result
-from support import trace_logs
+from click.testing import CliRunner
 from support.spark_marks import LIMIT
-from support.spark_settings import LOCAL, quick_environment
+from support.spark_settings import quick_environment
+from support.trace_command import run
 
 from nsq_fast.cli import main
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-# Compiling Java for a query costs more than so few rows; the report at size and the demo do it.
-WITHOUT_CODE = [f"--conf=spark.sql.codegen.{name}" for name in ("wholeStage=false", "factoryMode=NO_CODEGEN")]
-
-
-def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "nsq_fast", *map(str, arguments)]
-    env = {**os.environ, **quick_environment(), "SPARK_LOCAL_IP": "127.0.0.1", **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=env)
-
-
-@pytest.fixture
-def report_here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """The command in this process, with the session of all tests: starting one takes longer than so small a report."""
-    monkeypatch.setattr(type(spark), "stop", lambda session: None)
-    return lambda *given: CliRunner().invoke(main, ["trace-report", "--master", LOCAL, *map(str, given)])
-
-
-def test_a_report_on_logs_and_again_on_its_tables(
-    java: None, tmp_path: Path, report_here: Callable[..., Result]
-) -> None:
-    log = trace_logs.good_log()
-    planted = trace_logs.plant(log)
-    trace_logs.write_logs(trace_logs.records_of(log), tmp_path / "logs")
-    small = ("--memory", "512m", "--master", "local[2]", *WITHOUT_CODE)
-    first = run("trace-report", tmp_path / "logs", "--tables", tmp_path / "tables", "--json", *small)
-    assert first.returncode == 0, first.stderr
-    found = json.loads(first.stdout)
-    assert (found["lost"], found["duplicates"], found["violations"]) == (
-        len(planted.lost),
-        len(planted.duplicates),
-        len(planted.violations),
-    )
-    again = report_here("--tables", tmp_path / "tables", "--html", tmp_path / "report.html")
-    assert again.exit_code == 0, again.output
-    assert f"{len(planted.lost):,} │ published, never finished" in again.output
-    assert "NSQ traces" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -74,19 +32,17 @@ def test_a_report_on_logs_and_again_on_its_tables(
     ],
 )
 def test_wrong_arguments_are_said_in_a_line(java: None, arguments: list[str], message: str) -> None:
-    done = run("trace-report", *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_logs_in_which_nothing_was_traced(tmp_path: Path, report_here: Callable[..., Result]) -> None:
-    log = tmp_path / "some.log"
-    log.write_text("INFO started\n")
-    done = report_here(log, "--json")
+    done = CliRunner().invoke(main, ["trace-report", *arguments])
     assert done.exit_code == 2
-    assert "nothing was traced" in done.output
+    assert message in done.stderr
     assert isinstance(done.exception, SystemExit)  # and not a traceback
+
+
+def test_wrong_arguments_are_said_by_a_process_without_a_traceback(java: None) -> None:
+    done = run("trace-report", "{missing}.log", "--html", "x.html")
+    assert done.returncode == 2
+    assert "names no file" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_synthetic_log_at_size_holds_what_was_planted(java: None, tmp_path: Path) -> None:

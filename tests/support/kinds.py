@@ -24,7 +24,7 @@ OF_MODULE = {
 SHARING = {
     "spark": {
         "test_spark_lag", "test_spark_replay_filters", "test_spark_replay_stream", "test_spark_sink",
-        "test_spark_source", "test_spark_support", "test_spark_tables", "test_spark_trace", "test_spark_trace_cli",
+        "test_spark_source", "test_spark_support", "test_spark_tables", "test_spark_trace", "test_spark_trace_cli_here",
         "test_spark_trace_local", "test_spark_trace_report", "test_spark_trace_stream", "test_spark_versions",
         "test_spark_workers",
     },
@@ -34,7 +34,7 @@ SHARING = {
 
 LONGEST_FIRST = (
     "test_spark_sink", "test_spark_cluster_kills", "test_spark_driver_kills", "test_spark_day",
-    "test_spark_replay_kills", "test_spark_task_faults", "test_spark_docs",
+    "test_spark_replay_kills", "test_spark_task_faults", "test_spark_docs", "test_spark_trace_cli", "test_spark_bench",
 )  # fmt: skip
 """Files that take minutes begin first, and those that share a fixture with them: what runs side by side is then done at
 about the same time."""
