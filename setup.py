@@ -1,4 +1,4 @@
-"""Build of the eight compiled modules, two of them twice, and the version (version.py).
+"""Build of the nine compiled modules, two of them twice, and the version (version.py).
 
 Everything else stands in pyproject.toml. Why two are built twice: nsq_fast/_per_interpreter.
 
@@ -40,7 +40,17 @@ def extension(name: str, source: str, *depends: str) -> Extension:
     )
 
 
-COMPILED = "_codec", "_dispatch", "_frame", "_latch", "_plain_publish", "_send_permit", "_spin", "_time_slice"
+COMPILED = (
+    "_codec",
+    "_dispatch",
+    "_frame",
+    "_latch",
+    "_plain_publish",
+    "_send_permit",
+    "_snappy_chunks",
+    "_spin",
+    "_time_slice",
+)
 
 
 modules = cythonize(

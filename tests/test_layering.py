@@ -31,7 +31,15 @@ DATA = {
     "_per_interpreter", "_record", "_version", "_built",
 }  # fmt: skip
 CORE = {"_codec", "_frame"}
-COMPILED_FOR_RUNTIME = {"_dispatch", "_latch", "_plain_publish", "_send_permit", "_spin", "_time_slice"}
+COMPILED_FOR_RUNTIME = {
+    "_dispatch",
+    "_latch",
+    "_plain_publish",
+    "_send_permit",
+    "_snappy_chunks",
+    "_spin",
+    "_time_slice",
+}
 # Layer -> the layers it may import besides itself. The package's __init__ resolves its names lazily.
 ALLOWED = {
     "__init__": DATA,

@@ -12,6 +12,7 @@ import pytest
 import snappy
 import trustme
 
+from nsq_fast._snappy_chunks import crc32c
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import RemoteProtocolError
 from nsq_fast.runtime.net.layers import PIECE_SIZE, DeflateLayer, Layer, SnappyLayer
@@ -102,11 +103,11 @@ def test_deflate_bomb_comes_in_pieces() -> None:
     assert [len(piece) for piece in pieces] == [PIECE_SIZE] * 10
 
 
-def test_snappy_bomb_is_bounded_by_the_format() -> None:
-    bomb = snapped(bytes(16 << 20))
+def test_snappy_bomb_comes_in_pieces() -> None:
     layer = SnappyLayer()
-    layer.feed(bomb[:PIECE_SIZE])
-    assert len(layer.read()) <= 32 * PIECE_SIZE
+    layer.feed(snapped(bytes(16 << 20))[: 2 * PIECE_SIZE])
+    pieces = [layer.read() for _ in range(10)]
+    assert [len(piece) for piece in pieces] == [PIECE_SIZE] * 10
 
 
 RECORD = 16 * 1024
@@ -163,3 +164,97 @@ def test_what_comes_before_a_broken_record_is_read(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(RemoteProtocolError, match="broken TLS stream"):
             end.layer.read()
+
+
+# Chunks of snappy: google/snappy, framing_format.txt
+
+IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
+
+
+def chunk(kind: int, content: bytes) -> bytes:
+    return bytes([kind]) + len(content).to_bytes(3, "little") + content
+
+
+def masked_crc(data: bytes) -> bytes:
+    crc = crc32c(data)
+    return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+def uncompressed(data: bytes) -> bytes:
+    return chunk(0x01, masked_crc(data) + data)
+
+
+def compressed(data: bytes, block: bytes | None = None) -> bytes:
+    return chunk(0x00, masked_crc(data) + (snappy.compress(data) if block is None else block))
+
+
+# RFC 3720, B.4
+@pytest.mark.parametrize(
+    ("data", "crc"),
+    [
+        (bytes(32), 0x8A9136AA),
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+        (b"123456789", 0xE3069283),
+        (b"", 0),
+    ],
+)
+def test_the_checksum_is_the_standards_one(data: bytes, crc: int) -> None:
+    assert crc32c(data) == crc32c(data, by_table=True) == crc
+
+
+def test_the_checksum_does_not_depend_on_what_the_machine_has() -> None:
+    for size in range(200):
+        assert crc32c(DATA[size : 3 * size]) == crc32c(DATA[size : 3 * size], by_table=True)
+
+
+@pytest.mark.parametrize("size", [1, 5, 1 << 20])
+def test_chunks_of_all_kinds_are_read(size: int) -> None:
+    stream = IDENTIFIER + chunk(0xFE, bytes(10)) + uncompressed(b"one ") + chunk(0x80, b"") + compressed(b"two ")
+    stream += IDENTIFIER + compressed(b"") + uncompressed(b"") + chunk(0xFE, b"x") + uncompressed(b"three")
+    assert decode(SnappyLayer(), stream, size) == b"one two three"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param(chunk(0x02, bytes(8)), id="reserved kind"),
+        pytest.param(chunk(0x7F, bytes(8)), id="last reserved kind"),
+        pytest.param(chunk(0xFF, b"snappy"), id="other identifier"),
+        pytest.param(chunk(0xFF, b"sNaPpY!"), id="long identifier"),
+        pytest.param(chunk(0x00, b"abc"), id="no room for a checksum"),
+        pytest.param(chunk(0x00, b"abcd"), id="no size"),
+        pytest.param(compressed(b"x", b"\x80"), id="half a size"),
+        pytest.param(compressed(b"x", b"\x81\x80\x04"), id="above 64 KiB when decompressed"),
+        pytest.param(compressed(b"x", b"\x80\x80\x80\x80\x01"), id="a size of gigabytes"),
+        pytest.param(chunk(0x01, bytes(4 + PIECE_SIZE + 1)), id="above 64 KiB"),
+        pytest.param(compressed(b"x", b"\x01\xff\xff\xff"), id="no block of snappy"),
+        pytest.param(compressed(b"xx", b"\x02\x00x"), id="less than its size"),
+        pytest.param(compressed(b"one", snappy.compress(b"two")), id="another checksum"),
+        pytest.param(chunk(0x01, masked_crc(b"one") + b"two"), id="another checksum, uncompressed"),
+    ],
+)
+def test_what_comes_before_a_broken_chunk_is_read(broken: bytes) -> None:
+    layer = SnappyLayer()
+    layer.feed(IDENTIFIER + compressed(b"before") + broken + compressed(b"behind"))
+    assert layer.read() == b"before"
+    for _ in range(2):
+        with pytest.raises(RemoteProtocolError, match=r"broken snappy stream: .*chunk"):
+            layer.read()
+
+
+def test_chunks_are_read_in_pieces_of_64_kib_at_most() -> None:
+    chunks = [DATA[start : start + 20_000] for start in range(0, 200_000, 20_000)]
+    layer = SnappyLayer()
+    layer.feed(b"".join(map(compressed, chunks)))
+    pieces = []
+    while piece := layer.read():
+        pieces.append(piece)
+    assert b"".join(pieces) == b"".join(chunks)
+    assert [len(piece) for piece in pieces] == [60_000, 60_000, 60_000, 20_000]
+
+
+def test_the_largest_chunks_are_read() -> None:
+    noise = random.Random(3).randbytes(PIECE_SIZE)
+    for data in (noise, bytes(PIECE_SIZE)):
+        assert decode(SnappyLayer(), compressed(data) + uncompressed(data), 1 << 20) == data + data

@@ -10,13 +10,11 @@ from __future__ import annotations
 import zlib
 from typing import Protocol
 
+from nsq_fast._snappy_chunks import SnappyChunks
 from nsq_fast.errors import RemoteProtocolError
 
-# Largest piece that TLS and deflate return from one read.
+# Largest piece that one read returns.
 PIECE_SIZE = 64 * 1024
-# A snappy chunk holds 64 KiB at most; compressed it may be longer than that by a sixth, plus type, length and CRC.
-SNAPPY_MAX_CHUNK = 4 + 4 + 32 + PIECE_SIZE + PIECE_SIZE // 6
-SNAPPY_CHUNK_HEADER = 4
 
 
 class Layer(Protocol):
@@ -69,42 +67,18 @@ class DeflateLayer:
         return data
 
 
-class SnappyLayer:
-    """The snappy framing format. Chunks are cut out here, so that only whole ones of a legal size are decompressed."""
+class SnappyLayer(SnappyChunks):
+    """The snappy framing format."""
 
     # nsqio/nsq: nsqd/client_v2.go, UpgradeSnappy; the format: google/snappy, framing_format.txt
 
     def __init__(self) -> None:
+        import cramjam
         import snappy  # type: ignore[import-untyped]
 
+        super().__init__(cramjam.snappy.decompress_raw_into)
         self.is_ended = False
         self._compressor = snappy.StreamCompressor()
-        self._decompressor = snappy.StreamDecompressor()
-        self._input = b""
 
     def encode(self, data: bytes) -> bytes:
         return bytes(self._compressor.compress(data))
-
-    def feed(self, data: bytes) -> None:
-        self._input += data
-
-    def read(self) -> bytes:
-        whole = self._whole_chunks()
-        if not whole:
-            return b""
-        chunks, self._input = self._input[:whole], self._input[whole:]
-        try:
-            return bytes(self._decompressor.decompress(chunks))
-        except Exception as error:  # the library does not export the class of its errors
-            raise RemoteProtocolError(f"broken snappy stream: {error}") from error
-
-    def _whole_chunks(self) -> int:
-        data, end = self._input, 0
-        while len(data) - end >= SNAPPY_CHUNK_HEADER:
-            size = SNAPPY_CHUNK_HEADER + int.from_bytes(data[end + 1 : end + 4], "little")
-            if size > SNAPPY_MAX_CHUNK:
-                raise RemoteProtocolError(f"broken snappy stream: a chunk of {size} bytes")
-            if end + size > len(data):
-                break
-            end += size
-        return end
