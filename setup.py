@@ -1,4 +1,4 @@
-"""Build of the nine compiled modules, two of them twice, and the version (version.py).
+"""Build of the ten compiled modules, two of them twice, and the version (version.py).
 
 Everything else stands in pyproject.toml. Why two are built twice: nsq_fast/_per_interpreter.
 
@@ -41,6 +41,7 @@ def extension(name: str, source: str, *depends: str) -> Extension:
 
 
 COMPILED = (
+    "_bound_queues",
     "_codec",
     "_dispatch",
     "_frame",

@@ -32,6 +32,7 @@ DATA = {
 }  # fmt: skip
 CORE = {"_codec", "_frame"}
 COMPILED_FOR_RUNTIME = {
+    "_bound_queues",
     "_dispatch",
     "_latch",
     "_plain_publish",

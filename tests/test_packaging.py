@@ -30,8 +30,17 @@ from nsq_fast import keywords
 from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, ProducerConfig
 
 ROOT = Path(__file__).parent.parent
-COMPILED = ("_codec", "_dispatch", "_frame", "_latch", "_plain_publish", "_send_permit", "_snappy_chunks", "_spin")
-COMPILED += ("_time_slice",)
+COMPILED = (
+    "_bound_queues",
+    "_codec",
+    "_dispatch",
+    "_frame",
+    "_latch",
+    "_plain_publish",
+    "_send_permit",
+    "_snappy_chunks",
+)
+COMPILED += ("_spin", "_time_slice")
 COMPILED_AGAIN = ("_per_interpreter/_codec", "_per_interpreter/_frame") if sys.version_info >= (3, 12) else ()
 EXTRA_FILES = {"nsq_fast/py.typed", "nsq_fast/__init__.pyi"} | {
     f"nsq_fast/{name}.{suffix}" for name in COMPILED for suffix in ("pxd", "pyi")
@@ -75,6 +84,7 @@ def test_the_sdist_has_all_it_takes_to_build_and_test(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert names >= EXTRA_FILES | {
+        "nsq_fast/_bound_queues.pyx",
         "nsq_fast/_codec.pyx",
         "nsq_fast/_dispatch.pyx",
         "nsq_fast/_frame.pyx",

@@ -50,6 +50,11 @@ def murmur3_partition(key: Key, partition_num: int) -> int:
     return found
 
 
+def hash_behind(partition_of_key: KeyPartitioner) -> Callable[[bytes, int, bool], int] | None:
+    """``hash(data, 0, False)`` of the bytes of a key, whose remainder is its partition; None where that is not so."""
+    return _murmur3 if partition_of_key is murmur3_partition else None
+
+
 def hashcode_partition(key: Key, partition_num: int) -> int:
     """The partition of ``key`` (str, or int as Long) as youzan's Java client computes it.
 

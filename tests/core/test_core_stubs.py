@@ -12,6 +12,7 @@ import pytest
 
 import nsq_fast
 from nsq_fast import (
+    _bound_queues,
     _codec,
     _dispatch,
     _frame,
@@ -25,7 +26,18 @@ from nsq_fast import (
 from nsq_fast._codec import Records
 
 PACKAGE = Path(nsq_fast.__file__).parent
-MODULES = [_codec, _dispatch, _frame, _latch, _plain_publish, _send_permit, _snappy_chunks, _spin, _time_slice]
+MODULES = [
+    _bound_queues,
+    _codec,
+    _dispatch,
+    _frame,
+    _latch,
+    _plain_publish,
+    _send_permit,
+    _snappy_chunks,
+    _spin,
+    _time_slice,
+]
 # made by the interpreter or by Cython for every class
 MACHINERY = set(dir(object)) | {"__pyx_vtable__", "__setstate_cython__", "__reduce_cython__", "__test__", "__next__"}
 IMPORTED = {"json", "namedtuple", "deque", "server_error"}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from time import monotonic
-from typing import Any
 
+from nsq_fast._bound_queues import BoundQueues
 from nsq_fast.errors import BodyInvalid, ConfigError, NoNsqd, NsqError
 from nsq_fast.log_events import COMPRESSION_OFF, PUBLISHES_WAIT
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import EXT_RECORD_BYTES
-from nsq_fast.protocol.partitioner import Key
+from nsq_fast.protocol.partitioner import Key, hash_behind
 from nsq_fast.protocol.topology import Meta, Topology
 
 from .destination import AnyPartition, HeldQueue, NsqdQueue, PartitionQueue, Queue, Sender, UndecidedQueue
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 ABSENT_AFTER = 1.0
 
 
-class TopicRoute:
+class TopicRoute(BoundQueues):
     """Where the publishes of a topic can go.
 
     Args:
@@ -51,6 +51,9 @@ class TopicRoute:
             ``let_go`` ends that.
     """
 
+    partitions: dict[int, PartitionQueue]
+    held: HeldQueue | None
+
     def __init__(
         self,
         sender: Sender,
@@ -63,6 +66,7 @@ class TopicRoute:
         max_msg_size: int,
         compressed_from: int,
     ) -> None:
+        super().__init__(partition_of_key, hash_behind(partition_of_key))
         self.topic = topic
         self.max_msg_size = self.plain_size = self._largest = max_msg_size
         self._compressed_from = compressed_from
@@ -72,20 +76,16 @@ class TopicRoute:
         self.has_lookup = has_lookup
         self.is_plain = not has_lookup
         self.is_partitioned = False
-        self.partition_num = 0
         self.is_ext: bool | None = None
         self.is_lack_told = False
         self.absent_since: float | None = None
         self.any: Queue = NsqdQueue(sender, topic, links)
-        self.partitions: dict[int, PartitionQueue] = {}
         self.undecided = UndecidedQueue(sender, topic, [])
-        self.held: HeldQueue | None = None
         self._sender = sender
         self._links = links
-        self._partition_of_key = partition_of_key
         self._any_partition = AnyPartition(sender, topic, self.partitions, by_load=by_load)
 
-    # Where one publish goes
+    # Where one publish goes: ``bound`` says it of the usual ones
 
     def destination(self, key: Key | None, partition: int | None) -> Queue:
         """The queue of a publish: bound to one partition by either, or to none.
@@ -102,7 +102,7 @@ class TopicRoute:
         """The queue of a publish that is bound to a partition, whatever is held back."""
         if partition is None and self.partition_num:
             assert key is not None
-            partition = self._partition_of_key(key, self.partition_num)
+            partition = self.partition_of_key(key, self.partition_num)
         if partition is not None and partition < self.partition_num and partition in self.partitions:
             return self.partitions[partition]  # the usual case
         if not self.has_lookup:
@@ -122,20 +122,6 @@ class TopicRoute:
         if self.partition_num and partition >= self.partition_num:
             raise ConfigError(f"partition={partition}: topic {self.topic!r} has {self.partition_num} partitions")
         return self.partition(partition)
-
-    def bound(self, key: Any, partition: Any) -> PartitionQueue | None:
-        """As ``destination``, of arguments that are not checked yet; None where that is left to do."""
-        count = self.partition_num
-        if self.held is not None:
-            return None
-        if partition is None and count and (key.__class__ is str or key.__class__ is bytes):
-            try:
-                return self.partitions.get(self._partition_of_key(key, count))
-            except ValueError:
-                return None  # it is refused where keys are checked
-        if key is None and partition.__class__ is int and partition < count:
-            return self.partitions.get(partition)
-        return None
 
     def partition(self, number: int) -> PartitionQueue:
         """The queue of a partition."""
