@@ -84,6 +84,7 @@ cdef enum:
     PIECE = 65536
     HEADER = 4
     CRC = 4
+    CRC_OF_NOTHING = 0xa282ead8
     # Compressed it may be longer by a sixth.
     LONGEST_BODY = 76_494  # CRC + 32 + PIECE + PIECE // 6
 
@@ -206,7 +207,9 @@ cdef class SnappyChunks:
         chunk.body = data + HEADER + CRC
         chunk.body_size = length - CRC
         chunk.size = chunk.body_size if chunk.kind == UNCOMPRESSED else size_before(chunk.body, chunk.body_size)
-        return WHOLE if 0 <= chunk.size <= PIECE else BROKEN
+        if not chunk.size:  # nothing to decode, so it is checked here: no chunk with a broken size is left out
+            return WHOLE if chunk.body_size == (chunk.kind == COMPRESSED) and chunk.crc == CRC_OF_NOTHING else BROKEN
+        return WHOLE if 0 < chunk.size <= PIECE else BROKEN
 
     cdef bint _decode(self, Chunk* chunk, char* target) except -1:
         """Write what a chunk holds; whether that could be done, and is what was sent."""
@@ -222,4 +225,4 @@ cdef class SnappyChunks:
             except Exception:  # whatever class the library has for it
                 return False
         crc = crc_of(<const uint8_t*>target, chunk.size)
-        return ((crc >> 15 | crc << 17) + <uint32_t>0xa282ead8) & <uint32_t>0xffffffff == chunk.crc
+        return ((crc >> 15 | crc << 17) + <uint32_t>CRC_OF_NOTHING) & <uint32_t>0xffffffff == chunk.crc

@@ -232,6 +232,9 @@ def test_chunks_of_all_kinds_are_read(size: int) -> None:
         pytest.param(compressed(b"xx", b"\x02\x00x"), id="less than its size"),
         pytest.param(compressed(b"one", snappy.compress(b"two")), id="another checksum"),
         pytest.param(chunk(0x01, masked_crc(b"one") + b"two"), id="another checksum, uncompressed"),
+        pytest.param(compressed(b"one", b"\x00" + snappy.compress(b"one")[1:]), id="a size of nothing, and a block"),
+        pytest.param(compressed(b"one", b"\x00"), id="another checksum of nothing"),
+        pytest.param(chunk(0x01, masked_crc(b"one")), id="another checksum of nothing, uncompressed"),
     ],
 )
 def test_what_comes_before_a_broken_chunk_is_read(broken: bytes) -> None:
