@@ -27,7 +27,7 @@ from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConfigError, ConnectFailed, ConnectionLost, JournalClosed, JournalMissing, JournalTaken
 from nsq_fast.runtime.admin import NsqdHTTPClient
 from nsq_fast.runtime.column_subscription import ColumnSubscription
-from nsq_fast.spark.journal import JournalBatchReader, JournalStreamReader, collect
+from nsq_fast.spark.journal import JournalBatchReader, JournalStreamReader, collect, disk_wait
 from nsq_fast.spark.journal.collect import Collector
 from nsq_fast.spark.journal.location import open_storage
 from nsq_fast.spark.journal.storage import Storage
@@ -197,10 +197,15 @@ def test_large_messages_make_small_segments(server: Server, query: Query, monkey
 
 
 class SlowDisk(Collector):
-    """Every claim takes longer than gathering."""
+    """Every claim takes longer than gathering, however long that takes here."""
+
+    def __init__(self, slot: Any) -> None:
+        super().__init__(slot)
+        self._began, self._pause = time.monotonic(), 0.0
 
     def claim(self, index: int, head: Any, columns: Any) -> Any:
-        time.sleep(0.05)  # sleep: a slow disk
+        self._pause = self._pause or 0.05 + 5 * (time.monotonic() - self._began)
+        time.sleep(self._pause)  # sleep: a slow disk
         return super().claim(index, head, columns)
 
 
@@ -218,6 +223,48 @@ def test_the_slower_the_disk_the_larger_the_segments(server: Server, tmp_path: P
     assert max(segment.head.rows for segment in segments) > 2_500
     account(bodies, query.run_task(task)).check()
     assert server.depth() == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("share", "connections"), [(1.0, 2), (-1.0, Collector.connections)], ids=["fast", "slow"])
+def test_connections_are_added_while_the_disk_is_waited_for(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, connections: int
+) -> None:
+    monkeypatch.setattr(disk_wait, "LONG", share)  # no wait is long, or each is
+    query = Query(tmp_path / "journal", server.options)
+    bodies = server.publish(30_000)
+    query.plan()
+    (task,) = query.tasks()
+    collector = query.reader.make_collector(task)
+    collector.run()
+    assert len(collector._connections) == connections
+    account(bodies, query.run_task(task)).check()
+    assert server.depth() == (0, 0, 0)
+
+
+class OneConnection(Collector):
+    """Its server lets nobody else in."""
+
+    asked = 0
+
+    def open_connection(self) -> Any:
+        self.asked += 1
+        if self._connections:
+            raise ConnectFailed("no more of them")
+        return super().open_connection()
+
+
+def test_a_server_that_refuses_a_connection_is_not_asked_again(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_wait, "LONG", -1.0)  # each round would add one
+    query = Query(tmp_path / "journal", server.options)
+    bodies = server.publish(10_000)
+    query.plan()
+    (task,) = query.tasks()
+    collector = OneConnection(task)
+    collector.run()
+    assert collector.asked == 2
+    account(bodies, query.run_task(task)).check()
 
 
 def test_what_another_consumer_took_is_not_waited_for_long(server: Server, query: Query) -> None:

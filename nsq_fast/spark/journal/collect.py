@@ -2,8 +2,9 @@
 
 For each segment: receive what RDY allows, claim its number with it, so that it
 is stored for good, then send the FINs. A thread does the writing. When more than
-one segment is to come, several connections take turns: one receives while the
-messages of another are written.
+one segment is to come, two connections take turns: one receives while the
+messages of the other are written. Where the disk is much slower than the
+server, there are more.
 
 No FIN is sent before the segment is claimed. However the work ends, messages
 that were claimed are finished, and the others are requeued if the connection
@@ -34,6 +35,7 @@ from nsq_fast.spark.options import ObjectStore
 from .chain import Chain, seal, uncertain
 from .claims import Claims
 from .connection import JournalConnection, Work
+from .disk_wait import DiskWait
 from .location import open_storage
 from .quota import Quota
 from .screen import Screen
@@ -46,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 MAX_SEGMENT_BYTES = 32 * 1024 * 1024
 _STEP = 512
+_FIRST_CONNECTIONS = 2
 _CLOSE_TIMEOUT = 10.0
 _CONNECT_PAUSE = 0.2
 CONNECT_PATIENCE = 10.0
@@ -94,7 +97,8 @@ class Collector:
     ``open_connection``, ``claim``, ``finish`` and ``seal`` are its steps, each of which may be derived.
 
     Attributes:
-        connections: most connections.
+        connections: most connections. There are two, and more while the task has waited for the disk most of its time:
+            an nsqd that serves four spends a quarter more CPU on a message than one that serves two.
         group: most windows that one segment holds, should the disk be slow.
     """
 
@@ -108,6 +112,7 @@ class Collector:
         self._screen = Screen(self.suspects)
         self._quota = Quota(slot.rows)
         self._claims = Claims(self.chain, slot.head(), self.claim, self.suspects)
+        self._disk_wait = DiskWait()
         self._seen: set[bytes] = set()
         self._connections: list[JournalConnection] = []
 
@@ -176,6 +181,8 @@ class Collector:
             ]:
                 for connection in working:
                     self._turn(connection, writer)
+                if self._disk_wait.is_long:
+                    self._add_connections(len(self._connections) + 1)
         for connection in self._connections:
             self._close(connection)
 
@@ -192,10 +199,17 @@ class Collector:
                 raise
             logger.warning("slot %s stays empty: %s", self.slot.name, error, extra=SPARK_SLOT_EMPTY)
             return False
-        with contextlib.suppress(ConnectFailed, ServerError):  # one is enough
-            while self._quota.left and len(self._connections) < self.connections:
-                self._add_connection()
+        self._add_connections(_FIRST_CONNECTIONS)
         return True
+
+    def _add_connections(self, wanted: int) -> None:
+        """So many connections in all, or fewer: one is enough, and a server that has refused one is not asked again."""
+        wanted = min(wanted, self.connections)
+        try:
+            while self._quota.left and not self._quota.is_over and len(self._connections) < wanted:
+                self._add_connection()
+        except (ConnectFailed, ServerError):
+            self.connections = len(self._connections)
 
     def _add_connection(self) -> None:
         connection = self.open_connection()
@@ -247,7 +261,7 @@ class Collector:
         work = connection.work
         if work is None:
             return
-        number = None if work.result is None else work.result.result()
+        number = None if work.result is None else self._disk_wait.result(work.result)
         connection.work = None
         if number is not None:
             connection.claimed(work, number)
@@ -309,15 +323,12 @@ class Collector:
         """After a failure: finish what is claimed, requeue what is not."""
         for connection in self._connections:
             with contextlib.suppress(Exception):
-                self._finish_claimed(connection)
+                work = connection.work
+                if work is not None and work.result is not None and work.result.result() is not None:
+                    connection.subscription.set_rdy(0)
+                    self.finish(connection, work.ids)
             with contextlib.suppress(Exception):
                 connection.subscription.close(timeout=1.0)
-
-    def _finish_claimed(self, connection: JournalConnection) -> None:
-        work = connection.work
-        if work is not None and work.result is not None and work.result.result() is not None:
-            connection.subscription.set_rdy(0)
-            self.finish(connection, work.ids)
 
 
 def _is_done(work: Work) -> bool:
