@@ -134,7 +134,7 @@ def test_a_loop_that_is_left_gives_its_message_back(filled: str) -> None:
             if len(found) == 100:
                 message.finish()
                 break
-    assert found[left] == 2
+    assert found[left] >= 2  # nsqd may have brought it to the first consumer again, before that was closed
 
 
 def test_close_in_a_handler_only_begins_to_close(filled: str) -> None:
