@@ -89,6 +89,8 @@ def test_a_connection_that_is_lost_begins_with_one_message(servers: Factory, con
 def test_by_default_failures_pause_all_connections(servers: Factory, consume: Factory) -> None:
     first, second = servers(), servers()
     consumer = consume(fail, first, second, backoff_strategy=Steps(600.0), max_backoff_duration=600)
+    first.connection().wait_rdy(5)
+    second.connection().wait_rdy(5)
     first.connection().push(1, body=b"bad")
     first.connection().wait_rdy(0)
     second.connection().wait_rdy(0)
