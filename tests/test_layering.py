@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from support.compiled import NAMES
 from support.sources import parsed
 from support.waiting import PROCESS
 
@@ -31,16 +32,7 @@ DATA = {
     "_per_interpreter", "_record", "_version", "_built",
 }  # fmt: skip
 CORE = {"_codec", "_frame"}
-COMPILED_FOR_RUNTIME = {
-    "_bound_queues",
-    "_dispatch",
-    "_latch",
-    "_plain_publish",
-    "_send_permit",
-    "_snappy_chunks",
-    "_spin",
-    "_time_slice",
-}
+COMPILED_FOR_RUNTIME = set(NAMES) - CORE
 # Layer -> the layers it may import besides itself. The package's __init__ resolves its names lazily.
 ALLOWED = {
     "__init__": DATA,

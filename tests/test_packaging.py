@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.compiled import NAMES as COMPILED
 from support.waiting import PROCESS
 
 import nsq_fast
@@ -30,17 +31,6 @@ from nsq_fast import keywords
 from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, ProducerConfig
 
 ROOT = Path(__file__).parent.parent
-COMPILED = (
-    "_bound_queues",
-    "_codec",
-    "_dispatch",
-    "_frame",
-    "_latch",
-    "_plain_publish",
-    "_send_permit",
-    "_snappy_chunks",
-)
-COMPILED += ("_spin", "_time_slice")
 COMPILED_AGAIN = ("_per_interpreter/_codec", "_per_interpreter/_frame") if sys.version_info >= (3, 12) else ()
 EXTRA_FILES = {"nsq_fast/py.typed", "nsq_fast/__init__.pyi"} | {
     f"nsq_fast/{name}.{suffix}" for name in COMPILED for suffix in ("pxd", "pyi")
@@ -83,16 +73,8 @@ def build(kind: str, source: Path, target: Path) -> Path:
 def test_the_sdist_has_all_it_takes_to_build_and_test(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert names >= EXTRA_FILES | {
-        "nsq_fast/_bound_queues.pyx",
-        "nsq_fast/_codec.pyx",
-        "nsq_fast/_dispatch.pyx",
-        "nsq_fast/_frame.pyx",
-        "nsq_fast/_latch.pyx",
-        "nsq_fast/_plain_publish.pyx",
-        "nsq_fast/_snappy_chunks.pyx",
-        "nsq_fast/_spin.pyx",
-        "nsq_fast/_time_slice.pyx",
+    assert names >= EXTRA_FILES | {f"nsq_fast/{name}.pyx" for name in COMPILED}
+    assert names >= {
         "nsq_fast/_per_interpreter/codec.c",
         "nsq_fast/_per_interpreter/frame.c",
         "setup.py",

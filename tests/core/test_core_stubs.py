@@ -4,40 +4,19 @@ from __future__ import annotations
 
 import ast
 import inspect
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from support.compiled import NAMES
 
 import nsq_fast
-from nsq_fast import (
-    _bound_queues,
-    _codec,
-    _dispatch,
-    _frame,
-    _latch,
-    _plain_publish,
-    _send_permit,
-    _snappy_chunks,
-    _spin,
-    _time_slice,
-)
 from nsq_fast._codec import Records
 
 PACKAGE = Path(nsq_fast.__file__).parent
-MODULES = [
-    _bound_queues,
-    _codec,
-    _dispatch,
-    _frame,
-    _latch,
-    _plain_publish,
-    _send_permit,
-    _snappy_chunks,
-    _spin,
-    _time_slice,
-]
+MODULES = [import_module(f"nsq_fast.{name}") for name in NAMES]
 # made by the interpreter or by Cython for every class
 MACHINERY = set(dir(object)) | {"__pyx_vtable__", "__setstate_cython__", "__reduce_cython__", "__test__", "__next__"}
 IMPORTED = {"json", "namedtuple", "deque", "server_error"}

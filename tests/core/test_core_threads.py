@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.compiled import NAMES
 from support.threads import THREADS, in_threads
 
 import nsq_fast
@@ -44,8 +45,7 @@ def message(**options: Any) -> Message:
 def test_importing_the_core_leaves_the_interpreters_lock_as_it_is() -> None:
     code = (
         "import sys; lock = getattr(sys, '_is_gil_enabled', lambda: True); before = lock()\n"
-        "import nsq_fast._bound_queues, nsq_fast._codec, nsq_fast._dispatch, nsq_fast._frame, nsq_fast._latch\n"
-        "import nsq_fast._send_permit, nsq_fast._snappy_chunks, nsq_fast._spin, nsq_fast._time_slice\n"
+        f"import {', '.join(f'nsq_fast.{name}' for name in NAMES)}\n"
         "assert lock() == before, 'importing the core has enabled the lock again'"
     )
     path = {**os.environ, "PYTHONPATH": str(Path(nsq_fast.__file__).parents[1])}

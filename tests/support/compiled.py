@@ -1,4 +1,4 @@
-"""Which compiled modules a run loads, and whether they are what the sources say: a line of the head of each run."""
+"""The compiled modules: their names, and whether those that a run loads are what the sources say (head of each run)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ from pathlib import Path
 
 from nsq_fast import _codec, _frame
 
+NAMES = (
+    "_bound_queues",
+    "_codec",
+    "_dispatch",
+    "_frame",
+    "_latch",
+    "_plain_publish",
+    "_send_permit",
+    "_snappy_chunks",
+    "_spin",
+    "_time_slice",
+)
+"""All of them, as setup.py builds them; tests/test_packaging.py compares a wheel with it."""
 SOURCES = ("*.pyx", "*.pxd", "*.pxi")
 
 
