@@ -37,10 +37,9 @@ IN_FOLDER = ("after claim 1", "before seal", "in the sink")
 IN_STORE = ("after claim 0", "before seal", "in the sink")
 
 ZOMBIE = """
-from support.spark_program import Collector, arguments, marks, session
+from support.spark_program import Collector, arguments, marks, register_faulty, session
 from nsq_fast.spark.journal import JournalStreamReader
 from nsq_fast.spark.journal.collect import Collector as Task
-from nsq_fast.spark.source import NsqDataSource
 
 HERE, ARGUMENTS = marks(), arguments()
 
@@ -60,16 +59,8 @@ class Reader(JournalStreamReader):
     def make_collector(self, slot):
         return Zombie(slot)
 
-class Source(NsqDataSource):
-    @classmethod
-    def name(cls):
-        return "faulty"  # PySpark before 4.2 keeps the name that it has found by itself
-
-    def make_stream_reader(self, kind, options):
-        return Reader(options)
-
 spark = session()
-spark.dataSource.register(Source)
+register_faulty(spark, Reader)
 reader = spark.readStream.format("faulty").options(**ARGUMENTS["options"])
 writer = reader.load().writeStream.foreachBatch(Collector(ARGUMENTS["out"]))
 writer = writer.option("checkpointLocation", ARGUMENTS["checkpoint"])

@@ -27,7 +27,7 @@ from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConfigError, ConnectFailed, ConnectionLost, JournalClosed, JournalMissing, JournalTaken
 from nsq_fast.runtime.admin import NsqdHTTPClient
 from nsq_fast.runtime.column_subscription import ColumnSubscription
-from nsq_fast.spark.journal import JournalBatchReader, JournalStreamReader, collect, disk_wait
+from nsq_fast.spark.journal import JournalBatchReader, JournalStreamReader, collect, connections, disk_wait
 from nsq_fast.spark.journal.collect import Collector
 from nsq_fast.spark.journal.location import open_storage
 from nsq_fast.spark.journal.storage import Storage
@@ -650,7 +650,7 @@ def test_a_real_nsqd_that_is_killed_in_a_stream_loses_at_most_what_it_had_in_fli
 def test_a_server_that_is_down_leaves_its_slot_empty(
     server: Server, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect, "CONNECT_PATIENCE", 0.3)
+    monkeypatch.setattr(connections, "CONNECT_PATIENCE", 0.3)
     bodies = server.publish(100)
     query.plan()
     server.client.close()

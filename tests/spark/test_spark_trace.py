@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import pytest
 from support import trace_logs
@@ -56,6 +56,27 @@ def good(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     logs = trace_logs.write_logs(trace_logs.records_of(trace_logs.good_log(seed=2)), folder / "logs")
     write_tables(spark, read_logs(spark, logs), folder / "tables", TraceSettings(grace=0))
     return folder / "tables"
+
+
+@pytest.fixture(scope="module")
+def small(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """Some logs of a few lines, each of a topic of its own: their tables are written once."""
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "logs").write_text("\n".join([*GOING_BACK, *HUNG, *LOGGED_BY_BOTH, *LOGGED_BY_SERVER]))
+    write_tables(spark, read_logs(spark, folder / "logs"), folder / "tables", TraceSettings(grace=0))
+    return Small(spark, folder / "tables")
+
+
+class Small(NamedTuple):
+    """The tables of the small logs."""
+
+    spark: SparkSession
+    folder: Path
+
+    def rows(self, table: str, topic: str) -> dict[int, Any]:
+        """The rows of a topic by internal id."""
+        rows = read_table(self.spark, self.folder, table).where(f"topic = '{topic}'").collect()
+        return {int(row.internal_id): row for row in rows}
 
 
 def ordered(places: Any) -> list[tuple[Any, ...]]:
@@ -168,43 +189,41 @@ def test_order_is_not_judged_where_messages_are_handled_side_by_side(spark: Spar
     assert found == {"offsets": {"billing"}, "ids": {"billing", "web"}, "off": set()}
 
 
-def test_the_offset_going_back_is_a_violation_too(spark: SparkSession, tmp_path: Path) -> None:
-    base: Any = trace_logs.good_log(3)["orders", 0, "billing", 100][0]
-    steps = [(10, 500), (11, 400), (12, 600), (13, 700)]
-    lines = [
-        str(trace_logs.changed(base, time=base.time + MS * number, internal_id=internal_id, offset=offset))
-        for number, (internal_id, offset) in enumerate(steps)
-    ]
-    write_tables(spark, lines_of(spark, lines), tmp_path)
-    (row,) = read_table(spark, tmp_path, "violations").collect()
-    assert (row.internal_id, row.offset, row.after_internal_id, row.after_offset) == (11, 400, 10, 500)
-
-
-def test_a_delivery_that_was_received_and_has_no_outcome_is_told_from_a_lost_message(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    log = trace_logs.good_log(3)
-    publish, done = log["orders", 0, "", 100][0], log["orders", 0, "billing", 100][0]
-    hung = trace_logs.changed(done, internal_id=101, attempts=2)
-    never = trace_logs.changed(publish, internal_id=102)
-    lines = [
-        str(record)
-        for record in (
-            publish, receipt_of(done), done,
-            trace_logs.changed(publish, internal_id=101), receipt_of(hung),
-            never,
+_PUBLISHED: Any = trace_logs.good_log(3)["orders", 0, "", 100][0]
+_FINISHED: Any = trace_logs.good_log(3)["orders", 0, "billing", 100][0]
+GOING_BACK = [
+    str(
+        trace_logs.changed(
+            _FINISHED, topic="back", time=_FINISHED.time + MS * number, internal_id=internal_id, offset=offset
         )
-    ]  # fmt: skip
-    write_tables(spark, lines_of(spark, lines), tmp_path, TraceSettings(grace=0))
-    lives = {int(row.internal_id): row for row in read_table(spark, tmp_path, "lives").collect()}
-    assert {number: row.deliveries for number, row in lives.items()} == {100: 1, 101: 1, 102: 0}
-    assert {number: row.finishes for number, row in lives.items()} == {100: 1, 101: 0, 102: 0}
-    assert (lives[101].received_ns, lives[101].consumer, lives[101].last_outcome) == (hung.time, hung.local, None)
-    assert (lives[102].received_ns, lives[102].consumer) == (None, None)
+    )
+    for number, (internal_id, offset) in enumerate([(10, 500), (11, 400), (12, 600), (13, 700)])
+]
+
+
+def test_the_offset_going_back_is_a_violation_too(small: Small) -> None:
+    ((number, row),) = small.rows("violations", "back").items()
+    assert (number, row.offset, row.after_internal_id, row.after_offset) == (11, 400, 10, 500)
 
 
 def receipt_of(record: Any) -> ReceiveRecord:
     return ReceiveRecord(**{name: getattr(record, name) for name in ReceiveRecord.__struct_fields__})
+
+
+_DONE = trace_logs.changed(_FINISHED, topic="hung")
+_HUNG = trace_logs.changed(_DONE, internal_id=101, attempts=2)
+HUNG = [
+    *(str(trace_logs.changed(_PUBLISHED, topic="hung", internal_id=number)) for number in (100, 101, 102)),
+    *map(str, (receipt_of(_DONE), _DONE, receipt_of(_HUNG))),
+]
+
+
+def test_a_delivery_that_was_received_and_has_no_outcome_is_told_from_a_lost_message(small: Small) -> None:
+    lives = small.rows("lives", "hung")
+    assert {number: row.deliveries for number, row in lives.items()} == {100: 1, 101: 1, 102: 0}
+    assert {number: row.finishes for number, row in lives.items()} == {100: 1, 101: 0, 102: 0}
+    assert (lives[101].received_ns, lives[101].consumer, lives[101].last_outcome) == (_HUNG.time, _HUNG.local, None)
+    assert (lives[102].received_ns, lives[102].consumer) == (None, None)
 
 
 def lines_of(spark: SparkSession, lines: list[str]) -> DataFrame:
@@ -324,40 +343,48 @@ def test_lines_of_a_server_are_records(spark: SparkSession, tmp_path: Path) -> N
     assert [row.attempts for row in rows[1:]] == [None, None, 1]
 
 
-def test_what_a_server_logs_is_joined_with_what_clients_log(spark: SparkSession, tmp_path: Path) -> None:
-    lines = server_lines(1, "READ_QUEUE", "START", "FIN") + server_lines(2, "READ_QUEUE", "START") + server_lines(3)
-    consume = ConsumeRecord(
-        time=trace_logs.START + 9 * SECOND,
-        topic="orders",
-        partition=0,
-        channel="billing",
-        nsqd="10.1.0.0:4150",
-        local="10.0.0.5:34540",
-        internal_id=2,
-        trace_id=7,
-        offset=None,
-        size=None,
-        timestamp=trace_logs.START,
-        attempts=1,
-        outcome="FIN",
-        handling_time=0.5,
-    )
-    (tmp_path / "logs").write_text("\n".join([*lines, str(consume), str(trace_logs.changed(consume, internal_id=1))]))
-    write_tables(spark, read_logs(spark, tmp_path / "logs"), tmp_path / "tables", TraceSettings(grace=2))
-    lives = {int(row.internal_id): row for row in read_table(spark, tmp_path / "tables", "lives").collect()}
+_CONSUMED = ConsumeRecord(
+    time=trace_logs.START + 9 * SECOND,
+    topic="both",
+    partition=0,
+    channel="billing",
+    nsqd="10.1.0.0:4150",
+    local="10.0.0.5:34540",
+    internal_id=2,
+    trace_id=7,
+    offset=None,
+    size=None,
+    timestamp=trace_logs.START,
+    attempts=1,
+    outcome="FIN",
+    handling_time=0.5,
+)
+LOGGED_BY_BOTH = [
+    *server_lines(1, "READ_QUEUE", "START", "FIN", topic="both"),
+    *server_lines(2, "READ_QUEUE", "START", topic="both"),
+    *server_lines(3, topic="both"),
+    str(_CONSUMED),
+    str(trace_logs.changed(_CONSUMED, internal_id=1)),
+]
+LOGGED_BY_SERVER = [
+    *server_lines(1, "READ_QUEUE", "START", "FIN", topic="served"),
+    *server_lines(2, "START", topic="served"),
+]
+
+
+def test_what_a_server_logs_is_joined_with_what_clients_log(small: Small) -> None:
+    lives = small.rows("lives", "both")
     assert {number: row.state for number, row in lives.items()} == {1: "finished", 2: "finished", 3: "lost"}
     assert {(row.deliveries, row.finishes) for row in (lives[1], lives[2])} == {(1, 1)}
     assert {row.is_published for row in lives.values()} == {True}
     assert not any(row.is_ordered for row in lives.values())
-    assert lives[1].finished_ns == lives[2].finished_ns == consume.time
-    events = {int(row.internal_id): row.events for row in read_table(spark, tmp_path / "tables", "slowest").collect()}
-    assert [event.outcome for event in events[2]] == ["PUB", "PUB_CLIENT", "READ_QUEUE", "START", "FIN"]
+    assert lives[1].finished_ns == lives[2].finished_ns == _CONSUMED.time
+    events = small.rows("slowest", "both")[2].events
+    assert [event.outcome for event in events] == ["PUB", "PUB_CLIENT", "READ_QUEUE", "START", "FIN"]
 
 
-def test_what_a_server_says_is_finished_is_not_lost(spark: SparkSession, tmp_path: Path) -> None:
-    (tmp_path / "logs").write_text("\n".join(server_lines(1, "READ_QUEUE", "START", "FIN") + server_lines(2, "START")))
-    write_tables(spark, read_logs(spark, tmp_path / "logs"), tmp_path / "tables", TraceSettings(grace=0))
-    lives = {int(row.internal_id): row for row in read_table(spark, tmp_path / "tables", "lives").collect()}
+def test_what_a_server_says_is_finished_is_not_lost(small: Small) -> None:
+    lives = small.rows("lives", "served")
     assert {number: row.state for number, row in lives.items()} == {1: "finished", 2: "lost"}
     assert lives[1].latency_ns == 4 * SECOND
 

@@ -45,9 +45,9 @@ def test_wrong_arguments_are_said_by_a_process_without_a_traceback(java: None) -
     assert "Traceback" not in done.stderr
 
 
-def test_a_synthetic_log_at_size_holds_what_was_planted(java: None, tmp_path: Path) -> None:
+def test_the_program_that_measures_finds_what_it_planted(java: None, tmp_path: Path) -> None:
     program = Path(__file__).parents[2] / "bench" / "spark_trace.py"
-    arguments = ["--records", "200000", "--memory", "512m", "--partitions", "2", "--folder", tmp_path]
+    arguments = ["--records", "40000", "--memory", "512m", "--partitions", "2", "--folder", tmp_path]
     command = [sys.executable, program, *arguments, "--json", tmp_path / "figures.json"]
     given = {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(program.parents[1])}
     env = {**os.environ, **quick_environment(), **given}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,18 +101,16 @@ def expected(spark: SparkSession, batch: Path) -> dict[str, list[str]]:
     return {table: rows(spark, batch, table) for table in COMPARED}
 
 
-@pytest.fixture
-def run(spark: SparkSession, tmp_path: Path) -> Callable[[Feed], Path]:
-    def once(feed: Feed) -> Path:
-        logs = stream_logs(spark, feed.folder, maxFilesPerTrigger="2")
-        query = stream_tables(logs, tmp_path / "tables", tmp_path / "checkpoint", SETTINGS, availableNow=True)
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
-        return tmp_path / "tables"
-
-    return once
+def run_stream(spark: SparkSession, feed: Feed) -> Path:
+    """Write tables of what is there, in micro-batches of two files; they and the checkpoint are beside the feed."""
+    tables, checkpoint = feed.folder.with_name("tables"), feed.folder.with_name("checkpoint")
+    logs = stream_logs(spark, feed.folder, maxFilesPerTrigger="2")
+    query = stream_tables(logs, tables, checkpoint, SETTINGS, availableNow=True)
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+    return tables
 
 
 def rows(spark: SparkSession, folder: Path, table: str) -> list[str]:
@@ -137,22 +134,28 @@ def check(spark: SparkSession, expected: dict[str, list[str]], stream: Path) -> 
 
 
 def test_a_stream_that_is_started_again_writes_what_a_batch_writes(
-    spark: SparkSession, expected: dict[str, list[str]], batch: Path, tmp_path: Path, run: Callable[[Feed], Path]
+    spark: SparkSession, expected: dict[str, list[str]], batch: Path, tmp_path: Path
 ) -> None:
     feed = Feed(tmp_path, 4)
     feed.give(2)
-    tables = run(feed)
+    tables = run_stream(spark, feed)
     decided = read_table(spark, tables, "lives").count()
     assert 0 < decided < read_table(spark, batch, "lives").count()
+    refuses_tables_of_another_query(spark, feed, tables, tmp_path / "other")
     feed.give()
-    check(spark, expected, run(feed))
+    check(spark, expected, run_stream(spark, feed))
+
+
+def refuses_tables_of_another_query(spark: SparkSession, feed: Feed, tables: Path, checkpoint: Path) -> None:
+    query = stream_tables(stream_logs(spark, feed.folder), tables, checkpoint, SETTINGS, availableNow=True)
+    with pytest.raises(Exception, match="not those of this checkpoint"):
+        query.awaitTermination()
 
 
 def test_a_crash_within_a_micro_batch_changes_nothing(
     spark: SparkSession,
     expected: dict[str, list[str]],
     tmp_path: Path,
-    run: Callable[[Feed], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     feed = Feed(tmp_path, 3)
@@ -167,21 +170,19 @@ def test_a_crash_within_a_micro_batch_changes_nothing(
 
     monkeypatch.setattr(BatchWriter, "write", crash)
     with pytest.raises(Exception, match="crashed on purpose"):
-        run(feed)
+        run_stream(spark, feed)
     monkeypatch.undo()
-    check(spark, expected, run(feed))
+    check(spark, expected, run_stream(spark, feed))
 
 
-def test_what_comes_after_its_window_was_decided_is_told(
-    spark: SparkSession, tmp_path: Path, run: Callable[[Feed], Path]
-) -> None:
+def test_what_comes_after_its_window_was_decided_is_told(spark: SparkSession, tmp_path: Path) -> None:
     feed = Feed(tmp_path, 2)
     place = ("orders", 0, "audit", 101)
     late = next(str(each) for each in records() if place_of(each) == place)
     feed._waiting = [[line for line in lines if late not in line] for lines in feed._waiting]
     feed._waiting.append([f"{late}\n"])
     feed.give()
-    tables = run(feed)
+    tables = run_stream(spark, feed)
     found = read_table(spark, tables, "late").collect()
     assert [(row.topic, row.partition, row.channel, int(row.internal_id)) for row in found] == [place]
     assert found[0].finishes == 1
@@ -189,15 +190,6 @@ def test_what_comes_after_its_window_was_decided_is_told(
         (row.topic, row.partition, row.channel, int(row.internal_id))
         for row in read_table(spark, tables, "lost").collect()
     }
-
-
-def test_tables_of_another_query_are_refused(spark: SparkSession, tmp_path: Path, run: Callable[[Feed], Path]) -> None:
-    feed = Feed(tmp_path, 8)
-    feed.give(1)
-    tables = run(feed)
-    query = stream_tables(stream_logs(spark, feed.folder), tables, tmp_path / "other", SETTINGS, availableNow=True)
-    with pytest.raises(Exception, match="not those of this checkpoint"):
-        query.awaitTermination()
 
 
 def test_records_may_come_through_nsq_itself(

@@ -16,11 +16,10 @@ PROGRAM = """
 import os, time
 from pyspark import TaskContext
 from support.spark_marks import LIMIT
-from support.spark_program import Collector, arguments, marks, run_to_end, say, session
+from support.spark_program import Collector, arguments, marks, register_faulty, run_to_end, say, session
 from nsq_fast.runtime.admin import NsqdHTTPClient
 from nsq_fast.spark.journal import JournalStreamReader
 from nsq_fast.spark.journal.collect import Collector as Task
-from nsq_fast.spark.source import NsqDataSource
 
 HERE, ARGUMENTS = marks(), arguments()
 PLACES = ARGUMENTS["places"]
@@ -68,16 +67,8 @@ class Reader(JournalStreamReader):
     def make_collector(self, slot):
         return Faulty(slot)
 
-class Source(NsqDataSource):
-    @classmethod
-    def name(cls):
-        return "faulty"  # PySpark before 4.2 keeps the name that it has found by itself
-
-    def make_stream_reader(self, kind, options):
-        return Reader(options)
-
 spark = session()
-spark.dataSource.register(Source)
+register_faulty(spark, Reader)
 collect = Collector(ARGUMENTS["out"])
 
 def sink(batch, number):

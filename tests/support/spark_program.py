@@ -72,6 +72,21 @@ def register(spark: Any) -> None:
     nsq_fast.spark.register(spark)
 
 
+def register_faulty(spark: Any, stream_reader: Callable[[Any], Any]) -> None:
+    """Make the format ``faulty`` known: the source, with a stream reader of the program's own, made of the options."""
+    from nsq_fast.spark import NsqDataSource
+
+    class Source(NsqDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "faulty"  # PySpark before 4.2 keeps the name that it has found by itself
+
+        def make_stream_reader(self, kind: str, options: Any) -> Any:
+            return stream_reader(options)
+
+    spark.dataSource.register(Source)
+
+
 def say(what: str, **facts: Any) -> None:
     """Tell the test, which waits with ``Driver.wait_said(what)``."""
     os.write(sys.stdout.fileno(), f"{SAID}{json.dumps({'what': what, **facts})}\n".encode())

@@ -21,10 +21,9 @@ BATCH = 40_000
 PROGRAM = """
 import os, time
 
-from nsq_fast.spark import NsqDataSource
 from nsq_fast.spark.replay import ReplayStreamReader
 from nsq_fast.spark.replay.reading import PieceReader
-from support.spark_program import Collector, arguments, marks, run_to_end, say, session
+from support.spark_program import Collector, arguments, marks, register_faulty, run_to_end, say, session
 
 given, here = arguments(), marks()
 
@@ -68,17 +67,8 @@ class StreamReader(ReplayStreamReader):
     def make_piece_reader(self, piece):
         return Reader(self.options, piece)
 
-class Source(NsqDataSource):
-    @classmethod
-    def name(cls):
-        return "faulty"
-
-    def make_stream_reader(self, kind, options):
-        assert kind == "replayable"
-        return StreamReader(options)
-
 spark = session()
-spark.dataSource.register(Source)
+register_faulty(spark, StreamReader)
 rows = spark.readStream.format("faulty").options(**given["options"]).load()
 collect = Collector(given["out"], ["partition", "offset", "body"])
 

@@ -59,6 +59,8 @@ def spark_settings(master: str, folder: Path) -> dict[str, str]:
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
+        # What each operation on a column would ask the JVM, to name a line of the program in an error.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         # Compiling Java for a query costs more than these few rows; programs of the pages and commands do it.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",

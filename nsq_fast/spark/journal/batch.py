@@ -16,13 +16,14 @@ from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.plain_errors import plain_errors, plainly
 
 from .backlogs import Backlogs
-from .collect import Collector, Slot
+from .collect import Collector
 from .location import open_storage
 from .peek import Peek
 from .plan import Offset, plan_rows
 from .planner import about, make_slots, plan_batch, ready
 from .query import QueryJournal
 from .rows import batches
+from .slot import Slot
 from .stream import check_location
 
 FOLDER = "batch"

@@ -16,30 +16,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from dataclasses import dataclass, field
-from ssl import SSLError
 from typing import Any
-
-from gevent import sleep
-from pyspark.sql.datasource import InputPartition
 
 from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast._frame import Columns, join_columns
-from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ProtocolError, ServerError
+from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ServerError
 from nsq_fast.log_events import SPARK_CONNECTION_LOST, SPARK_MESSAGES_LATE, SPARK_SLOT_EMPTY
-from nsq_fast.names import Address
 from nsq_fast.runtime import ColumnSubscription
-from nsq_fast.spark.options import ObjectStore
 
 from .chain import Chain, seal, uncertain
 from .claims import Claims
 from .connection import JournalConnection, Work
+from .connections import Connections, is_passing
 from .disk_wait import DiskWait
 from .location import open_storage
 from .quota import Quota
 from .screen import Screen
 from .segment import Head, Stored
+from .slot import Slot
 from .storage import Storage
 from .suspects import Suspects
 from .writer import Writer
@@ -50,42 +44,6 @@ MAX_SEGMENT_BYTES = 32 * 1024 * 1024
 _STEP = 512
 _FIRST_CONNECTIONS = 2
 _CLOSE_TIMEOUT = 10.0
-_CONNECT_PAUSE = 0.2
-CONNECT_PATIENCE = 10.0
-"""Seconds for which an unreachable server is retried; then the slot stays empty."""
-
-
-@dataclass
-class Slot(InputPartition):
-    """What a task is to do. Pickled.
-
-    Attributes:
-        path: where the files of the batch lie.
-        number: of the slot.
-        rows: how many messages at most.
-        address: of the nsqd; None when nobody leads the partition now.
-        suspects: where the suspects lie; None to let them pass.
-        object_store: where both are, when they are not files.
-        run: which run of the query this is.
-    """
-
-    path: str
-    number: int
-    name: str
-    rows: int
-    topic: str
-    channel: str
-    connection: ConnectionConfig
-    address: Address | None
-    partition: int | None = None
-    is_redesigned: bool = False
-    suspects: str | None = None
-    object_store: ObjectStore = field(default_factory=ObjectStore)
-    run: str = ""
-
-    def head(self) -> Head:
-        """What the heads of its segments have in common."""
-        return Head(run=self.run, nsqd=str(self.address), partition=self.partition, is_redesigned=self.is_redesigned)
 
 
 class Collector:
@@ -114,7 +72,7 @@ class Collector:
         self._claims = Claims(self.chain, slot.head(), self.claim, self.suspects)
         self._disk_wait = DiskWait()
         self._seen: set[bytes] = set()
-        self._connections: list[JournalConnection] = []
+        self._connections = Connections(self.open_connection, self._quota, self.connections)
 
     def run(self) -> list[Stored]:
         """The segments of the slot: those of an earlier attempt, or new ones. The slot is sealed when this returns.
@@ -130,25 +88,18 @@ class Collector:
     # The steps
 
     def open_connection(self) -> JournalConnection:
-        """A connection, subscribed. Raises ConnectFailed after a while, or the server's refusal."""
+        """A connection, subscribed. Raises ConnectFailed, or the server's refusal."""
         assert self.slot.address is not None
-        until = time.monotonic() + (0 if self._connections else CONNECT_PATIENCE)
-        while True:
-            subscription = ColumnSubscription(
-                self.slot.address,
-                self.slot.topic,
-                self.slot.channel,
-                self.slot.connection,
-                partition=self.slot.partition,
-                advanced=self.slot.is_redesigned,
-            )
-            try:
-                subscription.open()
-                return JournalConnection(subscription)
-            except (ConnectFailed, ServerError) as error:
-                if time.monotonic() > until or not _is_passing(error):
-                    raise
-            sleep(_CONNECT_PAUSE)
+        subscription = ColumnSubscription(
+            self.slot.address,
+            self.slot.topic,
+            self.slot.channel,
+            self.slot.connection,
+            partition=self.slot.partition,
+            advanced=self.slot.is_redesigned,
+        )
+        subscription.open()
+        return JournalConnection(subscription)
 
     def claim(self, index: int, head: Head, columns: Any) -> Stored:
         """Write a segment. Called in a thread, one at a time."""
@@ -175,47 +126,32 @@ class Collector:
         self.seal(len(segments), seal(segments, self.slot.run, self._seen))
 
     def _fill(self, writer: Writer) -> None:
-        if self.slot.rows and self._open_connections():
-            while working := [
-                connection for connection in self._connections if connection.outstanding or connection.work
-            ]:
+        if self.slot.rows and self._connect():
+            while working := self._connections.working():
                 for connection in working:
                     self._turn(connection, writer)
                 if self._disk_wait.is_long:
-                    self._add_connections(len(self._connections) + 1)
+                    self._connections.open_more(len(self._connections) + 1)
         for connection in self._connections:
             self._close(connection)
 
-    def _open_connections(self) -> bool:
+    def _connect(self) -> bool:
+        """Whether there is somebody to ask for messages."""
         if self.slot.address is None:
-            logger.warning(
-                "slot %s stays empty: nobody leads the partition now", self.slot.name, extra=SPARK_SLOT_EMPTY
-            )
+            self._stay_empty("nobody leads the partition now")
             return False
         try:
-            self._add_connection()
+            self._connections.open_first()
         except (ConnectFailed, ServerError) as error:
-            if not _is_passing(error):
+            if not is_passing(error):
                 raise
-            logger.warning("slot %s stays empty: %s", self.slot.name, error, extra=SPARK_SLOT_EMPTY)
+            self._stay_empty(error)
             return False
-        self._add_connections(_FIRST_CONNECTIONS)
+        self._connections.open_more(_FIRST_CONNECTIONS)
         return True
 
-    def _add_connections(self, wanted: int) -> None:
-        """So many connections in all, or fewer: one is enough, and a server that has refused one is not asked again."""
-        wanted = min(wanted, self.connections)
-        try:
-            while self._quota.left and not self._quota.is_over and len(self._connections) < wanted:
-                self._add_connection()
-        except (ConnectFailed, ServerError):
-            self.connections = len(self._connections)
-
-    def _add_connection(self) -> None:
-        connection = self.open_connection()
-        self._connections.append(connection)
-        with contextlib.suppress(ConnectionLost):
-            self._quota.grant(connection)
+    def _stay_empty(self, reason: object) -> None:
+        logger.warning("slot %s stays empty: %s", self.slot.name, reason, extra=SPARK_SLOT_EMPTY)
 
     def _turn(self, connection: JournalConnection, writer: Writer) -> None:
         try:
@@ -297,7 +233,7 @@ class Collector:
 
         Raises errors that a retry would meet again.
         """
-        if not _is_passing(error):
+        if not is_passing(error):
             raise error
         logger.warning("slot %s: connection lost: %s", self.slot.name, error, extra=SPARK_CONNECTION_LOST)
         work, connection.work = connection.work, None
@@ -323,25 +259,16 @@ class Collector:
         """After a failure: finish what is claimed, requeue what is not."""
         for connection in self._connections:
             with contextlib.suppress(Exception):
-                work = connection.work
-                if work is not None and work.result is not None and work.result.result() is not None:
-                    connection.subscription.set_rdy(0)
-                    self.finish(connection, work.ids)
+                self._finish_claimed(connection)
             with contextlib.suppress(Exception):
                 connection.subscription.close(timeout=1.0)
+
+    def _finish_claimed(self, connection: JournalConnection) -> None:
+        work = connection.work
+        if work is not None and work.result is not None and work.result.result() is not None:
+            connection.subscription.set_rdy(0)
+            self.finish(connection, work.ids)
 
 
 def _is_done(work: Work) -> bool:
     return work.result is None or work.result.done()
-
-
-def _is_passing(error: BaseException) -> bool:
-    """Whether the server is merely not there now, or leads no more, as opposed to settings that are wrong."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ServerError):
-            return cause.retriable
-        if isinstance(cause, (ProtocolError, ValueError, SSLError)):
-            return False
-        cause = cause.__cause__
-    return True

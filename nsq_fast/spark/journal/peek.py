@@ -20,9 +20,9 @@ from nsq_fast.runtime import ColumnSubscription
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.schema import to_batch
 
-from .collect import Slot
 from .quota import MAX_WINDOW
 from .screen import take
+from .slot import Slot
 
 logger = logging.getLogger(__name__)
 

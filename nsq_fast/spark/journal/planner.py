@@ -10,9 +10,9 @@ from nsq_fast.spark.discovery import NO_ANSWER, TopicServers
 from nsq_fast.spark.options import SourceOptions
 
 from .backlogs import Backlogs
-from .collect import Slot
 from .plan import Depth, Offset, parse_source, plan_rows, plan_slots, source_of, topic_of
 from .query import About, QueryJournal
+from .slot import Slot
 
 _UNKNOWN = TopicServers((), {}, None, False)
 

@@ -25,12 +25,13 @@ from nsq_fast.spark.versions import ReadLimit, ReadMaxRows, SupportsTriggerAvail
 from .backlog import STATS_INTERVAL
 from .backlogs import Backlogs
 from .chain import encode_json
-from .collect import Collector, Slot
+from .collect import Collector
 from .location import check_library, check_path, is_object_store, open_storage
 from .plan import Depth, Offset, Target, source_of
 from .planner import about, make_slots, plan_batch, ready
 from .query import QueryJournal, Usage, positions
 from .rows import batches
+from .slot import Slot
 
 logger = logging.getLogger(__name__)
 

@@ -76,6 +76,8 @@ def local_session(
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
         "spark.sql.shuffle.partitions": str(partitions),
         "spark.sql.catalogImplementation": "in-memory",
+        # Else each operation on a column asks the JVM, to name a line of this program in an error: a third of the CPU
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         **quiet,
         **(settings or {}),
     }

@@ -15,7 +15,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from nsq_fast.errors import ConfigError
@@ -97,8 +97,8 @@ class _State:
     def __init__(self, spark: SparkSession, folder: str, batch: int, query: str) -> None:
         self.spark, self.query = spark, query
         self._folder, self._batch = f"{folder}/{STATE}", batch
-        found = [row for slot in (0, 1) for row in self._read(slot, "progress", _PROGRESS).collect()]
-        self.progress = max((_Progress(*row) for row in found), default=_Progress())
+        slots = [self._read(slot, "progress", _PROGRESS) for slot in (0, 1)]
+        self.progress = max((_Progress(*row) for row in slots[0].unionAll(slots[1]).collect()), default=_Progress())
         self._check(folder)
 
     def _check(self, folder: str) -> None:
@@ -150,8 +150,9 @@ class _Batch:
 
     def run(self, stream: DataFrame) -> None:
         new = self._writer.write("records", stream)
-        watermark_ns, decided_ns = self._advance(new)
-        in_time, late = self._divide(new.where(F.col("event").isNotNull()))
+        watermark_ns, decided_ns, has_old = self._advance(new)
+        events = new.where(F.col("event").isNotNull())
+        in_time, late = self._divide(events) if has_old else (events, None)
         records = self._state.read("open", _RECORDS).unionByName(in_time)
         known = channels_of(in_time).unionByName(self._state.read("channels", _CHANNELS)).distinct()
         channels = F.broadcast(self._state.write("channels", known, _CHANNELS))
@@ -161,23 +162,23 @@ class _Batch:
         decided, undecided = lives.where(F.col("window_ns") < decided_ns), lives.where(F.col("window_ns") >= decided_ns)
         violations = self._judge(lives, undecided, watermark_ns, decided_ns)
         write_derived(self._writer, new, self._writer.write("lives", decided), violations, self._settings, records)
-        late_lives = lives_of(late, channels, self._settings, watermark_ns).where(F.col("deliveries") > 0)
-        self._writer.write("late", late_lives)
+        late_lives = lives_of(late, channels, self._settings, watermark_ns) if late is not None else lives.limit(0)
+        self._writer.write("late", late_lives.where(F.col("deliveries") > 0))
         self._writer.write("runs", run_of(self._state.spark, self._settings, watermark_ns))
         self._state.write("open", _still_open(records, undecided, channels, decided_ns))
         self._state.complete(watermark_ns, decided_ns)
 
-    def _advance(self, new: DataFrame) -> tuple[int, int]:
-        """The watermark, and the begin of the first window that is not decided then."""
-        latest = (new.agg(F.max("time_ns")).first() or (None,))[0]
+    def _advance(self, new: DataFrame) -> tuple[int, int, bool]:
+        """The watermark, the begin of the first window that is not decided then, and whether a record may be late."""
+        latest, oldest = new.agg(F.max("time_ns"), F.min(_window_time())).first() or (None, None)
         watermark_ns = max(self._before.watermark_ns, (latest or 0) - self._settings.lateness_ns)
         window_ns = self._settings.window_ns
         decided_ns = (watermark_ns - self._settings.grace_ns) // window_ns * window_ns
-        return watermark_ns, max(self._before.decided_ns, decided_ns)
+        return watermark_ns, max(self._before.decided_ns, decided_ns), oldest is not None and oldest < self._open_ns
 
     def _divide(self, new: DataFrame) -> tuple[DataFrame, DataFrame]:
         """Records of messages that are not decided, and of those that are."""
-        is_old = F.coalesce("published_ns", "time_ns") < self._open_ns
+        is_old = _window_time() < self._open_ns
         old, open_keys = new.where(is_old), _keys(self._state.read("open", _RECORDS))
         known = old.join(open_keys, same_message("key_"), "left_semi")
         late = old.join(open_keys, same_message("key_"), "left_anti")
@@ -193,6 +194,11 @@ class _Batch:
         is_decided = F.coalesce(F.col("window_ns") < decided_ns, F.lit(True))
         self._state.write("order", carried(finishes.where(is_decided), until_ns))
         return self._writer.write("violations", found.where(is_new))
+
+
+def _window_time() -> Column:
+    """What says which window a record is of: when its message was published, or when it was written."""
+    return F.coalesce("published_ns", "time_ns")
 
 
 def _keys(rows: DataFrame) -> DataFrame:
