@@ -1,4 +1,4 @@
-"""Build of the ten compiled modules, two of them twice, and the version (version.py).
+"""Build of the twelve compiled modules, two of them twice, and the version (version.py).
 
 Everything else stands in pyproject.toml. Why two are built twice: nsq_fast/_per_interpreter.
 
@@ -46,7 +46,9 @@ COMPILED = (
     "_dispatch",
     "_frame",
     "_latch",
+    "_message_path",
     "_plain_publish",
+    "_plain_socket",
     "_send_permit",
     "_snappy_chunks",
     "_spin",

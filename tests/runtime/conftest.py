@@ -107,7 +107,7 @@ def make_lookupd(family: str, request: pytest.FixtureRequest) -> Iterator[Callab
 @pytest.fixture
 def scripted_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lookup of consumers is told by the test what it finds: ``consumer._subscriptions.lookup.tell(...)``."""
-    monkeypatch.setattr("nsq_fast.runtime.consuming.subscriptions.LookupPoller", ScriptedLookup)
+    monkeypatch.setattr("nsq_fast.runtime.lookup.LookupPoller", ScriptedLookup)
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def lookup_producer(monkeypatch: pytest.MonkeyPatch, new_producer: Producers) ->
             monkeypatch.setattr(lookup, "add_topic", add_topic)
         return sender, lookup
 
-    monkeypatch.setattr("nsq_fast.runtime.publishing.routes.LookupPoller", scripted)
+    monkeypatch.setattr("nsq_fast.runtime.lookup.LookupPoller", scripted)
     return make
 
 

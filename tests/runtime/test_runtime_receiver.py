@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import struct
 from collections.abc import Iterator
 
 import gevent
@@ -73,3 +76,32 @@ def test_the_end_of_the_stream_wakes_who_waits_for_more(pair: Pair) -> None:
     pair.peer.close()
     assert reader.get(timeout=WAIT) == b"last"
     assert pair.transport.recv() == b""
+
+
+def test_a_reset_is_the_error_that_a_socket_raises(pair: Pair) -> None:
+    pair.peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() resets then
+    pair.peer.close()
+    with pytest.raises(ConnectionResetError) as caught:
+        pair.transport.recv()
+    assert caught.value.errno == errno.ECONNRESET
+    assert caught.value.strerror == os.strerror(errno.ECONNRESET)
+
+
+def test_what_the_system_does_not_take_is_given_back(pair: Pair) -> None:
+    data = bytes(64 * 1024)
+    while (unsent := pair.transport.send_now(data)) is None:
+        pass
+    assert 0 < len(unsent) <= len(data)
+    # Nothing of it can be sent now, which is no error.
+    unsent = pair.transport.send_now(b"more")
+    assert unsent is not None
+    assert bytes(unsent) == b"more"
+
+
+def test_a_closed_transport_neither_reads_nor_sends(pair: Pair) -> None:
+    pair.transport.close()
+    loop_turns().wait()  # the socket is closed by the hub
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        pair.transport.recv()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        pair.transport.send_now(b"x")

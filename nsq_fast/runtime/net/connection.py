@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gevent import Timeout, get_hub, getcurrent
 from gevent.event import Event
@@ -42,10 +42,12 @@ from nsq_fast.runtime.supervised import Job, Supervisor
 from .handshake import connecting, shake_hands
 from .incoming import Incoming, Waiter
 from .outbox import Outbox
-from .owner import ConnectionOwner
 from .responder import lost_error
 from .transport import Transport
 from .watch import SilenceWatch
+
+if TYPE_CHECKING:
+    from .owner import ConnectionOwner
 
 logger = logging.getLogger(__name__)
 _supervisor = Supervisor(logger)  # the owner hears of faults by on_disconnect
@@ -194,7 +196,7 @@ class Connection(Incoming):
         while True:
             if self.closed_error is not None:
                 raise self.closed_error
-            self._received(self._transport.recv())
+            self.received(self._transport.recv())
 
     # Ending
 

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import select
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 from weakref import WeakSet
 
+import msgspec
 from gevent import Timeout, get_hub, sleep
 from gevent.hub import Hub
 from gevent.socket import IPPROTO_TCP, TCP_NODELAY, create_connection
@@ -41,7 +42,7 @@ _READ_SIZE = 16 * 1024  # the parser calls back for each chunk of a reply: large
 _MAX_IDLE = 8
 
 
-class Endpoint(NamedTuple):
+class Endpoint(msgspec.Struct, frozen=True):
     """Where an HTTP server is."""
 
     scheme: str
@@ -51,7 +52,7 @@ class Endpoint(NamedTuple):
         return f"{self.scheme}://{self.address}"
 
 
-class Reply(NamedTuple):
+class Reply(msgspec.Struct, frozen=True):
     """An HTTP reply with status 200 to 299; the names of its headers are in lower case."""
 
     status: int

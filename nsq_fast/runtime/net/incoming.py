@@ -9,38 +9,36 @@ anything but read, the reader is there.
 from __future__ import annotations
 
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gevent.event import AsyncResult
 
 from nsq_fast._codec import Message
-from nsq_fast.errors import ConnectionLost, NsqError
+from nsq_fast._message_path import ReadPath
+from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
 from nsq_fast.protocol.events import AnswerFailed, CommandFailed, Heartbeat, MessageSkipped, Reply, ServerFailed
 from nsq_fast.protocol.session import Session
 
 from .commands import CommandWriter
 from .outbox import Outbox
-from .owner import ConnectionOwner
 from .transport import Transport
+
+if TYPE_CHECKING:
+    from .owner import ConnectionOwner
 
 
 class Waiter(AsyncResult):  # type: ignore[type-arg]  # not subscriptable when it runs
     """The token of a command whose caller waits; no owner ever sees it."""
 
 
-class Incoming(CommandWriter):
-    """The side of a connection that reads.
-
-    Attributes:
-        last_received_at, last_message_at: ``time.monotonic()`` of the last bytes and the last messages.
-    """
+class Incoming(CommandWriter, ReadPath):
+    """The side of a connection that reads: what is done less often than for each read."""
 
     _transport: Transport
 
     def __init__(self, address: Address, session: Session, outbox: Outbox, owner: ConnectionOwner[Any]) -> None:
         super().__init__(address, session, outbox, owner)
-        self.last_received_at = self.last_message_at = 0.0
         self._owner = owner
 
     # A socket that another thread uses, too, while the hub sleeps
@@ -101,56 +99,16 @@ class Incoming(CommandWriter):
         token = self.session.receive_ok(data)
         if token is None:
             try:
-                self._received(data)
+                self.received(data)
             except Exception as error:
                 self._transport.cancel_recv(error)
         else:
             self.last_received_at = monotonic()
             self._owner.on_reply(self, token, b"OK")
 
-    def read_for_reader(self, is_soon: bool = False) -> bool:
-        """Do one read of the reader's in the calling greenlet, so that what comes needs no switch to get there.
-
-        False if that is not possible: the reader is busy, or the connection is ending. True does not say that
-        anything came: see ``stop_reading_for_reader``. Whenever the caller does anything else, the reader reads.
-
-        Args:
-            is_soon: a FIN was just sent, so that the server sends the next message.
-        """
-        transport = self._transport
-        if self.closed_error is not None or transport.receiver is None:
-            return False
-        try:
-            data = transport.recv_soon() if is_soon else None
-            if data is None:
-                data = transport.recv_for_reader()
-            if data is not None:
-                self._received(data)
-        except Exception as error:
-            transport.cancel_recv(error)
-            return False
-        return True
-
     def stop_reading_for_reader(self) -> None:
         """Make a ``read_for_reader`` that is waiting in another greenlet return."""
         self._transport.interrupt()
-
-    def _received(self, data: bytes) -> None:
-        if not data:
-            lost = self._outbox.error or ConnectionLost(f"{self.address}: closed by the server")
-            lost.is_abrupt = True
-            raise lost
-        session = self.session
-        self.last_received_at = now = monotonic()
-        events = session.receive(data, now)
-        if session.message_count == len(events):
-            if events:
-                self.last_message_at = now
-                self._owner.on_messages(self, events)
-        else:
-            self._dispatch(events)
-        if session.failure is not None:
-            raise session.failure
 
     def _dispatch(self, events: list[Any]) -> None:
         """Hand a mixed list to the owner, in order: runs of messages as lists."""

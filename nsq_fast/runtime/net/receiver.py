@@ -1,8 +1,6 @@
 """The read side of a socket with its layers: one greenlet waits for bytes, and another may wait in its place.
 
-The watcher that wakes the reader is left running between reads: to start and
-stop it, and what ``hub.wait`` makes for each wait, takes longer than to read a
-message.
+What is done for each read is in its base, which is compiled (``_plain_socket.pyx``).
 """
 
 from __future__ import annotations
@@ -10,82 +8,67 @@ from __future__ import annotations
 from _socket import SO_RCVLOWAT, SOL_SOCKET
 from _socket import socket as CSocket  # which monkey.patch_all leaves as it is
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gevent import get_hub, getcurrent
+from gevent import get_hub
 from greenlet import greenlet
 
+from nsq_fast._plain_socket import READ_SIZE, SHORT_READ, Interrupted, PlainSocket
 from nsq_fast.runtime.loop_turns import LAST, loop_turns
 
 from .busy_poll import BusyPoll
-from .layers import Layer
 from .spin_reader import SpinReader
 
-# 64 KiB decodes fastest: smaller reads cost syscalls, larger ones fall out of the cache.
-READ_SIZE = 64 * 1024
+if TYPE_CHECKING:
+    from .layers import Layer
+
 # Who waits for more than one such read gathers them in the kernel: a third of the CPU for 200 KiB at once.
 GATHERING_READ_SIZE = 256 * 1024
-# So few bytes are taken for all there was: to try at once for more costs a syscall and an exception, 1.3 us, which a
-# publisher pays for each reply, and a consumer of few messages at a time for each batch. A larger read, of more than
-# nsqd's output buffer holds, is followed by a try.
-SHORT_READ = 20_000
 REPLY_SIZE = 2048
-# Who reads lets others run after so many bytes: two full reads keep the batches large and the hub alive. A short read
-# needs no such limit: the hub runs before the next one.
-YIELD_BYTES = 128 * 1024
 READ = 1
 
 
-class _Interrupted(Exception):
-    """Ends a ``recv_for_reader``."""
-
-
-class Receiver:
+class Receiver(PlainSocket):
     """Reads one socket, which nothing else may read.
 
     Attributes:
         spin_reader: reads at once; while its ``is_turn_due``, ``recv_at_once`` brings nothing before ``recv_in_turn``.
-        layers: what bytes go through on their way, the one below first; empty for plain TCP.
-        receiver: the greenlet that waits for bytes; None while none does.
+    The others are those of PlainSocket.
     """
 
+    _relieved: greenlet | None
+    _is_watching: bool
+    _is_lent: bool
+    _is_drained: bool
+    _read_size: int
+    _short_read: int
+    _readable: Any
+
     def __init__(self, sock: CSocket) -> None:
-        self.layers: list[Layer] = []
         self._hub = get_hub()
         self._turns = loop_turns()
         self._socket = sock
         self._socket.settimeout(0.0)
+        super().__init__(sock, self._hub, self._hub.loop.io(sock.fileno(), READ))
         self._wake_at = 1
-        self._read_size = READ_SIZE
-        self._short_read = SHORT_READ
-        self._is_drained = False
-        self._budget = YIELD_BYTES
         self.spin_reader = SpinReader(self._socket)
         self._busy_poll: BusyPoll | None = None
         self._turn: Any = None
-        self.receiver: greenlet | None = None
-        self._relieved: greenlet | None = None  # who waited for them until another began to read in its place
-        self._is_watching = self._is_lent = False
-        self._readable = self._hub.loop.io(self._socket.fileno(), READ)
-
-    def recv(self) -> bytes:
-        """Read and decode; blocks. ``b""`` at the end of the stream. Raises OSError, RemoteProtocolError."""
-        return self._recv_decoded() if self.layers else self._recv_raw()
 
     def _recv_decoded(self) -> bytes:
         while True:
             data = self._read_layer(len(self.layers) - 1)
             if data or self.layers[0].is_ended:
-                if self._is_due(len(data)):
+                if self.is_due(len(data)):
                     self._turns.give_way()
                 return data
-            raw = self._recv_raw()
+            raw = self.recv_raw()
             if not raw:
                 return b""
             self.layers[0].feed(raw)
 
     def _read_layer(self, level: int) -> bytes:
-        layer = self.layers[level]
+        layer: Layer = self.layers[level]
         while True:
             data = layer.read()
             if data or level == 0:
@@ -94,22 +77,6 @@ class Receiver:
             if not below:
                 return b""
             layer.feed(below)
-
-    def _recv_raw(self) -> bytes:
-        has_waited = self._is_drained
-        if has_waited:
-            self._wait_readable()
-        while True:
-            try:
-                data = self._socket.recv(self._read_size)
-            except BlockingIOError:
-                if has_waited and self._relieved is not None:
-                    raise _Interrupted from None  # it was not for bytes that this greenlet was woken
-                self._wait_readable()
-                has_waited = True
-                continue
-            self._is_drained = len(data) < self._short_read or self._is_due(len(data))
-            return data
 
     def wake_at(self, size: int) -> None:
         """From now on a ``recv`` that waits wakes up for so many bytes, or the end of the stream; 1: for any.
@@ -126,35 +93,6 @@ class Receiver:
         )
         with suppress(OSError):
             self._socket.setsockopt(SOL_SOCKET, SO_RCVLOWAT, size)
-
-    def _is_due(self, size: int) -> bool:
-        """Note that so many bytes were read; whether it is time to let others run."""
-        self._budget -= size
-        if self._budget > 0:
-            return False
-        self._budget = YIELD_BYTES
-        return True
-
-    def _wait_readable(self) -> None:
-        if not self._is_watching:
-            self._is_watching = True
-            self._readable.start(self.wake_receiver)
-        self.receiver = getcurrent()
-        try:
-            self._hub.switch()
-        finally:
-            self.receiver = None
-
-    def wake_receiver(self) -> None:
-        """There is something to read."""
-        receiver = self.receiver
-        if receiver is not None:
-            receiver.switch()
-            return
-        if self._is_lent:
-            return
-        self._is_watching = False  # nobody wants what there is; the next wait watches again
-        self._readable.stop()
 
     def lend_watch(self) -> int | None:
         """The caller watches the socket from now on, and calls ``wake_receiver``. None: there are layers."""
@@ -182,7 +120,7 @@ class Receiver:
         except BlockingIOError:
             self._busy_poll.rest()
             return None
-        self._is_drained = len(data) < SHORT_READ or self._is_due(len(data))
+        self._is_drained = len(data) < SHORT_READ or self.is_due(len(data))
         return data
 
     def recv_at_once(self) -> bytes | None:
@@ -191,7 +129,7 @@ class Receiver:
             return None
         data = self.spin_reader.recv(REPLY_SIZE)
         if data is not None:
-            self._is_drained = len(data) < REPLY_SIZE or self._is_due(len(data))
+            self._is_drained = len(data) < REPLY_SIZE or self.is_due(len(data))
         return data
 
     def recv_in_turn(self) -> bytes | None:
@@ -214,22 +152,6 @@ class Receiver:
         self.spin_reader.is_turn_due = False
         self._interrupt()
 
-    def recv_for_reader(self) -> bytes | None:
-        """``recv``, in place of another greenlet that waits in it, and waits on. None when it was woken by something
-        else than bytes, as ``interrupt`` does, and at once when a third one is reading so.
-
-        Whenever the caller does anything but wait here, the other one is there to receive.
-        """
-        if self._relieved is not None:
-            return None
-        self._relieved, self.receiver = self.receiver, None
-        try:
-            return self._recv_decoded() if self.layers else self._recv_raw()
-        except _Interrupted:
-            return None
-        finally:
-            self.receiver, self._relieved = self._relieved, None
-
     def interrupt(self) -> None:
         """Make a ``recv_for_reader`` that is waiting in another greenlet return None."""
         if self._relieved is not None:
@@ -237,7 +159,7 @@ class Receiver:
 
     def _interrupt(self) -> None:
         if self._relieved is not None and self.receiver is not None:
-            self.receiver.throw(_Interrupted)
+            self.receiver.throw(Interrupted)
 
     def cancel_recv(self, error: BaseException) -> None:
         """Make a waiting ``recv`` raise ``error``, and a waiting ``recv_for_reader`` return None."""
@@ -249,6 +171,6 @@ class Receiver:
         if reader is None:
             reader = self.receiver
         elif self.receiver is not None:
-            self.receiver.throw(_Interrupted)
+            self.receiver.throw(Interrupted)
         if reader is not None:
             reader.throw(error)

@@ -20,10 +20,10 @@ from nsq_fast.errors import ConnectFailed
 from nsq_fast.names import Address, check_resolvable
 from nsq_fast.runtime.fork import drop_socket, known, tell_forks
 
-from .layers import Layer, compression_layer
 from .receiver import Receiver
 
 if TYPE_CHECKING:
+    from .layers import Layer
     from .tls_layer import TlsLayer
 
 WRITE = 2
@@ -79,16 +79,6 @@ class Transport(Receiver):
         except BlockingIOError:
             return 0
 
-    def send_now(self, data: bytes) -> memoryview | None:
-        """Encode and send without blocking; returns the encoded bytes that did not go. Raises OSError."""
-        if self.layers:
-            data = self.encode(data)
-        try:
-            sent = self._socket.send(data)
-        except BlockingIOError:
-            sent = 0
-        return None if sent == len(data) else memoryview(data)[sent:]
-
     def wait_writable(self, timeout: float) -> None:
         """Wait until the socket takes bytes. Raises TimeoutError."""
         with Timeout(timeout, TimeoutError(f"the peer took no byte for {timeout} s")):
@@ -113,6 +103,8 @@ class Transport(Receiver):
         self.layers.append(self._tls_layer(leftover) if kind == "tls" else self._compression_layer(kind, leftover))
 
     def _compression_layer(self, kind: str, leftover: bytes) -> Layer:
+        from .layers import compression_layer  # few connections are compressed
+
         layer = compression_layer(kind, self._config.deflate_level)
         if leftover:
             layer.feed(leftover)
@@ -130,7 +122,7 @@ class Transport(Receiver):
     def _tls_handshake(self, layer: TlsLayer) -> None:
         while not layer.try_handshake():
             self._send_encoded(layer.take_outgoing())
-            raw = self._recv_raw()
+            raw = self.recv_raw()
             if not raw:
                 raise ConnectionResetError("the server closed the connection during the TLS handshake")
             layer.feed(raw)
