@@ -49,6 +49,8 @@ class LoopTurns(TurnTimes):
     All times are of ``time.monotonic()``; ``began_at`` and ``due_at`` are those of TurnTimes.
     """
 
+    __slots__ = ("_at_end", "_is_armed", "_iteration", "_loop", "_now", "_run_callback", "_timer", "_waiting")
+
     def __init__(self, loop: Any) -> None:
         self._run_callback = loop.run_callback
         self._loop = loop

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
-from typing import Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from gevent.event import AsyncResult
 
@@ -23,8 +23,11 @@ from nsq_fast.protocol.wire_form import PLAIN_BATCH, Form, Receipt
 from .owner_thread import get_ident
 from .publishing.compose import NO_EXTRAS, Body, Extras, extras_of
 from .publishing.life import ProducerLife, check_timeout
-from .publishing.publish import Destination, Group, Publish
+from .publishing.publish import Group, Publish
 from .publishing.topic_route import TopicRoute
+
+if TYPE_CHECKING:
+    from .publishing.publish import Destination
 
 Headers: TypeAlias = Mapping[str, Any]
 Stored: TypeAlias = bytes | Receipt
@@ -332,7 +335,7 @@ class Producer(ProducerLife):
         self, route: TopicRoute, body: Any, form: Form, deadline: float, extras: Extras, weight: int = 1
     ) -> Publish:
         """A publish to where its key or partition says. Raises ConfigError when there is no such partition."""
-        key, partition = extras[:2]
+        key, partition = extras.key, extras.partition
         if key is None and partition is None:
             return Publish(route.any, body, deadline, form, weight)
         self._composer.check_binding(key, partition)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nsq_fast import errors
 from nsq_fast.protocol.publish import PublishState, State, sent, stored, take_command
@@ -16,7 +17,7 @@ from nsq_fast.protocol.retry import RetryPolicy
 from nsq_fast.protocol.wire_form import COUNT_BYTES, LENGTH_BYTES, PLAIN_BATCH, WireForm
 
 POLICY = RetryPolicy(max_attempts=3, retry_unknown_outcome=True, base_delay=0.05, max_delay=2.0, awaits_leader=True)
-CAREFUL = POLICY._replace(retry_unknown_outcome=False)
+CAREFUL = replace(POLICY, retry_unknown_outcome=False)
 ATTEMPT = object()
 
 LOST = errors.ConnectionLost("broke before the reply")
@@ -136,7 +137,7 @@ def retries(publish: PublishState, *servers: str, **error: bool) -> list[bool]:
     answers = []
     for server in servers:
         sent([publish], ATTEMPT)
-        patient = POLICY._replace(max_attempts=100)
+        patient = replace(POLICY, max_attempts=100)
         answers.append(publish.attempt_failed(ended_by(**error), patient, server=server).retry)
     return answers
 
@@ -213,7 +214,7 @@ def test_a_queue_is_taken_in_order_and_within_the_limits(sizes: list[int], most:
 def test_kinds_do_not_share_a_command_and_some_share_none() -> None:
     header = WireForm("PUB_EXT", header=b"{}")
     queue = named([b"a", b"b"]) + named([b"c", b"d"], header)
-    queue += named([b"e"], header._replace(is_traced=True)) + named([b"f"], WireForm("DPUB", defer=5)) + named([b"g"])
+    queue += named([b"e"], replace(header, is_traced=True)) + named([b"f"], WireForm("DPUB", defer=5)) + named([b"g"])
     groups = []
     while queue:
         groups.append(bodies(take_command(queue, 10, 1000, 1000)))

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from nsq_fast import Producer
 from nsq_fast._bound_queues import BoundQueues
 from nsq_fast.protocol.partitioner import KeyPartitioner, hash_behind, hashcode_partition, key_partitioner
 from nsq_fast.protocol.partitioner import murmur3_partition as murmur3
+from nsq_fast.runtime.loop_turns import LoopTurns
+from nsq_fast.runtime.publishing.topic_route import TopicRoute
 
 PARTITIONS = 7
 
@@ -79,3 +82,17 @@ def test_a_partition_without_a_queue_is_left_to_others() -> None:
     found.partitions.clear()
     assert found.bound("key", None) is None
     assert found.bound(None, 0) is None
+
+
+@pytest.mark.parametrize("kind", [TopicRoute, LoopTurns])
+def test_what_every_publish_reads_of_a_class_below_a_compiled_one_is_in_slots(kind: type) -> None:
+    assert kind.__dictoffset__ == 0  # the interpreter has no quick way to attributes in the dict of such a class
+
+
+@pytest.mark.parametrize(
+    "name", ["_is_running", "_pending_limit", "_routes", "_thread", "_timeout", "_trace", "_wakeups"]
+)
+def test_what_every_publish_reads_of_a_producer_is_in_slots(name: str) -> None:
+    producer = Producer("127.0.0.1:1")
+    assert name not in vars(producer)  # which is taken for the signals, and slow to read from then on
+    assert hasattr(producer, name)

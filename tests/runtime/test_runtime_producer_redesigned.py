@@ -9,6 +9,7 @@ from typing import Any
 
 import gevent
 import pytest
+from msgspec.structs import replace
 from support.partitions import topology
 from support.peers import Peer
 from support.publishing import REDESIGNED, Command, Leaders, LookupProducers, Nsqds, Producers, receipt, stay_mute
@@ -258,7 +259,7 @@ def test_a_redesigned_server_cannot_delay(lookup_producer: LookupProducers, lead
 
 
 def test_a_key_needs_the_number_of_partitions(lookup_producer: LookupProducers, leaders: Leaders) -> None:
-    sender, _ = lookup_producer(topology(leaders)._replace(meta=None))
+    sender, _ = lookup_producer(replace(topology(leaders), meta=None))
     with pytest.raises(errors.ConfigError, match="does not say how many partitions"):
         sender.publish("t", b"x", key="a")
     assert sender.publish("t", b"x", partition=1) == b"OK"
@@ -438,7 +439,7 @@ def test_an_error_to_a_batch_with_headers_ends_the_connection(
         peer.frame(1, b"E_EXT_NOT_SUPPORT no") if command.name == "MPUB_EXT" else peer.ok()
 
     nsqd = publish_nsqd(answer, version=REDESIGNED)
-    sender, _ = lookup_producer(topology({0: nsqd})._replace(meta=None))
+    sender, _ = lookup_producer(replace(topology({0: nsqd}), meta=None))
     with pytest.raises(errors.PublishFailed, match="E_EXT_NOT_SUPPORT"):
         sender.multipublish("t", [b"x"], headers={"a": 1})
     assert sender.publish("t", b"y") == b"OK"

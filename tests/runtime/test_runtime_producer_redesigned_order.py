@@ -7,6 +7,7 @@ from typing import Any
 
 import gevent
 import pytest
+from msgspec.structs import replace
 from support.partitions import topology
 from support.peers import Peer
 from support.ports import free_address
@@ -132,6 +133,36 @@ def test_one_command_is_on_its_way_at_a_time(lookup_producer: LookupProducers, p
     assert nsqd.commands[2].bodies == numbers(9)[5:]
 
 
+def test_what_waited_leaves_with_what_those_publish_whom_the_reply_wakes(
+    lookup_producer: LookupProducers, publish_nsqd: Nsqds
+) -> None:
+    nsqd = publish_nsqd(stay_mute, version=REDESIGNED)
+    sender, _ = lookup_producer(one(nsqd), coalesce=True)
+
+    def publish_twice() -> None:
+        for body in (b"first", b"second"):
+            sender.publish("t", body, key="k")
+
+    caller = gevent.spawn(publish_twice)
+    nsqd.wait_commands(1)
+    waiting = [sender.publish_nowait("t", body, key="k") for body in numbers(2)]
+    nsqd.answer = agree
+    nsqd.peers[0].ok()
+    gevent.joinall([caller, *waiting], timeout=WAIT, raise_error=True)
+    assert [command.bodies for command in nsqd.commands] == [[b"first"], [*numbers(2), b"second"]]
+
+
+def test_what_waited_for_a_reply_does_not_linger_besides(lookup_producer: LookupProducers, publish_nsqd: Nsqds) -> None:
+    nsqd = publish_nsqd(stay_mute, version=REDESIGNED)
+    sender, _ = lookup_producer(one(nsqd), linger=10 * WAIT, linger_max_messages=3)
+    results = [sender.publish_nowait("t", body, key="k") for body in numbers(5)]
+    nsqd.wait_commands(1)
+    nsqd.answer = agree
+    nsqd.peers[0].ok()
+    gevent.joinall(results, timeout=WAIT)
+    assert [command.bodies for command in nsqd.commands] == [numbers(3), numbers(5)[3:]]
+
+
 def test_one_that_fails_for_good_leaves_a_gap_and_the_rest_in_order(
     lookup_producer: LookupProducers, publish_nsqd: Nsqds
 ) -> None:
@@ -221,8 +252,8 @@ def test_a_missing_partition_is_never_replaced_by_another(lookup_producer: Looku
 
 def test_a_leader_that_is_not_reachable_is_named(lookup_producer: LookupProducers) -> None:
     address = free_address()
-    gone = topology({})._replace(
-        partitions={0: Nsqd(address, address, REDESIGNED)}, meta=topology({}, partition_num=1).meta
+    gone = replace(
+        topology({}), partitions={0: Nsqd(address, address, REDESIGNED)}, meta=topology({}, partition_num=1).meta
     )
     sender, lookup = lookup_producer(gone)
     with pytest.raises(errors.NoLeader, match=f"its leader {address} is not connected") as caught:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -26,7 +26,7 @@ from .topic_route import TopicRoute, no_headers
 Body = bytes | bytearray | memoryview
 
 
-class Extras(NamedTuple):
+class Extras(msgspec.Struct, frozen=True):
     """The arguments of a publish that only servers with partitions know.
 
     Attributes:
@@ -44,6 +44,11 @@ class Extras(NamedTuple):
     headers: Any = None
     tag: str | None = None
 
+    @property
+    def go_with_body(self) -> bool:
+        """Whether any of them is sent; a key and a partition only say where to."""
+        return self.trace_id is not None or self.headers is not None or self.tag is not None
+
 
 NO_EXTRAS = Extras()
 
@@ -55,7 +60,7 @@ def extras_of(key: Key | None, partition: int | None, trace_id: Any, headers: An
     return Extras(key, partition, trace_id, headers, tag)
 
 
-class Part(NamedTuple):
+class Part(msgspec.Struct, frozen=True):
     """Messages of a batch that make one command: their bodies, and the form that goes with them."""
 
     bodies: list[bytes]
@@ -106,7 +111,7 @@ class Composer:
         found = compressed(self._codec_name, body)
         if found is None:
             return body, extras
-        return found[0], extras._replace(headers={**headers, **found[1]})
+        return found[0], msgspec.structs.replace(extras, headers={**headers, **found[1]})
 
     def _fits(self, route: TopicRoute, body: Body, form: WireForm) -> bool:
         # A trace id that goes before the body is no part of the record behind its head.
@@ -118,7 +123,7 @@ class Composer:
 
     def _is_bare(self, route: TopicRoute, extras: Extras) -> bool:
         """Whether it says nothing but its body. Original servers cannot trace; lookup shows them."""
-        if extras is not NO_EXTRAS and extras[2:] != NO_EXTRAS[2:]:
+        if extras is not NO_EXTRAS and extras.go_with_body:
             return False
         return not self._trace.is_active or not self._trace.is_on(route.topic) or (route.has_lookup and route.is_plain)
 
@@ -142,7 +147,7 @@ class Composer:
                 return PLAIN
         check_trace_id(trace_id)
         if route.is_ext and not is_batch:
-            return _with_header({}, trace_id)._replace(is_optional=is_optional)
+            return msgspec.structs.replace(_with_header({}, trace_id), is_optional=is_optional)
         return WireForm("PUB_TRACE", trace_id, is_traced=True, is_optional=is_optional)
 
     def _check_ext(self, route: TopicRoute) -> None:
@@ -202,20 +207,20 @@ class Composer:
         count = len(messages)
         headers = _each("headers", extras.headers, count)
         pairs = [
-            self.packed(route, message, NO_EXTRAS._replace(headers=header))
+            self.packed(route, message, Extras(headers=header))
             if len(message) > route.plain_size
-            else (message, NO_EXTRAS._replace(headers=header))
+            else (message, Extras(headers=header))
             for message, header in zip(messages, headers, strict=True)
         ]
         packed = [each.headers or {} for _, each in pairs]  # all have a header, or none
         if extras.headers is None and extras.tag is None and not any(packed):
             return messages, extras
-        return [message for message, _ in pairs], extras._replace(headers=packed)
+        return [message for message, _ in pairs], msgspec.structs.replace(extras, headers=packed)
 
     def _forms(self, route: TopicRoute, messages: list[bytes], extras: Extras) -> list[WireForm] | None:
         """What goes with each message; None: nothing."""
         count = len(messages)
-        is_asked = extras[2:] != NO_EXTRAS[2:]
+        is_asked = extras.go_with_body
         if not is_asked and max(map(len, messages)) + _TRACE_ID_BYTES > self._max_msg_size:
             return None
         is_same = not isinstance(extras.headers, Sequence) and not isinstance(extras.trace_id, Sequence)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nsq_fast.errors import ConnectionLost, NoNsqd, NsqError
 from nsq_fast.names import Address
@@ -38,46 +38,48 @@ SILENCE = 1.0
 MOST_NAMED = 10
 
 
-class Sender(Protocol):
-    """Who sends for the destinations.
+if TYPE_CHECKING:
 
-    Attributes:
-        most, enough, limit: of one command, as ``take_command`` has them.
-        pending: publishes that somebody waits for.
-        wakeups: wakes them.
-        lingers: a publish waits for others, whether or not there are any.
-    """
+    class Sender(Protocol):
+        """Who sends for the destinations.
 
-    most: int
-    enough: int
-    limit: int
-    pending: Pending
-    wakeups: Wakeups
-    lingers: bool
+        Attributes:
+            most, enough, limit: of one command, as ``take_command`` has them.
+            pending: publishes that somebody waits for.
+            wakeups: wakes them.
+            lingers: a publish waits for others, whether or not there are any.
+        """
 
-    def hold(self, queue: Queue) -> bool:
-        """Hold a queue for what comes next, unless gathering is off; ``Queue.pump`` is called in time then."""
+        most: int
+        enough: int
+        limit: int
+        pending: Pending
+        wakeups: Wakeups
+        lingers: bool
 
-    def release_hold(self, queue: Queue) -> None:
-        """It leaves now."""
+        def hold(self, queue: Queue) -> bool:
+            """Hold a queue for what comes next, unless gathering is off; ``Queue.pump`` is called in time then."""
 
-    def send(self, command: Command, link: Link) -> None:
-        """Write a command; its end is reported by ``Queue.stored`` or ``failed``, possibly before this returns."""
+        def release_hold(self, queue: Queue) -> None:
+            """It leaves now."""
 
-    def abandon(self, publish: Publish) -> None:
-        """Nobody waits for a publish any more. What was not sent yet will not be."""
+        def send(self, command: Command, link: Link) -> None:
+            """Write a command; its end is reported by ``Queue.stored`` or ``failed``, possibly before this returns."""
 
-    def why_nowhere(self, publish: Publish) -> NoNsqd | None:
-        """Why a publish cannot be sent now, if it is for want of a connection to an nsqd that takes it."""
+        def abandon(self, publish: Publish) -> None:
+            """Nobody waits for a publish any more. What was not sent yet will not be."""
 
-    def give_up(self, command: Command, error: NsqError) -> None:
-        """Wait no longer for the reply to a command: ``Queue.failed`` is called. A late reply is taken silently."""
+        def why_nowhere(self, publish: Publish) -> NoNsqd | None:
+            """Why a publish cannot be sent now, if it is for want of a connection to an nsqd that takes it."""
 
-    def seek(self, queue: Queue) -> None:
-        """Publishes wait, and no link takes them: look for one, until ``Queue.is_stranded`` is over."""
+        def give_up(self, command: Command, error: NsqError) -> None:
+            """Wait no longer for the reply to a command: ``Queue.failed`` is called. A late reply is taken silently."""
 
-    def later(self, delay: float, callback: Callable[[], object]) -> None:
-        """Call ``callback()`` in ``delay`` seconds."""
+        def seek(self, queue: Queue) -> None:
+            """Publishes wait, and no link takes them: look for one, until ``Queue.is_stranded`` is over."""
+
+        def later(self, delay: float, callback: Callable[[], object]) -> None:
+            """Call ``callback()`` in ``delay`` seconds."""
 
 
 class Queue:
@@ -383,6 +385,18 @@ class PartitionQueue(Queue):
         self.on_wire = None
         self.is_idle = not self.is_paused
         if self.waiting:
+            self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        """Send what has gathered, with what those publish whom the reply wakes (nsq-fast bench publish).
+
+        It leaves no later for that: a command of several publishes is sent at the end of the hub's turn in any case.
+        """
+        sender, waiting = self._sender, self.waiting
+        has_company = 1 < len(waiting) < sender.most and not waiting[0].is_alone
+        if self.is_idle and has_company and not sender.lingers and sender.hold(self):
+            self.held_bytes = 0
+        else:
             self.pump()
 
     def failed(self, command: Command, again: list[Publish], delay: float, *, is_stale: bool) -> None:

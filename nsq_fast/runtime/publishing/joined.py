@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nsq_fast.protocol.wire_form import OK, PLAIN_BATCH
 
 from .destination import Queue
-from .publish import PendingPublishes, Promise, Publish, Wakeups
+from .publish import Publish, Wakeups
 
+if TYPE_CHECKING:
+    from .publish import PendingPublishes, Promise
 
-class JointPromise(Promise, Protocol):
-    """What gets the result of all of them.
+    class JointPromise(Promise, Protocol):
+        """What gets the result of all of them.
 
-    Attributes:
-        promises: what gets the result of each, once they are split.
-    """
+        Attributes:
+            promises: what gets the result of each, once they are split.
+        """
 
-    @property
-    def promises(self) -> Sequence[Promise]: ...
+        @property
+        def promises(self) -> Sequence[Promise]: ...
 
-    def split(self, parts: Sequence[Publish]) -> object:
-        """Each of them ends with one of these from now on, in the order of ``promises``."""
+        def split(self, parts: Sequence[Publish]) -> object:
+            """Each of them ends with one of these from now on, in the order of ``promises``."""
 
 
 class JoinedPublish(Publish):

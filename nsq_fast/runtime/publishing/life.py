@@ -17,7 +17,6 @@ from nsq_fast.log_events import STARTED_ALREADY
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, listed, parse_addresses
 from nsq_fast.runtime.dynamic import keeper_of
 from nsq_fast.runtime.fork import keep, tell_forks
-from nsq_fast.runtime.lookupd_list import lookupd_changes
 from nsq_fast.runtime.net.tls import check_tls_options
 from nsq_fast.runtime.owner_thread import OwnerThread
 from nsq_fast.runtime.signals import LazySignal, emit
@@ -42,6 +41,19 @@ P = TypeVar("P", bound="ProducerLife")
 
 class ProducerLife:
     """Base of Producer: all but publishing."""
+
+    # What each publish reads. Signals have the dict taken, and CPython then has no quick way to attributes in it.
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_is_running",
+        "_pending_limit",
+        "_routes",
+        "_thread",
+        "_timeout",
+        "_trace",
+        "_wakeups",
+    )
 
     on_response = LazySignal("Sent for each response of an nsqd: ``response`` is its bytes.")
     on_error = LazySignal("Sent for each error frame of an nsqd: ``error`` is a ServerError.")
@@ -96,6 +108,8 @@ class ProducerLife:
 
     def _apply_config(self, config: DynamicConfig) -> None:
         """Do what a new document says. Raises ConfigError where it cannot be done, before any of it is."""
+        from nsq_fast.runtime.lookupd_list import lookupd_changes  # most clients have no config source
+
         lookup = self._delivery.routes.lookup
         changes = lookupd_changes(config, lookup)
         self._trace.follow(config.share if config.trace else None)

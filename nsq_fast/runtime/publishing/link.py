@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import random
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gevent.event import Event
 
@@ -38,37 +38,39 @@ GOOD_AFTER = 1.0
 LATE_AFTER_LOOKS = 8
 
 
-class LinkHandler(Protocol):
-    """What the producer does with the news of its links. Called in greenlets of the links; must not block."""
+if TYPE_CHECKING:
 
-    supervisor: Supervisor
+    class LinkHandler(Protocol):
+        """What the producer does with the news of its links. Called in greenlets of the links; must not block."""
 
-    def link_opened(self, link: Link) -> None:
-        """It can take publishes from now on."""
+        supervisor: Supervisor
 
-    def link_failed(self, link: Link) -> None:
-        """It could not connect; it goes on trying."""
+        def link_opened(self, link: Link) -> None:
+            """It can take publishes from now on."""
 
-    def link_lost(self, link: Link, error: NsqError) -> None:
-        """It takes no more publishes; called once for each ``link_opened``."""
+        def link_failed(self, link: Link) -> None:
+            """It could not connect; it goes on trying."""
 
-    def link_stalled(self, link: Link) -> None:
-        """It has not replied for too long; it takes no publishes until it has sent all the replies that it owes."""
+        def link_lost(self, link: Link, error: NsqError) -> None:
+            """It takes no more publishes; called once for each ``link_opened``."""
 
-    def link_recovered(self, link: Link) -> None:
-        """It has replied: it takes publishes again. Called once for each ``link_stalled``, or ``link_lost`` is."""
+        def link_stalled(self, link: Link) -> None:
+            """It has not replied for too long; it takes no publishes until it has sent all the replies that it owes."""
 
-    def replied(self, conn: Connection, command: Command, data: bytes) -> None:
-        """The server replied OK to a command."""
+        def link_recovered(self, link: Link) -> None:
+            """It has replied: it takes publishes again. Called once for each ``link_stalled``, or ``link_lost`` is."""
 
-    def refused(self, conn: Connection, command: Command, error: NsqError) -> None:
-        """A command failed, or its connection broke."""
+        def replied(self, conn: Connection, command: Command, data: bytes) -> None:
+            """The server replied OK to a command."""
 
-    def has_waiting(self) -> bool:
-        """Whether publishes wait for a connection."""
+        def refused(self, conn: Connection, command: Command, error: NsqError) -> None:
+            """A command failed, or its connection broke."""
 
-    def server_error(self, conn: Connection, error: ServerError) -> None:
-        """An error frame came."""
+        def has_waiting(self) -> bool:
+            """Whether publishes wait for a connection."""
+
+        def server_error(self, conn: Connection, error: ServerError) -> None:
+            """An error frame came."""
 
 
 class _NoConsumer:

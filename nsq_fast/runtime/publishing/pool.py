@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
 
 from gevent import joinall
 
@@ -17,8 +18,11 @@ from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
 from nsq_fast.runtime.net.connection import Connection
 
-from .link import Link, LinkHandler
+from .link import Link
 from .publish import Command
+
+if TYPE_CHECKING:
+    from .link import LinkHandler
 
 
 class Pool:

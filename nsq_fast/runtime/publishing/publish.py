@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from nsq_fast.runtime.net.connection import Connection
 
 
-class Waiter(Protocol):
-    """Something that a greenlet waits for."""
+if TYPE_CHECKING:
 
-    waiter: Any
+    class Waiter(Protocol):
+        """Something that a greenlet waits for."""
+
+        waiter: Any
 
 
 class Wakeups:
@@ -85,70 +87,69 @@ class Wakeups:
         self._hub.switch()
 
 
-class Abandoning(Protocol):
-    """Who sends for a destination; a ``Delivery``."""
+if TYPE_CHECKING:
 
-    def abandon(self, publish: Publish) -> None:
-        """Nobody waits for a publish any more. What was not sent yet will not be."""
+    class Abandoning(Protocol):
+        """Who sends for a destination; a ``Delivery``."""
 
-    def why_nowhere(self, publish: Publish) -> NoNsqd | None:
-        """Why a publish cannot be sent now, if it is for want of a connection to an nsqd that takes it."""
+        def abandon(self, publish: Publish) -> None:
+            """Nobody waits for a publish any more. What was not sent yet will not be."""
 
+        def why_nowhere(self, publish: Publish) -> NoNsqd | None:
+            """Why a publish cannot be sent now, if it is for want of a connection to an nsqd that takes it."""
 
-class Destination(Protocol):
-    """Where publishes go: it has the queue in which they wait. See ``destination``."""
+    class Destination(Protocol):
+        """Where publishes go: it has the queue in which they wait. See ``destination``."""
 
-    topic: str
-    waiting: deque[Publish]
+        topic: str
+        waiting: deque[Publish]
 
-    @property
-    def links(self) -> Sequence[object]:
-        """What takes its publishes now."""
+        @property
+        def links(self) -> Sequence[object]:
+            """What takes its publishes now."""
 
-    def add(self, publish: Publish) -> None:
-        """Take a publish on its way: send it now, or when those before it have left."""
+        def add(self, publish: Publish) -> None:
+            """Take a publish on its way: send it now, or when those before it have left."""
 
-    def stored(self) -> None:
-        """The server replied OK to a command to it."""
+        def stored(self) -> None:
+            """The server replied OK to a command to it."""
 
-    def failed(self, command: Command, again: list[Publish], delay: float, *, is_stale: bool) -> None:
-        """A command to it failed; ``again``, of it, is to be sent again, after ``delay`` seconds.
+        def failed(self, command: Command, again: list[Publish], delay: float, *, is_stale: bool) -> None:
+            """A command to it failed; ``again``, of it, is to be sent again, after ``delay`` seconds.
 
-        ``is_stale``: the nsqd does not lead the partition (any more).
-        """
+            ``is_stale``: the nsqd does not lead the partition (any more).
+            """
 
-    def can_move(self) -> bool:
-        """Whether another link could take what one owes."""
+        def can_move(self) -> bool:
+            """Whether another link could take what one owes."""
 
-    def missing_leader(self, is_connected: Callable[[Address], bool]) -> str | None:
-        """Why it cannot send what must go to one partition; None when it can, or where nobody says who leads it."""
+        def missing_leader(self, is_connected: Callable[[Address], bool]) -> str | None:
+            """Why it cannot send what must go to one partition; None when it can, or where nobody says who leads it."""
 
-    def leaders_named(self) -> str:
-        """Whom lookup names as the leaders that take its publishes, for people to read."""
+        def leaders_named(self) -> str:
+            """Whom lookup names as the leaders that take its publishes, for people to read."""
 
-    @property
-    def sender(self) -> Abandoning:
-        """Who sends for it."""
+        @property
+        def sender(self) -> Abandoning:
+            """Who sends for it."""
 
-    def remove_ended(self) -> None:
-        """Forget what ended while it waited."""
+        def remove_ended(self) -> None:
+            """Forget what ended while it waited."""
 
+    class PendingPublishes(Protocol):
+        """Those that have not ended; see ``pending``."""
 
-class PendingPublishes(Protocol):
-    """Those that have not ended; see ``pending``."""
+        def replace(self, publish: Publish, parts: Sequence[Publish]) -> None:
+            """``parts`` are pending in place of ``publish``, which need not have been yet; they have one deadline."""
 
-    def replace(self, publish: Publish, parts: Sequence[Publish]) -> None:
-        """``parts`` are pending in place of ``publish``, which need not have been yet; they have one deadline."""
+    class Promise(Protocol):
+        """What gets the result of a publish, once, in the hub's thread: an AsyncResult, or what has its setters."""
 
+        def set(self, value: Any) -> object:
+            """It went well."""
 
-class Promise(Protocol):
-    """What gets the result of a publish, once, in the hub's thread: an AsyncResult, or what has its setters."""
-
-    def set(self, value: Any) -> object:
-        """It went well."""
-
-    def set_exception(self, error: BaseException) -> object:
-        """It did not."""
+        def set_exception(self, error: BaseException) -> object:
+            """It did not."""
 
 
 class Publish(PublishState):

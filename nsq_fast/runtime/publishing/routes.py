@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nsq_fast.config import LookupConfig, ProducerConfig
 from nsq_fast.errors import LookupFailed
@@ -20,14 +20,17 @@ from nsq_fast.names import Address, check_topic
 from nsq_fast.protocol.discovery import left_out
 from nsq_fast.protocol.partitioner import key_partitioner
 from nsq_fast.protocol.topology import Topology
-from nsq_fast.runtime.lookup import LookupPoller
 from nsq_fast.runtime.supervised import JobGroup, Supervisor
 
-from .destination import Sender
 from .link import Link
 from .pool import Pool
 from .publish import Publish
 from .topic_route import TopicRoute
+
+if TYPE_CHECKING:
+    from nsq_fast.runtime.lookup import LookupPoller
+
+    from .destination import Sender
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +38,15 @@ logger = logging.getLogger(__name__)
 MAX_TOPICS = 10_000
 
 
-class RouteOwner(Sender, Protocol):
-    """Who sends, and ends what cannot be sent."""
+if TYPE_CHECKING:
 
-    supervisor: Supervisor
+    class RouteOwner(Sender, Protocol):
+        """Who sends, and ends what cannot be sent."""
 
-    def finish(self, publish: Publish, error: BaseException | None) -> None:
-        """End a publish."""
+        supervisor: Supervisor
+
+        def finish(self, publish: Publish, error: BaseException | None) -> None:
+            """End a publish."""
 
 
 class Routes:
@@ -71,7 +76,11 @@ class Routes:
         self.leader_moves = 0
         self._pool = pool
         self._nsqds = frozenset(nsqds)
-        self.lookup = LookupPoller(lookupds, config, "w", self._learnt, owner.supervisor) if lookupds else None
+        self.lookup: LookupPoller | None = None
+        if lookupds:
+            from nsq_fast.runtime.lookup import LookupPoller  # not needed where nsqds are configured
+
+            self.lookup = LookupPoller(lookupds, config, "w", self._learnt, owner.supervisor)
         self._config = config
         self._owner = owner
         self._on_decided = on_decided

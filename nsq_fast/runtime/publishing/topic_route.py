@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from nsq_fast._bound_queues import BoundQueues
 from nsq_fast.errors import BodyInvalid, ConfigError, NoNsqd, NsqError
@@ -14,9 +15,12 @@ from nsq_fast.protocol.dialect import EXT_RECORD_BYTES
 from nsq_fast.protocol.partitioner import Key, hash_behind
 from nsq_fast.protocol.topology import Meta, Topology
 
-from .destination import AnyPartition, HeldQueue, NsqdQueue, PartitionQueue, Queue, Sender, UndecidedQueue
+from .destination import AnyPartition, HeldQueue, NsqdQueue, PartitionQueue, Queue, UndecidedQueue
 from .link import Link
 from .publish import Publish
+
+if TYPE_CHECKING:
+    from .destination import Sender
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +54,29 @@ class TopicRoute(BoundQueues):
         held: the queue of those that are bound to a partition, while another cluster has some that come before them;
             ``let_go`` ends that.
     """
+
+    # Below a compiled class CPython finds attributes in slots three times as fast as in a dict.
+    __slots__ = (
+        "_any_partition",
+        "_compressed_from",
+        "_largest",
+        "_links",
+        "_sender",
+        "absent_since",
+        "addresses",
+        "any",
+        "has_lookup",
+        "is_ext",
+        "is_lack_told",
+        "is_partitioned",
+        "is_plain",
+        "is_used",
+        "max_msg_size",
+        "plain_size",
+        "topic",
+        "topology",
+        "undecided",
+    )
 
     partitions: dict[int, PartitionQueue]
     held: HeldQueue | None
