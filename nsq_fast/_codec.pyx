@@ -14,7 +14,6 @@ changes is changed as one step: an object's own lock is held (``cython.critical_
 while its items are read; flags of messages are set atomically. With the lock of the interpreter both are nothing.
 """
 
-import json
 from collections import namedtuple
 
 cimport cython
@@ -357,9 +356,14 @@ cdef str _printable(object id):
     return id.decode() if id.isalnum() else id.hex()
 
 
+_loads = None  # of json, from the first header on: most programs have none
+
 cdef dict _decode_headers(bytes ext):
+    global _loads
+    if _loads is None:
+        from json import loads as _loads
     try:
-        headers = json.loads(ext)
+        headers = _loads(ext)
     except (ValueError, RecursionError) as error:  # ValueError: not JSON, or not UTF-8
         raise RemoteProtocolError(f"ext header is not JSON: {error}") from error
     return headers if isinstance(headers, dict) else {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from ipaddress import IPv6Address
 from typing import NamedTuple
 
 from .errors import ConfigError, ConnectFailed, NameInvalid
@@ -94,6 +93,8 @@ def _check_host(host: str, text: object) -> None:
     if not _HOST.fullmatch(host):
         raise ConfigError(f"invalid address {text!r}: {host!r} is neither a host name nor an IP address")
     if ":" in host:
+        from ipaddress import IPv6Address  # most programs name no such host
+
         try:
             IPv6Address(host)
         except ValueError as error:

@@ -22,7 +22,7 @@ from support.sources import parsed
 from support.waiting import PROCESS
 
 from nsq_fast import runtime
-from nsq_fast.broker import client
+from nsq_fast.broker import BrokerProcess, client
 
 PACKAGE = Path(__file__).parent.parent / "nsq_fast"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -485,15 +485,21 @@ def test_the_package_alone_imports_next_to_nothing_of_its_own() -> None:
     assert always <= ours <= always | {"nsq_fast._built"}
 
 
-# HTTP, TLS, compression, signals, threads, a misspelt option, etcd, start positions, dynamic configuration, filters:
-# what a client may have, and most have not; and `dataclasses`, which takes a millisecond to write and compile the
-# methods of a class (`nsq_fast/_record.py`).
+# Lookup, HTTP, TLS, compression, signals, threads, iteration, a misspelt option, etcd, start positions, patterns of
+# topics, dynamic configuration, filters: what a client may have, and many have not; what only type checkers read; and
+# `dataclasses`, which takes a millisecond to write and compile the methods of a class (`nsq_fast/_record.py`).
 LOADED_WHEN_USED = {
     "asyncio", "blinker", "cramjam", "dataclasses", "difflib", "email", "geventhttpclient", "gevent.pool", "gevent.ssl",
-    "hashlib", "http", "logging.handlers", "lz4", "nsq_fast.header_patterns", "nsq_fast.protocol.dynamic_config",
-    "nsq_fast.runtime.admin", "nsq_fast.runtime.consuming.old_cluster", "nsq_fast.runtime.consuming.positions",
-    "nsq_fast.runtime.crossing", "nsq_fast.runtime.dynamic.keeper", "nsq_fast.runtime.lookupd_source",
-    "nsq_fast.runtime.net.etcd", "secrets", "snappy", "ssl", "urllib.request",
+    "hashlib", "http", "ipaddress", "json", "logging.handlers", "lz4", "nsq_fast._snappy_chunks",
+    "nsq_fast.header_patterns", "nsq_fast.protocol.adaptive_limit", "nsq_fast.protocol.dynamic_config",
+    "nsq_fast.protocol.position", "nsq_fast.runtime.admin", "nsq_fast.runtime.consuming.context",
+    "nsq_fast.runtime.consuming.handler_threads", "nsq_fast.runtime.consuming.iteration",
+    "nsq_fast.runtime.consuming.old_cluster", "nsq_fast.runtime.consuming.outside_handlers",
+    "nsq_fast.runtime.consuming.positions", "nsq_fast.runtime.consuming.topic_watch", "nsq_fast.runtime.crossing",
+    "nsq_fast.runtime.dynamic.keeper", "nsq_fast.runtime.lookup", "nsq_fast.runtime.lookup_round",
+    "nsq_fast.runtime.lookupd", "nsq_fast.runtime.lookupd_list", "nsq_fast.runtime.lookupd_source",
+    "nsq_fast.runtime.net.etcd", "nsq_fast.runtime.net.http", "nsq_fast.runtime.net.layers",
+    "nsq_fast.runtime.net.owner", "secrets", "snappy", "ssl", "urllib.parse", "urllib.request",
 }  # fmt: skip
 
 
@@ -516,6 +522,48 @@ print(*sorted(name for name in made if name.startswith("nsq_fast")))
 """
     found = set(run_python(code).split())
     assert found == {"nsq_fast.names", "nsq_fast.protocol.topology"}
+
+
+def test_few_named_tuples_are_made_by_an_import() -> None:
+    """One takes as long to make as ten structs: at import those are made that programs see."""
+    code = """
+import collections
+made, namedtuple = [], collections.namedtuple
+def noted(name, *fields, module=None, **options):
+    made.append(f"{module}.{name}")
+    return namedtuple(name, *fields, module=module, **options)
+collections.namedtuple = noted
+from nsq_fast import Consumer, Producer
+print(*(name.rpartition(".")[2] for name in made if name.startswith("nsq_fast")))
+"""
+    seen = {"Address", "ConfigDocument", "LookupAnswer", "Nsqd", "Position", "Receipt", "StoredRows"}
+    assert set(run_python(code).split()) == seen
+
+
+def test_nothing_of_ours_is_imported_between_the_start_of_a_client_and_its_first_message() -> None:
+    """What an import of the clients leaves out is there when one is made: no import holds up messages."""
+    code = """
+import sys
+from nsq_fast import Consumer, Producer
+def ours():
+    return {name for name in sys.modules if name.startswith("nsq_fast")}
+seen = []
+def handle(consumer, message):
+    seen.append(message.body)
+    consumer.close(drain=False)
+producer = Producer(lookupd_http_addresses=LOOKUPD)
+consumer = Consumer("orders", "c", lookupd_http_addresses=LOOKUPD, message_handler=handle, max_in_flight=1)
+made = ours()
+with producer:
+    producer.publish("orders", b"x")
+    consumer.start()
+assert seen == [b"x"]
+print(*sorted(ours() - made))
+"""
+    with BrokerProcess() as broker:
+        assert broker.lookupd is not None
+        found = run_python(code.replace("LOOKUPD", repr(str(broker.lookupd.http))))
+    assert found.split() == []
 
 
 def test_the_library_patches_nothing() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
+import msgspec
 
 from nsq_fast.names import Address
 from nsq_fast.printable import printable
@@ -76,5 +77,5 @@ def _as_json(topic: str, topology: Topology) -> dict[str, Any]:
         {"partition": partition, "tcp": text(nsqd.tcp), "http": text(nsqd.http), "version": nsqd.version}
         for partition, nsqd in _placed(topology)
     ]
-    meta = topology.meta._asdict() if topology.meta else None
+    meta = msgspec.structs.asdict(topology.meta) if topology.meta else None
     return {"topic": topic, "nsqds": nsqds, "channels": list(topology.channels), "meta": meta}

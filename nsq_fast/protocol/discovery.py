@@ -12,6 +12,8 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from nsq_fast.printable import printable
 
 from .topology import Nsqd, Topology
@@ -45,7 +47,8 @@ def only(topology: Topology, keep: Keep) -> Topology:
         return topology
     addresses = {nsqd.tcp for nsqd in kept}
     partitions = {number: leader for number, leader in topology.partitions.items() if leader.tcp in addresses}
-    return topology._replace(
+    return msgspec.structs.replace(
+        topology,
         producers=tuple(nsqd for nsqd in topology.producers if nsqd.tcp in addresses),
         partitions=MappingProxyType(partitions),
         problem=topology.problem if kept else _none_left(excluded),

@@ -65,9 +65,6 @@ class AuthInfo(msgspec.Struct, frozen=True, kw_only=True):
 # What decoding of a peer's JSON raises; RecursionError where it is nested deeply.
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
-_info_decoder = msgspec.json.Decoder(ServerInfo)
-_auth_decoder = msgspec.json.Decoder(AuthInfo)
-
 
 def identify_body(config: ConnectionConfig) -> bytes:
     """The JSON of IDENTIFY. Options that are None are left to the server.
@@ -107,7 +104,7 @@ def parse_identify(data: bytes, config: ConnectionConfig) -> ServerInfo:
             that nobody asked for.
     """
     try:
-        info = ServerInfo() if data == b"OK" else _info_decoder.decode(data)
+        info = ServerInfo() if data == b"OK" else msgspec.json.decode(data, type=ServerInfo)
     except UNREADABLE as error:
         raise RemoteProtocolError(f"IDENTIFY reply {data[:100]!r}: {error}") from error
     for feature in ("tls_v1", "snappy", "deflate"):
@@ -122,6 +119,6 @@ def parse_identify(data: bytes, config: ConnectionConfig) -> ServerInfo:
 def parse_auth(data: bytes) -> AuthInfo:
     """Read the reply to AUTH. Raises RemoteProtocolError."""
     try:
-        return _auth_decoder.decode(data)
+        return msgspec.json.decode(data, type=AuthInfo)
     except UNREADABLE as error:
         raise RemoteProtocolError(f"AUTH reply {data[:100]!r}: {error}") from error

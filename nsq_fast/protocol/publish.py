@@ -21,6 +21,8 @@ from collections.abc import Iterable
 from enum import Enum, auto
 from typing import Any, TypeVar
 
+import msgspec
+
 from .retry import MOST_SERVERS_LOST, RetryPolicy, Verdict, decide, may_have_ended_server
 from .wire_form import COUNT_BYTES, LENGTH_BYTES, PLAIN, Form
 
@@ -103,11 +105,11 @@ class PublishState:
             self.is_alone = True
             self.ended_servers = (*(each for each in self.ended_servers if each != server), server)
             if len(self.ended_servers) >= MOST_SERVERS_LOST:
-                verdict = verdict._replace(retry=False)
+                verdict = msgspec.structs.replace(verdict, retry=False)
         if is_shared and verdict.splits and not verdict.retry:
             # The server took none, because of one of them or because of them all: let the bad one fail alone.
             self.is_alone = True
-            verdict = verdict._replace(retry=True)
+            verdict = msgspec.structs.replace(verdict, retry=True)
         self.attempt = None
         self.last_error = error
         self.possibly_stored |= verdict.possibly_stored

@@ -20,7 +20,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+
+import msgspec
 
 from nsq_fast.errors import (
     ERROR_CODES,
@@ -33,7 +34,7 @@ from nsq_fast.errors import (
 )
 
 
-class RetryPolicy(NamedTuple):
+class RetryPolicy(msgspec.Struct, frozen=True):
     """How often and how patiently to retry. Delays in seconds.
 
     Attributes:
@@ -49,7 +50,7 @@ class RetryPolicy(NamedTuple):
     awaits_leader: bool = False
 
 
-class Verdict(NamedTuple):
+class Verdict(msgspec.Struct, frozen=True):
     """What to do after one failed attempt.
 
     Attributes:
@@ -104,7 +105,7 @@ MOST_SERVERS_LOST = 2
 """A publish that so many servers were working on when they ended the connection is sent to no other."""
 
 
-class ErrorText(NamedTuple):
+class ErrorText(msgspec.Struct, frozen=True):
     """A row for one meaning of an error code; ``text``, a regular expression, matches the whole of the error's detail.
 
     It is compiled when an error is compared with it, and then kept by ``re``: most programs never meet one.
@@ -174,7 +175,7 @@ def decide(error: BaseException, attempts: int, policy: RetryPolicy, misses: int
         return verdict
     allowed = policy.retry_unknown_outcome or not verdict.possibly_stored
     is_left = (verdict.leader and policy.awaits_leader) or attempts - misses < policy.max_attempts
-    return verdict if allowed and is_left else verdict._replace(retry=False)
+    return verdict if allowed and is_left else msgspec.structs.replace(verdict, retry=False)
 
 
 def may_have_ended_server(error: BaseException) -> bool:

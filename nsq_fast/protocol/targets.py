@@ -9,14 +9,15 @@ lookup's meta data unless an option says it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from nsq_fast.names import Address
 
 from .topology import Meta, Nsqd, Topology
 
 
-class Target(NamedTuple):
+class Target(msgspec.Struct, frozen=True):
     """One subscription: an nsqd, a partition that it leads (None for an nsqd without partitions), and the topic.
 
     ``cluster`` names another cluster than the consumer's own.
@@ -32,7 +33,7 @@ class Target(NamedTuple):
         return f"{self.topic} at {place}" if self.topic else place
 
 
-class Mode(NamedTuple):
+class Mode(msgspec.Struct, frozen=True):
     """How to subscribe to a topic on redesigned servers."""
 
     ordered: bool = False

@@ -52,10 +52,8 @@ _EMPTY: Mapping[int, Any] = MappingProxyType({})
 # doLookup
 _NO_CHANNEL = "Topic has no channel"
 _UNKNOWN_TOPIC = ("TOPIC_NOT_FOUND", "Key not found", _NO_CHANNEL)
-_PARTITION_NUMBER = re.compile(r"[0-9]{1,4}")
-_PORT = re.compile(r"[0-9]{1,5}")
-# youzan/nsq: nsqlookupd/lookup_protocol_v1.go, OLD_VERSION_PID: the partition of an nsqd that has none
-_PSEUDO_PARTITION = re.compile(r"-[0-9]{1,4}")
+_PARTITION_DIGITS = 4
+_PORT_DIGITS = 5
 _HOST = re.compile(r"[0-9A-Za-z._:%-]{1,255}")
 _ADDRESS = attrgetter("tcp")
 
@@ -83,7 +81,7 @@ class Nsqd(NamedTuple):
         return REDESIGNED_MARK in self.version
 
 
-class Meta(NamedTuple):
+class Meta(msgspec.Struct, frozen=True):
     """What a redesigned lookupd says of a topic as a whole."""
 
     partition_num: int = 0
@@ -104,7 +102,7 @@ class LookupAnswer(NamedTuple):
     problem: str = ""
 
 
-class Topology(NamedTuple):
+class Topology(msgspec.Struct, frozen=True):
     """Where a topic lives: all lookupds' answers taken together. Immutable, compared by value.
 
     Attributes:
@@ -194,7 +192,7 @@ def parse_listlookup(body: bytes) -> tuple[Address, ...]:
     """
     # youzan/nsq: nsqlookupd/http.go, doListLookup
     nodes = _decode(_WireLookupList, body).lookupdnodes or ()
-    found = (_address(node.NodeIP, int(node.HttpPort)) for node in nodes if _PORT.fullmatch(node.HttpPort))
+    found = (_address(node.NodeIP, int(node.HttpPort)) for node in nodes if _is_number(node.HttpPort, _PORT_DIGITS))
     return tuple(sorted({address for address in found if address is not None}))
 
 
@@ -334,11 +332,16 @@ def _leaders(partitions: Mapping[str, msgspec.Raw] | None) -> Iterator[tuple[int
     """Pseudo partitions of old nsqds have negative numbers: no partitions, and in ``producers`` as well."""
     for text, peer in (partitions or {}).items():
         nsqd = _nsqd(peer)
-        if not _PARTITION_NUMBER.fullmatch(text):
-            if not _PSEUDO_PARTITION.fullmatch(text):
+        if not _is_number(text, _PARTITION_DIGITS):
+            # youzan/nsq: nsqlookupd/lookup_protocol_v1.go, OLD_VERSION_PID: the partition of an nsqd that has none
+            if not (text.startswith("-") and _is_number(text[1:], _PARTITION_DIGITS)):
                 raise RemoteProtocolError(f"not a reply of nsqlookupd: partition {text[:20]!r}")
         elif nsqd is not None:
             yield int(text), nsqd
+
+
+def _is_number(text: str, most_digits: int) -> bool:
+    return len(text) <= most_digits and text.isascii() and text.isdigit()
 
 
 def _nsqd(peer: msgspec.Raw) -> Nsqd | None:

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from nsq_fast import _codec
 from nsq_fast._codec import Records
 from nsq_fast.names import Address
@@ -95,16 +97,7 @@ class Form(Protocol):
         """What the caller gets for a publish that was stored; there are no receipts unless it was traced."""
 
 
-class _FormFields(NamedTuple):
-    kind: str = "PUB"
-    trace_id: int = 0
-    header: bytes = b""
-    is_traced: bool = False
-    is_optional: bool = False
-    defer: int = 0
-
-
-class WireForm(_FormFields):
+class WireForm(msgspec.Struct, frozen=True):
     """One message.
 
     Attributes:
@@ -116,7 +109,12 @@ class WireForm(_FormFields):
         defer: for DPUB: milliseconds.
     """
 
-    __slots__ = ()
+    kind: str = "PUB"
+    trace_id: int = 0
+    header: bytes = b""
+    is_traced: bool = False
+    is_optional: bool = False
+    defer: int = 0
 
     @property
     def is_alone(self) -> bool:
@@ -155,10 +153,8 @@ class WireForm(_FormFields):
         return receipts[0] if receipts else OK
 
 
-class PlainForm(WireForm):
+class PlainForm(WireForm, frozen=True):
     """A message that says nothing but its body: the form of nearly all of them."""
-
-    __slots__ = ()
 
     def command(self, topic: str, body: bytes, partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
         return "PUB", _codec.pub(topic, body, partition)

@@ -20,10 +20,8 @@ from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, spli
 from nsq_fast.errors import ConfigError, NotRunning, NsqError
 from nsq_fast.log_events import STARTED_ALREADY
 from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, check_channel, listed, parse_addresses
-from nsq_fast.protocol.adaptive_limit import AdaptiveLimit
 from nsq_fast.protocol.backoff import RequeueDelay
 from nsq_fast.protocol.idempotence import SeenKeys
-from nsq_fast.protocol.position import StartPositions, parse_start
 from nsq_fast.protocol.topic_choice import TopicArgument, TopicChoice
 
 from .consuming.closing import CLOSE_TIMEOUT, Closing, check_timeout
@@ -33,7 +31,6 @@ from .consuming.expiry import Expiry
 from .consuming.failures import GiveUpPolicy
 from .consuming.flow import Flow, backoff_of
 from .consuming.handlers import check_handler
-from .consuming.iteration import messages
 from .consuming.load import Workload
 from .consuming.observed import ObservedConsumer
 from .consuming.ordered import PAUSE, BlockedPolicy, Ordered, check_blocked_policy
@@ -44,7 +41,6 @@ from .consuming.tracing import Tracer
 from .consuming.worker_pools import WorkerPools
 from .dynamic import keeper_of
 from .fork import keep, tell_forks
-from .lookupd_list import lookupd_changes
 from .net.tls import check_tls_options
 from .option_attributes import ConsumerOptions
 from .owner_thread import OwnerThread
@@ -57,7 +53,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from nsq_fast.keywords import ConsumerKeywords
+    from nsq_fast.protocol.adaptive_limit import AdaptiveLimit
     from nsq_fast.protocol.dynamic_config import DynamicConfig
+    from nsq_fast.protocol.position import StartPositions
 
 AddressArgument = str | Iterable[str | tuple[str, int]]
 
@@ -194,7 +192,7 @@ class Consumer(ObservedConsumer, ConsumerOptions):
         if not isinstance(trace, TraceLog | None):
             raise ConfigError(f"trace={trace!r}: must be a TraceLog, or None")
         self._made_of = message_handler, batch_handler, trace or trace_log
-        self._build(*self._made_of, parse_start(start_position))
+        self._build(*self._made_of, _positions(start_position))
         tell_forks(self)
 
     def _build(
@@ -215,7 +213,6 @@ class Consumer(ObservedConsumer, ConsumerOptions):
         )
         self.disposition = self.disposition_class(self, message_handler, batch_handler, self._give_up, delay)
         self.ordered = self.disposition.ordered = Ordered(self, self._blocked_policy, self.logger)
-        adaptive = AdaptiveLimit() if config.adaptive_in_flight else None
         idle_timeout = config.low_ready_idle_timeout
         self.workload = Workload(Orphans(), is_bounded=config.drop_expired)
         self.flow = Flow(
@@ -225,7 +222,7 @@ class Consumer(ObservedConsumer, ConsumerOptions):
             self.workload,
             self.supervisor,
             self.logger,
-            adaptive,
+            _adaptive_limit(config),
         )
         self.past = Counters()
         self.seen_keys = SeenKeys(config.suppress_retried) if config.suppress_retried else None
@@ -250,6 +247,8 @@ class Consumer(ObservedConsumer, ConsumerOptions):
 
     def _apply_config(self, config: DynamicConfig) -> None:
         """Do what a new document says. Raises ConfigError where it cannot be done, before any of it is."""
+        from .lookupd_list import lookupd_changes  # most clients have no config source
+
         lookup = self._subscriptions.lookup
         changes = lookupd_changes(config, lookup)
         if config.routes and lookup is None:
@@ -340,6 +339,8 @@ class Consumer(ObservedConsumer, ConsumerOptions):
         pool = self.workers.shared
         if pool is None:
             raise RuntimeError("a consumer that was started with a handler cannot be iterated")
+        from .consuming.iteration import messages  # most consumers have a handler
+
         return messages(pool, self.disposition, self._closing)
 
     # Closing
@@ -411,6 +412,23 @@ class Consumer(ObservedConsumer, ConsumerOptions):
         self._thread.check("Consumer.resume()")
         self.flow.is_paused = False
         self.flow.changed()
+
+
+def _positions(start_position: Any) -> StartPositions | None:
+    """Where the channel is to begin. Raises ConfigError."""
+    if start_position is None:
+        return None
+    from nsq_fast.protocol.position import parse_start  # most consumers go on where their channel is
+
+    return parse_start(start_position)
+
+
+def _adaptive_limit(config: ConsumerConfig) -> AdaptiveLimit | None:
+    if not config.adaptive_in_flight:
+        return None
+    from nsq_fast.protocol.adaptive_limit import AdaptiveLimit  # most consumers have a fixed one
+
+    return AdaptiveLimit()
 
 
 def _check_addresses(nsqds: Sequence[Address], lookupds: Sequence[object], needs_lookup: bool) -> None:

@@ -21,11 +21,13 @@ from gevent import GreenletExit, get_hub, getcurrent, reinit
 T = TypeVar("T")
 
 
-class Forkable(Protocol):
-    """Something of which a child must not use the parent's."""
+if TYPE_CHECKING:
 
-    def forked(self) -> None:
-        """Called in the child, before anything else runs there. It must not switch to another greenlet."""
+    class Forkable(Protocol):
+        """Something of which a child must not use the parent's."""
+
+        def forked(self) -> None:
+            """Called in the child, before anything else runs there. It must not switch to another greenlet."""
 
 
 _known: WeakSet[Any] = WeakSet()

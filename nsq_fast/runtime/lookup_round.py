@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import random
 from time import monotonic
-from typing import NamedTuple
 
+import msgspec
 from gevent.event import Event
 
 from nsq_fast.config import LookupConfig
@@ -180,7 +180,7 @@ class LookupRound:
         return failures
 
 
-class _Failure(NamedTuple):
+class _Failure(msgspec.Struct, frozen=True):
     """Why a lookupd gave no answer. Not the exception: its traceback would keep a huge reply alive."""
 
     text: str

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+import msgspec
 from gevent import joinall
 
 from nsq_fast.errors import LookupFailed, NsqError
@@ -13,7 +12,7 @@ from .lookupd_list import LookupdList
 from .supervised import JobGroup
 
 
-class TopicListing(NamedTuple):
+class TopicListing(msgspec.Struct, frozen=True):
     """Names of topics, and whether every lookupd has said which it knows: then there are no others."""
 
     names: frozenset[str]

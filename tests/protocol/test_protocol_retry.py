@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nsq_fast import errors
 from nsq_fast.protocol.retry import RetryPolicy, Verdict, classify, decide, publish_failed, retry_delay
 
 POLICY = RetryPolicy(max_attempts=3, retry_unknown_outcome=True, base_delay=0.05, max_delay=2.0)
-CAREFUL = POLICY._replace(retry_unknown_outcome=False)
+CAREFUL = replace(POLICY, retry_unknown_outcome=False)
 
 REFUSED = Verdict(retry=False)
 BLAMED = Verdict(retry=False, splits=True)
@@ -99,13 +100,13 @@ def test_attempts_are_limited() -> None:
 
 
 def test_moves_of_the_leader_have_no_limit_but_time() -> None:
-    patient = POLICY._replace(awaits_leader=True)
+    patient = replace(POLICY, awaits_leader=True)
     assert decide(errors.NotLeader(""), 1000, patient, misses=999).retry
     assert decide(errors.PubFailed("exiting"), 1000, patient, misses=999).retry
     assert not decide(errors.NotLeader(""), 3, POLICY).retry  # without lookup nobody says where it went
     assert decide(errors.PubFailed("x"), 6, patient, misses=4).retry
     assert not decide(errors.PubFailed("x"), 7, patient, misses=4).retry
-    assert not decide(errors.NotWritable(""), 1, patient._replace(retry_unknown_outcome=False)).retry
+    assert not decide(errors.NotWritable(""), 1, replace(patient, retry_unknown_outcome=False)).retry
 
 
 @pytest.mark.parametrize("error", [errors.ConnectionLost("x"), errors.PubFailed("x"), errors.NotWritable("")])
@@ -129,7 +130,7 @@ def test_pauses_grow_stay_below_the_cap_and_keep_most_of_their_length(attempts: 
 def test_a_leader_is_asked_for_each_second_at_least() -> None:
     assert retry_delay(50, POLICY, lambda: 0.0) == 2.0
     assert retry_delay(50, POLICY, lambda: 0.0, for_leader=True) == 1.0
-    assert retry_delay(50, POLICY._replace(max_delay=0.3), lambda: 0.0, for_leader=True) == 0.3
+    assert retry_delay(50, replace(POLICY, max_delay=0.3), lambda: 0.0, for_leader=True) == 0.3
 
 
 def test_the_error_names_the_topic_the_attempts_and_the_cause() -> None:

@@ -6,6 +6,7 @@ from array import array
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nsq_fast import _codec, errors
 from nsq_fast._codec import Records
@@ -27,7 +28,7 @@ from nsq_fast.protocol.wire_form import (
 )
 
 TRACED = WireForm("PUB_TRACE", 7, is_traced=True)
-OPTIONAL = TRACED._replace(is_optional=True)
+OPTIONAL = replace(TRACED, is_optional=True)
 HEADER = WireForm("PUB_EXT", header=b'{"a":1}')
 RECEIPT = Receipt(1, 7, 0, 30, 0, Address("127.0.0.1", 4150))
 EMPTY = Receipt(2, 0, 30, 30, 0, Address("127.0.0.1", 4150))

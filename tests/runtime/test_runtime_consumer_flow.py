@@ -294,7 +294,7 @@ class FakeLookup:
 
 @pytest.fixture
 def lookup(monkeypatch):
-    monkeypatch.setattr("nsq_fast.runtime.consuming.subscriptions.LookupPoller", FakeLookup)
+    monkeypatch.setattr("nsq_fast.runtime.lookup.LookupPoller", FakeLookup)
 
     def start(**options):
         consumer = consume_found(**options)

@@ -8,6 +8,7 @@ import socket
 from time import monotonic
 
 import pytest
+from msgspec.structs import replace
 from support.partitions import OK, VERSION, PartitionNsqd, answers, push_record, subscription, topology
 from support.scripted_nsqd import ScriptedNsqd, frame
 from support.waiting import WAIT, holds, until
@@ -231,7 +232,7 @@ def test_so_is_one_whose_nsqd_is_down(nsqds, consume, monkeypatch, caplog):
         refusing = Nsqd(address, address, VERSION)
         found = topology({0: nsqd})
         with caplog.at_level(logging.INFO, "nsq_fast.consumer.t.c"):
-            lookup.tell(found._replace(producers=(refusing,), partitions={0: refusing}))
+            lookup.tell(replace(found, producers=(refusing,), partitions={0: refusing}))
             until(lambda: sum("refused" in each.getMessage() for each in caplog.records) >= 12)
     warnings = [each for each in caplog.records if "refused" in each.getMessage() and each.levelname == "WARNING"]
     assert len(warnings) == 1, "the same again is no news"
@@ -496,7 +497,7 @@ def leader():
 
 def led(nsqd, http, *partitions):
     found = topology(dict.fromkeys(partitions, nsqd))
-    return found._replace(partitions={number: nsqd.as_leader(http.port) for number in partitions})
+    return replace(found, partitions={number: nsqd.as_leader(http.port) for number in partitions})
 
 
 def test_a_start_position_is_set_once_before_subscribing(nsqds, consume, leader):

@@ -311,7 +311,7 @@ def test_long_handlers_are_touched(nsqd: ScriptedNsqd, start: Callable[..., Cons
 
 
 def test_an_ordered_partition_has_one_handler_at_a_time_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsq_fast.runtime.consuming.subscriptions.LookupPoller", ScriptedLookup)
+    monkeypatch.setattr("nsq_fast.runtime.lookup.LookupPoller", ScriptedLookup)
     nsqds = {number: PartitionNsqd() for number in range(2)}
     seen: dict[int | None, list[int]] = {0: [], 1: []}
     running: Counter[int | None] = Counter()

@@ -13,6 +13,7 @@ import pytest
 from gevent.event import Event
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.cluster import Standalone
 from support.partitions import PartitionNsqd, answers, push_record, topology
 from support.scripted_nsqd import ScriptedConnection, ScriptedNsqd
@@ -320,13 +321,13 @@ def test_a_topic_stays_while_a_lookupd_that_may_list_it_does_not_answer(servers:
         lambda c, m: None, found=Topology(), topic=ORDERS, lookupd_poll_interval=0.02, lookupd_poll_jitter=0.0
     )
     lookup = consumer._subscriptions.lookup
-    lookup.listing = lookup.listing._replace(names=frozenset({"orders_eu"}))
+    lookup.listing = replace(lookup.listing, names=frozenset({"orders_eu"}))
     until(lambda: consumer.topics == ("orders_eu",))
     lookup.tell(found_at(server), "orders_eu")
     of_topic(server, "orders_eu").wait_rdy(10)
-    lookup.listing = lookup.listing._replace(names=frozenset(), is_whole=False)
+    lookup.listing = replace(lookup.listing, names=frozenset(), is_whole=False)
     holds(lambda: consumer.topics == ("orders_eu",), 0.2)
-    lookup.listing = lookup.listing._replace(is_whole=True)
+    lookup.listing = replace(lookup.listing, is_whole=True)
     until(lambda: lookup.added == [])
     # What it still delivers is handled, until it ends the connection.
     connection = of_topic(server, "orders_eu")
@@ -345,7 +346,7 @@ def test_a_topic_that_is_listed_again_is_taken_up_again(servers: Factory, consum
         lambda c, m: None, found=Topology(), topic=ORDERS, lookupd_poll_interval=0.02, lookupd_poll_jitter=0.0
     )
     lookup = consumer._subscriptions.lookup
-    listed, nothing = lookup.listing._replace(names=frozenset({"orders_eu"})), lookup.listing
+    listed, nothing = replace(lookup.listing, names=frozenset({"orders_eu"})), lookup.listing
     for _ in range(2):
         lookup.listing = listed
         until(lambda: lookup.added == ["orders_eu"])

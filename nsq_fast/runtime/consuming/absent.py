@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import PARTITIONS_MISSING
@@ -10,7 +11,8 @@ from nsq_fast.protocol.targets import impossible, missing
 from nsq_fast.protocol.topology import Topology
 from nsq_fast.runtime.signals import emit
 
-from .context import Context
+if TYPE_CHECKING:
+    from .context import Context
 
 
 class AbsentPartitions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import NsqError, ServerError
@@ -12,8 +12,10 @@ from nsq_fast.protocol.targets import Target
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.signals import emit
 
-from .context import Context
 from .stats import Counters
+
+if TYPE_CHECKING:
+    from .context import Context
 
 
 class Announcer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gevent import joinall
 from gevent.event import Event
@@ -46,39 +46,39 @@ CLOSING_SHARE = 0.1
 SHORTEST_CLOSING = 0.5
 
 
-class Freezable(Protocol):
-    """The subscribers of a consumer; a ``Subscriptions``."""
+if TYPE_CHECKING:
 
-    def __iter__(self) -> Iterator[Subscriber]:
-        """Those of now."""
+    class Freezable(Protocol):
+        """The subscribers of a consumer; a ``Subscriptions``."""
 
-    def freeze(self) -> None:
-        """Make no new subscriptions and forget none; does not block."""
+        def __iter__(self) -> Iterator[Subscriber]:
+            """Those of now."""
 
-    def stop(self) -> None:
-        """Ask lookup no more, after ``freeze``."""
+        def freeze(self) -> None:
+            """Make no new subscriptions and forget none; does not block."""
 
+        def stop(self) -> None:
+            """Ask lookup no more, after ``freeze``."""
 
-class Stoppable(Protocol):
-    """What reads the config source of a consumer; a ``ConfigKeeper``."""
+    class Stoppable(Protocol):
+        """What reads the config source of a consumer; a ``ConfigKeeper``."""
 
-    def stop(self) -> None:
-        """Read no more. Does not block."""
+        def stop(self) -> None:
+            """Read no more. Does not block."""
 
+    class ClosingContext(Protocol):
+        """A consumer, as its end sees it; the sender of ``on_close``."""
 
-class ClosingContext(Protocol):
-    """A consumer, as its end sees it; the sender of ``on_close``."""
+        name: str
+        logger: logging.Logger
+        flow: Flow
+        deadlines: Deadlines
+        workers: WorkerPools
+        config: ConsumerConfig
 
-    name: str
-    logger: logging.Logger
-    flow: Flow
-    deadlines: Deadlines
-    workers: WorkerPools
-    config: ConsumerConfig
-
-    @property
-    def supervisor(self) -> Supervisor:
-        """Makes its greenlets."""
+        @property
+        def supervisor(self) -> Supervisor:
+            """Makes its greenlets."""
 
 
 class Closing:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gevent.event import Event
 
@@ -20,7 +20,10 @@ from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.supervised import Supervisor
 
 from .failures import message_name
-from .load import Pool, Workload
+from .load import Workload
+
+if TYPE_CHECKING:
+    from .load import Pool
 
 # Shares of the message timeout that have passed. A TOUCH at half leaves the other half for it to arrive; the warning
 # comes while there is time to look; after STUCK_AT a message counts as one that nsqd will send to somebody else.
@@ -33,17 +36,19 @@ LONGEST_PAUSE = 5.0
 SHORTEST_PAUSE = 0.01
 
 
-class Expiring(Protocol):
-    """A subscription whose messages expire."""
+if TYPE_CHECKING:
 
-    connection: Connection
+    class Expiring(Protocol):
+        """A subscription whose messages expire."""
 
-    @property
-    def next_deadline(self) -> float:
-        """Before this moment ``expire`` finds nothing."""
+        connection: Connection
 
-    def expire(self, now: float) -> None:
-        """Deal with the messages whose deadline is over."""
+        @property
+        def next_deadline(self) -> float:
+            """Before this moment ``expire`` finds nothing."""
+
+        def expire(self, now: float) -> None:
+            """Deal with the messages whose deadline is over."""
 
 
 class Deadlines:

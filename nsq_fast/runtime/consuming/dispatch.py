@@ -24,6 +24,7 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from gevent.lock import Semaphore
 from greenlet import greenlet
@@ -38,8 +39,10 @@ from .disposition import Disposition, Handler
 from .handlers import refuse_deferred
 from .load import Load
 from .ordered import Turn
-from .outside_handlers import OutsideHandlers, OutsideWorker
 from .timing import Sample
+
+if TYPE_CHECKING:
+    from .outside_handlers import OutsideHandlers, OutsideWorker
 
 
 class Pool(Dispatcher):
@@ -79,7 +82,7 @@ class Worker(Caller):
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._disposition = pool.disposition
-        self._outside = None if pool.outside is None else OutsideWorker(pool.outside)
+        self._outside: OutsideWorker | None = None if pool.outside is None else pool.outside.worker()
         self.greenlet: greenlet | None = None
 
     def start(self, name: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gevent import GreenletExit, Timeout, get_hub, getcurrent
 
@@ -29,10 +29,12 @@ from nsq_fast.protocol.backoff import RequeueDelay
 from nsq_fast.runtime.fork import CopyEnded
 from nsq_fast.runtime.signals import emit, is_heard, receivers
 
-from .context import HandlingContext, Inbound, OrderedRules
 from .failures import Discard, GiveUpPolicy, message_name
 from .handlers import refuse_deferred
 from .timing import HandlerTiming
+
+if TYPE_CHECKING:
+    from .context import HandlingContext, Inbound, OrderedRules
 
 MAX_DELAY = 30 * 24 * 3600.0  # seconds; beyond what any server accepts
 NO_LIMIT = 1 << 16  # attempts are 16 bits wide

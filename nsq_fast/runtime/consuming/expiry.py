@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from math import inf
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nsq_fast._codec import Message
 from nsq_fast.log_events import MESSAGES_EXPIRED
@@ -18,12 +18,14 @@ LOG_PAUSE = 10.0
 """Seconds between two lines of the log about expired messages."""
 
 
-class ExpiryContext(Protocol):
-    """A consumer, the sender of ``on_expired``."""
+if TYPE_CHECKING:
 
-    flow: Flow
-    past: Counters
-    logger: logging.Logger
+    class ExpiryContext(Protocol):
+        """A consumer, the sender of ``on_expired``."""
+
+        flow: Flow
+        past: Counters
+        logger: logging.Logger
 
 
 class Expiry:

@@ -14,12 +14,10 @@ raise MessageTooLarge for it, so that it stays with nsqd.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gevent import get_hub
 
@@ -40,28 +38,29 @@ logger = logging.getLogger(__name__)
 OF_SUBSCRIPTIONS = {"sample_rate", "msg_timeout", "desired_tag", "extend_support", "ext_filter"}
 
 
-class GivingUp(Protocol):
-    """What a policy may know of its consumer."""
+if TYPE_CHECKING:
 
-    topic: str
-    channel: str
-    connection_config: ConnectionConfig
-    lookup_config: LookupConfig
+    class GivingUp(Protocol):
+        """What a policy may know of its consumer."""
 
-    @property
-    def nsqd_addresses(self) -> Sequence[Address]:
-        """The configured addresses of nsqds."""
+        topic: str
+        channel: str
+        connection_config: ConnectionConfig
+        lookup_config: LookupConfig
 
-    @property
-    def lookupd_addresses(self) -> Sequence[Any]:
-        """The configured addresses of lookup services."""
+        @property
+        def nsqd_addresses(self) -> Sequence[Address]:
+            """The configured addresses of nsqds."""
 
+        @property
+        def lookupd_addresses(self) -> Sequence[Any]:
+            """The configured addresses of lookup services."""
 
-class Publisher(Protocol):
-    """What a dead-letter topic is written with: a Producer, or anything like it."""
+    class Publisher(Protocol):
+        """What a dead-letter topic is written with: a Producer, or anything like it."""
 
-    def publish(self, topic: str, body: bytes, **place: Any) -> Any:
-        """Publish, and return only when the message is stored. ``place`` is empty but for redesigned topics."""
+        def publish(self, topic: str, body: bytes, **place: Any) -> Any:
+            """Publish, and return only when the message is stored. ``place`` is empty but for redesigned topics."""
 
 
 GiveUpPolicy = Callable[[Any, Message], object]
@@ -119,6 +118,10 @@ class WriteToFolder:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         if not isinstance(folder, (str, os.PathLike)):
             raise ConfigError(f"folder={folder!r}: must be a path")
+        import json  # here, not while messages are given up; most consumers have another policy
+        from pathlib import Path
+
+        self._encode = json.dumps
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
 
@@ -134,7 +137,7 @@ class WriteToFolder:
             "attempts": message.attempts,
         }
         # A disk may be slow: other greenlets run on meanwhile.
-        get_hub().threadpool.apply(self._write, (base, message.body, json.dumps(about).encode()))
+        get_hub().threadpool.apply(self._write, (base, message.body, self._encode(about).encode()))
 
     def _write(self, base: str, body: bytes, about: bytes) -> None:
         for suffix, data in ((".body", body), (".json", about)):

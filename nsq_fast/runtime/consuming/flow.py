@@ -13,7 +13,7 @@ import logging
 import random
 from collections.abc import Sequence
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gevent.event import Event
 
@@ -28,13 +28,15 @@ from nsq_fast.log_events import (
     MAX_IN_FLIGHT_LOW,
 )
 from nsq_fast.protocol import rdy
-from nsq_fast.protocol.adaptive_limit import AdaptiveLimit
 from nsq_fast.protocol.backoff import Backoff
 from nsq_fast.protocol.sharing import Sharing, limit_in_backoff
 from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.supervised import Supervisor
 
 from .load import Workload
+
+if TYPE_CHECKING:
+    from nsq_fast.protocol.adaptive_limit import AdaptiveLimit
 
 # Messages of lost connections, and handlers that run too long, are looked after so often, in seconds.
 OVERDUE_PAUSE = 0.5
@@ -45,20 +47,22 @@ def backoff_of(config: ConsumerConfig) -> Backoff:
     return Backoff(config.max_backoff_duration, random=random.random, strategy=config.backoff_strategy)
 
 
-class Member(Protocol):
-    """A subscribed connection, as the flow sees it."""
+if TYPE_CHECKING:
 
-    connection: Connection
-    share: rdy.Share
-    backoff: Backoff
+    class Member(Protocol):
+        """A subscribed connection, as the flow sees it."""
 
-    @property
-    def held(self) -> int:
-        """Messages that handlers have got and not answered."""
+        connection: Connection
+        share: rdy.Share
+        backoff: Backoff
 
-    @property
-    def capacity(self) -> int:
-        """Messages that the workers of this connection alone can begin with in time."""
+        @property
+        def held(self) -> int:
+            """Messages that handlers have got and not answered."""
+
+        @property
+        def capacity(self) -> int:
+            """Messages that the workers of this connection alone can begin with in time."""
 
 
 class Flow:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import Tally
@@ -77,26 +77,27 @@ class Load(Tally):
         return max(free, self._last)
 
 
-class Worker(Protocol):
-    """One greenlet that handles messages."""
+if TYPE_CHECKING:
 
-    @property
-    def current(self) -> Message | list[Message] | None:
-        """What it handles now."""
+    class Worker(Protocol):
+        """One greenlet that handles messages."""
 
+        @property
+        def current(self) -> Message | list[Message] | None:
+            """What it handles now."""
 
-class Pool(Protocol):
-    """Workers, as their load is asked for."""
+    class Pool(Protocol):
+        """Workers, as their load is asked for."""
 
-    spare: int
+        spare: int
 
-    @property
-    def load(self) -> Load:
-        """The work that they have done."""
+        @property
+        def load(self) -> Load:
+            """The work that they have done."""
 
-    @property
-    def workers(self) -> Sequence[Worker]:
-        """The workers."""
+        @property
+        def workers(self) -> Sequence[Worker]:
+            """The workers."""
 
 
 class Workload:

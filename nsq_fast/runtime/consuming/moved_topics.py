@@ -19,16 +19,17 @@ from gevent import sleep
 from nsq_fast.errors import NsqError
 from nsq_fast.log_events import TOPIC_MOVED, TOPIC_MOVING
 from nsq_fast.protocol.topology import Topology
-from nsq_fast.runtime.lookup import LookupPoller
 from nsq_fast.runtime.supervised import Loop
 
-from .context import Context
 from .stats import Counters
 from .subscriber import Subscriber, Wish
 from .topic_subscriptions import TopicSubscriptions
 
 if TYPE_CHECKING:
     from nsq_fast.protocol.dynamic_config import Route
+    from nsq_fast.runtime.lookup import LookupPoller
+
+    from .context import Context
 
 LOOK_INTERVAL = 1.0
 """Seconds between two looks at whether the old cluster is empty."""
@@ -37,17 +38,19 @@ _LOOKS_BETWEEN = 10
 """Of so many looks one is at an old cluster that was empty: a message may come late."""
 
 
-class OwnTopics(Protocol):
-    """The topics of a consumer in its own cluster; a ``Subscriptions``."""
+if TYPE_CHECKING:
 
-    lookup: LookupPoller | None
+    class OwnTopics(Protocol):
+        """The topics of a consumer in its own cluster; a ``Subscriptions``."""
 
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """Their names."""
+        lookup: LookupPoller | None
 
-    def of_topic(self, topic: str) -> TopicSubscriptions:
-        """The subscriptions of one."""
+        @property
+        def topics(self) -> tuple[str, ...]:
+            """Their names."""
+
+        def of_topic(self, topic: str) -> TopicSubscriptions:
+            """The subscriptions of one."""
 
 
 class _Moved:
@@ -196,6 +199,8 @@ class MovedTopics:
             self._own.of_topic(topic).come_back()
 
     def _take_new(self, topic: str, moved: _Moved) -> None:
+        from nsq_fast.runtime.lookup import LookupPoller  # what tells whether the old cluster is empty has loaded it
+
         consumer, lookupds = self._consumer, list(moved.route.lookupds)
 
         def learn(topic: str, topology: Topology) -> None:

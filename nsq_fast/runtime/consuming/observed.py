@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nsq_fast.names import Address
-from nsq_fast.runtime.lookup import LookupPoller
 from nsq_fast.runtime.owner_thread import OwnerThread, get_ident
 
 from .closing import Closing
@@ -18,38 +17,42 @@ from .ordered import Ordered
 from .stats import ConsumerStats, Counters
 from .subscriber import Subscriber
 
-
-class Subscribed(Protocol):
-    """The subscribers of a consumer; a ``Subscriptions``."""
-
-    lookup: LookupPoller | None
-
-    @property
-    def leader_moves(self) -> int:
-        """Times that lookup named another leader of a partition."""
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """The topics that are consumed now."""
-
-    def past(self) -> dict[str, Counters]:
-        """Counts of the subscribers that have ended, for each of these topics."""
-
-    def __iter__(self) -> Iterator[Subscriber]:
-        """Those of now."""
+if TYPE_CHECKING:
+    from nsq_fast.runtime.lookup import LookupPoller
 
 
-class Kept(Protocol):
-    """What reads the config source; a ``ConfigKeeper``."""
+if TYPE_CHECKING:
 
-    def start(self) -> None:
-        """Begin to read."""
+    class Subscribed(Protocol):
+        """The subscribers of a consumer; a ``Subscriptions``."""
 
-    def wait_first(self) -> None:
-        """Return when there is a document, or there will be none soon."""
+        lookup: LookupPoller | None
 
-    def stats(self) -> dict[str, Any]:
-        """What is applied, and what is wrong."""
+        @property
+        def leader_moves(self) -> int:
+            """Times that lookup named another leader of a partition."""
+
+        @property
+        def topics(self) -> tuple[str, ...]:
+            """The topics that are consumed now."""
+
+        def past(self) -> dict[str, Counters]:
+            """Counts of the subscribers that have ended, for each of these topics."""
+
+        def __iter__(self) -> Iterator[Subscriber]:
+            """Those of now."""
+
+    class Kept(Protocol):
+        """What reads the config source; a ``ConfigKeeper``."""
+
+        def start(self) -> None:
+            """Begin to read."""
+
+        def wait_first(self) -> None:
+            """Return when there is a document, or there will be none soon."""
+
+        def stats(self) -> dict[str, Any]:
+            """What is applied, and what is wrong."""
 
 
 class ObservedConsumer:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from nsq_fast._codec import Message
 from nsq_fast.errors import ConfigError, NsqError, OrderViolated, PartitionBlocked
@@ -22,9 +23,11 @@ from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.signals import emit
 from nsq_fast.runtime.supervised import Job
 
-from .context import HandlingContext, Inbound, Wakeable
 from .failures import GiveUpPolicy, message_name
 from .handlers import check_handler
+
+if TYPE_CHECKING:
+    from .context import HandlingContext, Inbound, Wakeable
 
 PAUSE, RETRY, STOP = "pause", "retry", "stop"
 BlockedPolicy = str | GiveUpPolicy

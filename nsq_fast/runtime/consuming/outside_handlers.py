@@ -132,6 +132,10 @@ class OutsideHandlers:
         finally:
             self._running.discard(batch)
 
+    def worker(self) -> OutsideWorker:
+        """What one more worker has its messages handled with."""
+        return OutsideWorker(self)
+
     def stop(self) -> None:
         """Begin with no batch any more."""
         self._is_stopped = True

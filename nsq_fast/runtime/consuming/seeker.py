@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from gevent.event import Event
 
-from nsq_fast.runtime.lookup import LookupPoller
 from nsq_fast.runtime.supervised import Loop, Supervisor
+
+if TYPE_CHECKING:
+    from nsq_fast.runtime.lookup import LookupPoller
 
 SEEK_INTERVAL = 1.0
 """Seconds between questions to lookup while a partition has no connection."""

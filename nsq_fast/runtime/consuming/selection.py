@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import InboundQueue
@@ -13,8 +13,10 @@ from nsq_fast.errors import ConnectionLost, NsqError
 from nsq_fast.protocol.idempotence import IDEMPOTENCE_HEADER, SeenKeys
 
 from .bodies import decompressed, is_compressed
-from .context import Requeuer
 from .stats import Counters
+
+if TYPE_CHECKING:
+    from .context import Requeuer
 
 _PLAIN = r"[A-Za-z0-9_.:-]+"
 _KEY_MARK = IDEMPOTENCE_HEADER.encode()

@@ -20,7 +20,7 @@ import random
 from collections.abc import Callable
 from enum import Enum, auto
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gevent import Timeout
 
@@ -46,11 +46,13 @@ from nsq_fast.runtime.signals import emit
 from nsq_fast.runtime.supervised import FAULTS
 
 from .changes import Changes
-from .context import Context, Workers
 from .draining import wait_for_answers, wait_for_close_wait
 from .flow import backoff_of
 from .stats import ConnectionStats, Counters
 from .subscription import Subscription
+
+if TYPE_CHECKING:
+    from .context import Context, Workers
 
 # What trying again in the same way does not cure.
 REFUSALS = (
@@ -97,31 +99,33 @@ class Wish(Enum):
     CLOSE = auto()  # make no connection any more: the consumer is closing, and ends the present one
 
 
-class Owner(Protocol):
-    """Who keeps a subscriber, and is told what becomes of it; a ``TopicSubscriptions``.
+if TYPE_CHECKING:
 
-    Attributes:
-        mode: how to subscribe.
-        first_delay: shortest pause in seconds after a connection was lost.
-    """
+    class Owner(Protocol):
+        """Who keeps a subscriber, and is told what becomes of it; a ``TopicSubscriptions``.
 
-    mode: Mode
-    first_delay: float
+        Attributes:
+            mode: how to subscribe.
+            first_delay: shortest pause in seconds after a connection was lost.
+        """
 
-    def place(self, target: Target) -> None:
-        """Set the start position of a target, the first time. Blocks."""
+        mode: Mode
+        first_delay: float
 
-    def joined(self, subscriber: Subscriber) -> None:
-        """A connection is subscribed."""
+        def place(self, target: Target) -> None:
+            """Set the start position of a target, the first time. Blocks."""
 
-    def lost(self, subscriber: Subscriber) -> None:
-        """A connection was lost, or could not be made."""
+        def joined(self, subscriber: Subscriber) -> None:
+            """A connection is subscribed."""
 
-    def refused(self, subscriber: Subscriber) -> None:
-        """A subscription cannot work as it is meant."""
+        def lost(self, subscriber: Subscriber) -> None:
+            """A connection was lost, or could not be made."""
 
-    def forget(self, subscriber: Subscriber) -> None:
-        """A subscriber will make no connection any more."""
+        def refused(self, subscriber: Subscriber) -> None:
+            """A subscription cannot work as it is meant."""
+
+        def forget(self, subscriber: Subscriber) -> None:
+            """A subscriber will make no connection any more."""
 
 
 class Subscriber:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast._dispatch import InboundQueue
@@ -22,10 +23,12 @@ from nsq_fast.runtime.signals import emit
 
 from .announcer import Announcer
 from .changes import Changes
-from .context import Context, Workers
 from .failures import message_name
 from .selection import Selection
 from .stats import Counters
+
+if TYPE_CHECKING:
+    from .context import Context, Workers
 
 LEADER_HEARTBEAT = 14.0
 """Longest interval, in seconds, of the heartbeats of a partition's leader. One that is late says that the leader hangs:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from nsq_fast.log_events import TOPIC_LEFT, TOPIC_MATCHED
-from nsq_fast.protocol.position import StartPositions
 from nsq_fast.protocol.topic_choice import TopicChoice
 from nsq_fast.protocol.topology import Topology
-from nsq_fast.runtime.lookup import LookupPoller
 
-from .context import Context
 from .moved_topics import MovedTopics
 from .stats import Counters
 from .subscriber import Subscriber
 from .topic_subscriptions import TopicSubscriptions
-from .topic_watch import TopicWatch
+
+if TYPE_CHECKING:
+    from nsq_fast.protocol.position import StartPositions
+    from nsq_fast.runtime.lookup import LookupPoller
+
+    from .context import Context
+    from .topic_watch import TopicWatch
 
 
 class Subscriptions:
@@ -41,8 +45,12 @@ class Subscriptions:
         self._past_moves = 0
         self._hopeful = ""
         if consumer.lookupd_addresses:
+            from nsq_fast.runtime.lookup import LookupPoller  # not needed where nsqds are configured
+
             self.lookup = LookupPoller(consumer.lookupd_addresses, config, "r", self.on_topology, supervisor)
             if choice.pattern is not None:
+                from .topic_watch import TopicWatch  # most consumers name their topics
+
                 self._watch = TopicWatch(self.lookup.lister, choice, config, self.follow, supervisor, consumer.logger)
         self.moved = MovedTopics(consumer, self)
         self._topics = {name: self._new(name, is_listed=False) for name in choice.names}

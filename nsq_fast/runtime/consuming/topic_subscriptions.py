@@ -18,19 +18,20 @@ from nsq_fast.errors import NsqError
 from nsq_fast.log_events import SUBSCRIPTION_MODE
 from nsq_fast.names import Address
 from nsq_fast.protocol.lookup_schedule import lost_pause
-from nsq_fast.protocol.position import StartPositions
 from nsq_fast.protocol.targets import Mode, Target, configured, is_complete, is_replaced, targets
 from nsq_fast.protocol.topology import Nsqd, Topology
-from nsq_fast.runtime.lookup import LookupPoller
 from nsq_fast.runtime.signals import emit, is_heard
 
 from .absent import AbsentPartitions
-from .context import Context
 from .seeker import Seeker
 from .stats import Counters
 from .subscriber import Subscriber, Wish
 
 if TYPE_CHECKING:
+    from nsq_fast.protocol.position import StartPositions
+    from nsq_fast.runtime.lookup import LookupPoller
+
+    from .context import Context
     from .positions import Starter
 
 ROUNDS_OF_GRACE = 2
@@ -44,14 +45,16 @@ deleted, which ends its connections, and a new SUB would create it again (nsqio/
 has time to say so first."""
 
 
-class Owner(Protocol):
-    """All topics of a consumer; a ``Subscriptions``."""
+if TYPE_CHECKING:
 
-    def fail_if_hopeless(self) -> None:
-        """Something has become hopeless for a topic: see whether that holds for all."""
+    class Owner(Protocol):
+        """All topics of a consumer; a ``Subscriptions``."""
 
-    def left(self, subscriptions: TopicSubscriptions) -> None:
-        """A topic that lookup no longer lists has no connection any more."""
+        def fail_if_hopeless(self) -> None:
+            """Something has become hopeless for a topic: see whether that holds for all."""
+
+        def left(self, subscriptions: TopicSubscriptions) -> None:
+            """A topic that lookup no longer lists has no connection any more."""
 
 
 class TopicSubscriptions:

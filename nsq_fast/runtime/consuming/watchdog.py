@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from time import monotonic
 from types import CodeType, FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gevent.hub import Hub
 from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
@@ -111,11 +111,13 @@ class HubWatch:
         )  # fmt: skip
 
 
-class Watch(Protocol):
-    """What the watchdog looks after."""
+if TYPE_CHECKING:
 
-    def look(self, now: float, warned: dict[int, int]) -> None:
-        """Warn if there is reason to; ``warned`` as for ``HubWatch.look``."""
+    class Watch(Protocol):
+        """What the watchdog looks after."""
+
+        def look(self, now: float, warned: dict[int, int]) -> None:
+            """Warn if there is reason to; ``warned`` as for ``HubWatch.look``."""
 
 
 class Watchdog:

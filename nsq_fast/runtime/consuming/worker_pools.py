@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from greenlet import greenlet
 
@@ -14,10 +14,11 @@ from nsq_fast.runtime.owner_thread import OwnerThread
 
 from .dispatch import CALLS_HANDLERS, Pool
 from .disposition import Disposition
-from .handler_threads import HandlerThreads
 from .load import Workload
-from .outside_handlers import OutsideHandlers
 from .watchdog import HubWatch, watchdog
+
+if TYPE_CHECKING:
+    from .outside_handlers import OutsideHandlers
 
 
 class WorkerPools:
@@ -60,6 +61,8 @@ class WorkerPools:
         concurrency, threads = config.concurrency, config.handler_threads
         self.outside = None if self.new_outside is None else self.new_outside()
         if threads and self.outside is None:
+            from .handler_threads import HandlerThreads  # most handlers run in greenlets
+
             self.outside = HandlerThreads(min(threads, concurrency or threads), self._thread)
         # Without any of these, each connection gets a worker of its own: messages stay in the order of arrival.
         if is_iterated or concurrency or threads:

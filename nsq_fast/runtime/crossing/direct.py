@@ -35,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gevent import get_hub
 
@@ -49,13 +49,16 @@ from nsq_fast.runtime.net.connection import Connection
 from nsq_fast.runtime.publishing.delivery import Delivery
 from nsq_fast.runtime.publishing.destination import NsqdQueue, new_command
 from nsq_fast.runtime.publishing.link import Link
-from nsq_fast.runtime.publishing.publish import Promise, Publish
+from nsq_fast.runtime.publishing.publish import Publish
 from nsq_fast.runtime.publishing.topic_route import TopicRoute
 from nsq_fast.runtime.trace import TraceLog
 
 from .hub_thread import HubThread
 from .lent_socket import LentSocket, new_epoll
 from .requests import Request
+
+if TYPE_CHECKING:
+    from nsq_fast.runtime.publishing.publish import Promise
 
 LONE = 8
 """After so many requests that came one at a time, the next ones are sent directly."""
@@ -67,11 +70,13 @@ SHORTEST_TIMEOUT = 10 * PERIOD
 """A producer whose publishes end sooner does not send directly: their deadlines would be too late."""
 
 
-class DirectPromise(Promise, Protocol):
-    """What gets the result of a publish that was sent directly."""
+if TYPE_CHECKING:
 
-    def set_here(self, value: Any) -> object:
-        """It went well. In the other thread."""
+    class DirectPromise(Promise, Protocol):
+        """What gets the result of a publish that was sent directly."""
+
+        def set_here(self, value: Any) -> object:
+            """It went well. In the other thread."""
 
 
 class DirectSender:

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from socket import close as close_descriptor  # unlike os.close this one is never patched
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from gevent import get_hub, joinall
@@ -33,10 +33,12 @@ from nsq_fast.log_events import EXIT_IGNORED, HUB_THREAD_FAILED, INTERNAL_ERROR,
 from nsq_fast.runtime.fork import tell_forks
 from nsq_fast.runtime.net.transport import let_go_of_all
 from nsq_fast.runtime.owner_thread import get_ident, refuse_calls, take_calls
-from nsq_fast.runtime.publishing.publish import Promise
 from nsq_fast.runtime.supervised import Job, Supervisor
 
 from .reply import Reply
+
+if TYPE_CHECKING:
+    from nsq_fast.runtime.publishing.publish import Promise
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

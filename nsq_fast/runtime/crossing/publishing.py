@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsq_fast._codec import mpub_size
 from nsq_fast._plain_publish import RequestQueue
@@ -18,7 +18,7 @@ from nsq_fast.runtime.publishing.compose import owned, size_of
 from nsq_fast.runtime.publishing.delivery import Delivery
 from nsq_fast.runtime.publishing.joined import JoinedPublish, sends_now
 from nsq_fast.runtime.publishing.life import check_timeout
-from nsq_fast.runtime.publishing.publish import Group, Promise, Publish
+from nsq_fast.runtime.publishing.publish import Group, Publish
 from nsq_fast.runtime.waiting import is_interrupting
 
 from .direct import DirectSender
@@ -26,6 +26,9 @@ from .gathering import Gathering
 from .hub_thread import HubThread
 from .reply import Reply
 from .requests import JoinedRequests, PlainRequest, PublishRequest, Request
+
+if TYPE_CHECKING:
+    from nsq_fast.runtime.publishing.publish import Promise
 
 
 class CrossingProducer(Producer):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from nsq_fast._latch import Latch
 from nsq_fast._plain_publish import PlainPublish
 from nsq_fast.runtime.publishing.compose import NO_EXTRAS, Extras
 from nsq_fast.runtime.publishing.outcomes import Outcomes
-from nsq_fast.runtime.publishing.publish import Promise, Publish
+from nsq_fast.runtime.publishing.publish import Publish
 from nsq_fast.runtime.supervised import Job
+
+if TYPE_CHECKING:
+    from nsq_fast.runtime.publishing.publish import Promise
 
 
 class PublishRequest:
