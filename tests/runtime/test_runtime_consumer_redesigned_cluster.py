@@ -206,17 +206,19 @@ def test_a_topic_that_no_lookup_knows_is_named_at_once(server, request, start_co
 
 @pytest.fixture(params=["embedded", "redesigned"])
 def place(request):
-    """A topic "t" of one partition without a channel "new": how to publish to it, and its lookups."""
+    """A topic "t" of one partition without a channel "new": how to publish to it, its lookups, and its leader."""
     if request.param == "embedded":
         cluster = request.getfixturevalue("cluster")
         cluster.create_topic("t", partitions=1, replicas=1, channels=["old"])
         lookups = [str(each.http_address) for each in cluster.lookupds]
+        leader = cluster.leader_of("t", 0).http_address
     else:
         standalone = request.getfixturevalue("standalone_nsqd")
         standalone.create_topic("t", "old")
         lookups = [str(standalone.lookupd_address)]
+        leader = standalone.http_address
     with Producer((), lookups) as producer:
-        yield producer, lookups
+        yield producer, lookups, leader
 
 
 @pytest.fixture
@@ -239,8 +241,21 @@ def finished(consumer, count):
     until(lambda: consumer.stats().totals.finished == count)
 
 
+def publish_twenty(place, channel):
+    """Until the channel knows of all of them: to a real nsqd, its end lies before the others for up to two seconds."""
+    producer, _, leader = place
+    producer.multipublish("t", [b"%d" % number for number in range(20)])
+    with NsqdHTTPClient(*leader) as client:
+        until(lambda: depths(client)[channel] == 20)
+
+
+def depths(client):
+    (topic,) = client.stats("t")["topics"]
+    return {channel["channel_name"]: channel["depth"] for channel in topic["channels"]}
+
+
 def test_a_channel_begins_where_start_position_says_once(place, begin):
-    producer, _ = place
+    producer = place[0]
     producer.multipublish("t", [b"before", b"before"])
     first, seen = begin("new", "end")
     producer.publish("t", b"1")
@@ -259,7 +274,7 @@ def test_a_channel_begins_where_start_position_says_once(place, begin):
 
 
 def test_what_comes_once_a_channel_was_made_at_the_end_is_not_skipped(place, begin, monkeypatch):
-    producer, _ = place
+    producer = place[0]
     call = NsqdHTTPClient.call
 
     def publish_after_creation(self, method, path, *arguments, **query):
@@ -276,10 +291,10 @@ def test_what_comes_once_a_channel_was_made_at_the_end_is_not_skipped(place, beg
 
 
 def test_at_each_start_it_skips_what_waited(place, begin):
-    producer, _ = place
+    producer = place[0]
     first, _ = begin("new", "end", start_position_policy="each_start")
     first.close()
-    producer.multipublish("t", [b"%d" % number for number in range(20)])
+    publish_twenty(place, "new")
     second, seen = begin("new", "end", start_position_policy="each_start")
     producer.publish("t", b"last")
     until(lambda: b"last" in seen)
@@ -288,8 +303,8 @@ def test_at_each_start_it_skips_what_waited(place, begin):
 
 
 def test_a_channel_that_nobody_has_used_yet_begins_there_too(place, begin):
-    producer, _ = place
-    producer.multipublish("t", [b"%d" % number for number in range(20)])
+    producer = place[0]
+    publish_twenty(place, "old")
     _, seen = begin("old", "end")
     producer.publish("t", b"last")
     until(lambda: b"last" in seen)

@@ -29,6 +29,7 @@ from nsq_fast.runtime.admin import NsqdHTTPClient
 from nsq_fast.runtime.column_subscription import ColumnSubscription
 from nsq_fast.spark.journal import JournalBatchReader, JournalStreamReader, collect, connections, disk_wait
 from nsq_fast.spark.journal.collect import Collector
+from nsq_fast.spark.journal.disk_wait import DiskWait
 from nsq_fast.spark.journal.location import open_storage
 from nsq_fast.spark.journal.storage import Storage
 from nsq_fast.spark.options import ObjectStore, SourceOptions
@@ -197,16 +198,31 @@ def test_large_messages_make_small_segments(server: Server, query: Query, monkey
 
 
 class SlowDisk(Collector):
-    """Every claim takes longer than gathering, however long that takes here."""
+    """Writes no segment before the task has nothing to do but wait for it."""
 
     def __init__(self, slot: Any) -> None:
         super().__init__(slot)
-        self._began, self._pause = time.monotonic(), 0.0
+        self._disk_wait = self._waits = Waits()
 
     def claim(self, index: int, head: Any, columns: Any) -> Any:
-        self._pause = self._pause or 0.05 + 5 * (time.monotonic() - self._began)
-        time.sleep(self._pause)  # sleep: a slow disk
+        self._waits.next()
         return super().claim(index, head, columns)
+
+
+class Waits(DiskWait):
+    """Tells another thread when the task begins to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begins = threading.Semaphore(0)
+
+    def result(self, of: Any) -> Any:
+        if not of.done():
+            self._begins.release()
+        return super().result(of)
+
+    def next(self) -> None:
+        assert self._begins.acquire(timeout=WAIT)
 
 
 class SlowDiskReader(JournalStreamReader):
@@ -214,7 +230,10 @@ class SlowDiskReader(JournalStreamReader):
         return SlowDisk(slot)
 
 
-def test_the_slower_the_disk_the_larger_the_segments(server: Server, tmp_path: Path) -> None:
+def test_the_slower_the_disk_the_larger_the_segments(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_wait, "LONG", -1.0)  # each wait is long, so that there are more than two connections
     query = Query(tmp_path / "journal", server.options, SlowDiskReader)
     bodies = server.publish(30_000)
     query.plan()
