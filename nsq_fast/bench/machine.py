@@ -27,8 +27,17 @@ def about(clients: dict[str, str]) -> About:
         cpu=_field("/proc/cpuinfo", "model name") or platform.machine(),
         cores=os.cpu_count() or 1,
         memory_mib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+        scheduling=scheduling(),
         clients=clients,
     )
+
+
+def scheduling() -> str:
+    """The policy of the system's scheduler for this process and those that it starts; empty where that is unknown."""
+    if not hasattr(os, "sched_getscheduler"):
+        return ""
+    is_real_time = os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO)
+    return "real time" if is_real_time else "ordinary"
 
 
 def loop_ms() -> float:

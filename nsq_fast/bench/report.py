@@ -67,6 +67,8 @@ other Python clients; go-nsq is built where Go is.
   moments.
 - *speed*, at the top, is how fast the machine was in between, before each scenario. Where it is another, so is all that
   is given in microseconds or messages a second.
+- *scheduling* is `real time` where the run was started with `chrt -r 1`, which its processes inherit: the others of the
+  machine then wait for them, and ratios vary less.
 - *limit* says what kept a client from being faster: `client`, it used a core or more; `machine`, client and server
   together used all cores; `server`, the server used a core or more; `waiting`, neither: they waited for each other.
 - At a rate, messages are due at times fixed in advance, and latency counts from the time a message was due, so a stall
@@ -140,6 +142,8 @@ def about_rows(run: Run) -> Iterator[list[str]]:
     if speeds:
         speed = figure(speeds)
         yield ["speed", f"a million additions in Python: {speed.median:.0f} ms ({speed.low:.0f} to {speed.high:.0f})"]
+    if about.scheduling:
+        yield ["scheduling", about.scheduling]
     yield ["Python, gevent", f"{about.python}, {about.gevent}"]
     yield ["clients", clients]
 

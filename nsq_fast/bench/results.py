@@ -78,6 +78,7 @@ class About(msgspec.Struct, kw_only=True):
     cpu: str
     cores: int
     memory_mib: int
+    scheduling: str = ""
     clients: dict[str, str] = {}
 
 

@@ -26,6 +26,8 @@ from nsq_fast.bench.clients import PROGRAMS, Client, names
 from nsq_fast.bench.compare import verdict_on
 from nsq_fast.bench.figures import Figure, figure, limit_of, value_of
 from nsq_fast.bench.goals import judge
+from nsq_fast.bench.machine import about
+from nsq_fast.bench.report import about_rows
 from nsq_fast.bench.results import About, ClientResult, Round, Run, Scenario
 from nsq_fast.bench.runner import MOST_ROUNDS, Task, run_scenarios
 from nsq_fast.bench.servers import Server
@@ -233,8 +235,16 @@ def scenario(name: str, *clients: ClientResult) -> Scenario:
 
 
 def judged(*scenarios: Scenario) -> list[tuple[str, str, str]]:
-    about = About(date="", nsq_fast="", git_commit="", python="", gevent="", system="", cpu="", cores=2, memory_mib=1)
-    return [(each.target, each.actual, each.verdict) for each in judge(Run(about=about, scenarios=list(scenarios)))]
+    here = About(date="", nsq_fast="", git_commit="", python="", gevent="", system="", cpu="", cores=2, memory_mib=1)
+    return [(each.target, each.actual, each.verdict) for each in judge(Run(about=here, scenarios=list(scenarios)))]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="this system does not tell")
+def test_a_run_says_how_it_was_scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getscheduler", lambda pid: os.SCHED_RR)
+    assert ["scheduling", "real time"] in list(about_rows(Run(about=about({}))))
+    monkeypatch.setattr(os, "sched_getscheduler", lambda pid: os.SCHED_OTHER)
+    assert ["scheduling", "ordinary"] in list(about_rows(Run(about=about({}))))
 
 
 def test_goals_are_judged_by_the_figures_of_the_run() -> None:
