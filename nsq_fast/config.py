@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
 from ._record import Record
-from .config_source import ConfigSource
 from .errors import ConfigError
 from .names import parse_listen_address
+
+if TYPE_CHECKING:
+    from .config_source import ConfigSource
 
 ConfigT = TypeVar("ConfigT", bound="Config")
 

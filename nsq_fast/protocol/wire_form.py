@@ -7,7 +7,7 @@ known which partition it goes to, and what that server understands.
 - ``WireForm``: one message, alone (PUB, DPUB, PUB_TRACE, PUB_EXT) or with others
   of its kind in one command (``batch_command``);
 - ``BatchForm``: what a caller published as one batch; it is never taken apart;
-- ``RowsForm``: rows of columns, a batch without an object for each message.
+- ``RowsForm``, in ``rows_form``: rows of columns, a batch without an object for each message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from nsq_fast import _codec
-from nsq_fast._codec import Records
 from nsq_fast.names import Address
 
 from .dialect import Dialect
@@ -47,20 +46,6 @@ class Receipt(NamedTuple):
     size: int | None
     partition: int | None
     nsqd: Address
-
-
-class StoredRows(NamedTuple):
-    """What became of a publish of rows.
-
-    Attributes:
-        messages: how many were stored.
-        partition: where; None when the server was to choose, or has none.
-        receipts: of the messages that have a trace id other than 0, in order; none where the server gives none.
-    """
-
-    messages: int
-    partition: int | None
-    receipts: list[Receipt]
 
 
 class Form(Protocol):
@@ -134,7 +119,7 @@ class WireForm(msgspec.Struct, frozen=True):
         return len(body) + (self.overhead if self.kind == "PUB_EXT" else 0)
 
     def command(self, topic: str, body: bytes, partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
-        kind = _kind_for(self, dialect)
+        kind = kind_for(self, dialect)
         if kind == "PUB":
             return "PUB", _codec.pub(topic, body, partition)
         if kind == "PUB_TRACE":
@@ -201,48 +186,11 @@ class BatchForm:
 PLAIN_BATCH = BatchForm(None)
 
 
-class RowsForm:
-    """Rows of ``records``: ``rows[start:stop]``, or rows ``start`` to ``stop`` without ``rows``. The body is not used.
-
-    Args:
-        is_optional: servers that cannot trace take them untraced.
-    """
-
-    is_alone = True
-    overhead = 0
-
-    def __init__(self, records: Records, rows: bytes | None, start: int, stop: int, *, is_optional: bool) -> None:
-        self._records = records
-        self._span = (rows, start, stop)
-        self._form = _form_of(records, is_optional)
-        self.kind = self._form.kind
-        self.count = stop - start
-
-    def command(self, topic: str, body: object, partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
-        kind = _kind_for(self._form, dialect)
-        name = f"M{kind}"
-        dialect.require(name)
-        build = getattr(self._records, name.lower())
-        return name, build(topic, partition, *self._span)
-
-    def record_size(self, body: object) -> int:
-        return 0
-
-    def traces(self, body: object) -> list[tuple[int, int]]:
-        return self._records.pairs(*self._span)
-
-    def kept(self, receipts: list[Receipt]) -> list[Receipt]:
-        return [receipt for receipt in receipts if receipt.trace_id]
-
-    def result(self, receipts: list[Receipt], partition: int | None) -> StoredRows:
-        return StoredRows(self.count, partition, receipts)
-
-
 def batch_command(
     topic: str, bodies: Sequence[bytes], forms: Iterable[Any], first: Any, partition: int | None, dialect: Dialect
 ) -> tuple[str, bytes]:
     """The command of several messages, and its bytes. ``forms`` are WireForms of one kind, as ``first`` is."""
-    kind = "PUB" if first is PLAIN else _kind_for(first, dialect)
+    kind = "PUB" if first is PLAIN else kind_for(first, dialect)
     if kind == "PUB":
         return "MPUB", _codec.mpub(topic, bodies, partition)
     pairs = zip(forms, bodies, strict=True)
@@ -251,12 +199,6 @@ def batch_command(
     return "MPUB_EXT", _codec.mpub_ext(topic, [(form.header, body) for form, body in pairs], partition)
 
 
-def _kind_for(form: WireForm, dialect: Dialect) -> str:
+def kind_for(form: WireForm, dialect: Dialect) -> str:
     """What a server of this dialect gets: tracing that nobody asked for by name is left out where it is unknown."""
     return "PUB" if form.is_optional and not dialect.supports(form.kind) else form.kind
-
-
-def _form_of(records: Records, is_optional: bool) -> WireForm:
-    if records.has_headers:
-        return WireForm("PUB_EXT")
-    return WireForm("PUB_TRACE", is_traced=True, is_optional=is_optional) if records.is_traced else PLAIN

@@ -70,12 +70,12 @@ if TYPE_CHECKING:
     from .signals import LazySignal as LazySignal
     from .signals import receivers as receivers
     from .trace import LOGGER_NAME as LOGGER_NAME
-    from .trace import ConsumeRecord as ConsumeRecord
-    from .trace import PublishRecord as PublishRecord
     from .trace import TraceLog as TraceLog
-    from .trace import TraceRecord as TraceRecord
     from .trace import log_to_file as log_to_file
     from .trace import new_trace_id as new_trace_id
+    from .trace_records import ConsumeRecord as ConsumeRecord
+    from .trace_records import PublishRecord as PublishRecord
+    from .trace_records import TraceRecord as TraceRecord
 
 require_main_interpreter()
 
@@ -117,9 +117,9 @@ _HOME = {
     "Receipt": "publishing.publish",
     "StoredRows": "column_producer",
     "TraceLog": "trace",
-    "TraceRecord": "trace",
-    "ConsumeRecord": "trace",
-    "PublishRecord": "trace",
+    "TraceRecord": "trace_records",
+    "ConsumeRecord": "trace_records",
+    "PublishRecord": "trace_records",
     "LOGGER_NAME": "trace",
     "log_to_file": "trace",
     "new_trace_id": "trace",

@@ -15,8 +15,8 @@ from gevent.event import AsyncResult
 from nsq_fast._codec import Records
 from nsq_fast.errors import BodyInvalid, ConfigError
 from nsq_fast.protocol.dynamic_config import DynamicConfig
-from nsq_fast.protocol.wire_form import RowsForm
-from nsq_fast.protocol.wire_form import StoredRows as StoredRows
+from nsq_fast.protocol.rows_form import RowsForm
+from nsq_fast.protocol.rows_form import StoredRows as StoredRows
 
 from .producer import Headers, Producer
 from .publishing.compose import Extras

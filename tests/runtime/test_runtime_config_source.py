@@ -31,7 +31,7 @@ from nsq_fast import (
 )
 from nsq_fast.broker import Broker, RedesignedCluster
 from nsq_fast.errors import ConfigError
-from nsq_fast.runtime.trace import PublishRecord
+from nsq_fast.runtime.trace_records import PublishRecord
 
 
 class Kept(Protocol):

@@ -19,8 +19,6 @@ from nsq_fast.errors import ConfigError, NameInvalid
 from nsq_fast.names import Address
 from nsq_fast.runtime import trace
 from nsq_fast.runtime.trace import (
-    ConsumeRecord,
-    PublishRecord,
     TraceLog,
     check_trace_id,
     log_to_file,
@@ -29,6 +27,7 @@ from nsq_fast.runtime.trace import (
     split_receipt,
     trace_log,
 )
+from nsq_fast.runtime.trace_records import ConsumeRecord, PublishRecord
 
 NSQD = Address("127.0.0.1", 4150)
 LOCAL = Address("::1", 50000)

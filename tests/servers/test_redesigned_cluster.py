@@ -15,7 +15,7 @@ from support.scenarios import Scale, consuming, following, keyed, new_topic
 from support.waiting import PROMPT, until
 
 from nsq_fast import Message, Producer
-from nsq_fast.runtime.trace import ConsumeRecord, PublishRecord
+from nsq_fast.runtime.trace_records import ConsumeRecord, PublishRecord
 
 
 def test_records_of_publishing_and_consuming_join_one_to_one(fleet: Fleet, small: Scale, report: list[str]) -> None:

@@ -15,7 +15,8 @@ from support.waiting import until
 from nsq_fast import Consumer, Message, Producer
 from nsq_fast.broker import RedesignedCluster
 from nsq_fast.errors import ConfigError
-from nsq_fast.runtime.trace import ConsumeRecord, ReceiveRecord, TraceLog, TraceRecord, log_to_file
+from nsq_fast.runtime.trace import TraceLog, log_to_file
+from nsq_fast.runtime.trace_records import ConsumeRecord, ReceiveRecord, TraceRecord
 from nsq_fast.spark.trace import TABLES, TraceSettings, parse_lines, read_logs, read_table, write_tables
 from nsq_fast.spark.trace.order import judged, violations_of
 from nsq_fast.spark.trace.settings import Order

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from nsq_fast._codec import Message
 from nsq_fast.runtime.net.connection import Connection
-from nsq_fast.runtime.trace import Outcome, TraceLog
+from nsq_fast.runtime.trace import TraceLog
+
+if TYPE_CHECKING:
+    from nsq_fast.runtime.trace_records import Outcome
 
 
 class Tracer:
