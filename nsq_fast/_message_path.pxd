@@ -14,6 +14,7 @@ cdef class ReadPath:
     cdef public object _outbox
 
     cdef int take(self, bytes data) except -1
+    cdef bint take_oks(self, list tokens) except -1
     cdef object _end_of_stream(self)
 
 

@@ -61,6 +61,8 @@ cdef class ReadPath:
         if not data:
             raise self._end_of_stream()
         self.last_received_at = now = monotonic()
+        if session.pending and self.take_oks(session.receive_oks(data)):
+            return 0
         events = session.receive(data, now)
         if session.message_count == len(events):
             if events:
@@ -71,6 +73,15 @@ cdef class ReadPath:
         if session.failure is not None:
             raise session.failure
         return 0
+
+    cdef bint take_oks(self, list tokens) except -1:
+        """Whether there were any: they are all that was read, as where commands are pipelined."""
+        if tokens is None:
+            return False
+        on_reply = self._owner.on_reply
+        for token in tokens:
+            on_reply(self, token, b"OK")
+        return True
 
     cdef object _end_of_stream(self):
         lost = self._outbox.error or ConnectionLost(f"{self.address}: closed by the server")

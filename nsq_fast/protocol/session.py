@@ -19,6 +19,7 @@ then stands in ``failure`` and the next ``receive`` raises it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, TypeAlias
 
 from nsq_fast import _codec
@@ -138,18 +139,23 @@ class Session(PublishCommands, ConsumeCommands):
         self.message_count = 0
         return self._events(frames)
 
-    def receive_ok(self, data: bytes) -> Any:
-        """Take the usual answer to a publish, and return its token: ``data`` is one OK and nothing else.
+    def receive_oks(self, data: bytes) -> list[Any] | None:
+        """Take the usual answers to publishes, and return their tokens: ``data`` is OKs, one or more, and nothing else.
 
         Otherwise returns None, and nothing happened: ``receive`` takes everything.
         """
         pending = self.pending
-        # Bytes of a partial frame before it would make it something else; a failure has to be raised first.
-        if (data == _OK_FRAME and pending and pending[0][0] in PUBLISHES) and (
-            self.stage is READY and not self._reader.buffered and self.failure is None
-        ):
-            return pending.popleft()[1]
-        return None
+        # Bytes of a partial frame before them would make it something else; a failure has to be raised first.
+        if not pending or self.stage is not READY or self._reader.buffered or self.failure is not None:
+            return None
+        if data == _OK_FRAME:  # as for a publisher that waits for each
+            return [pending.popleft()[1]] if pending[0][0] in PUBLISHES else None
+        count = len(data) // len(_OK_FRAME)
+        if not 0 < count <= len(pending) or data != _OK_FRAME * count:
+            return None
+        if any(command not in PUBLISHES for command, _ in islice(pending, count)):
+            return None
+        return [pending.popleft()[1] for _ in range(count)]
 
     @property
     def is_quiet(self) -> bool:

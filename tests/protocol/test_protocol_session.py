@@ -322,6 +322,44 @@ def test_replies_match_commands_in_order() -> None:
     assert session.pending_count == 0
 
 
+def test_oks_and_nothing_else_give_the_tokens_of_their_publishes() -> None:
+    session = ready()
+    for token in "abc":
+        session.pub("t", b"x", token=token)
+    assert session.receive_oks(OK * 2) == ["a", "b"]
+    assert session.receive_oks(OK) == ["c"]
+    assert session.is_quiet
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", OK * 3, OK[:-1], OK + OK[:4], OK + HEARTBEAT, OK + message(), error(b"E_PUB_FAILED x"), response(b"no")],
+)
+def test_whatever_else_comes_is_left_to_receive(data: bytes) -> None:
+    session = ready()
+    session.pub("t", b"x", token="a")
+    session.pub("t", b"x", token="b")
+    assert session.receive_oks(data) is None
+    assert session.tokens() == ["a", "b"]
+
+
+def test_oks_that_are_no_answers_to_publishes_are_left_to_receive() -> None:
+    session = ready()
+    session.pub("t", b"x", token="a")
+    session.sub("t", "c", token="b")
+    assert session.receive_oks(OK * 2) is None
+    assert [each.token for each in session.receive(OK * 2)] == ["a", "b"]
+
+
+def test_oks_behind_the_beginning_of_a_frame_are_left_to_receive() -> None:
+    session = ready()
+    session.pub("t", b"x", token="a")
+    session.pub("t", b"x", token="b")
+    assert session.receive(OK[:5]) == []
+    assert session.receive_oks(OK) is None
+    assert [each.token for each in session.receive(OK[5:] + OK)] == ["a", "b"]
+
+
 def test_commands_are_the_wire_format() -> None:
     session = ready()
     assert session.pub("t", b"x") == b"PUB t\n\0\0\0\1x"

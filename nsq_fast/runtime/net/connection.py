@@ -171,8 +171,6 @@ class Connection(Incoming):
             raise error
         waiter.get()
 
-    # Commands
-
     # The reader greenlet
 
     def _read_loop(self) -> None:

@@ -8,7 +8,6 @@ anything but read, the reader is there.
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from gevent.event import AsyncResult
@@ -96,15 +95,10 @@ class Incoming(CommandWriter, ReadPath):
 
     def take_reply(self, data: bytes) -> None:
         """Deal with what was read, by ``await_reply`` say: ``on_reply`` is called, or the owner hears of what it is."""
-        token = self.session.receive_ok(data)
-        if token is None:
-            try:
-                self.received(data)
-            except Exception as error:
-                self._transport.cancel_recv(error)
-        else:
-            self.last_received_at = monotonic()
-            self._owner.on_reply(self, token, b"OK")
+        try:
+            self.received(data)
+        except Exception as error:
+            self._transport.cancel_recv(error)
 
     def stop_reading_for_reader(self) -> None:
         """Make a ``read_for_reader`` that is waiting in another greenlet return."""
