@@ -206,7 +206,8 @@ class Publish(PublishState):
     def wait(self, wakeups: Wakeups) -> Any:
         """Block the calling greenlet until it is done; return its value or raise its error."""
         command = self.attempt
-        if command is not None and not self.done:
+        # Of several that were woken together, each would keep the next one waiting.
+        if command is not None and not self.done and not wakeups.is_waking:
             self.waiter = getcurrent()
             conn = command.conn
             try:
