@@ -8,6 +8,7 @@ import msgspec
 
 from .clients import ASYNCIO, COLUMNS, CORE_FLOOR, OURS, THREADS
 from .figures import Figure, limit_of, shown, value_of
+from .instructions import INSTRUCTIONS
 from .results import Run
 from .shares import SETTLED, SHARES, Share, Side, middle
 
@@ -113,7 +114,8 @@ def _share(share: Share) -> Goal:
         text = f"{found.median:.2f}x"
         if found.spread > SETTLED:
             text += f" ({found.low:.2f} to {found.high:.2f}: not settled by {len(ratios)} rounds)"
-        return found.median, text
+        by_count = share.counted(run.scenarios, INSTRUCTIONS)
+        return found.median, text if by_count is None else f"{text}; by instructions {by_count:.2f}x"
 
     sign = "at least" if share.is_least else "at most"
     target = f"{sign} {share.bound:g}x {share.of}"

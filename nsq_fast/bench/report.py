@@ -75,7 +75,10 @@ other Python clients; go-nsq is built where Go is.
   counts for every message it delayed.
 - *half of the peak rate* is half of what the slowest of the clients manages with 100 messages on their way.
 - What an import takes is CPU time; the time to the first message begins with `start()`, lookup included.
-- System calls are counted by perf (strace where perf cannot) as the difference of a long and a short run.
+- System calls are counted by perf (strace where perf cannot) as the difference of a long and a short run, and so are
+  instructions, by valgrind, of the clients that goals compare. Instructions are those of the client without the
+  system's. They do not depend on what else the machine does, so they tell clients apart that CPU time cannot; behind
+  valgrind a client is so slow that a consumer always finds as much as it can read.
 
 What it does not show: other machines, a network (all is on loopback, client and server share the cores), disks (the
 server keeps its queue in memory), handlers that do work, clusters under failure. Absolute figures are those of this

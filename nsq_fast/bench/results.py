@@ -35,11 +35,11 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientResult(msgspec.Struct, kw_only=True):
-    """All rounds of one client in one scenario."""
+    """All rounds of one client in one scenario. ``counted``: what a message costs, by what was counted."""
 
     client: str
     rounds: list[Round] = []
-    syscalls_per_message: float | None = None
+    counted: dict[str, float] = {}
     failure: str = ""
 
 

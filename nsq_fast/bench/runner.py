@@ -19,17 +19,19 @@ from nsq_fast.errors import NsqError
 
 from . import fill
 from .clients import PROGRAMS, Client
+from .counting import Counter, per_message
 from .machine import loop_ms
 from .results import ClientResult, Round, Scenario
 from .servers import Server, Source
 from .settings import PEAK_CONCURRENCY, SMALLEST_COUNT, Settings
-from .shares import is_settled, shares_among
-from .syscalls import count_syscalls
+from .shares import clients_compared, is_settled, shares_among
 
 PROBE_COUNT = 2000
 PROBE_SHARE = 0.15
 LARGEST_BACKLOG = 1 << 30
 MOST_ROUNDS = 15
+ENDS_WITHIN, COUNTED_ENDS_WITHIN = 5.0, 60.0
+"""Seconds that a client may take to end after it has reported."""
 
 Progress = Callable[[str], None]
 
@@ -50,12 +52,13 @@ class Task(msgspec.Struct, frozen=True):
 def run_scenarios(
     tasks: Sequence[Task],
     progress: Progress = lambda line: None,
-    with_syscalls: bool = False,
+    counters: Sequence[Counter] = (),
     patience: float = 0.0,
 ) -> list[Scenario]:
     """Measure scenarios that are compared with each other: in turns, round by round, each on a server of its own.
 
     Args:
+        counters: count what a message costs, after the rounds.
         patience: seconds for rounds beyond those of the settings, while a ratio that a goal is about is not settled.
     """
     speed = loop_ms()
@@ -66,16 +69,16 @@ def run_scenarios(
             for each in running:
                 each.take_round(number)
         _settle(running, rounds, speed, time.monotonic() + patience)
-        if with_syscalls:
+        for counter in counters:
             for each in running:
-                each.count_syscalls()
+                each.count(counter)
         return [each.scenario(speed) for each in running]
 
 
 def _settle(running: Sequence[_Running], rounds: int, speed: float, until: float) -> None:
     """More rounds of the clients that goals compare, as long as a ratio is not settled, and may become so."""
     shares = shares_among(each.name for each in running)
-    clients = {side.client for share in shares for side in share.sides}
+    clients = clients_compared(each.name for each in running)
     for number in range(rounds, MOST_ROUNDS):
         found = [each.scenario(speed) for each in running]
         if time.monotonic() >= until or all(is_settled(share.in_rounds(found)) for share in shares):
@@ -132,11 +135,16 @@ class _Running:
         except ClientFailed as error:
             result.failure = str(error)
 
-    def count_syscalls(self) -> None:
+    def count(self, counter: Counter) -> None:
+        """What a message costs each client, where that can be counted."""
+        compared = clients_compared([self.name])
         for client in self._clients:
-            self._progress(f"{self.name}: system calls, {client.name}")
-            count = self._counts[client.name]
-            self._results[client.name].syscalls_per_message = self._turns.syscalls(client, count)
+            if counter.is_slow and client.name not in compared:
+                continue
+            self._progress(f"{self.name}: {counter.what}, {client.name}")
+            found = self._turns.count(client, self._counts[client.name], counter)
+            if found is not None:
+                self._results[client.name].counted[counter.what] = found
 
     def scenario(self, speed: float) -> Scenario:
         return Scenario(
@@ -193,15 +201,17 @@ class Turns:
         with self._topic(count) as job:
             yield partial(self._run, list(client.command), {**job, "variant": client.variant})
 
-    def syscalls(self, client: Client, count: int) -> float | None:
-        """System calls a message: the difference between two runs of different length."""
+    def count(self, client: Client, count: int, counter: Counter) -> float | None:
+        """What a message costs: the difference between two runs of different length, of a part of ``count``."""
 
         def counted(many: int, wrap: list[str]) -> int:
             with self._topic(many) as job:
-                return self._run([*wrap, *client.command], {**job, "variant": client.variant}).messages
+                job["variant"] = client.variant
+                return self._run([*wrap, *client.command], job, COUNTED_ENDS_WITHIN).messages
 
         with suppress(ClientFailed):
-            return count_syscalls(counted, self._settings.rounded(count / 4), self._settings.rounded(count / 2))
+            many = count * counter.share
+            return per_message(counter, counted, self._settings.rounded(many / 2), self._settings.rounded(many))
         return None
 
     @contextmanager
@@ -263,7 +273,7 @@ class Turns:
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         return {**kept, "NSQ_FAST_BENCH_CLIENT_OPTIONS": options}
 
-    def _run(self, command: list[str], job: dict[str, Any]) -> Round:
+    def _run(self, command: list[str], job: dict[str, Any], ends_within: float = ENDS_WITHIN) -> Round:
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
                 [*command, msgspec.json.encode(job).decode()],
@@ -272,7 +282,7 @@ class Turns:
                 env=self._environment,
             )
             try:
-                return self._follow(process)
+                return self._follow(process, ends_within)
             except ClientFailed as error:
                 process.kill()
                 process.wait()
@@ -284,7 +294,7 @@ class Turns:
                 assert process.stdout is not None
                 process.stdout.close()
 
-    def _follow(self, process: subprocess.Popen[bytes]) -> Round:
+    def _follow(self, process: subprocess.Popen[bytes], ends_within: float) -> Round:
         before: float | None = None
         for line in _lines(process, self._settings.patience):
             if not line.startswith(b"{"):
@@ -296,7 +306,8 @@ class Turns:
             self.ended = time.monotonic()
             after = self._server.cpu_seconds()
             used = after - before if after is not None and before is not None else None
-            _wait(process)
+            with suppress(subprocess.TimeoutExpired):  # by itself, so that what counts can write its report
+                process.wait(ends_within)
             return msgspec.convert({**event, "server_cpu_seconds": used}, Round)
         raise ClientFailed(f"it ended with status {process.wait()} and no result")
 
@@ -314,9 +325,3 @@ def _lines(process: subprocess.Popen[bytes], patience: float) -> Iterator[bytes]
             return
         *lines, rest = (rest + chunk).split(b"\n")
         yield from lines
-
-
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    """Let a client that has reported end by itself, so that wrappers such as perf can write what they counted."""
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(5.0)

@@ -79,6 +79,20 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
         ]
         return [above / below for above, below in pairs if below]
 
+    def counted(self, scenarios: Iterable[Scenario], what: str) -> float | None:
+        """The ratio of what a message costs in this count; None where a client was not counted, or it is no cost."""
+        named = {scenario.name: scenario for scenario in scenarios}
+        if any(side.metric != "cpu" for side in self.sides):
+            return None
+        top, bottom = ([_counted(named, side, what) for side in sides] for sides in (self.top, self.bottom))
+        return math.prod(top) / math.prod(bottom) if all(top + bottom) else None
+
+
+def _counted(named: dict[str, Scenario], side: Side, what: str) -> float:
+    scenario = named.get(side.scenario)
+    result = scenario.client(side.client) if scenario else None
+    return result.counted.get(what, 0.0) if result else 0.0
+
 
 def _values(named: dict[str, Scenario], side: Side) -> list[float]:
     scenario = named.get(side.scenario)
@@ -118,6 +132,11 @@ def shares_among(scenarios: Iterable[str]) -> list[Share]:
     """Those that need no other scenarios than these."""
     names = set(scenarios)
     return [share for share in SHARES if names.issuperset(side.scenario for side in share.sides)]
+
+
+def clients_compared(scenarios: Iterable[str]) -> set[str]:
+    """The clients that goals among these scenarios compare."""
+    return {side.client for share in shares_among(scenarios) for side in share.sides}
 
 
 def floor_of(scenario: str) -> str:

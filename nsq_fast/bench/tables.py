@@ -7,19 +7,22 @@ from collections.abc import Iterator, Sequence
 from nsq_fast.printable import printable
 
 from .figures import METRICS, figure, limit_of, shown, value_of
+from .instructions import INSTRUCTIONS
 from .results import ClientResult, Run, Scenario
 from .shares import floor_of
+from .syscalls import SYSCALLS
 
 _CLOSED = (
-    "rate", "rate/floor", "spread", "megabytes", "cpu", "cpu/floor", "server_cpu", "syscalls", "p50", "p99", "peak",
-    "limit",
+    "rate", "rate/floor", "spread", "megabytes", "cpu", "cpu/floor", INSTRUCTIONS, f"{INSTRUCTIONS}/floor",
+    "server_cpu", SYSCALLS, "p50", "p99", "peak", "limit",
 )  # fmt: skip
 _LATENCY = ("rate", "cpu", "server_cpu", "p50", "p95", "p99", "p999", "max", "peak", "limit")
 _START = ("package", "import", "import/floor", "first", "first/floor", "peak")
 _IDLE = ("busy", "peak")
 _LONGEST_REASON = 100
 _OF_FLOOR = "/floor"
-_HEADS = {"spread": "spread", "syscalls": "syscalls/message", "limit": "limit"}
+_COUNTED = (INSTRUCTIONS, SYSCALLS)
+_HEADS = {"spread": "spread", "limit": "limit", **{name: f"{name}/message" for name in _COUNTED}}
 
 
 def header(scenario: Scenario) -> list[str]:
@@ -71,8 +74,8 @@ def _columns(scenario: Scenario) -> list[str]:
 
 
 def _is_measured(scenario: Scenario, column: str) -> bool:
-    if column == "syscalls":
-        return any(result.syscalls_per_message is not None for result in scenario.clients)
+    if (name := column.removesuffix(_OF_FLOOR)) in _COUNTED:
+        return any(name in result.counted for result in scenario.clients)
     if column in _HEADS:
         return True
     if column.endswith(_OF_FLOOR):
@@ -83,7 +86,9 @@ def _is_measured(scenario: Scenario, column: str) -> bool:
 def _head(column: str) -> str:
     if column in _HEADS:
         return _HEADS[column]
-    metric = METRICS[column.removesuffix(_OF_FLOOR)]
+    if (name := column.removesuffix(_OF_FLOOR)) in _COUNTED:
+        return f"{name}, of the floor"
+    metric = METRICS[name]
     if column.endswith(_OF_FLOOR):
         return f"{metric.title}, of the floor"
     return metric.title if metric.title == metric.unit else f"{metric.title}, {metric.unit}"
@@ -95,9 +100,9 @@ def _cell(scenario: Scenario, result: ClientResult, column: str, cores: int) -> 
         return f"{rate.spread:.0%}" if rate and len(result.rounds) > 1 else "-"
     if column == "limit":
         return limit_of(result, cores)
-    if column == "syscalls":
-        value = result.syscalls_per_message
-        return "-" if value is None else f"{value:.3g}"
+    if column in _COUNTED:
+        value = result.counted.get(column)
+        return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     if column.endswith(_OF_FLOOR):
         return _of_floor(scenario, result, column.removesuffix(_OF_FLOOR))
     return shown(value_of(result, column, scenario.settings.size), column)
@@ -109,6 +114,9 @@ def _floor_in(scenario: Scenario) -> ClientResult | None:
 
 def _of_floor(scenario: Scenario, result: ClientResult, metric: str) -> str:
     floor = _floor_in(scenario)
+    if metric in _COUNTED:
+        ours, of = result.counted.get(metric), floor.counted.get(metric) if floor else None
+        return f"{ours / of:.2f}x" if ours and of else "-"
     unit = value_of(floor, metric, scenario.settings.size) if floor else None
     value = value_of(result, metric, scenario.settings.size)
     return f"{value.over(unit):.2f}x" if value and unit and unit.median else "-"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import click
 import msgspec
 
-from nsq_fast.bench import core, results, tables
+from nsq_fast.bench import core, instructions, results, syscalls, tables
 from nsq_fast.bench.clients import Client, available, chosen, names, needed_by
+from nsq_fast.bench.counting import Counter
 from nsq_fast.bench.goals import judge
 from nsq_fast.bench.machine import about
 from nsq_fast.bench.results import Run, Scenario
@@ -89,7 +91,13 @@ def _where(function: Callable[..., None]) -> Callable[..., None]:
             help=f"A client (repeatable): {', '.join(names())}. Default: all.",
         ),
         click.option("--peer-python", metavar="PATH", help="An interpreter with gnsq, pynsq, ansq or asyncnsq."),
-        click.option("--syscalls", is_flag=True, help="Count system calls too, with perf or strace."),
+        click.option("--syscalls", "wants_syscalls", is_flag=True, help="Count system calls too, with perf or strace."),
+        click.option(
+            "--instructions",
+            "wants_instructions",
+            is_flag=True,
+            help="Count instructions of clients that goals compare too, with valgrind; this takes minutes.",
+        ),
         click.option("--json", "target", type=_FILE, metavar="FILE", help="Write the run to this file."),
     )
     for decorate in reversed(decorators):
@@ -136,10 +144,13 @@ def _special_options(kind: str, function: Callable[..., None]) -> Callable[..., 
     return function
 
 
+_WANTS = ("wants_syscalls", "wants_instructions")
+
+
 def _measuring(kind: str) -> click.Command:
     def callback(**arguments: Any) -> None:
         where = {name: arguments.pop(name) for name in ("embedded", "nsqds", "lookupds", "servers", "security")}
-        others = {name: arguments.pop(name) for name in ("wanted", "peer_python", "syscalls", "target")}
+        others = {name: arguments.pop(name) for name in ("wanted", "peer_python", *_WANTS, "target")}
         given = {name: value for name, value in arguments.items() if value is not None}
         if given.get("mode") == "concurrent" and given["concurrency"] == 1:
             given["concurrency"] = 100
@@ -211,11 +222,13 @@ def _run(
     place: _Place,
     wanted: Sequence[str],
     peer_python: str | None,
-    syscalls: bool,
+    wants_syscalls: bool,
+    wants_instructions: bool,
     target: Path | None,
     patience: float = 0.0,
 ) -> Run:
     clients = _clients(wanted, peer_python, place)
+    counters = [*_counter(wants_syscalls, syscalls), *_counter(wants_instructions, instructions)]
     run = Run(about=about(_versions(clients)))
     for together in in_turns(todo):
         tasks = [
@@ -224,12 +237,20 @@ def _run(
             )
             for plan in together
         ]
-        for plan, scenario in zip(together, run_scenarios(tasks, console.progress, syscalls, patience), strict=True):
+        for plan, scenario in zip(together, run_scenarios(tasks, console.progress, counters, patience), strict=True):
             run.scenarios.append(scenario)
             _show(scenario, plan.title, run.about.cores)
         if target:
             console.write_file(target, results.as_json(run))
     return run
+
+
+def _counter(is_wanted: bool, kind: ModuleType) -> list[Counter]:
+    """What counts, if it is wanted and can count here; says so where it cannot."""
+    found: Counter | None = kind.counter() if is_wanted else None
+    if is_wanted and found is None:
+        click.echo(f"not counted: {kind.NEEDED}", err=True)
+    return [] if found is None else [found]
 
 
 def _versions(clients: Sequence[Client]) -> dict[str, str]:

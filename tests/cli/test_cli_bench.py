@@ -48,6 +48,13 @@ def test_what_a_client_needs_that_is_not_there_is_said() -> None:
     assert "left out: pynsq needs an interpreter that has pynsq: pip install pynsq, and --peer-python\n" in done.output
 
 
+def test_a_count_that_nothing_here_can_make_is_said_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *args, **options: None)
+    done = bench("consume", *SMALL, "--client", "floor: core", "--instructions")
+    assert "not counted: instructions are counted by valgrind, which is not installed\n" in done.output
+    assert (done.exit_code, "instructions/message" in done.output) == (0, False)
+
+
 def test_consume_writes_every_round_with_versions_machine_and_settings(tmp_path: Path) -> None:
     run = measured(tmp_path, "consume", *SMALL, *OURS, "--client", "floor: core")
     assert {"nsq_fast", "git_commit", "python", "cpu", "cores", "date", "clients"} <= run["about"].keys()

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import select
+import subprocess
 import sys
 import time
 import xml.etree.ElementTree
@@ -22,10 +23,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.waiting import WAIT
 
+from nsq_fast.bench import instructions
 from nsq_fast.bench.clients import PROGRAMS, Client, names
 from nsq_fast.bench.compare import verdict_on
+from nsq_fast.bench.counting import Counter, per_message
 from nsq_fast.bench.figures import Figure, figure, limit_of, value_of
 from nsq_fast.bench.goals import judge
+from nsq_fast.bench.instructions import INSTRUCTIONS
 from nsq_fast.bench.machine import about
 from nsq_fast.bench.report import about_rows
 from nsq_fast.bench.results import About, ClientResult, Round, Run, Scenario
@@ -34,7 +38,7 @@ from nsq_fast.bench.servers import Server
 from nsq_fast.bench.settings import Settings
 from nsq_fast.bench.shares import floor_of, is_settled, middle, shares_among
 from nsq_fast.bench.suite import in_turns, plans
-from nsq_fast.bench.syscalls import read_report
+from nsq_fast.bench.syscalls import SYSCALLS, read_report
 from nsq_fast.bench.tables import header, rows
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
@@ -190,6 +194,50 @@ def test_the_reports_of_perf_and_strace_are_read() -> None:
     strace = "% time seconds usecs/call calls errors syscall\n100.00 0.000123 4 29 1 total\n"
     assert read_report(strace) == 29
     assert read_report("nothing") is None
+
+
+def test_the_report_of_valgrind_is_read() -> None:
+    text = "desc: Cachegrind\ncmd: python x\nevents: Ir\nfl=x.c\nfn=main\n7 123\nsummary:  505604956\n"
+    assert instructions.read_report(text) == 505_604_956
+    assert instructions.read_report("desc: killed on its way\n") is None
+
+
+def in_shell(script: str) -> Counter:
+    """Counts what a shell's script writes; the client's command follows."""
+    return Counter(what="x", wrapper=lambda path: ["sh", "-c", script, str(path)], read=int, share=1.0)
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("echo $((1000 + 3 * $1)) >$0", 3.0),  # a start costs 1,000
+        ("echo 1000 >$0", None),  # no more for more messages
+        ("true", None),  # nothing was written
+    ],
+)
+def test_what_a_message_costs_is_the_difference_of_two_runs(script: str, found: float | None) -> None:
+    def run(count: int, wrapper: list[str]) -> int:
+        subprocess.run([*wrapper, str(count)], check=True)
+        return count
+
+    assert per_message(in_shell(script), run, 100, 300) == found
+    assert per_message(in_shell(script), run, 100, 100) is None
+
+
+def test_a_share_tells_what_instructions_say() -> None:
+    def counted(client: str, number: float) -> ClientResult:
+        return ClientResult(client=client, rounds=[a_round(1_000_000, 1.0, 0.4)], counted={INSTRUCTIONS: number})
+
+    found = scenario("consume", counted("nsq_fast", 2400), counted("floor: core", 2000), of_cpu("floor: batches", 0.4))
+    assert ("at most 1.25x floor: core", "1.00x; by instructions 1.20x", "met") in judged(found)
+    first, second, third = rows(found, 2)
+    column = header(found).index("instructions/message")
+    assert [each[column : column + 2] for each in (first, second, third)] == [
+        ["2,400", "1.20x"],
+        ["2,000", "1.00x"],
+        ["-", "-"],
+    ]
+    assert f"{SYSCALLS}/message" not in header(found)
 
 
 def test_charts_are_well_formed_and_to_scale() -> None:
