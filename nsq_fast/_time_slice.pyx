@@ -122,9 +122,14 @@ cdef class TimeSlice:
     def all_returned(self, list messages not None):
         """As ``returned``, for each message of a batch; the clock is not looked at."""
         cdef Message message
-        for message in messages:
-            self._finish(message)
+        cdef list returned = [message for message in messages if message.mark_returned()]
         self._count += len(messages)
+        if returned and not self._finished:
+            self._schedule()
+        self._finished.extend(returned)
+        if self.tell is not None:
+            for message in returned:
+                self.tell(message)
 
     cdef int _finish(self, Message message) except -1:
         if message.mark_returned():
