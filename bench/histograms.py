@@ -2,7 +2,7 @@
 
 Needs valgrind and faketime (both packages of Debian).
 
-    python bench/instructions.py [--messages 20000] [--in-flight 100] [--rounds 2]
+    python bench/histograms.py [--messages 20000] [--in-flight 100] [--rounds 2]
 
 Instructions are counted by valgrind (callgrind) and not timed, so it does not matter what else the machine does. What
 starting and ending takes is taken off by running the process with few messages, too. Its nsqd is a program that sends
