@@ -27,7 +27,7 @@ from nsq_fast.names import Address
 from nsq_fast.runtime.loop_turns import loop_turns
 from nsq_fast.runtime.net import busy_poll
 from nsq_fast.runtime.net.busy_poll import BusyPoll
-from nsq_fast.runtime.net.spin_reader import HITS, SpinReader
+from nsq_fast.runtime.net.spin_reader import HITS, ReplyReader, SpinReader
 from nsq_fast.runtime.net.transport import Transport
 
 CONSUME = {"topic": "t", "channel": "c"}
@@ -354,7 +354,7 @@ class Answers:
 
 
 def test_what_comes_at_once_needs_no_hub_but_the_hub_has_its_turn(ends: Any) -> None:
-    reader = SpinReader(ends[1], Answers(1))
+    reader = ReplyReader(ends[1], Answers(1))
     for _ in range(3):
         assert [reader.recv(100) for _ in range(HITS + 2)] == [b"answer"] * HITS + [None] * 2
         assert reader.is_turn_due
@@ -400,7 +400,7 @@ def test_who_is_ready_to_run_comes_first(ends: Ends) -> None:
 def in_turn(ends: Ends, reader: gevent.Greenlet) -> Ends:
     """After so many answers that the hub is to have its turn."""
     transport, _ = ends
-    transport.spin_reader = SpinReader(transport._socket, lambda fd, size, microseconds: b"answer")
+    transport.spin_reader = ReplyReader(transport._socket, lambda fd, size, microseconds: b"answer")
     assert [transport.recv_at_once() for _ in range(HITS + 1)] == [b"answer"] * HITS + [None]
     assert transport.spin_reader.is_turn_due
     return ends
@@ -465,23 +465,26 @@ def test_only_what_comes_quickly_is_waited_for(watched: Ends, monkeypatch: pytes
     monkeypatch.setattr(busy_poll, "QUICK", 10.0)
     monkeypatch.setattr(busy_poll, "TURN", 10.0)
     waited = BusyPoll(gevent.get_hub().loop)
-    assert not waited.wait(), "the first comes after nothing"
+    assert not waited.may_begin(), "the first comes after nothing"
     watched[1].sendall(b"second")
+    assert waited.may_begin()
     assert waited.wait()
     monkeypatch.setattr(busy_poll, "QUICK", 0.0)
-    assert not waited.wait(), "too long since the last"
+    assert not waited.may_begin(), "too long since the last"
 
 
 def test_waiting_in_vain_is_not_repeated_soon(watched: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(busy_poll, "QUICK", 10.0)
     monkeypatch.setattr(busy_poll, "TURN", 10.0)
     waited = BusyPoll(gevent.get_hub().loop)
-    waited.wait()
+    waited.may_begin()
+    assert waited.may_begin()
     assert not waited.wait(), "nothing came"
     watched[1].sendall(b"second")
-    assert not waited.wait(), "it rests"
+    assert not waited.may_begin(), "it rests"
     monkeypatch.setattr(busy_poll, "REST", 0.0)
     waited.rest()
+    assert waited.may_begin()
     assert waited.wait()
 
 
@@ -491,7 +494,7 @@ def test_a_loop_without_a_descriptor_waits_by_itself(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(busy_poll, "QUICK", 10.0)
     waited = BusyPoll(Loop())
-    assert [waited.wait() for _ in range(5)] == [False] * 5
+    assert [waited.may_begin() for _ in range(5)] == [False] * 5
 
 
 def test_the_hub_has_its_turn(watched: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,7 +502,17 @@ def test_the_hub_has_its_turn(watched: Ends, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(busy_poll, "TURN", -1.0)
     watched[1].sendall(b"second")
     waited = BusyPoll(gevent.get_hub().loop)
-    assert [waited.wait() for _ in range(5)] == [False] * 5
+    assert [waited.may_begin() for _ in range(5)] == [False] * 5
+
+
+def test_what_is_there_is_read_without_falling_asleep(watched: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(busy_poll, "QUICK", 10.0)
+    monkeypatch.setattr(busy_poll, "TURN", 10.0)
+    monkeypatch.setattr(BusyPoll, "wait", lambda self: pytest.fail("it fell asleep"))
+    transport, peer = watched
+    peer.sendall(b"second")
+    assert transport.recv_soon() is None, "the first comes after nothing"
+    assert transport.recv_soon() == b"second"
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from support.waiting import WAIT, until
 from nsq_fast import Producer, errors
 from nsq_fast._spin import recv_soon
 from nsq_fast.broker import BrokerProcess
+from nsq_fast.runtime.net import spin_reader
 from nsq_fast.runtime.net.spin_reader import SpinReader
 
 HEARTBEAT = frame(0, b"_heartbeat_")
@@ -183,11 +184,34 @@ def test_a_server_far_away_is_hardly_tried_and_one_that_comes_near_is_found(ends
     assert [reader.recv(10) for _ in range(1000)] == [None] * 1000
     assert calls < 15
     is_near = True
-    found = 0
-    for _ in range(2000):
-        found += reader.recv(10) == b"OK"
-        reader.is_turn_due = False
-    assert found > 1500
+    found = [reader.recv(10) for _ in range(2000)]
+    assert found.count(b"OK") > 1500
+
+
+def test_who_loses_the_core_while_it_tries_rests_for_longer_and_longer(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until nobody has wanted the core for a while."""
+    now, took, calls = 0.0, 0.003, 0
+    monkeypatch.setattr(spin_reader, "monotonic", lambda: now)
+
+    def recv(fd: int, size: int, microseconds: int) -> bytes | None:
+        nonlocal now, calls
+        now += took
+        calls += 1
+        return None if took else b"OK"
+
+    reader = SpinReader(ends[0], recv)
+    first, longest = spin_reader.CROWDED_RESTS
+    for rest in (first, 4 * first, longest, longest):
+        calls = 0
+        assert [reader.recv(10) for _ in range(rest + 1)] == [None] * (rest + 1)
+        assert calls == 1
+    took = 0.0
+    assert [reader.recv(10) for _ in range(spin_reader.CALM)] == [b"OK"] * spin_reader.CALM
+    took, calls = 0.003, 0
+    assert [reader.recv(10) for _ in range(first + 1)] == [None] * (first + 1)
+    assert calls == 1
 
 
 def test_what_there_is_is_read_at_once(ends: Ends) -> None:

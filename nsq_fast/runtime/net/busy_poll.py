@@ -33,7 +33,8 @@ REST = 0.05
 class BusyPoll:
     """Says when there may be something to read, as long as waiting for it keeps nobody waiting.
 
-    It waits for any event of the hub's loop, not for one socket: only greenlets that are ready to run wait for it.
+    Ask ``may_begin`` once for each message. ``wait`` waits for any event of the hub's loop, not for one socket: only
+    greenlets that are ready to run wait for it.
     """
 
     def __init__(self, loop: Any) -> None:
@@ -48,16 +49,21 @@ class BusyPoll:
         else:
             poll.register(descriptor, POLLIN)
 
-    def wait(self) -> bool:
-        """Wait for an event; False if the hub is to wait for it."""
+    def may_begin(self) -> bool:
+        """Whether the next message is waited for without the hub: they come quickly, and its turn is not due."""
         now = monotonic()
         is_quick = now - self._last < QUICK
         self._last = now
         if is_quick and self._begin < now < self._end:
-            if self._poll(LONGEST_MS):
-                return True
-            self.rest()
+            return True
         self._end = now + TURN
+        return False
+
+    def wait(self) -> bool:
+        """Wait for an event; False if none came, and the hub is to wait for it."""
+        if self._poll(LONGEST_MS):
+            return True
+        self.rest()
         return False
 
     def rest(self) -> None:

@@ -17,7 +17,7 @@ from nsq_fast._plain_socket import READ_SIZE, SHORT_READ, Interrupted, PlainSock
 from nsq_fast.runtime.loop_turns import LAST, loop_turns
 
 from .busy_poll import BusyPoll
-from .spin_reader import SpinReader
+from .spin_reader import ReplyReader, SpinReader
 
 if TYPE_CHECKING:
     from .layers import Layer
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Who waits for more than one such read gathers them in the kernel: a third of the CPU for 200 KiB at once.
 GATHERING_READ_SIZE = 256 * 1024
 REPLY_SIZE = 2048
+MESSAGE_SIZE = 4096
 READ = 1
 
 
@@ -51,8 +52,9 @@ class Receiver(PlainSocket):
         self._socket.settimeout(0.0)
         super().__init__(sock, self._hub, self._hub.loop.io(sock.fileno(), READ))
         self._wake_at = 1
-        self.spin_reader = SpinReader(self._socket)
+        self.spin_reader = ReplyReader(self._socket)
         self._busy_poll: BusyPoll | None = None
+        self._message_reader = SpinReader(self._socket)
         self._turn: Any = None
 
     def _recv_decoded(self) -> bytes:
@@ -113,7 +115,13 @@ class Receiver(PlainSocket):
         """What arrives in a moment, received without a turn of the hub; None if it is the hub that has to wait."""
         if self._busy_poll is None:
             self._busy_poll = BusyPoll(self._hub.loop)
-        if self.layers or not self._busy_poll.wait():
+        if self.layers or not self._busy_poll.may_begin():
+            return None
+        data = self._message_reader.recv(MESSAGE_SIZE)
+        if data is not None:
+            self._is_drained = len(data) < MESSAGE_SIZE or self.is_due(len(data))
+            return data
+        if not self._busy_poll.wait():
             return None
         try:
             data = self._socket.recv(READ_SIZE)
