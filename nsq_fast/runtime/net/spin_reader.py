@@ -2,16 +2,17 @@
 
 A server nearby answers sooner than a process falls asleep and wakes up again,
 and than the hub gets round to it. So who waits for the answer to what it has
-just sent tries to read it at once: publishing one at a time is nearly twice as
-fast for it (nsq-fast bench publish), and consuming in order (nsq-fast bench
-ordered), for about the same CPU time. Between two tries the core is offered to
-other processes: where client and server share one, the server answers then,
-and where they have one each the offer costs a system call.
+just sent tries to read it at once. Publishing one at a time is nearly twice as
+fast for it, for the same CPU time (nsq-fast bench publish); so is consuming in
+order, for a sixth more (nsq-fast bench ordered). Between two tries the core is
+offered to other processes: where client and server share one, the server
+answers then, and where they have one each the offer costs a system call.
 
 It is bounded: ``LONGEST_REPLY`` or ``LONGEST_MESSAGE`` for one answer; and
 where less than two of three tries succeed it rests, the longer the more often
-that was so: a server far away costs next to nothing. The hub has its turns: a
-``ReplyReader`` sees to that by itself, for messages ``busy_poll`` does.
+that was so: a server far away costs next to nothing. It rests as well where
+other processes want the core. The hub has its turns: a ``ReplyReader`` sees to
+that by itself, for messages ``busy_poll`` does.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ LONGEST_MESSAGE = 150
 millisecond in any case."""
 
 HITS = 4
+"""Replies in a row that a ``ReplyReader`` reads before the hub has its turn."""
 
 MISS, ENOUGH = 2, 8
 """A miss weighs as much as two hits; if misses outweigh hits by more than ``ENOUGH``, it rests."""
@@ -101,8 +103,8 @@ class SpinReader:
 
 
 class ReplyReader(SpinReader):
-    """Reads replies: after ``HITS`` of them in a row the hub has a turn, in which it does not sleep, so timers and
-    sockets wait for a quarter of a millisecond at most.
+    """Reads replies, a few in a row: then the hub has a turn, in which it does not sleep, so timers and sockets wait
+    for a quarter of a millisecond at most.
 
     Attributes:
         is_turn_due: nothing is read before the hub has had a turn, and this was set to False.
