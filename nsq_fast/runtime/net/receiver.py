@@ -119,8 +119,7 @@ class Receiver(PlainSocket):
             return None
         data = self._message_reader.recv(MESSAGE_SIZE)
         if data is not None:
-            self._is_drained = len(data) < MESSAGE_SIZE or self.is_due(len(data))
-            return data
+            return self._taken(data, MESSAGE_SIZE)
         if not self._busy_poll.wait():
             return None
         try:
@@ -128,7 +127,11 @@ class Receiver(PlainSocket):
         except BlockingIOError:
             self._busy_poll.rest()
             return None
-        self._is_drained = len(data) < SHORT_READ or self.is_due(len(data))
+        return self._taken(data, SHORT_READ)
+
+    def _taken(self, data: bytes, short: int) -> bytes:
+        """Note what was read: fewer bytes than ``short`` are all there was."""
+        self._is_drained = len(data) < short or self.is_due(len(data))
         return data
 
     def recv_at_once(self) -> bytes | None:
@@ -136,9 +139,7 @@ class Receiver(PlainSocket):
         if self.layers or self._turns.is_awaited:
             return None
         data = self.spin_reader.recv(REPLY_SIZE)
-        if data is not None:
-            self._is_drained = len(data) < REPLY_SIZE or self.is_due(len(data))
-        return data
+        return None if data is None else self._taken(data, REPLY_SIZE)
 
     def recv_in_turn(self) -> bytes | None:
         """``recv_for_reader`` for one turn of the hub. None: nothing came, or it was woken, and a turn is still due.
