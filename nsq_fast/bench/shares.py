@@ -25,7 +25,7 @@ from .clients import (
     SPARK_FLOOR,
 )
 from .figures import Figure, figure, read_of
-from .results import Scenario
+from .results import ClientResult, Scenario
 from .suite import CONNECTIONS, IN_FLIGHT
 
 SETTLED = 0.10
@@ -88,17 +88,23 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
         return math.prod(top) / math.prod(bottom) if all(top + bottom) else None
 
 
-def _counted(named: dict[str, Scenario], side: Side, what: str) -> float:
+def _of_side(named: dict[str, Scenario], side: Side) -> tuple[Scenario, ClientResult] | None:
+    """Where the figure of a side is; None where that was not measured."""
     scenario = named.get(side.scenario)
     result = scenario.client(side.client) if scenario else None
-    return result.counted.get(what, 0.0) if result else 0.0
+    return None if scenario is None or result is None else (scenario, result)
+
+
+def _counted(named: dict[str, Scenario], side: Side, what: str) -> float:
+    measured = _of_side(named, side)
+    return measured[1].counted.get(what, 0.0) if measured else 0.0
 
 
 def _values(named: dict[str, Scenario], side: Side) -> list[float]:
-    scenario = named.get(side.scenario)
-    result = scenario.client(side.client) if scenario else None
-    if scenario is None or result is None:
+    measured = _of_side(named, side)
+    if measured is None:
         return []
+    scenario, result = measured
     read = read_of(side.metric)
     found = [read(each, scenario.settings.size) for each in result.rounds]
     return [value for value in found if value is not None] if None not in found else []

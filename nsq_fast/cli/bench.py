@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import click
@@ -228,7 +227,10 @@ def _run(
     patience: float = 0.0,
 ) -> Run:
     clients = _clients(wanted, peer_python, place)
-    counters = [*_counter(wants_syscalls, syscalls), *_counter(wants_instructions, instructions)]
+    counters = [
+        *(_counted_by(syscalls.counter(), syscalls.NEEDED) if wants_syscalls else ()),
+        *(_counted_by(instructions.counter(), instructions.NEEDED) if wants_instructions else ()),
+    ]
     run = Run(about=about(_versions(clients)))
     for together in in_turns(todo):
         tasks = [
@@ -245,12 +247,12 @@ def _run(
     return run
 
 
-def _counter(is_wanted: bool, kind: ModuleType) -> list[Counter]:
-    """What counts, if it is wanted and can count here; says so where it cannot."""
-    found: Counter | None = kind.counter() if is_wanted else None
-    if is_wanted and found is None:
-        click.echo(f"not counted: {kind.NEEDED}", err=True)
-    return [] if found is None else [found]
+def _counted_by(counter: Counter | None, needed: str) -> list[Counter]:
+    """What counts; none, and why is said, where nothing here can."""
+    if counter is None:
+        click.echo(f"not counted: {needed}", err=True)
+        return []
+    return [counter]
 
 
 def _versions(clients: Sequence[Client]) -> dict[str, str]:
