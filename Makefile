@@ -4,17 +4,19 @@
 #   make demo-spark  the same, then Spark reports on the traces: installs PySpark (about 450 MB), needs Java 17 or newer
 #   make test        the tests; those of Spark need a JRE 17 or newer, and are skipped without   ARGS="-k frame -x" JOBS=1
 #   make quick       those that need at most two minutes: core, protocol, runtime, gnsq, a round trip through each server
+#   make sim         the client in virtual time with simulated faults, by seed                   SEEDS=0:100000
 #   make core        the tests of the compiled core alone: no gevent needed, so that they run on 3.14t, too
 #   make proof       what is promised for the redesigned NSQ, on a real cluster with every fault: needs etcd and its servers,
 #                    an hour; the report is left in build/proof                       ARGS="--bad-days-messages 50000"
 #   make soak        chaos for five minutes, or ARGS="--hours 8": is what is promised true?      SERVERS=DIR of an nsqd
 #                    then MESSAGES=100000000 through one client: does anything grow? A second start goes on where it was
 #   make bench       the compiled core, and a short comparison of clients                        SERVERS=DIR of an nsqd
+#   make instructions what a message costs in instructions, by valgrind; more than at BASE=COMMIT?
 #   make bench-spark the source, the sink and the traces of Spark: needs a JRE                   SERVERS=DIR of an nsqd
 #   make check       ruff, mypy --strict, cython-lint, layering; `make lint`: ruff and cython-lint alone
 #   make setup       the virtual environment with everything, and the compiled extension
 #   make build       recompile the extension if its sources changed
-#   make sanitize    the core's tests under address and undefined-behaviour sanitizers
+#   make sanitize    tests of core, runtime, threads and aio under address and undefined-behaviour sanitizers
 #   make fuzz        the readers under sanitizers, session, lookup and HTTP: a minute  ARGS="--seconds 600 readers"
 #   make docs        the documentation site, in build/site; a broken link fails
 #   make dist        sdist and wheel in dist/
@@ -27,6 +29,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+SEEDS ?= 0:5000
 MESSAGES ?= 100000000
 JOBS ?= $(shell cat /proc/meminfo 2>/dev/null | awk '/^MemTotal/ {large = $$2 > 12e6} END {print large ? 4 : 2}')
 NSQ_FAST_SERVERS ?= $(HOME)/.cache/nsq-fast/servers
@@ -37,12 +40,12 @@ SOURCES := $(wildcard nsq_fast/*.pyx nsq_fast/*.pxd nsq_fast/*.pxi nsq_fast/_per
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUILD_NEEDS := "setuptools>=77" "Cython>=3.3,<4"
 
-.PHONY: help setup demo demo-spark test quick core proof soak bench bench-spark check lint build sanitize fuzz docs dist wheel clean
+.PHONY: help setup demo demo-spark test quick sim core proof soak bench instructions bench-spark check lint build sanitize fuzz docs dist wheel clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '3,22s/^#  *//p' Makefile
+	@sed -n '3,23s/^#  *//p' Makefile
 
 # A stamp says what has been done to the environment, so that a second run is instant. An installation compiles, too.
 VENV_STAMP := $(VENV)/.created
@@ -71,7 +74,7 @@ $(RUN_STAMP): $(VENV_STAMP) pyproject.toml
 
 $(SPARK_STAMP): $(VENV_STAMP) pyproject.toml
 	@echo "installing PySpark into $(VENV): a download of about 450 MB"
-	$(PIP) install --no-build-isolation -e '.[spark]'
+	$(subst --quiet,--progress-bar=on,$(PIP)) install --no-build-isolation -e '.[spark]'
 	@touch $(RUN_STAMP) $(BUILD_STAMP) $@
 
 $(DEV_STAMP): $(VENV_STAMP) pyproject.toml
@@ -102,11 +105,14 @@ test: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 # The inner loop: the kinds of tests that need neither much time nor anything that is not here. See tests/support/kinds.py.
-QUICK = tests/test_*.py tests/core tests/protocol tests/runtime tests/gnsq \
+QUICK = tests/test_*.py tests/core tests/protocol tests/runtime tests/gnsq tests/sim \
   -m "round_trip or not (slow or real or fork or flat or kill)"
 
 quick: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) $(QUICK) $(ARGS)
+
+sim: $(DEV_STAMP) $(BUILD_STAMP)
+	cd tests && PYTHONPATH=.. $(abspath $(BIN)/python) -m sim all $(SEEDS) $(ARGS)
 
 # What these need and nothing else; without the conftest, which imports gevent.
 CORE_ALONE = --noconftest -p support.properties -p no:nsq_fast -p no:cacheprovider -m "not slow"
@@ -120,8 +126,8 @@ proof: $(DEV_STAMP) $(BUILD_STAMP)
 	NSQ_FAST_DAY_SECONDS=300 $(BIN)/python -m pytest -s tests/spark/test_spark_day.py
 
 soak: $(DEV_STAMP) $(BUILD_STAMP)
-	$(BIN)/python -m nsq_fast soak $(if $(SERVERS),--servers $(SERVERS)) $(ARGS)
-	$(BIN)/python bench/endurance.py $(if $(SERVERS),--servers $(SERVERS)) --messages $(MESSAGES)
+	PYTHONPATH=tests $(BIN)/python -m chaos $(if $(SERVERS),--servers $(SERVERS)) $(ARGS)
+	$(BIN)/python tests/chaos/endurance.py $(if $(SERVERS),--servers $(SERVERS)) --messages $(MESSAGES)
 	NSQ_FAST_FLAT_MESSAGES=5000000 $(BIN)/python -m pytest -s tests/threads/test_threads_flat.py
 
 bench: $(DEV_STAMP) $(BUILD_STAMP)
@@ -129,6 +135,10 @@ bench: $(DEV_STAMP) $(BUILD_STAMP)
 	$(BIN)/python -m nsq_fast bench suite --short --duration 0.7 --patience 6 --json bench/results/latest.json \
 	  $(if $(SERVERS),--servers $(SERVERS))
 	$(BIN)/python -m nsq_fast bench report bench/results/latest.json --html bench/results/latest.html
+
+instructions: $(DEV_STAMP) $(BUILD_STAMP)
+	@command -v valgrind >/dev/null || { echo "no valgrind and faketime (packages of Debian)" >&2; exit 1; }
+	$(BIN)/python bench/instructions.py $(if $(BASE),--base $(BASE))
 
 bench-spark: $(DEV_STAMP) $(BUILD_STAMP)
 	@java -version >/dev/null 2>&1 || { echo "no Java: install a JRE 17 or newer (Debian: openjdk-17-jre-headless)" >&2; exit 1; }
@@ -147,16 +157,20 @@ check: lint $(BUILD_STAMP)
 	$(BIN)/python -m pytest -q tests/test_layering.py
 
 # A copy of the package, with its compiled modules under the sanitizers; malloc instead of Python's own allocator,
-# which would hide what lies beyond an object's end. Leaks are left to tests/core/test_core_leaks.py.
+# which would hide what lies beyond an object's end. Leaks are left to tests/core/test_core_leaks.py. Where greenlets
+# switch, the heap is watched and the stack is not: greenlet copies it. Left out are tests that measure what the
+# sanitizers change (time, memory), that fork, and that need servers of their own. What a sanitizer says goes to
+# stderr, which pytest must not take (-s).
 SANITIZE_DIR := build/sanitize
 SANITIZER = $(shell $${CC:-cc} -print-file-name=$(1))
+SANITIZED = LD_PRELOAD="$(call SANITIZER,libasan.so) $(call SANITIZER,libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+  UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(SANITIZE_DIR)/lib:tests
 
 sanitize: $(DEV_STAMP)
 	rm -rf $(SANITIZE_DIR)
 	NSQ_FAST_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base $(SANITIZE_DIR) --build-lib $(SANITIZE_DIR)/lib
-	LD_PRELOAD="$(call SANITIZER,libasan.so) $(call SANITIZER,libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
-	  UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(SANITIZE_DIR)/lib:tests \
-	  $(BIN)/pytest tests/core $(CORE_ALONE) $(ARGS)
+	$(SANITIZED) $(BIN)/pytest tests/core $(CORE_ALONE) $(ARGS)
+	$(SANITIZED) $(BIN)/pytest -s tests/runtime tests/threads tests/aio -m "not (slow or real or fork or flat or kill)" $(ARGS)
 
 # libFuzzer for the compiled readers, atheris for the Python parts.
 fuzz: $(DEV_STAMP) $(BUILD_STAMP)

@@ -12,7 +12,7 @@ def main() -> None:
     from pyspark.sql import SparkSession
 
     from nsq_fast.broker import BrokerProcess
-    from nsq_fast.runtime.admin import NsqdHTTPClient
+    from nsq_fast.client.admin import NsqdHTTPClient
     from nsq_fast.spark import foreach_batch_sink
 
     spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()

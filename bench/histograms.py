@@ -19,68 +19,22 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import socket
-import struct
 import subprocess
 import sys
-import time
-from pathlib import Path
 from statistics import median
-from typing import BinaryIO
 
+from instructions import FEW, VALGRIND, serve, slow_clock
 from rich.console import Console
 
 from nsq_fast import Consumer
-from nsq_fast.runtime.consuming import timing
-from nsq_fast.runtime.net import busy_poll
+from nsq_fast.client import handlers
 
-FEW = 2000
-BODY = b"x" * 200
 RATES = (10_000, 100_000, 400_000)
 PER_SECOND = 100
-SLOWER = 50
-VALGRIND = "valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"
 KINDS = {"off": None, "never": float("inf"), "each portion": 0.0}
 """What is compared -> the seconds between two samples; None: without histograms."""
 
 console = Console(highlight=False)
-
-
-# The nsqd
-
-
-def frame(kind: int, data: bytes) -> bytes:
-    return struct.pack(">II", len(data) + 4, kind) + data
-
-
-def wait_for_fins(lines: BinaryIO, count: int) -> None:
-    """Read as many FINs, past other commands."""
-    while count:
-        line = lines.readline()
-        if not line:
-            raise SystemExit
-        count -= line.startswith(b"FIN ")
-
-
-def serve(count: int, portion: int) -> None:
-    """Print a port; send so many messages to who connects there."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        sys.stdout.write(f"{listener.getsockname()[1]}\n")
-        sys.stdout.flush()
-        sock, _ = listener.accept()
-    with sock, sock.makefile("rb") as lines:
-        lines.read(len(b"  V2IDENTIFY\n"))
-        lines.read(struct.unpack(">I", lines.read(4))[0])
-        sock.sendall(frame(0, b'{"version": "1.3.0", "max_rdy_count": 2500}'))
-        lines.readline()  # SUB
-        sock.sendall(frame(0, b"OK"))
-        lines.readline()  # RDY
-        for first in range(0, count, portion):
-            numbers = range(first, first + portion)
-            heads = [struct.pack(">qH16s", time.time_ns(), 1, b"%016d" % number) for number in numbers]
-            sock.sendall(b"".join(frame(2, head + BODY) for head in heads))
-            wait_for_fins(lines, portion)
-        lines.read()
 
 
 # The consumer
@@ -88,9 +42,8 @@ def serve(count: int, portion: int) -> None:
 
 def consume(port: int, kind: str, messages: int, in_flight: int) -> None:
     """What is counted: consume so many messages, and write how many were sampled."""
-    busy_poll.BusyPoll.may_begin = lambda self: False  # type: ignore[method-assign]  # by the clock
     every = KINDS[kind]
-    timing.EVERY = 0.0 if every is None else every
+    handlers.EVERY = 0.0 if every is None else every
     left = messages
 
     def handle(consumer: Consumer, message: object) -> None:
@@ -109,13 +62,6 @@ def consume(port: int, kind: str, messages: int, in_flight: int) -> None:
 
 
 # The measurement
-
-
-def slow_clock() -> dict[str, str]:
-    """The environment in which time passes more slowly."""
-    for library in Path("/usr/lib").glob("*/faketime/libfaketime.so.1"):
-        return {"LD_PRELOAD": str(library), "FAKETIME": f"+0 x{1 / SLOWER}"}
-    raise SystemExit("there is no libfaketime: apt-get install faketime")
 
 
 def counted(kind: str, messages: int, in_flight: int) -> tuple[int, int]:

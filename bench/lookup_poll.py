@@ -16,9 +16,9 @@ from time import process_time
 import click
 
 from nsq_fast import Consumer
+from nsq_fast.client.lookup import PolledTopic
 from nsq_fast.config import LookupConfig
 from nsq_fast.protocol.topology import parse_lookup
-from nsq_fast.runtime.lookup_round import PolledTopic
 
 
 def answer(nsqds: range, lookupd: int, chance: random.Random) -> bytes:
@@ -49,7 +49,10 @@ def polls(topics: list[str], nsqds: int, lookupds: int, count: int) -> list[tupl
         moments = [process_time()]
         answers = [[parse_lookup(body) for body in each] for each in bodies]
         moments.append(process_time())
-        found = [topic.learn(each) for topic, each in zip(polled, answers, strict=True)]
+        for topic, each in zip(polled, answers, strict=True):
+            topic.answers = {number: (1, answer) for number, answer in enumerate(each)}  # type: ignore[misc]
+            topic.take(topic.unite(), 0.0)
+        found = [topic.topology for topic in polled]
         moments.append(process_time())
         for name, topology in zip(topics, found, strict=True):
             consumer._subscriptions.on_topology(name, topology)

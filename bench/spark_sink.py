@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 
 import nsq_fast.spark
-from nsq_fast.bench import binaries
+from nsq_fast.bench.servers import run_nsqd
 from nsq_fast.broker import BrokerProcess
+from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.names import Address
-from nsq_fast.runtime.admin import NsqdHTTPClient
 from nsq_fast.spark.trace.session import local_session
 
 PARTITIONS = 2
@@ -43,7 +43,7 @@ class Target(NamedTuple):
 def target(folder: Path | None) -> Iterator[Target]:
     """An nsqd of its own for the run."""
     if folder is not None and (folder / "nsqd").exists():
-        with binaries.nsqd(folder, "127.0.0.1") as started:
+        with run_nsqd(folder, "127.0.0.1") as started:
             yield Target(started.version, started.tcp, started.http)
         return
     with BrokerProcess(lookupd=False, mem_queue_size=100_000_000) as broker:

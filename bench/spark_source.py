@@ -25,12 +25,11 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceStreamReader
 
 from nsq_fast.bench.clients import PROGRAMS
-from nsq_fast.runtime.admin import NsqdHTTPClient
+from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.spark.journal import JournalStreamReader
-from nsq_fast.spark.journal.chain import Chain
 from nsq_fast.spark.journal.collect import Collector
-from nsq_fast.spark.journal.file_storage import FileStorage
-from nsq_fast.spark.journal.segment import Head, Stored
+from nsq_fast.spark.journal.files import FileStorage
+from nsq_fast.spark.journal.slot import Chain, Head, Stored
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.source import NsqDataSource
 from nsq_fast.spark.versions import ReadAllAvailable

@@ -1,6 +1,6 @@
 """Seeds for the fuzzers, from the conversations recorded with real servers: ``python fuzz/corpus.py FOLDER``.
 
-One folder for each target. The seeds of the readers and of the session begin with the bytes that choose options.
+One folder for each target. Those of the readers, of the session and of snappy begin with bytes that choose options.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import snappy  # type: ignore[import-untyped]
 
 DATA = Path(__file__).parent.parent / "tests" / "data"
 LONGEST = 4096
@@ -25,19 +27,24 @@ REPLIES = [
 
 
 def conversations() -> Iterator[tuple[str, dict[str, object], bytes, bytes]]:
-    """Dialect, record, and all that was sent and received, of each recorded conversation."""
+    """Dialect, record, and all that was sent and received, of each recorded conversation.
+
+    Others of the files hold what two servers are compared with: patterns, sequences of steps.
+    """
     for path in sorted(DATA.glob("*.jsonl")):
         for line in path.read_text().splitlines():
             record = json.loads(line)
+            if not isinstance(record, dict) or "dialect" not in record:
+                continue
             steps = [step for step in record.get("steps", []) if step[0] in ("send", "recv")]
             sent = b"".join(bytes.fromhex(data) for kind, data in steps if kind == "send")
             received = b"".join(bytes.fromhex(data) for kind, data in steps if kind == "recv")
-            yield path.stem, record, sent, received
+            yield str(record["dialect"]), record, sent, received
 
 
 def main(folder: Path) -> None:
     """Write the seeds of all targets."""
-    for target in ("readers", "session", "lookup", "http"):
+    for target in ("readers", "session", "lookup", "http", "snappy"):
         (folder / target).mkdir(parents=True, exist_ok=True)
     for number, (dialect, record, sent, received) in enumerate(conversations()):
         detail = b"SUB_ADVANCED " in sent or b"SUB_ORDERED " in sent
@@ -48,10 +55,17 @@ def main(folder: Path) -> None:
         for choices in (0, 4, 8, 28):
             first = bytes([(dialect == "redesigned") | ext << 1 | choices])
             write(folder / "session" / f"{number}-{choices}", first + received[:LONGEST])
+        write(folder / "snappy" / f"{number}", bytes([3, 40]) + snapped(received[:LONGEST]))
         for name, text in texts(record):
             write_reply(folder, f"{number}-{name}", text)
     for number, text in enumerate(REPLIES):
         write_reply(folder, f"reply-{number}", text)
+
+
+def snapped(data: bytes) -> bytes:
+    """A stream of the framing format, as nsqd sends it: a chunk for each write."""
+    compressor = snappy.StreamCompressor()
+    return b"".join(bytes(compressor.compress(data[at : at + 200])) for at in range(0, max(len(data), 1), 200))
 
 
 def write_reply(folder: Path, name: str, text: bytes) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parent / "build" / "fuzz"
-TARGETS = ("readers", "session", "lookup", "http")
+TARGETS = ("readers", "session", "lookup", "http", "snappy")
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """What must hold of the Python parts for any bytes, under atheris: ``python fuzz/targets.py TARGET [options]``.
 
-Targets: ``session`` (both dialects), ``lookup`` (replies of nsqlookupd), ``http`` (the HTTP client). An exception that
-is none of those promised ends the process, and leaves the input in a file.
+Targets: ``session`` (both dialects), ``lookup`` (replies of nsqlookupd), ``http`` (the HTTP client), ``snappy`` (its
+framing format). An exception that is none of those promised ends the process, and leaves the input in a file.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import atheris  # type: ignore[import-not-found]
 
 with atheris.instrument_imports(include=["nsq_fast"]):
     from nsq_fast._codec import Message, encode_frame
+    from nsq_fast.client.http import Endpoint, HttpClient
+    from nsq_fast.client.layers import PIECE_SIZE, SnappyLayer
     from nsq_fast.errors import HttpError, RemoteProtocolError
     from nsq_fast.names import Address
     from nsq_fast.protocol import CommandFailed, ConnectionConfig, Disconnected, MessageSkipped, Ready, Session
     from nsq_fast.protocol.events import Event
     from nsq_fast.protocol.topology import error_text, parse_listlookup, parse_lookup, parse_nodes
-    from nsq_fast.runtime.net.http import Endpoint, HttpClient
 
 # Bits of the first byte of a session's input.
 REDESIGNED, EXT, SKIP_HANDSHAKE, PUBLISH, IN_PIECES = 1, 2, 4, 8, 16
@@ -101,18 +102,21 @@ def lookup(data: bytes) -> None:
     error_text(data)
 
 
-class FakeSocket:
+class FakeTransport:
     """A connection from which ``data`` comes, in two pieces."""
 
     def __init__(self, data: bytes) -> None:
         self._pieces = [data[: len(data) // 2], data[len(data) // 2 :], b""]
 
-    def sendall(self, data: bytes) -> None:
+    async def send_all(self, data: bytes, deadline: float) -> None:
         """Take a request."""
 
-    def recv(self, size: int) -> bytes:
+    async def recv(self, deadline: float) -> bytes:
         """The next piece."""
         return self._pieces.pop(0) if self._pieces else b""
+
+    def unwatch(self) -> None:
+        """It may be closed by any thread."""
 
     def close(self) -> None:
         """End it."""
@@ -123,11 +127,11 @@ class FakeClient(HttpClient):
 
     data = b""
 
-    def _idle_socket(self) -> None:
+    def _take_idle(self, loop: Any) -> None:
         return None
 
-    def _connect(self) -> Any:
-        return FakeSocket(self.data)
+    async def _connect(self, loop: Any, deadline: float) -> Any:
+        return FakeTransport(self.data)
 
 
 client = FakeClient(Endpoint("http", Address("127.0.0.1", 1)), max_reply_size=4096)
@@ -142,7 +146,30 @@ def http(data: bytes) -> None:
     client._idle.clear()
 
 
+def snappy(data: bytes) -> None:
+    """A stream decodes to the same bytes however it is cut, and then is broken, or waits for more, in either way."""
+    if len(data) < 2:
+        return
+    cuts, data = sorted(cut % (len(data) - 1) for cut in data[:2]), data[2:]
+    assert decoded([data]) == decoded([data[: cuts[0]], data[cuts[0] : cuts[1]], data[cuts[1] :]])
+
+
+def decoded(pieces: list[bytes]) -> tuple[bytes, bool]:
+    """What a stream in pieces holds, and whether it is broken behind that."""
+    layer, found = SnappyLayer(), b""
+    for piece in pieces:
+        layer.feed(piece)
+        try:
+            while read := layer.read():
+                assert len(read) <= PIECE_SIZE
+                found += read
+        except RemoteProtocolError:
+            return found, True
+        assert not layer.holds_more()
+    return found, False
+
+
 if __name__ == "__main__":
-    target = {"session": session, "lookup": lookup, "http": http}[sys.argv.pop(1)]
+    target = {"session": session, "lookup": lookup, "http": http, "snappy": snappy}[sys.argv.pop(1)]
     atheris.Setup(sys.argv, target)
     atheris.Fuzz()

@@ -6,6 +6,13 @@ from ._time_slice cimport TimeSlice
 cdef class TurnTimes:
     cdef public double began_at
     cdef public double due_at
+    cdef readonly object _loop
+    cdef readonly object _run_callback
+    cdef list _at_end
+    cdef object _ended              # _end of this one, made once
+
+    cdef bint is_awaited(self) except -1
+    cdef int put_at_end(self, function) except -1   # at_end
 
 
 cdef class Tally:
@@ -36,12 +43,9 @@ cdef class HandlerLimit:
 
     cdef bint take(self, Dispatcher dispatcher) except -1
     cdef int give_back(self) except -1
-    cdef int take_again(self) noexcept
-    cdef bint is_exceeded(self) except -1
 
 
 cdef class Dispatcher:
-    cdef public object source
     cdef public bint is_stopped
     cdef readonly Py_ssize_t idle
     cdef readonly TurnTimes turns

@@ -1,22 +1,62 @@
 """What a worker does between handlers, compiled: which messages are next, whether others are first, when FINs leave.
 
 A worker goes through this once for each read of its socket, which brings some hundred messages, or one. It stands below
-``nsq_fast.runtime.consuming.dispatch``, which has the greenlets and calls the handlers.
+``nsq_fast.client.workers``, which calls the handlers.
 """
 
 from collections import deque
 from contextlib import suppress
 
-from ._time_slice cimport Caller, TimeSlice, monotonic
+from ._time_slice cimport TimeSlice, monotonic
 
 
 cdef class TurnTimes:
-    """The turns of a loop. All times are of ``time.monotonic()``.
+    """The turns of a loop of gevent's. All times are of ``time.monotonic()``.
 
     Attributes:
         due_at: when its next turn is due, as far as is known; a turn that nobody has noticed makes it later.
         began_at: when its last turn began, as far as is known.
     """
+
+    def __init__(self, loop):
+        self._loop = loop
+        self._run_callback = loop.run_callback
+        self._ended = self._end
+        self._at_end = []
+
+    @property
+    def has_others(self):
+        """Whether greenlets or other callbacks are ready to run; what is done at the end of the turn does not count."""
+        return self.is_awaited()
+
+    cdef bint is_awaited(self) except -1:
+        """Whether greenlets or other callbacks are ready to run; what is done at the end of the turn does not count."""
+        return len(self._loop._callbacks) > bool(self._at_end)
+
+    def at_end(self, function):
+        """Have ``function`` called before the loop waits for anything; it must not block.
+
+        One callback of the loop serves all that ask in one turn: many connections answer in each.
+        """
+        self.put_at_end(function)
+
+    cdef int put_at_end(self, function) except -1:
+        if not self._at_end:
+            self._run_callback(self._ended)
+        self._at_end.append(function)
+        return 0
+
+    def _end(self):
+        cdef list functions = self._at_end
+        cdef Py_ssize_t done = 0
+        self._at_end = []
+        try:
+            for function in functions:
+                done += 1
+                function()
+        finally:
+            for function in functions[done:]:  # one was interrupted
+                self.put_at_end(function)
 
 
 cdef class Tally:
@@ -133,15 +173,6 @@ cdef class HandlerLimit:
                 dispatcher.wake()
         return 0
 
-    cdef int take_again(self) noexcept:
-        """A worker that has given its place back goes on; there may be too many now, see ``is_exceeded``."""
-        self._running += 1
-        return 0
-
-    cdef bint is_exceeded(self) except -1:
-        """Whether one that runs is too many."""
-        return self._running > 1 and self._running > self._limit()
-
     def changed(self):
         """The limit is another: have all those who wait look again."""
         waiting, self._waiting = self._waiting, []
@@ -153,7 +184,7 @@ cdef class Dispatcher:
     """Which inbound queue a worker serves next, and what is due when it is done with it.
 
     Args:
-        turns: of the loop; has ``is_overdue`` and ``wait`` besides.
+        turns: of the loop; has ``is_overdue`` and ``wait`` besides. None: it is never overdue.
         slice: seconds after which a loop is overdue.
         prompt: FINs that leave one by one.
         limit: of the handlers that run at once.
@@ -162,15 +193,13 @@ cdef class Dispatcher:
 
     Attributes:
         idle: workers that wait.
-        source: the one connection that the workers serve, which a worker reads itself in place of waiting for a
-            message; None when there are several, or none.
         is_stopped: whether workers end after what they are handling now.
         turns, prompt, load: as given.
     """
 
     def __init__(
         self,
-        TurnTimes turns not None,
+        TurnTimes turns,
         double slice,
         PromptFins prompt not None,
         HandlerLimit limit not None,
@@ -225,10 +254,23 @@ cdef class Dispatcher:
                 inbound = self._next()
                 if inbound is not None:
                     return inbound
-            if self._ready or self.source is None or not self.source.read_for_reader():
-                self.idle += 1
-                self._wait()
+            self.idle += 1
+            self._wait()
         return None
+
+    def take_now(self):
+        """As ``take``; None also where there is nothing now: a worker that is not stopped then waits, and is idle."""
+        cdef InboundQueue inbound = None
+        if not self.is_stopped:
+            inbound = self._next()
+            if inbound is None:
+                self.idle += 1
+        return inbound
+
+    def not_idle(self):
+        """One that has waited was not released, and waits no more."""
+        if self.idle:
+            self.idle -= 1
 
     cdef InboundQueue _next(self):
         cdef InboundQueue inbound
@@ -245,7 +287,7 @@ cdef class Dispatcher:
         return None
 
     cdef bint _is_overdue(self, double now) except -1:
-        return now > self.turns.due_at and self.turns.is_overdue(now)
+        return self.turns is not None and now > self.turns.due_at and self.turns.is_overdue(now)
 
     def leave(self, InboundQueue inbound not None):
         """A worker is done with this queue for now. Its FINs leave now if the end of the turn may be far away."""
@@ -257,37 +299,11 @@ cdef class Dispatcher:
         if not inbound.waiting and ready and ready[-1] is inbound:  # where ``_next`` has put it: nobody need look there
             ready.pop()
             inbound.is_queued = False
-        if not inbound.waiting and self.source is not None:  # all is answered: nothing more joins the FINs
-            inbound.connection.flush()
-        elif self.prompt.left:
+        if self.prompt.left:
             inbound.connection.flush()
             self.prompt.left -= 1
         elif self._is_overdue(monotonic()):
             inbound.connection.flush()
-
-    def read_on(self, InboundQueue inbound not None, Caller worker not None):
-        """A worker has handled all that there was: send the FINs and read what comes next.
-
-        It is what ``leave`` and ``take`` do, for less. Returns whether the worker may go on until ``worker.end``, which
-        is that of the slice now. Otherwise it leaves: nothing came, or others are first.
-        """
-        cdef double now
-        if self.source is not inbound.connection or inbound.turn is not None or len(self._ready) != 1:
-            return False
-        worker.current = None
-        self.handled(worker.began, inbound.slice.take_count())
-        inbound.connection.flush()
-        self._limit.give_back()
-        try:
-            self.source.read_for_reader()
-        finally:
-            self._limit.take_again()
-            worker.began = now = monotonic()
-        if self.is_stopped or not inbound.waiting or self._limit.is_exceeded() or self._is_overdue(now):
-            return False
-        worker.end = self.turns.due_at
-        inbound.slice.end = 0.0 if self.prompt.left else min(worker.end, <double> inbound.ledger.next_deadline)
-        return True
 
     def handled(self, double began, Py_ssize_t count):
         """A worker has handled ``count`` messages since ``began`` (monotonic): note how busy it was."""
@@ -304,8 +320,6 @@ cdef class Dispatcher:
         """Have a worker look again: a turn is free."""
         if self.idle:
             self._wake_up(1)
-        elif self.source is not None:
-            self.source.stop_reading_for_reader()
 
     def wake_all(self):
         """Have all workers look again."""
@@ -314,8 +328,6 @@ cdef class Dispatcher:
     def stop(self):
         """Let each worker end after what it is handling now."""
         self.is_stopped = True
-        if self.source is not None:
-            self.source.stop_reading_for_reader()
         self._wake_up(self.idle)
 
     def forked(self):

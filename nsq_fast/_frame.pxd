@@ -76,3 +76,22 @@ cdef class ColumnReader(FrameBuffer):
     cdef int _collect_others(
         self, const unsigned char* data, Py_ssize_t size, const Layout* layout, list frames
     ) except -1
+
+
+cdef class SessionPath:
+    cdef public object stage
+    cdef public object dialect
+    cdef public object pending          # a deque of pairs: name and token
+    cdef public object failure
+    cdef public object ledger
+    cdef public Py_ssize_t message_count
+    cdef public object _limit           # knows how many messages may be in flight, once the server is known
+    cdef public FrameReader _reader
+    cdef object _ready
+    cdef object _publishes
+
+    cdef int put(self, command, token) except -1    # expect
+    cdef bint is_idle(self) except -1
+    cdef list take(self, data, double now)          # receive
+    cdef list take_oks(self, data)                  # receive_oks
+    cdef list _tokens(self, Py_ssize_t count)

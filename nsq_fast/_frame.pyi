@@ -1,4 +1,5 @@
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Container, Iterable
 from typing import Any, Final
 
 from _typeshed import ReadableBuffer
@@ -92,3 +93,15 @@ class ColumnReader(FrameBuffer):
     def feed(self, chunk: ReadableBuffer) -> Columns: ...
 
 def join_columns(parts: Iterable[Columns]) -> Columns: ...
+
+class SessionPath:
+    stage: Any
+    dialect: Any
+    pending: deque[tuple[str, Any]]
+    message_count: int
+    failure: NsqError | None
+    ledger: Any
+    def __init__(self, stage: Any, ready: Any, publishes: Container[str], reader: FrameReader) -> None: ...
+    def expect(self, command: str, token: Any = None) -> None: ...
+    def receive(self, data: bytes, now: float = 0.0) -> list[Any]: ...
+    def receive_oks(self, data: bytes) -> list[Any] | None: ...

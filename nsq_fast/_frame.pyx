@@ -455,3 +455,4 @@ cdef class FrameReader(FrameBuffer):
 
 
 include "_columns.pxi"
+include "_session.pxi"

@@ -39,8 +39,9 @@ cdef class HeldMessages:
     @cython.critical_section
     def received(self, list messages not None):
         """These messages have arrived, all at the same time. Returns how many are in flight now."""
+        _check_messages(messages)
         if self.next_deadline == INFINITY and PyList_GET_SIZE(messages):
-            self.next_deadline = (<Message?> messages[0]).received_at + self.msg_timeout
+            self.next_deadline = (<Message> messages[0]).received_at + self.msg_timeout
         self.count += PyList_GET_SIZE(messages)
         self._messages += messages
         if PyList_GET_SIZE(self._messages) - self._at > 2 * self.count + SLACK:
@@ -106,19 +107,46 @@ cdef class HeldMessages:
     @cython.critical_section
     def keep(self, list messages not None):
         """Hold these, and nothing else; what is counted stays as it is."""
+        _check_messages(messages)
         self._messages = messages[:]
         self._at = 0
 
     @cython.critical_section
-    def unreachable(self):
-        """Messages that nothing but this list refers to: nobody can answer them any more."""
-        cdef Py_ssize_t i
+    def unreachable(self, dict noted=None, list others=None):
+        """Messages that only this list refers to: nobody can answer them any more.
+
+        Being a key of ``noted`` is no reference of a program's either. ``others`` are looked at, too: messages that are
+        held no longer.
+        """
+        cdef list found
         self._drop_answered()
-        return [
-            <object> PyList_GET_ITEM(self._messages, i)
-            for i in range(PyList_GET_SIZE(self._messages))
-            if Py_REFCNT(PyList_GET_ITEM(self._messages, i)) == 1
-        ]
+        found = _unreachable(self._messages, noted)
+        if others is not None:
+            found = _unreachable(others, noted) + found
+        return found
+
+
+cdef list _unreachable(list messages, dict noted):
+    cdef list found = []
+    cdef PyObject* message
+    cdef Py_ssize_t i, references
+    for i in range(PyList_GET_SIZE(messages)):
+        message = PyList_GET_ITEM(messages, i)
+        references = Py_REFCNT(message)  # before anything else refers to it
+        if references > 2:
+            continue
+        if references - (1 if noted and <object> message in noted else 0) == 1:
+            found.append(<object> message)
+    return found
+
+
+cdef int _check_messages(list messages) except -1:
+    # Whatever is held is taken for a Message from then on; an embedder's list may hold anything.
+    cdef Py_ssize_t i
+    for i in range(PyList_GET_SIZE(messages)):
+        if not isinstance(<object> PyList_GET_ITEM(messages, i), Message):
+            raise TypeError(f"messages must hold Message, not {type(<object> PyList_GET_ITEM(messages, i)).__name__}")
+    return 0
 
 
 cdef Py_ssize_t _expired(list items) except -1:

@@ -1,7 +1,5 @@
 """The hot loop of a worker; see the .pyx."""
 
-from libc.stdint cimport uint64_t
-
 from ._codec cimport Message
 
 
@@ -17,10 +15,6 @@ cdef class TimeSlice:
     cdef Py_ssize_t _count
     cdef public double end          # when the slice is over, by time.monotonic()
     cdef public object tell         # called with each message that is finished, or None
-
-    cdef uint64_t _looked_at        # ticks of the processor when the clock was looked at last
-    cdef uint64_t _early            # for so many after it, the slice that ends at _early_for is not over
-    cdef double _early_for
 
     cdef int _finish(self, Message message) except -1
 

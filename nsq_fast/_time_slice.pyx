@@ -1,46 +1,42 @@
+# cython: nonecheck=True
+# What was not set, by mistake, is an AttributeError then, and does not end the process.
+
 """The hot loop of a worker, compiled: handlers are called, their FINs join the others, and the clock is looked at.
 
 It stands apart from ``_codec``, which has no clock. Whether the time is over is asked after every handler, however
-quick. The clock took a sixth of all that the client does with a message. So the processor's counter of ticks is asked
-first, which takes half as long: while fewer ticks have gone by than the slowest counter makes until then, it is not.
+quick: the next one may be the one that takes long. Reading the clock costs 4 % of the CPU of a consumer.
 """
 
-from libc.stdint cimport uint64_t
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from ._codec cimport Message
 
-cdef extern from *:
-    """
-    #if defined(__x86_64__) && defined(__GNUC__)
-    #include <cpuid.h>
-    #include <x86intrin.h>
-    static inline uint64_t nsq_fast_ticks(void) { return __rdtsc(); }
-    /* Whether the counter runs at one rate, asleep or awake. AMD64 Architecture Programmer's Manual 3, CPUID
-       Fn8000_0007 EDX, TscInvariant; Intel 64 Software Developer's Manual 3, Invariant TSC. */
-    static int nsq_fast_has_ticks = 0;
-    __attribute__((constructor)) static void nsq_fast_look_for_ticks(void)
-    {
-        unsigned a, b, c, d;
-        nsq_fast_has_ticks = __get_cpuid(0x80000007, &a, &b, &c, &d) && (d >> 8 & 1);
-    }
-    #else
-    static inline uint64_t nsq_fast_ticks(void) { return 0; }
-    static int nsq_fast_has_ticks = 0;
-    #endif
-    """
-    uint64_t nsq_fast_ticks() noexcept nogil
-    const bint nsq_fast_has_ticks
+from types import CoroutineType
 
-cdef enum:
-    # It counts at the base frequency; the slowest processors with a counter of one rate have 0.8 GHz.
-    FEWEST_TICKS = 500_000_000      # in a second
-    LONGEST = 3600                  # seconds; more than any slice has, and no more than fits
+cdef extern from "Python.h":
+    object PyContext_CopyCurrent()
+    int PyContext_Enter(object context) except -1
+    int PyContext_Exit(object context) except -1
+    int PYGEN_NEXT
+    int PyIter_Send(object coroutine, object value, PyObject** result) except -1
+
+
+cdef double _held = -1.0
+
+
+def hold_clock(double now):
+    """It is ``now`` for all that is compiled, until the next call: for tests in virtual time. Below 0: the system's."""
+    global _held
+    _held = now
 
 
 cdef double monotonic() noexcept nogil:
     """``time.monotonic()``, without a Python call."""
     cdef timespec now
+    if _held >= 0:
+        return _held
     clock_gettime(CLOCK_MONOTONIC, &now)
     return now.tv_sec + 1e-9 * now.tv_nsec
 
@@ -72,36 +68,36 @@ cdef class TimeSlice:
         self._schedule = schedule
         self.end = end
 
-    def handle(self, Caller caller not None, inbound, disposition, handler):
+    def handle(self, Caller caller not None, inbound, acknowledger, handler):
         """Call ``handler(consumer, message)`` for waiting messages, oldest first, until none waits or it is over.
 
         Args:
             caller: its ``current`` is each message in turn.
             inbound: its ``waiting``, a deque, holds the messages.
-            disposition: says who the ``consumer`` is; ``give_up`` gets messages of more attempts than ``max_tries``,
+            acknowledger: says who the ``consumer`` is; ``give_up`` gets messages of more attempts than ``max_tries``,
                 ``check_result`` whatever a handler returns but None, ``failed`` those whose handler or result raises.
 
-        Returns whether the slice is over. What the disposition raises ends it, the message is ``caller.current``.
+        Returns whether the slice is over. What the acknowledger raises ends it, the message is ``caller.current``.
         """
         cdef Message message
-        cdef int max_tries = disposition.max_tries
+        cdef int max_tries = acknowledger.max_tries
         cdef bint is_finished
-        consumer, waiting = disposition.consumer, inbound.waiting
+        consumer, waiting = acknowledger.consumer, inbound.waiting
         popleft = waiting.popleft
         while waiting:
             message = popleft()
             caller.current = message
             if message.attempts > max_tries:
-                disposition.give_up(inbound, message)
+                acknowledger.give_up(inbound, message)
                 is_finished = False
             else:
                 try:
                     result = handler(consumer, message)
                     if result is not None:
-                        disposition.check_result(result)
+                        acknowledger.check_result(result)
                     is_finished = True
                 except BaseException as error:
-                    disposition.failed(message, error)
+                    acknowledger.failed(message, error)
                     is_finished = False
             if is_finished:
                 self._finish(message)
@@ -109,6 +105,49 @@ cdef class TimeSlice:
             if is_over(self):
                 return True
         return False
+
+    def begin(self, Caller caller not None, inbound, acknowledger, handler):
+        """As ``handle``, for a handler that is a coroutine function: run each to its end, or to where it first waits.
+
+        Each has a context of its own. What is no Exception goes through; ``caller.current`` is its message.
+
+        Returns None when no message waits or the slice is over; a message that has too many attempts; or, of a handler
+        that waits, its context, its coroutine and what it waits for.
+        """
+        cdef Message message
+        cdef PyObject* waited_for
+        cdef int max_tries = acknowledger.max_tries
+        cdef bint is_finished
+        consumer, waiting = acknowledger.consumer, inbound.waiting
+        popleft = waiting.popleft
+        while waiting:
+            message = popleft()
+            caller.current = message
+            if message.attempts > max_tries:
+                return message
+            context = PyContext_CopyCurrent()
+            waited_for = NULL
+            try:
+                PyContext_Enter(context)
+                try:
+                    coroutine = handler(consumer, message)
+                    if type(coroutine) is not CoroutineType:
+                        coroutine = acknowledger.awaited(coroutine)
+                    is_finished = PyIter_Send(coroutine, None, &waited_for) != PYGEN_NEXT
+                finally:
+                    PyContext_Exit(context)
+            except Exception as error:
+                acknowledger.failed(message, error)
+            else:
+                rest = <object> waited_for
+                Py_DECREF(rest)  # it was handed over with a reference
+                if not is_finished:
+                    return context, coroutine, rest
+                self._finish(message)
+            self._count += 1
+            if is_over(self):
+                return None
+        return None
 
     def returned(self, Message message not None):
         """Finish a message whose handler has returned, unless it is answered or to be answered later.
@@ -147,19 +186,7 @@ cdef class TimeSlice:
 
 
 cdef inline bint is_over(TimeSlice time) noexcept:
-    # The counter of another processor may be behind: the difference is a huge number then, and the clock is asked.
-    if nsq_fast_ticks() - time._looked_at < time._early and time.end == time._early_for:
-        return False
-    return is_over_by_the_clock(time)
-
-
-cdef bint is_over_by_the_clock(TimeSlice time) noexcept:
-    cdef double left
-    time._looked_at = nsq_fast_ticks()
-    left = time.end - monotonic()
-    time._early_for = time.end
-    time._early = <uint64_t> (min(left, <double> LONGEST) * FEWEST_TICKS) if nsq_fast_has_ticks and left > 0 else 0
-    return left < 0
+    return time.end < monotonic()
 
 
 def take(waiting, Py_ssize_t count):

@@ -12,7 +12,6 @@ milliseconds, because gnsq programs pass them by these names).
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -51,6 +50,7 @@ LOG_FORMATS = ("text", "json")
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 _KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+_UNITS = {"s": "seconds", "ms": "milliseconds", "%": "percent"}
 
 
 class Option(msgspec.Struct):
@@ -60,6 +60,7 @@ class Option(msgspec.Struct):
         kind: type of the value; where ``default`` is None, None is allowed besides.
         minimum, maximum: None for no bound.
         also: values outside minimum..maximum that are allowed all the same.
+        choices: the only values; () for all that are in range.
         secret: the value is kept out of repr and error messages.
         name: known once its class is made.
     """
@@ -71,6 +72,7 @@ class Option(msgspec.Struct):
     minimum: float | None
     maximum: float | None
     also: tuple[Any, ...]
+    choices: tuple[str, ...]
     secret: bool
     name: str = ""
 
@@ -83,11 +85,12 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     also: tuple[Any, ...] = (),
+    choices: tuple[str, ...] = (),
     secret: bool = False,
     kind: type | None = None,
 ) -> Any:
     """Declare one option; see ``Option``. ``kind`` is needed where the default is None."""
-    return Option(default, doc, unit, kind or type(default), minimum, maximum, also, secret)
+    return Option(default, doc, unit, kind or type(default), minimum, maximum, also, choices, secret)
 
 
 class _Options(msgspec.StructMeta):
@@ -165,13 +168,14 @@ def split_options(options: Mapping[str, Any], *configs: type[Config]) -> Iterato
 def _coerce(option: Option, value: Any) -> Any:
     kind = option.kind
     if isinstance(value, str) and kind in (bool, int, float):
-        return _from_text(option.name, value, kind)
+        return _from_text(option, value)
     if kind is float and type(value) is int:
         return float(value)
     return value
 
 
-def _from_text(name: str, text: str, kind: type) -> Any:
+def _from_text(option: Option, text: str) -> Any:
+    name, kind = option.name, option.kind
     if kind is bool:
         if text.lower() in _TRUE | _FALSE:
             return text.lower() in _TRUE
@@ -179,7 +183,12 @@ def _from_text(name: str, text: str, kind: type) -> Any:
     try:
         return kind(text)
     except ValueError:
-        raise ConfigError(f"{name}={text!r}: must be {_KIND_NAMES[kind]}") from None
+        raise ConfigError(f"{name}={text!r}: must be {_kind_text(option)}") from None
+
+
+def _kind_text(option: Option) -> str:
+    """What a value must be, and in which unit: 0.5 of an option in milliseconds was mostly meant to be seconds."""
+    return _KIND_NAMES[option.kind] + (f" of {_UNITS.get(option.unit, option.unit)}" if option.unit else "")
 
 
 def _check(option: Option, value: Any) -> None:
@@ -188,9 +197,11 @@ def _check(option: Option, value: Any) -> None:
     shown = "'***'" if option.secret else repr(value)
     kind = option.kind
     if kind in _KIND_NAMES and (not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool)):
-        raise ConfigError(f"{option.name}={shown}: must be {_KIND_NAMES[kind]}{_or_none(option)}")
+        raise ConfigError(f"{option.name}={shown}: must be {_kind_text(option)}{_or_none(option)}")
     if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise ConfigError(f"{option.name}={shown}: must not hold lone surrogates, which UTF-8 cannot carry to a server")
+    if option.choices and value not in option.choices:
+        raise ConfigError(f"{option.name}={shown}: must be one of {', '.join(option.choices)}{_or_none(option)}")
     if not _in_range(option.minimum, option.maximum, value):
         raise ConfigError(
             f"{option.name}={shown}: must be {_KIND_NAMES[kind]}, {_range_text(option)}{_or_none(option)}"
@@ -298,7 +309,7 @@ class ConnectionConfig(Config, frozen=True):
     )
     output_buffer_timeout: int = option(
         250,
-        "longest wait of a message in nsqd's output buffer; -1: no limit",
+        "longest wait of a message in nsqd's output buffer, in milliseconds as gnsq has it; -1: no limit",
         unit="ms",
         minimum=25,
         maximum=1000,
@@ -371,8 +382,8 @@ class LookupConfig(Config, frozen=True):
     )
     config_source: ConfigSource | None = option(
         None,
-        "where trace switches, nsqlookupds and routes of topics are read from while the client runs: a"
-        " FileConfigSource, HttpConfigSource, EtcdConfigSource, or a ConfigSource of yours; None: nowhere",
+        "where trace switches and nsqlookupds are read from while the client runs: a"
+        " FileConfigSource, HttpConfigSource, or a ConfigSource of yours; None: nowhere",
         kind=object,
     )
     lookupd_authorization: str | None = option(None, "Authorization header for lookup services", secret=True)
@@ -426,7 +437,11 @@ class ConsumerConfig(Config, frozen=True):
         " it again after its msg_timeout",
     )
     requeue_delay: int | None = option(
-        None, "delay of every requeue; None: computed from the attempts", unit="ms", minimum=0, kind=int
+        None,
+        "delay of every requeue, in milliseconds as gnsq has it; None: computed from the attempts",
+        unit="ms",
+        minimum=0,
+        kind=int,
     )
     requeue_base_delay: float = option(1.0, "computed requeue delay after the first attempt", unit="s", minimum=0.0)
     requeue_factor: float = option(2.0, "growth of the computed requeue delay an attempt", minimum=1.0)
@@ -446,14 +461,10 @@ class ConsumerConfig(Config, frozen=True):
         OF_CONSUMER,
         "consumer: failures pause all connections; connection: each failure, and each loss of a connection, pauses the"
         " connection that it came from, and no other",
+        choices=BACKOFF_SCOPES,
     )
     backoff_strategy: Any = option(
         None, "how long pauses are: a BackoffStrategy; None: 1 s, doubled with each failure after a pause", kind=object
-    )
-    adaptive_in_flight: bool = option(
-        False,
-        "ask for fewer messages than max_in_flight while those in flight are not responded to within a quarter of"
-        " msg_timeout, and for more again when they are",
     )
     max_reconnect_delay: float = option(60.0, "longest pause between attempts to reconnect", unit="s", minimum=0.01)
     concurrency: int | None = option(
@@ -479,11 +490,14 @@ class ConsumerConfig(Config, frozen=True):
         None, "redesigned: consume in order, one message of a partition at a time; None: as lookup says", kind=bool
     )
     advanced: bool = option(False, "redesigned: messages carry their offset and raw_size also when not ordered")
-    order_policy: str = option("deliver", "a message that breaks the order: deliver, drop (hold it back), or stop")
+    order_policy: str = option(
+        "deliver", "a message that breaks the order: deliver, drop (hold it back), or stop", choices=ORDER_POLICIES
+    )
     start_position_policy: str = option(
         ONCE,
         "once: start_position is set where nobody has begun; each_start: each start of each instance sets it, and what"
         " others have not handled may be skipped, or come again",
+        choices=START_POLICIES,
     )
     attempts_threshold: int = option(
         10,
@@ -509,21 +523,8 @@ class ConsumerConfig(Config, frozen=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set("partitions", _partitions(self.partitions))
-        for name, values in (
-            ("order_policy", ORDER_POLICIES),
-            ("start_position_policy", START_POLICIES),
-            ("backoff_scope", BACKOFF_SCOPES),
-        ):
-            if getattr(self, name) not in values:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(values)}")
         if self.backoff_strategy is not None:
             _check_strategy(self.backoff_strategy)
-        for name, minimum in (("requeue_delay", 0), ("concurrency", 1), ("max_in_flight", 0)):
-            value = getattr(self, name)
-            if isinstance(value, str) and value.strip().isdigit():
-                self._set(name, value := int(value))
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < minimum):
-                raise ConfigError(f"{name}={value!r}: must be a whole number, at least {minimum}, or None")
 
 
 class ProducerConfig(Config, frozen=True):
@@ -542,15 +543,10 @@ class ProducerConfig(Config, frozen=True):
     max_publish_attempts: int = option(
         3, "attempts of one publish, without those that meet a stale or unready leader", minimum=1, maximum=1000
     )
-    max_leader_attempts: int | None = option(
-        None,
-        "deprecated, and without effect: a leader that moves is waited for until publish_timeout",
-        minimum=1,
-        maximum=1000,
-        kind=int,
-    )
     partition_strategy: str = option(
-        "round_robin", "partitions for publishes without key and partition: round_robin or least_loaded"
+        "round_robin",
+        "partitions for publishes without key and partition: round_robin or least_loaded",
+        choices=PARTITION_STRATEGIES,
     )
     key_strategy: Any = option(
         "murmur3",
@@ -561,8 +557,9 @@ class ProducerConfig(Config, frozen=True):
     body_compression: str | None = option(
         None,
         "redesigned: compress bodies with gzip, snappy or lz4 on topics with extended headers, as youzan's Go client"
-        " does and reads; None: not",
+        " does and reads; None: bodies are not compressed",
         kind=str,
+        choices=BODY_CODECS,
     )
     body_compression_min_size: int = option(
         1024, "smallest body that body_compression compresses", unit="bytes", minimum=1
@@ -582,7 +579,14 @@ class ProducerConfig(Config, frozen=True):
     linger_max_bytes: int = option(512 * 1024, "bytes that end the wait", unit="bytes", minimum=1)
     histograms: bool = option(False, "measure samples of what publishes take; see stats()")
     max_pending: int = option(100_000, "publishes that may wait for a reply; more block", minimum=1)
-    connections_per_nsqd: int = option(1, "connections to each nsqd", minimum=1, maximum=64)
+    connections_per_nsqd: int | None = option(
+        None,
+        "connections to each nsqd; None: one, and where topics have partitions one for each that is published to,"
+        " 8 at most",
+        minimum=1,
+        maximum=64,
+        kind=int,
+    )
     max_backoff_duration: float = option(128.0, "longest pause between attempts to reconnect", unit="s", minimum=0.01)
     max_msg_size: int = option(1024 * 1024, "largest body that is sent", unit="bytes", minimum=1)
     max_body_size: int = option(
@@ -591,16 +595,8 @@ class ProducerConfig(Config, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_leader_attempts is not None:
-            advice = "max_leader_attempts has no effect: a leader that moves is waited for until publish_timeout"
-            warnings.warn(advice, DeprecationWarning, stacklevel=2)
-        allowed = {"partition_strategy": PARTITION_STRATEGIES, "body_compression": (*BODY_CODECS, None)}
-        if not callable(self.key_strategy):
-            allowed["key_strategy"] = KEY_STRATEGIES
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                named = ", ".join(map(str, values))
-                raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {named}")
+        if not callable(self.key_strategy) and self.key_strategy not in KEY_STRATEGIES:
+            raise ConfigError(f"key_strategy={self.key_strategy!r}: must be one of {', '.join(KEY_STRATEGIES)}")
 
     @property
     def attempt_limit(self) -> float:
@@ -612,7 +608,11 @@ class WorkerConfig(Config, frozen=True):
     """What `nsq-fast run` does around the consumers of a program."""
 
     processes: int = option(1, "processes that consume", minimum=1, maximum=1024)
-    handlers: str = option("gevent", "where handlers run that are plain functions: gevent (as greenlets) or threads")
+    handlers: str = option(
+        "gevent",
+        "where handlers run that are plain functions: gevent (as greenlets) or threads",
+        choices=HANDLER_PLACES,
+    )
     drain_timeout: float = option(
         25.0,
         "limit for handlers to finish after SIGTERM, SIGINT, or in a restart; what is unfinished then is requeued",
@@ -632,21 +632,16 @@ class WorkerConfig(Config, frozen=True):
     )
     max_restart_delay: float = option(30.0, "longest such pause", unit="s", minimum=0.0)
     http: str | None = option(
-        None, "where /healthz, /readyz and /metrics are served: host:port, or :port for all interfaces; None: not",
+        None, "where /healthz, /readyz and /metrics are served: host:port, or :port for all interfaces; None: nowhere",
         kind=str,
     )  # fmt: skip
-    log_level: str = option("info", "least severe log records that are written: debug, info, warning or error")
-    log_format: str = option("text", "log records as text or json, one a line, on stderr")
+    log_level: str = option(
+        "info", "least severe log records that are written: debug, info, warning or error", choices=LOG_LEVELS
+    )
+    log_format: str = option("text", "log records as text or json, one a line, on stderr", choices=LOG_FORMATS)
     reload: bool = option(False, "for development: restart the processes when a Python file below the folder changes")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, values in (
-            ("handlers", HANDLER_PLACES),
-            ("log_level", LOG_LEVELS),
-            ("log_format", LOG_FORMATS),
-        ):
-            if getattr(self, name) not in values:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(values)}")
         if self.http is not None:
             parse_listen_address(self.http, "http")

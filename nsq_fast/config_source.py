@@ -29,6 +29,8 @@ class ConfigSource(Protocol):
     def next(self, last: ConfigDocument | None) -> ConfigDocument:
         """Return the document, once there is one that is not ``last``: None stands for any.
 
-        Called in a greenlet of the client, which it may block, and nothing else; killed when the client closes. What
-        it raises says why there is no document now: it is called again after a pause.
+        Called in a greenlet of the client, which it may block, and nothing else; killed when the client closes. For a
+        client that runs on asyncio it may be ``async def``; if it is not, it is called in a thread of its own, and
+        left alone when the client closes. What it raises says why there is no document now: it is called again after a
+        pause.
         """

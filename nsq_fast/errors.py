@@ -28,9 +28,9 @@
     |  |- JournalTaken                     another attempt of the same task was faster
     |  |- JournalClosed                    the batch is over, or its folder cannot be seen from here
     |  `- JournalStorageFailed             a request to the object store of a journal failed
-    |- NoNsqd                              no nsqd to publish to is known or reachable
-    |  `- NoLeader                         the partition to publish to has no leader that is known and reachable
     |- PublishFailed                       a publish failed for good, or its outcome is unknown
+    |  |- NoNsqd                           no nsqd to publish to is known or reachable; nothing was sent
+    |  |  `- NoLeader                      the partition to publish to has no leader that is known and reachable
     |  |- PublishTimeout (TimeoutError)
     |  |- WriteFailed                      a write of a table broke off; some of its rows may be stored
     |  `- PublishRefused (ServerError)     a server said why; an instance of the class of what it said, too
@@ -234,23 +234,10 @@ class JournalClosed(JournalError):
 
 
 class JournalStorageFailed(JournalError):
-    """A request to the object store of a journal failed; whether it was carried out is unknown.
+    """The disk or the object store of a journal failed; whether it was carried out is unknown.
 
     No message was acknowledged for it.
     """
-
-
-class NoNsqd(NsqError):
-    """No nsqd to publish to is known or reachable, or the topic does not exist. Nothing was sent.
-
-    ``results``: of a batch, see ``PublishFailed``.
-    """
-
-    results: list[Any] | None = None
-
-
-class NoLeader(NoNsqd):
-    """The partition that a publish is bound to has no leader that is known and reachable. Nothing was sent."""
 
 
 class PublishFailed(NsqError):
@@ -269,6 +256,17 @@ class PublishFailed(NsqError):
         super().__init__(message)
         self.attempts = attempts
         self.possibly_stored = possibly_stored
+
+
+class NoNsqd(PublishFailed):
+    """No nsqd to publish to is known or reachable, or the topic does not exist. Nothing was sent."""
+
+    def __init__(self, message: str, *, attempts: int = 0, possibly_stored: bool = False) -> None:
+        super().__init__(message, attempts=attempts, possibly_stored=possibly_stored)
+
+
+class NoLeader(NoNsqd):
+    """The partition that a publish is bound to has no leader that is known and reachable. Nothing was sent."""
 
 
 class PublishTimeout(PublishFailed, TimeoutError):

@@ -42,9 +42,6 @@ OPTION_IDLE = _event("option_idle", "an option of a consumer has no effect on a 
 LOOKUPD_FAILED = _event("lookupd_failed", "an nsqlookupd gives no good answer")
 LOOKUPD_RECOVERED = _event("lookupd_recovered", "an nsqlookupd that failed gives good answers again")
 LOOKUPDS_LEARNT = _event("lookupds_learnt", "an nsqlookupd named others of its cluster")
-ETCD_LOOKUPDS = _event("etcd_lookupds", "the etcd of a cluster names nsqlookupds that were not asked before")
-ETCD_FAILED = _event("etcd_failed", "the etcd of a cluster names no nsqlookupd: those that are known stay in use")
-ETCD_RECOVERED = _event("etcd_recovered", "an etcd that failed names nsqlookupds again")
 LOOKUP_UNANSWERED = _event("lookup_unanswered", "no nsqlookupd gives a good answer: what was known stays in use")
 TOPIC_UNKNOWN = _event("topic_unknown", "no nsqlookupd knows the topic yet")
 TOPIC_FOUND = _event("topic_found", "an nsqlookupd knows the topic now")
@@ -65,8 +62,6 @@ CONFIG_REFUSED = _event("config_refused", "a document of the config source is no
 CONFIG_AWAY = _event("config_away", "the config source cannot be read: what it said last stays")
 CONFIG_BACK = _event("config_back", "a config source that could not be read can be read again")
 
-TOPIC_MOVING = _event("topic_moving", "a topic moves to another cluster: where it is consumed from meanwhile")
-TOPIC_MOVED = _event("topic_moved", "a topic that moves is consumed from its new cluster only")
 
 # Messages and their handlers
 
@@ -74,8 +69,6 @@ HANDLER_FAILED = _event("handler_failed", "a handler raised; its message is requ
 HANDLER_DEFERRED = _event("handler_deferred", "a handler returned work that nobody runs; its message is requeued")
 HANDLER_KILLED = _event("handler_killed", "the greenlet of a handler was killed; its message is requeued")
 HANDLER_SLOW = _event("handler_slow", "a message is still being handled, and nsqd takes it back soon")
-HUB_BLOCKED = _event("hub_blocked", "a handler has kept the gevent hub from running; with its stack")
-OUTSIDE_BLOCKED = _event("outside_blocked", "the event loop or thread of the program has not run; with its stack")
 EXIT_IGNORED = _event("exit_ignored", "a handler or a callback called sys.exit() in the hub thread, which goes on")
 RECEIVER_FAILED = _event("receiver_failed", "a receiver of a signal raised")
 MESSAGE_FAILS_AGAIN = _event("message_fails_again", "a message has more attempts than attempts_threshold")
@@ -95,14 +88,15 @@ BACKOFF_BEGAN = _event("backoff_began", "a consumer pauses after failures")
 BACKOFF_ENDED = _event("backoff_ended", "a consumer asks for messages as before the backoff")
 MAX_IN_FLIGHT_LOW = _event("max_in_flight_low", "max_in_flight is less than the number of connections")
 MAX_IN_FLIGHT_HIGH = _event("max_in_flight_high", "handlers are too slow for max_in_flight: fewer are asked for")
-IN_FLIGHT_ADAPTED = _event("in_flight_adapted", "adaptive_in_flight asks for fewer messages at once, or for more again")
 PUBLISHES_WAIT = _event("publishes_wait", "publishes to a topic wait for an nsqd")
+KEYS_UNORDERED = _event("keys_unordered", "keys give no order in a topic of the original NSQ")
 COMPRESSION_OFF = _event("compression_off", "a topic carries no extended headers: bodies are not compressed")
 
 # Beginning and end
 
 STARTED_ALREADY = _event("started_already", "start was called again and does nothing")
 CONSUMER_FAILED = _event("consumer_failed", "a consumer closes because of an error that no new attempt cures")
+CLOSE_WAITS = _event("close_waits", "close waits, and for what")
 CLOSE_TIMED_OUT = _event("close_timed_out", "the time for closing was over before all was responded to")
 CLOSE_FAILED = _event("close_failed", "something failed while it was being closed")
 MESSAGES_REQUEUED = _event("messages_requeued", "what handlers had not finished at the end was requeued")
@@ -154,6 +148,7 @@ SPARK_LOOKUP_FAILED = _event("spark_lookup_failed", "a server does not say what 
 SPARK_WAITS = _event("spark_waits", "the source waits, and for what")
 SPARK_WAIT_OVER = _event("spark_wait_over", "what the source waited for is there")
 SPARK_POSITION_LATER = _event("spark_position_later", "the channel of a partition is moved at a later commit")
+SPARK_ORPHANS = _event("spark_orphans", "rows that a query with another checkpoint has not committed")
 SPARK_JOURNAL_CLEANED = _event("spark_journal_cleaned", "a batch of the journal was gone before")
 SPARK_JOURNAL_CLEAN_FAILED = _event("spark_journal_clean_failed", "files of the journal cannot be deleted yet")
 SPARK_ERROR = _event("spark_error", "the stack of an error that Spark shows without it")
@@ -171,6 +166,9 @@ BROKER_LOOKUPD_REGISTERED = _event("broker_lookupd_registered", "the nsqd is reg
 BROKER_LOOKUPD_FAILED = _event("broker_lookupd_failed", "an nsqlookupd does not answer the nsqd")
 BROKER_STATSD_FAILED = _event("broker_statsd_failed", "figures cannot be sent to statsd")
 BROKER_WRITE_FAILED = _event("broker_write_failed", "the data folder cannot be written; it is tried again")
+BROKER_OPTION_IGNORED = _event("broker_option_ignored", "a flag or a line of the configuration file has no effect")
+BROKER_READ_FAILED = _event("broker_read_failed", "messages of the data folder cannot be read; it is tried again")
+BROKER_READ_RECOVERED = _event("broker_read_recovered", "messages of the data folder can be read again")
 BROKER_WRITE_RECOVERED = _event("broker_write_recovered", "the data folder can be written again")
 BROKER_REPLICA_FAILED = _event("broker_replica_failed", "a replica cannot be written: it is out of sync until it can")
 BROKER_REPLICA_RECOVERED = _event("broker_replica_recovered", "a replica that was not in sync has caught up")

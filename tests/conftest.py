@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -21,8 +20,8 @@ from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
 
 import nsq_fast
 from nsq_fast.broker import BrokerProcess
+from nsq_fast.client.loop import FaultReporter
 from nsq_fast.names import Address
-from nsq_fast.runtime.supervised import Supervisor
 
 pytest_plugins = ["nsq_fast.testing", "support.properties"]
 
@@ -79,29 +78,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def broker_log_level() -> Iterator[None]:
-    """What a test says to the routes of embedded servers that set the level of their log does not outlive it."""
-    log = logging.getLogger("nsq_fast.broker")
-    level = log.level
-    yield
-    log.setLevel(level)
-
-
-@pytest.fixture(autouse=True)
 def no_unseen_errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Fail the test in which a greenlet died of an exception, or a supervised one had a fault.
+    """Fail the test in which a greenlet died of an exception, or something supervised had a fault.
 
     A test that expects one empties the list.
     """
     errors: list[Any] = []
     hub = gevent.get_hub()
-    report = Supervisor.report
+    report = FaultReporter.report
 
-    def reported(supervisor: Supervisor, name: str, fault: BaseException, consequence: str) -> None:
+    def reported(supervisor: FaultReporter, name: str, fault: BaseException, consequence: str) -> None:
         errors.append((name, type(fault), fault))
         report(supervisor, name, fault, consequence)
 
-    monkeypatch.setattr(Supervisor, "report", reported)
+    monkeypatch.setattr(FaultReporter, "report", reported)
 
     def collect(context: Any, kind: Any, value: Any, traceback: Any) -> None:
         if not issubclass(kind, hub.NOT_ERROR):

@@ -10,9 +10,9 @@ import pytest
 
 from nsq_fast import Consumer, LookupdHTTPClient, NsqdHTTPClient, Producer
 from nsq_fast.broker import Broker, LookupdOptions, NsqdOptions
+from nsq_fast.client.admin import LookupPoller
+from nsq_fast.client.give_up import PublishTo, WriteToFolder
 from nsq_fast.errors import PublishFailed
-from nsq_fast.runtime.consuming.failures import PublishTo, WriteToFolder
-from nsq_fast.runtime.lookup import LookupPoller
 
 NAN = float("nan")
 Use = Callable[[], object]

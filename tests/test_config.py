@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from nsq_fast.config import ConnectionConfig, ConsumerConfig, ProducerConfig, split_options
+from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, ProducerConfig, split_options
 from nsq_fast.errors import ConfigError, NsqError
 
 
@@ -35,6 +35,19 @@ def test_a_wrong_option_is_refused_by_name(options, complaint):
     assert complaint in str(caught.value)
     assert isinstance(caught.value, NsqError)
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("config", [ConnectionConfig, ConsumerConfig, ProducerConfig, LookupConfig])
+def test_what_is_not_in_seconds_says_so_in_its_text_and_in_its_error(config):
+    words = {"ms": "milliseconds", "%": "percent", "bytes": "bytes"}
+    for name, option in config.OPTIONS.items():
+        if option.unit in ("", "s"):
+            continue
+        word = words[option.unit]
+        assert option.unit == "bytes" or word in option.doc, name
+        for wrong in (0.5, "soon"):
+            with pytest.raises(ConfigError, match=word):
+                config(**{name: wrong})
 
 
 def test_strings_are_read_as_the_option_wants_them():

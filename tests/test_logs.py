@@ -31,7 +31,7 @@ from nsq_fast.logs import JsonFormatter, RepeatLimiter, make_handler
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "nsq_fast"
-PROGRAMS = {"cli", "bench", "soak"}  # what they log is their output
+PROGRAMS = {"cli", "bench"}  # what they log is their output
 METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 LOGGERS = {"logger", "log", "_log", "_logger"}
 CONSTANTS = {name: value["event"] for name, value in vars(log_events).items() if name.isupper() and name != "MEANINGS"}

@@ -21,8 +21,7 @@ from support.waiting import WAIT, until
 from nsq_fast import Consumer, Message, Producer, RequeueMessage, aio, threads
 from nsq_fast.broker import BrokerProcess, NsqdServer, RedesignedCluster
 from nsq_fast.errors import ConfigError
-from nsq_fast.otel import Telemetry
-from nsq_fast.otel.carriers import MAGIC, Envelope, OpenedMessage
+from nsq_fast.otel import MAGIC, Envelope, OpenedMessage, Telemetry
 
 NSQD = EmbeddedNsqd
 

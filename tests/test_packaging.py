@@ -7,9 +7,7 @@ mistakes that are planted in a program, and nothing else.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib.util
-import inspect
 import json
 import os
 import re
@@ -23,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.compiled import BUILT_TWICE
 from support.compiled import NAMES as COMPILED
+from support.keywords import STUB, stub
 from support.waiting import PROCESS
 
 import nsq_fast
-from nsq_fast import keywords
-from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, ProducerConfig
 
 ROOT = Path(__file__).parent.parent
-COMPILED_AGAIN = ("_per_interpreter/_codec", "_per_interpreter/_frame") if sys.version_info >= (3, 12) else ()
+COMPILED_AGAIN = [f"_per_interpreter/{name}" for name in BUILT_TWICE] if sys.version_info >= (3, 12) else []
 EXTRA_FILES = {"nsq_fast/py.typed", "nsq_fast/__init__.pyi"} | {
     f"nsq_fast/{name}.{suffix}" for name in COMPILED for suffix in ("pxd", "pyi")
 }
@@ -74,13 +72,8 @@ def test_the_sdist_has_all_it_takes_to_build_and_test(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert names >= EXTRA_FILES | {f"nsq_fast/{name}.pyx" for name in COMPILED}
-    assert names >= {
-        "nsq_fast/_per_interpreter/codec.c",
-        "nsq_fast/_per_interpreter/frame.c",
-        "setup.py",
-        "LICENSE",
-        "README.md",
-    }
+    assert names >= {f"nsq_fast/_per_interpreter/{name[1:]}.c" for name in BUILT_TWICE}
+    assert names >= {"setup.py", "LICENSE", "README.md"}
     assert names >= {
         "tests/conftest.py",
         "tests/support/log4j2-quiet.properties",
@@ -374,16 +367,5 @@ def test_type_checkers_see_every_public_name() -> None:
     assert typed == {*nsq_fast.__all__, *nsq_fast._MODULES}
 
 
-@pytest.mark.parametrize(
-    ("owner", "typed", "configs"),
-    [
-        (nsq_fast.Consumer, keywords.ConsumerKeywords, [ConsumerConfig, ConnectionConfig, LookupConfig]),
-        (nsq_fast.Producer, keywords.ProducerKeywords, [ProducerConfig, ConnectionConfig, LookupConfig]),
-    ],
-)
-def test_type_checkers_see_every_option(owner: type, typed: type, configs: list[type]) -> None:
-    fields = {field.name: field.type for config in configs for field in dataclasses.fields(config)}
-    for name in inspect.signature(owner).parameters:
-        fields.pop(name, None)
-    shown = {name: each.__forward_arg__ for name, each in typed.__annotations__.items()}
-    assert shown == fields, "nsq_fast/keywords.py must name the options that config.py declares"
+def test_type_checkers_see_the_options_as_they_are_declared() -> None:
+    assert STUB.read_text() == stub(), "write it anew: PYTHONPATH=tests python tests/support/keywords.py"

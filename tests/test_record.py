@@ -6,11 +6,11 @@ import pickle
 import pytest
 from rich.pretty import pretty_repr
 
+from nsq_fast.client.histogram import BOUNDS, HistogramStats
+from nsq_fast.client.stats import ConnectionStats, Counters
 from nsq_fast.config import Config, ConnectionConfig, ConsumerConfig, option
 from nsq_fast.errors import ConfigError
 from nsq_fast.protocol import ExponentialBackoff
-from nsq_fast.runtime.consuming.stats import ConnectionStats, Counters
-from nsq_fast.runtime.histogram import BOUNDS, HistogramStats
 
 STATS = ConnectionStats(("host", 1), True, 1, 0, 0, Counters(received=3))
 

@@ -1,9 +1,20 @@
-"""The plugin's faulty link does what its switches say."""
+"""The plugin's fixtures serve programs of every kind, and misbehave as they are told."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import urllib.request
 
 import gevent
 import pytest
 from gevent import socket
 from gevent.server import StreamServer
+from support.wire import WireClient
+
+import nsq_fast.aio
+import nsq_fast.threads
+from nsq_fast.errors import ConfigError
 
 
 @pytest.fixture
@@ -78,3 +89,120 @@ def test_a_garbled_link_sends_bytes_that_are_no_protocol_and_nothing_after_them(
     with socket.create_connection(link.address) as sock:
         sock.sendall(b"y")
         assert sock.recv(1) == b"y"
+
+
+def test_the_broker_fixture_serves_asyncio(nsq_broker):
+    async def main():
+        address = str(nsq_broker.nsqd.tcp_address)
+        async with nsq_fast.aio.Producer([address]) as producer:
+            await producer.publish("t", b"x")
+        await asyncio.to_thread(nsq_broker.nsqd.restart)
+        async with nsq_fast.aio.Producer([address]) as producer:
+            await producer.publish("t", b"y")
+
+    asyncio.run(main())
+    assert nsq_broker.messages("t") == [b"y"]  # without a data path a restart begins empty
+
+
+def test_the_broker_fixture_serves_what_blocks_its_thread(nsq_broker):
+    with nsq_fast.threads.Producer([str(nsq_broker.nsqd.tcp_address)]) as producer:
+        producer.publish("t", b"1")
+    http = f"http://{nsq_broker.nsqd.http_address}"
+    with urllib.request.urlopen(f"{http}/pub?topic=t", b"2") as reply:  # the real socket, which lets no greenlet run
+        assert reply.read() == b"OK"
+    program = f"import urllib.request as r; r.urlopen('{http}/pub?topic=t', b'3')"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+    assert nsq_broker.messages("t") == [b"1", b"2", b"3"]
+    found = []
+    thread = threading.Thread(target=lambda: found.append(nsq_broker.depth("t")))
+    thread.start()
+    thread.join(10)
+    assert found == [3]
+
+
+@pytest.mark.nsq_cluster(nodes=2, lookupds=1, kind=True)
+def test_the_cluster_fixture_serves(nsq_cluster):
+    nsq_cluster.create_topic("t", 1, 2, channels=["ch"])
+    client = WireClient(nsq_cluster.leader_of("t", 0).tcp_address)
+    assert client.command(b"PUB t 0\n\x00\x00\x00\x01x") == b"OK"
+    assert (nsq_cluster.messages("t"), nsq_cluster.depth("t", "ch"), nsq_cluster.depth("t", "none")) == ([b"x"], 1, 0)
+    consumer = WireClient(nsq_cluster.leader_of("t", 0).tcp_address)
+    assert consumer.command(b"SUB t ch 0\n") == b"OK"
+    consumer.send(b"RDY 1\n")
+    assert consumer.message().body == b"x"
+    nsq_cluster.wait_empty("t", "ch")
+    with nsq_cluster.fault("refuse_publishes"):
+        assert client.command(b"PUB t 0\n\x00\x00\x00\x01y").startswith(b"E_FAILED_ON_NOT_WRITABLE")
+    nsq_cluster.kill_node(nsq_cluster.leader_of("t", 0))
+    consumer.close()
+    client.close()
+
+
+def test_messages_are_those_that_are_not_finished(nsq_broker):
+    client = WireClient(nsq_broker.nsqd.tcp_address)
+    for n in range(3):
+        client.publish("t", b"%d" % n)
+    assert nsq_broker.messages("t") == [b"0", b"1", b"2"]
+    consumer = WireClient(nsq_broker.nsqd.tcp_address)
+    consumer.subscribe("t", "c", 1)
+    with pytest.raises(TimeoutError, match="3 messages of t/c are not finished"):
+        nsq_broker.wait_empty("t", "c", timeout=0.0)
+    assert consumer.message().body == b"0"
+    assert consumer.frame().body == b"1"
+    assert sorted(nsq_broker.messages("t", "c")) == [b"1", b"2"]
+    assert (nsq_broker.depth("t"), nsq_broker.depth("t", "other"), nsq_broker.depth("none")) == (2, 0, 0)
+    consumer.close()
+    client.close()
+
+
+@pytest.mark.nsq_broker(mem_queue_size=2)
+def test_messages_on_disk_count(nsq_broker):
+    client = WireClient(nsq_broker.nsqd.tcp_address)
+    consumer = WireClient(nsq_broker.nsqd.tcp_address)
+    consumer.subscribe("t", "c", 0)
+    for n in range(9):
+        client.publish("t", b"%d" % n)
+    assert nsq_broker.messages("t", "c") == [b"%d" % n for n in range(9)]
+    consumer.send(b"RDY 9\n")
+    for _ in range(9):
+        consumer.message()
+    nsq_broker.wait_empty("t")
+    consumer.close()
+    client.close()
+
+
+def test_faults_have_names(nsq_broker):
+    def client():
+        return WireClient(nsq_broker.nsqd.tcp_address)
+
+    publish = b"PUB t\n\x00\x00\x00\x01x"
+    with nsq_broker.fault("refuse_publishes"):
+        assert client().command(publish) == b"E_PUB_FAILED PUB failed refused by the switch refuse_publishes"
+    assert client().command(publish) == b"OK"
+    consumer = client()
+    with nsq_broker.fault("fail_fin"):
+        consumer.subscribe("t", "c", 1)
+        id = consumer.message().id
+        assert consumer.frame().data.startswith(b"E_FIN_FAILED FIN " + id)
+    assert nsq_broker.depth("t", "c") == 1
+    assert consumer.command(b"FIN " + id + b"\nNOP\nCLS\n") == b"CLOSE_WAIT"
+    nsq_broker.wait_empty("t", "c")
+    with nsq_broker.fault("delay", 0.01):
+        assert client().command(publish) == b"OK"
+    with nsq_broker.fault("drop"):
+        silent = client()
+        silent.send(publish)
+        nsq_broker.nsqd.faults.tcp.clear()
+        assert silent.command(publish) == b"OK"
+    with nsq_broker.fault("pause"):
+        paused = client()
+        paused.subscribe("t", "c", 1)
+        with gevent.Timeout(0.05, False):
+            paused.frame()
+            pytest.fail("a message was delivered")
+    assert paused.message().body == b"x"
+    with nsq_broker.fault("kill"), pytest.raises(ConnectionRefusedError):
+        client().command(publish)
+    assert client().command(publish) == b"OK"
+    with pytest.raises(ConfigError, match="is no fault; there are"), nsq_broker.fault("nothing"):
+        pass

@@ -1,10 +1,11 @@
 """The compiled core once more, for interpreters of a process that are not its main one.
 
-``nsq_fast._codec`` and ``nsq_fast._frame`` are built twice from the same sources. The build beside the sources keeps
-its types and constants in variables of C: reading them costs nothing, and all interpreters of a process share them. So
-it is the main interpreter's. The build in this folder (``codec.c``, ``frame.c``) keeps them in the state of the module,
-of which each interpreter has one, and looks them up: a message takes a fifth more instructions to decode. So each
-interpreter may have a lock of its own (PEP 684). More is in docs/internals.md.
+``nsq_fast._codec`` and ``_frame``, the compiled modules that ``nsq_fast.protocol`` needs, are built twice
+from the same sources. The build beside the sources keeps its types and constants in variables of C: reading them costs
+nothing, and all interpreters of a process share them. So it is the main interpreter's. The build in this folder
+(``codec.c``, ...) keeps them in the state of the module, of which each interpreter has one, and looks them up: a
+message takes a fifth more instructions to decode. So each interpreter may have a lock of its own (PEP 684). More is in
+docs/internals.md.
 """
 
 from __future__ import annotations
@@ -26,5 +27,5 @@ def require_main_interpreter() -> None:
         raise ImportError(
             "nsq_fast.runtime (Consumer, Producer, and all else that connects) needs gevent, which runs in the main"
             " interpreter of a process only, and this is another one. Use it in the main interpreter, or in a process"
-            " of its own; here, nsq_fast._codec and nsq_fast._frame can be imported"
+            " of its own; here, nsq_fast._codec, nsq_fast._frame and nsq_fast.protocol can be imported"
         )

@@ -1,77 +1,119 @@
-"""The Consumer of asyncio: handlers are coroutine functions, or messages are taken by ``async for``."""
+"""The Consumer of asyncio: native tasks on the running loop; handlers are coroutine functions, or messages are taken by
+``async for``.
+
+What every consumer is stands in ``nsq_fast.client.consumer``; nothing here knows gevent. A worker is a task, which runs
+handlers one after the other, each in a context of its own: to make a task for each message takes longer than a handler
+that does not wait. What a handler does before it first waits is run compiled, many in a row (``_time_slice.pyx``).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from contextlib import suppress
+from contextvars import Context, copy_context
+from functools import partial
+from inspect import iscoroutinefunction
+from time import monotonic
 from types import TracebackType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nsq_fast._codec import Message
-from nsq_fast.errors import ConfigError, NotRunning, NsqError
-from nsq_fast.runtime import (
-    Batch,
-    CrossingConsumer,
-    Cursor,
-    OutsideConsumer,
-    OutsideHandlers,
-    TakenBatches,
-)
+from nsq_fast._dispatch import InboundQueue
+from nsq_fast.client.asyncio_loop import AsyncioLoop
+from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, check_timeout
+from nsq_fast.client.workers import SLICE, Cursor, Pool, Worker
+from nsq_fast.errors import ConfigError, NotRunning
 
-from .gate import LoopGate
-from .handlers import LoopHandlers
+if TYPE_CHECKING:
+    from nsq_fast._dispatch import HandlerLimit, PromptFins
+    from nsq_fast.client.give_up import GiveUpPolicy
+    from nsq_fast.client.handlers import Sample
+    from nsq_fast.protocol.targets import StartPositions
 
-CLOSE_TIMEOUT = 30.0
+CANCEL_TIMEOUT = 0.5
+"""Seconds that handlers have for their own cleaning up, once they were cancelled with the task of the consumer."""
+
+END_TIMEOUT = 1.0
+"""Seconds for answers to leave then."""
 
 Handler: TypeAlias = Callable[["Consumer", Message], Awaitable[object]]
 BatchHandler: TypeAlias = Callable[["Consumer", list[Message]], Awaitable[object]]
 
 
-class Consumer(OutsideConsumer[Handler, BatchHandler]):
+class Consumer(ConsumerCore[Handler, BatchHandler]):
     """Consume one topic, or several, through a channel, in the loop in which it was started.
 
     Arguments, options, guarantees and errors are those of ``nsq_fast.Consumer``. Handlers are coroutine functions:
     one at a time for each nsqd, in the order of arrival; ``concurrency=N`` has N at work over all. The message is
     finished when its coroutine returns, and requeued when it raises. ``message.finish()`` and the other methods of
-    messages may be awaited, and need not be. A plain function is called in the loop, and must not block.
+    messages may be awaited, and need not be. A plain function is refused.
 
     Instead of a handler, iterate: ``async for message in consumer``. Asking for the next message finishes the one
     before. A message at which the loop is left early is requeued, unless it was responded to.
 
-    A handler that is cancelled with its loop has its message requeued. Each message has a context of its own
-    (``contextvars``), which begins as that in which the loop takes messages. Several handlers may share a task.
+    When the task that is within ``async with`` is cancelled, by Ctrl-C too, so are the handlers: what is held is
+    requeued and the consumer closed, within a second. A handler that is cancelled with its loop has its message
+    requeued.
 
-    ``give_up``, ``blocked_policy`` and receivers of signals run in the hub thread: they must not block.
+    Each message has a context of its own (``contextvars``), which begins as that in which the consumer was started.
+    Several handlers may share a task.
+
+    Everything happens in the loop: a handler that blocks it keeps heartbeats from being answered. ``give_up`` and
+    ``blocked_policy`` may be coroutine functions, and must not block; nor must receivers of signals, which are plain
+    functions.
     """
 
-    _gate: LoopGate | None = None
-    _handlers: LoopHandlers | None = None
-    _messages: _Messages | None = None
+    loop: AsyncioLoop  # type: ignore[assignment]  # it has more arguments in places
 
-    def _check_handler(self, name: str, handler: Handler | BatchHandler | None) -> None:
+    def _build(self, start: StartPositions | None) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()  # workers
+        self._cursors: list[_Cursor] = []
+        self._is_ending = False
+        super()._build(start)
+
+    def check_handler(self, name: str, handler: Any) -> None:
         if handler is not None and not callable(handler):
             raise ConfigError(f"{name}={handler!r}: must be callable")
+        if handler is not None and not _is_coroutine_function(handler):
+            raise ConfigError(
+                f"{name}={handler!r}: must be a coroutine function, as it runs in the event loop, which it would block:"
+                " write `async def`, and `await asyncio.to_thread(...)` in it for what blocks; or use nsq_fast.threads"
+            )
+
+    def _check_policy(self, name: str, policy: Any) -> None:
+        if policy is not None and not callable(policy):
+            raise ConfigError(f"{name}={policy!r}: must be callable")
 
     # Running
 
     async def start(self) -> None:
         """Begin to consume, in the running loop. Raises NotRunning after ``close``."""
-        consumer = self._place.get()
-        if self._gate is None:
-            self._gate = LoopGate(self._place.thread, repr(self), consumer.abandon_handlers)
-        try:
-            await self._gate.call(consumer.start, False)
-        except NsqError:
-            if not self._is_started:  # nothing has begun: nobody need look whether the loop runs
-                self._gate.close()
-            raise
-        self._is_started = True
+        if self._is_started:
+            self._check_loop("Consumer.start()")
+        was_started = self._is_started
+        self._start(is_iterated=not self.acknowledger.has_handler)
+        if not was_started:
+            self._forget_loop = self.loop.tell_end(self._abandon)
+            self.loop.tell_forks(self)
+            try:
+                await self._subscribe()
+            except BaseException:  # nobody who is cancelled here would close it
+                self._abandon()
+                raise
 
     async def join(self, timeout: float | None = None) -> bool:
-        """Wait until the consumer is closed; False if ``timeout`` seconds passed first."""
-        consumer = self._place.get()
-        return await self._gate_of().wait(consumer.join, timeout)
+        """Wait until the consumer is closed; False if ``timeout`` seconds passed first.
+
+        Raises NotRunning before ``start``, and what the consumer closed of, where nobody has asked for it.
+        """
+        if not self._is_started:
+            raise NotRunning("the consumer is not running: await start(), or use it with `async with`")
+        self._check_loop("Consumer.join()")
+        return await self._wait_closed(timeout)
 
     async def close(self, drain: bool = True, timeout: float | None = CLOSE_TIMEOUT) -> None:
         """Stop consuming, gracefully, as ``nsq_fast.Consumer.close``. In a handler it only begins to close.
@@ -79,17 +121,19 @@ class Consumer(OutsideConsumer[Handler, BatchHandler]):
         The message at which the calling task iterates is requeued, unless it was responded to; those of other tasks
         are finished when they ask for the next.
         """
-        consumer, gate = self._place.get(), self._gate
-        if gate is None or gate.loop.is_closed():
-            consumer.begin_closing_from_outside(drain, timeout)
+        check_timeout(timeout)
+        if self._is_closed or (self._is_started and self.loop.is_closed):
+            self._abandon()
             return
-        gate.check_loop("Consumer.close()")
-        if self._messages is not None:
-            self._messages.leave_current()
-        if self._handlers is not None and self._handlers.is_current:
-            consumer.begin_closing_from_outside(drain, timeout)
-            return
-        await gate.call(consumer.close, drain, timeout)
+        self._check_loop("Consumer.close()")
+        task = asyncio.current_task()
+        for cursor in list(self._cursors):
+            if cursor.owner is task:
+                cursor.leave()
+        self.begin_closing(drain, timeout)
+        if task not in self._tasks:
+            assert self._has_closed is not None
+            await self._has_closed.wait()
 
     async def __aenter__(self) -> Consumer:
         await self.start()
@@ -98,16 +142,96 @@ class Consumer(OutsideConsumer[Handler, BatchHandler]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.close()
+        # What is no Exception, as CancelledError, ends the program or a part of it: handlers are not waited for.
+        if kind is not None and not issubclass(kind, Exception):
+            await self._end_at_once()
+            return
+        try:
+            await self.close()
+        except asyncio.CancelledError:
+            await self._end_at_once()
+            raise
 
-    def _gate_of(self) -> LoopGate:
-        if self._gate is None:
-            raise NotRunning("the consumer is not running: await start(), or use it with `async with`")
-        return self._gate
+    async def _end_at_once(self) -> None:
+        """Cancel the handlers, requeue what is held, and close."""
+        if self._is_closed or not self._is_started or self.loop.is_closed:
+            return
+        self._is_ending = True
+        self.pools.stop()
+        for cursor in list(self._cursors):
+            cursor.leave()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CANCEL_TIMEOUT)
+        self.begin_closing(True, END_TIMEOUT)
+        self.give_back()
+        assert self._has_closed is not None
+        await self._has_closed.wait(END_TIMEOUT)
 
-    def _renewed(self, consumer: CrossingConsumer) -> None:
-        super()._renewed(consumer)
-        self._gate = self._handlers = self._messages = None  # in a child of a fork, whose loop is another one
+    def _abandon(self) -> None:
+        """The loop ends, or has ended: nothing waits for anything there. Requeue what is held, as far as that can be
+        sent, and drop the connections: nsqd delivers the rest again. Does not block."""
+        if self._is_closed or not self._is_started:
+            return
+        self._is_closing = self._is_ending = True
+        if self._keeper is not None:
+            self._keeper.stop()
+        self._subscriptions.freeze()
+        with suppress(RuntimeError):  # the loop is closed
+            self._subscriptions.stop()
+        self._stop_parts()
+        for subscriber in self._subscriptions:
+            subscriber.abandon(self.loop.is_closed)
+        self._closed()
+
+    def _closed(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            super()._closed()
+        if self._is_started:
+            self._forget_loop()
+
+    def forked(self) -> None:
+        """In the child of a fork: not started, whatever the parent's is; ``start`` makes connections of its own."""
+        was_closing = self._is_closing
+        self._build(None)
+        self._is_closing = self._is_closed = was_closing
+
+    def _check_loop(self, call: str) -> None:
+        """Raise NotRunning in another loop than its own."""
+        if self._has_closed is not None and not self.loop.is_running_here:
+            raise NotRunning(
+                f"{call}: {self!r} was started in another event loop, and can only be used there; nothing was done."
+                " Make one for each loop"
+            )
+
+    # In any thread
+
+    @property
+    def max_in_flight(self) -> int:
+        """Most messages held at once, over all connections. May be set at any time; 0 holds everything back, None
+        means one for each connection there is.
+        """
+        return self.flow.limit
+
+    @max_in_flight.setter
+    def max_in_flight(self, value: int | None) -> None:
+        self.config.replace(max_in_flight=value)  # raises what is wrong with it
+        self._in_loop(lambda: ConsumerCore.max_in_flight.__set__(self, value))  # type: ignore[attr-defined]
+
+    def pause(self) -> None:
+        """Ask for no more messages (RDY 0). What has been received is still handled."""
+        self._in_loop(super().pause)
+
+    def resume(self) -> None:
+        """End ``pause``."""
+        self._in_loop(super().resume)
+
+    def _in_loop(self, function: Callable[[], None]) -> None:
+        if self._has_closed is None or self.loop.is_closed or self.loop.is_this_thread:
+            function()
+        else:
+            self.loop.call_from_outside(function)
 
     # Iterating
 
@@ -116,120 +240,459 @@ class Consumer(OutsideConsumer[Handler, BatchHandler]):
 
         Raises NotRunning before ``start``: iterate within ``async with``.
         """
-        if not self._is_iterated:
+        if self.acknowledger.has_handler:
             raise RuntimeError("a consumer with a handler cannot be iterated")
-        self._gate_of().check_loop("Consumer.iter()")
-        if self._messages is None:
-            raise NotRunning("the consumer is closed")
-        return _Iteration(self._messages)
+        if not self._is_started:
+            raise NotRunning("the consumer is not running: await start(), or use it with `async with`")
+        self._check_loop("Consumer.iter()")
+        pool = self.pools.shared
+        assert pool is not None
+        return _Iteration(self, pool)
 
-    # In the hub thread
+    # What is asyncio's
 
-    def _new_handlers(self, consumer: CrossingConsumer) -> OutsideHandlers:
-        gate = self._gate_of()
-        if self._is_iterated:
-            self._messages = _Messages(gate, consumer)
-            return self._messages.batches
-        self._handlers = LoopHandlers(gate, consumer.close_in_background, consumer.config.concurrency)
-        gate.is_used = self._handlers.is_running
-        return self._handlers
+    def new_loop(self) -> AsyncioLoop:  # type: ignore[override]  # as above
+        return AsyncioLoop()
 
-    def _closed(self, sender: object) -> None:
-        gate = self._gate
-        if gate is None:
+    def new_pool(self, limit: HandlerLimit, prompt: PromptFins) -> Pool:
+        waiters = _Waiters()
+        return Pool(self.acknowledger, limit, prompt, None, waiters.wait, waiters.release)
+
+    def new_worker(self, pool: Pool) -> Worker:
+        return TaskWorker(pool, self)
+
+    def start_worker(self, worker: Worker, name: str) -> None:
+        assert isinstance(worker, TaskWorker)
+        task = worker.runs_in = _task_of(worker.serve(), name)
+        # Who closes a loop in the middle of a handler knows: the message is delivered again, and nothing is to be told.
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._worker_ended, worker, name))
+
+    def _worker_ended(self, worker: TaskWorker, name: str, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            if not self._is_ending:  # nobody but ``_end_at_once`` and the end of the loop cancels it
+                self._abandon()
+        elif task.exception() is not None and not self._is_ending:
+            # A handler has exited, and the loop goes on all the same.
+            self.start_worker(worker, name)
+
+    def escaped(self, error: BaseException, message: Message) -> None:
+        """Nothing: it goes through the task."""
+
+    def apart(self, function: Callable[..., object], *arguments: Any) -> Any:
+        return asyncio.to_thread(function, *arguments)
+
+    def dead_letters(self, options: dict[str, Any]) -> Any:
+        return _DeadLetters(list(self.nsqd_addresses), list(self.lookupd_addresses), options)
+
+
+def _is_coroutine_function(handler: Any) -> bool:
+    """Also a callable object whose ``__call__`` is one, and ``functools.partial`` of any of these."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    return iscoroutinefunction(handler) or iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+
+
+class _DeadLetters:
+    """A Producer that is started when it is used first."""
+
+    def __init__(self, nsqds: list[Any], lookupds: list[Any], options: dict[str, Any]) -> None:
+        from .producer import Producer
+
+        self._producer = Producer(nsqds, lookupds, **options)
+        self._is_started = False
+
+    async def publish(self, topic: str, body: bytes, **place: Any) -> None:
+        """Publish, and return when the message is stored."""
+        if not self._is_started:
+            await self._producer.start()
+            self._is_started = True
+        await self._producer.publish(topic, body, **place)
+
+    async def close(self) -> None:
+        """Close it."""
+        if self._is_started:
+            await self._producer.close()
+
+
+class _Waiters:
+    """Tasks that wait for messages. A release wakes one of them, or the next that comes."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._spare = 0
+
+    def release(self) -> None:
+        """Let one go on."""
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+                return
+        self._spare += 1
+
+    async def wait(self) -> None:
+        """Wait until it is one's turn."""
+        if self._spare:
+            self._spare -= 1
             return
-        if self._messages is not None:
-            gate.post(self._messages.end)
-        gate.close()
-
-
-class _Messages:
-    """The messages of a consumer that is iterated. All of it belongs to the loop, but for what says otherwise."""
-
-    def __init__(self, gate: LoopGate, consumer: CrossingConsumer) -> None:
-        self.batches = TakenBatches(lambda batch: gate.post(self._take, batch))
-        self.is_over = False
-        self._gate = gate
-        self._consumer = consumer
-        self._waiting: deque[Batch] = deque()
-        self._takers: deque[asyncio.Future[None]] = deque()
-
-    def _take(self, batch: Batch) -> None:
-        self._waiting.append(batch)
-        if self.is_over:
-            self._leave_waiting()
-        self._wake_one()
-
-    async def next(self, cursor: Cursor) -> Message:
-        """The next message for ``cursor``. Raises StopAsyncIteration when there are no more."""
-        while True:
-            message = cursor.next()
-            if message is not None:
-                return message
-            if self._waiting:
-                cursor.begin(self._waiting.popleft())
-                cursor.owner = asyncio.current_task()
-            elif self.is_over:
-                if self._consumer.failure is not None:
-                    raise self._consumer.failure
-                raise StopAsyncIteration
-            else:
-                await self._more()
-
-    async def _more(self) -> None:
-        taker: asyncio.Future[None] = self._gate.loop.create_future()
-        self._takers.append(taker)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
         try:
-            await taker
+            await future
         except asyncio.CancelledError:
-            if self._waiting and taker.done() and not taker.cancelled():
-                self._wake_one()  # what it was woken for is for another
+            if future.done() and not future.cancelled():
+                self.release()  # what it was woken for is for another
             raise
 
-    def _wake_one(self) -> None:
-        while self._takers:
-            taker = self._takers.popleft()
-            if not taker.done():
-                taker.set_result(None)
+
+class TaskWorker(Worker):
+    """A task that handles messages, one at a time or in batches; handlers are coroutine functions."""
+
+    __slots__ = ("_consumer",)
+
+    def __init__(self, pool: Pool, consumer: Consumer) -> None:
+        super().__init__(pool)
+        self._consumer = consumer
+
+    async def serve(self) -> None:
+        """Work until the pool is stopped."""
+        pool = self._pool
+        while not pool.is_stopped:
+            inbound = pool.take_now()
+            if inbound is None:
+                if not pool.is_stopped:
+                    await pool.wait_for_more()
+                continue
+            try:
+                is_over = await self._serve_queue(inbound)
+            except GeneratorExit:  # the loop was closed: nothing goes on there
+                raise
+            except BaseException:
+                self._requeue_current(inbound)
+                self._leave(inbound)
+                raise
+            self._leave(inbound)
+            if is_over:
+                await asyncio.sleep(0)  # others have their turn
+
+    async def _serve_queue(self, inbound: InboundQueue) -> bool:
+        """Handle some messages; whether the time slice is over."""
+        began = self.began = monotonic()
+        if began >= inbound.ledger.next_deadline:
+            inbound.expire(began)
+        acknowledger = self._acknowledger
+        timing = acknowledger.timing
+        sample = timing.sample(began) if timing is not None and began >= timing.due else None
+        try:
+            if inbound.turn is not None:
+                await self._serve_ordered(inbound, sample)
+            elif acknowledger.batch_handler is not None:
+                await self._serve_batch(inbound, sample)
+            else:
+                await self._serve_single(inbound, sample)
+        except Exception:
+            # A fault of ours, not of a handler: those are dealt with below. The worker must go on.
+            acknowledger.log_fault(self.current)
+        if inbound.turn is None:
+            self._pool.handled(began, inbound.slice.take_count())
+        return bool(inbound.waiting)
+
+    def _leave(self, inbound: InboundQueue) -> None:
+        self.current = None
+        self._pool.leave(inbound)
+
+    def _requeue_current(self, inbound: InboundQueue) -> None:
+        """The handler was cancelled, or exits: its messages go back to nsqd now, while something can be sent."""
+        current = self.current
+        for message in [current] if isinstance(current, Message) else current or ():
+            if not message.is_async():
+                self._acknowledger.requeue(message, 0, False)
+        inbound.connection.flush()
+
+    async def _serve_single(self, inbound: InboundQueue, sample: Sample | None) -> None:
+        acknowledger, time_slice = self._acknowledger, self._acknowledger.slice_of(inbound)
+        end = min(self.began + SLICE, inbound.ledger.next_deadline)
+        handler = acknowledger.handler
+        if sample is not None:  # the first message by itself: the others cost nothing more
+            handler, time_slice.end = self._timed(handler, sample), 0.0
+        else:
+            time_slice.end = end
+        while True:
+            found = time_slice.begin(self, inbound, acknowledger, handler)
+            if found is None:
+                is_over = not inbound.waiting or monotonic() > end
+            elif isinstance(found, Message):
+                await give_up(acknowledger, inbound, found)
+                is_over = monotonic() > end
+            else:
+                message = self.current
+                assert isinstance(message, Message)
+                error = await _outcome(_Rest(*found))
+                if error is None:
+                    time_slice.returned(message)
+                else:
+                    acknowledger.failed(message, error)
+                is_over = True  # others had their turn meanwhile, and so has the connection
+            self.current = None
+            if sample is not None:
+                sample.count()
+                handler, sample = acknowledger.handler, None
+                time_slice.end = end
+            if is_over or self._pool.is_stopped:
                 return
 
-    def leave_current(self) -> None:
-        """The calling task closes the consumer: give back what nobody has taken, and what it has taken itself."""
-        self._leave_waiting()
-        task = asyncio.current_task()
-        for cursor in list(self.batches.cursors):
-            if cursor.owner is task:
-                cursor.leave()
+    async def _serve_batch(self, inbound: InboundQueue, sample: Sample | None) -> None:
+        acknowledger = self._acknowledger
+        messages = await self._batch(inbound)
+        if not messages:
+            return
+        self.current = messages
+        # A list of its own: a handler may pop, clear or replace, and what it was given is answered all the same.
+        error = await self._call(acknowledger.batch_handler, messages[:], sample)
+        if error is not None:
+            acknowledger.batch_failed(messages, error)
+        else:
+            acknowledger.slice_of(inbound).all_returned(messages)
 
-    def _leave_waiting(self) -> None:
-        for batch in self._waiting:
-            self.batches.done(batch)
-        self._waiting.clear()
+    async def _batch(self, inbound: InboundQueue) -> list[Message]:
+        """As many messages as a batch handler gets at once; those that have too many attempts are given up."""
+        acknowledger, waiting = self._acknowledger, inbound.waiting
+        messages: list[Message] = []
+        while waiting and len(messages) < acknowledger.batch_size:
+            message = waiting.popleft()
+            messages.append(message)
+        self.current = messages
+        beyond = [each for each in messages if each.attempts > acknowledger.max_tries]
+        for message in beyond:
+            await give_up(acknowledger, inbound, message)
+        return [each for each in messages if each not in beyond] if beyond else messages
 
-    def end(self) -> None:
-        """The consumer is closed: what is in hand was responded to, or is delivered again."""
-        self.is_over = True
-        self._leave_waiting()
-        for cursor in list(self.batches.cursors):
-            cursor.leave()
-        takers, self._takers = self._takers, deque()
-        for taker in takers:
-            if not taker.done():
-                taker.set_result(None)
+    async def _serve_ordered(self, inbound: InboundQueue, sample: Sample | None) -> None:
+        """Handle what an ordered partition sends, one message after the other; each FIN leaves at once."""
+        acknowledger, waiting = self._acknowledger, inbound.waiting
+        end = self.began + SLICE
+        while waiting and not self._pool.is_stopped:
+            now = monotonic()
+            if now >= inbound.ledger.next_deadline:
+                inbound.expire(now)
+                continue
+            message = self.current = waiting.popleft()
+            verdict: Any = acknowledger.ordered.judge(message)
+            if callable(verdict):
+                await give_up(acknowledger, inbound, message, verdict)
+            elif verdict:
+                is_batch = acknowledger.batch_handler is not None
+                handler = acknowledger.batch_handler if is_batch else acknowledger.handler
+                error = await self._call(handler, [message] if is_batch else message, sample)
+                if error is not None:
+                    acknowledger.failed(message, error, is_ordered=True)
+                elif message.mark_returned():
+                    inbound.connection.finish_returned(message)  # the server sends the next one only then
+                    acknowledger.tell_finished(message)
+            self.current = None
+            sample = None
+            if monotonic() > end:
+                return
+
+    async def _call(self, handler: Any, item: Any, sample: Sample | None) -> BaseException | None:
+        """Run a handler to its end, in a context of its own; what it raised."""
+        context = copy_context()
+        if sample is not None:
+            handler = self._timed(handler, sample)
+        try:
+            return await _outcome(_in(context, context.run(handler, self._consumer, item)))
+        finally:
+            if sample is not None:
+                sample.count()
+
+    def _timed(self, handler: Any, sample: Sample) -> Any:
+        async def handle(consumer: Any, item: Any) -> None:
+            sample.begin(item)
+            try:
+                await handler(consumer, item)
+            finally:
+                sample.end()
+
+        return handle
+
+
+async def give_up(
+    acknowledger: Any, inbound: InboundQueue, message: Message, policy: GiveUpPolicy | None = None
+) -> None:
+    """As ``Acknowledger.give_up``, for a policy that may have to be awaited."""
+    try:
+        result = acknowledger.call_policy(message, policy)
+        if inspect.isawaitable(result):
+            await result
+    except Exception as error:
+        acknowledger.failed(message, error)
+    else:
+        acknowledger.given_up(inbound, message)
+
+
+async def _outcome(handling: Awaitable[object]) -> BaseException | None:
+    """Await what a handler does; what it raised. Raises what ends the task."""
+    try:
+        await handling
+    except asyncio.CancelledError as error:
+        if _is_cancelled():
+            raise
+        outcome = RuntimeError("something that the handler waited for was cancelled")
+        outcome.__cause__ = error
+        return outcome
+    except Exception as error:
+        return error
+    return None
+
+
+async def _in(context: Context, coroutine: Any) -> None:
+    """Await a coroutine in a context."""
+    if not inspect.iscoroutine(coroutine):
+        await coroutine
+        return
+    try:
+        waited_for = context.run(coroutine.send, None)
+    except StopIteration:
+        return
+    await _Rest(context, coroutine, waited_for)
+
+
+class _Rest:
+    """The rest of a coroutine that waits for something. It goes on in its own context, in the task that awaits this."""
+
+    __slots__ = ("_context", "_coroutine", "_waited_for")
+
+    def __init__(self, context: Context, coroutine: Coroutine[Any, Any, Any], waited_for: Any) -> None:
+        self._context = context
+        self._coroutine = coroutine
+        self._waited_for = waited_for
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        run, coroutine, waited_for = self._context.run, self._coroutine, self._waited_for
+        try:
+            while True:
+                try:
+                    value = yield waited_for
+                except GeneratorExit:  # noqa: PERF203
+                    coroutine.close()
+                    raise
+                except BaseException as error:
+                    waited_for = run(coroutine.throw, error)
+                else:
+                    waited_for = run(coroutine.send, value)
+        except StopIteration:
+            return
+
+
+if sys.version_info < (3, 11):
+
+    class _CancellableTask(asyncio.Task):  # type: ignore[type-arg]
+        """A task that knows whether it is being cancelled, as all do from Python 3.11 on."""
+
+        _cancelled = False
+
+        def cancel(self, msg: Any = None) -> bool:
+            self._cancelled = True
+            return super().cancel(msg)
+
+        def cancelling(self) -> int:
+            return int(self._cancelled)
+
+
+def _task_of(serving: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    loop = asyncio.get_running_loop()
+    # Where a program has a task factory it wants tasks of its own, which in Python 3.10 do not know.
+    if sys.version_info < (3, 11) and loop.get_task_factory() is None:
+        return _CancellableTask(serving, loop=loop, name=name)
+    return loop.create_task(serving, name=name)
+
+
+def _is_cancelled() -> bool:
+    """Whether the current task is being cancelled, and not only what it waits for."""
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return cancelling is not None and cancelling() > 0
+
+
+class _Cursor(Cursor):
+    """A task that iterates.
+
+    Attributes:
+        beyond: a message that has too many attempts, for a policy, which may have to be awaited.
+    """
+
+    __slots__ = ("beyond", "inbound")
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool, None)
+        self.beyond: tuple[Message, Any] | None = None
+
+    def begin(self, inbound: InboundQueue) -> None:
+        self.inbound = inbound
+        super().begin(inbound)
+
+    def _is_given_up(self, inbound: InboundQueue, message: Message) -> bool:
+        acknowledger = self._acknowledger
+        if inbound.turn is None:
+            is_beyond, policy = message.attempts > acknowledger.max_tries, None
+            if is_beyond:
+                self.beyond = message, policy
+        else:
+            verdict: Any = acknowledger.ordered.judge(message)
+            is_beyond = callable(verdict) or not verdict
+            if callable(verdict):
+                self.beyond = message, verdict
+        if self.beyond is not None:
+            self.is_over = True
+        return is_beyond
 
 
 class _Iteration:
     """One ``async for``."""
 
-    def __init__(self, messages: _Messages) -> None:
-        self._messages = messages
-        self._cursor = Cursor(messages.batches)
+    def __init__(self, consumer: Consumer, pool: Pool) -> None:
+        self._consumer = consumer
+        self._pool = pool
+        self._cursor = _Cursor(pool)
+        consumer._cursors.append(self._cursor)
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self
 
     async def __anext__(self) -> Message:
-        return await self._messages.next(self._cursor)
+        cursor, pool = self._cursor, self._pool
+        while True:
+            message = cursor.next()
+            if message is not None:
+                cursor.owner = asyncio.current_task()
+                return message
+            if cursor.beyond is not None:
+                (message, policy), cursor.beyond = cursor.beyond, None
+                try:
+                    await give_up(self._consumer.acknowledger, cursor.inbound, message, policy)
+                except BaseException:
+                    self._consumer.acknowledger.requeue(message, 0, False)
+                    raise
+            if cursor.is_over:
+                await asyncio.sleep(0)  # others have their turn
+            if pool.is_stopped:
+                self._end()
+                if self._consumer.failure is not None:
+                    raise self._consumer.failure
+                raise StopAsyncIteration
+            inbound = pool.take_now()
+            if inbound is not None:
+                cursor.begin(inbound)
+                continue
+            if not pool.is_stopped:
+                await pool.wait_for_more()
+
+    def _end(self) -> None:
+        self._cursor.close()
+        if self._cursor in self._consumer._cursors:
+            self._consumer._cursors.remove(self._cursor)
 
     def __del__(self) -> None:
-        self._cursor.end()
+        self._end()

@@ -1,29 +1,41 @@
-"""The Producer of asyncio: the loop goes on while the hub thread does the work."""
+"""The Producer of asyncio, of uvloop too: everything is done by the loop in which it was started."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import atexit
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakSet
 
+from nsq_fast.client.asyncio_loop import AsyncioLoop
+from nsq_fast.client.producer import Addresses, ProducerCore
+from nsq_fast.client.publishes import Body, Group, Publish, check_timeout, options_of
+from nsq_fast.client.trace import TraceLog, trace_log
 from nsq_fast.errors import NotRunning
-from nsq_fast.protocol.wire_form import Receipt
-from nsq_fast.runtime import CrossingProducer, OutsideProducer, PlainRequest, PublishRequest, extras_of, task_publisher
+from nsq_fast.log_events import PUBLISHES_UNCONFIRMED
+from nsq_fast.protocol.partitioner import Key
+from nsq_fast.protocol.publishing import OK, Receipt
 
-from .callers import WaitingTasks
-from .gate import LoopGate, LoopPromise
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-Body: TypeAlias = bytes | bytearray | memoryview
+    from nsq_fast.keywords import ProducerKeywords
+
 Headers: TypeAlias = Mapping[str, Any]
 Stored: TypeAlias = bytes | Receipt
 AllStored: TypeAlias = bytes | list[Receipt]
 
-WITHDRAWAL_TIMEOUT = 1.0
-"""Seconds that a cancelled publish waits for the hub thread to say whether it may be stored."""
+logger = logging.getLogger(__name__)
+
+EXIT_TIMEOUT = 2.0
+"""Seconds that the end of the interpreter may wait for what is pending of a producer that nobody closed."""
 
 
-class Producer(OutsideProducer):
+class Producer(ProducerCore):
     """Publishes messages, from any number of tasks of the loop in which it was started.
 
     Arguments, options, guarantees and errors are those of ``nsq_fast.Producer``.
@@ -32,12 +44,21 @@ class Producer(OutsideProducer):
     has the attribute ``possibly_stored``, which says whether a server may have the message all the same; where
     ``asyncio.timeout`` makes a TimeoutError of it, it is the ``__cause__`` of that.
 
-    A producer that nobody closes is closed at the end of the interpreter, which waits two seconds for what is pending
-    and says in one line how many publishes were not confirmed.
+    The end of the interpreter says in one line how many publishes were not confirmed of producers that nobody closed;
+    where their loop is not closed it runs for two seconds more.
     """
 
-    _gate: LoopGate | None = None
-    _publish_plain: Callable[[Any, Any, bool], PlainRequest | None] | None = None
+    def __init__(
+        self,
+        nsqd_tcp_addresses: Addresses = (),
+        lookupd_http_addresses: Addresses = (),
+        *,
+        trace: TraceLog = trace_log,
+        **options: Unpack[ProducerKeywords],
+    ) -> None:
+        super().__init__(nsqd_tcp_addresses, lookupd_http_addresses, trace=trace, **options)
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
 
     # Publishing
 
@@ -49,7 +70,7 @@ class Producer(OutsideProducer):
         block: bool = True,
         timeout: float | None = None,
         *,
-        key: str | bytes | int | None = None,
+        key: Key | None = None,
         partition: int | None = None,
         trace_id: int | None = None,
         headers: Headers | None = None,
@@ -59,24 +80,27 @@ class Producer(OutsideProducer):
 
         The arguments are those of ``nsq_fast.Producer.publish``.
         """
-        if (self._publish_plain is not None and defer is None) and (
-            timeout is None and key is partition is trace_id is None and headers is None and tag is None
-        ):
-            plain = self._publish_plain(topic, body, block)
-            if plain is not None:
-                try:
-                    usual: Stored = await plain.awaited
-                    return usual
-                except asyncio.CancelledError as error:
-                    await self._withdraw(plain, error)
-                    raise
-        producer, gate = self._started("publish()")
-        body = producer.body_of(topic, body, timeout)
-        extras = extras_of(key, partition, trace_id, headers, tag)
-        promise = LoopPromise(gate)
-        request = PublishRequest(topic, body, defer, timeout, extras, promise, waits=block, needs_nsqd=not block)
-        stored: Stored = await self._sent(producer, request, promise)
-        return stored
+        if self._home is not asyncio.get_running_loop():
+            self._check_loop("publish()")
+        is_usual = block and (defer is timeout is trace_id is None and headers is None and tag is None)
+        usual = self._prepared(topic, body, key, partition) if is_usual else None
+        if usual is None:
+            publish = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
+            stored: Stored = await self._carry_out([publish], publish, block)
+            return stored
+        usual.destination.add(usual)
+        # Of a single publish that is pending the reply comes soon: see SpinReader.
+        if not usual.done and (self._ready or not usual.read_soon(self._wakeups)):
+            future = self._create_future()
+            usual.waiter = future
+            try:
+                await future
+            except asyncio.CancelledError as error:
+                self._cancelled(error, (usual,), future)
+                raise
+        if usual.error is not None:
+            raise usual.error
+        return OK
 
     def publish_nowait(
         self,
@@ -85,7 +109,7 @@ class Producer(OutsideProducer):
         defer: int | None = None,
         timeout: float | None = None,
         *,
-        key: str | bytes | int | None = None,
+        key: Key | None = None,
         partition: int | None = None,
         trace_id: int | None = None,
         headers: Headers | None = None,
@@ -95,12 +119,15 @@ class Producer(OutsideProducer):
 
         Raises PublishFailed when ``max_pending`` is reached. Cancelling the future does not withdraw the publish.
         """
-        producer, gate = self._started("publish_nowait()")
-        body = producer.body_of(topic, body, timeout)
-        extras = extras_of(key, partition, trace_id, headers, tag)
-        promise = LoopPromise(gate)
-        producer.hand_over(PublishRequest(topic, body, defer, timeout, extras, promise, waits=False))
-        return promise.future
+        self._check_loop("publish_nowait()")
+        is_usual = defer is timeout is trace_id is None and headers is None and tag is None
+        publish = self._prepared(topic, body, key, partition) if is_usual else None
+        if publish is None:
+            publish = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
+            self._take_room_now(publish)
+        publish.waiter = future = self._create_future()
+        publish.destination.add(publish)
+        return future
 
     async def multipublish(
         self,
@@ -109,59 +136,56 @@ class Producer(OutsideProducer):
         block: bool = True,
         timeout: float | None = None,
         *,
-        key: str | bytes | int | None = None,
+        key: Key | None = None,
         partition: int | None = None,
         trace_id: int | Sequence[int] | None = None,
         headers: Headers | Sequence[Headers] | None = None,
         tag: str | None = None,
     ) -> AllStored:
         """Publish several messages with one command, as ``nsq_fast.Producer.multipublish``."""
-        producer, gate = self._started("multipublish()")
-        content = producer.bodies_of(topic, bodies, timeout)
-        extras = extras_of(key, partition, trace_id, headers, tag)
-        promise = LoopPromise(gate)
-        request = PublishRequest(topic, content, None, timeout, extras, promise, waits=block, needs_nsqd=not block)
-        stored: AllStored = await self._sent(producer, request, promise)
+        self._check_loop("multipublish()")
+        parts = self._parts(topic, bodies, timeout, options_of(key, partition, trace_id, headers, tag))
+        whole: Publish | Group = parts[0] if len(parts) == 1 else Group(parts)
+        stored: AllStored = await self._carry_out(parts, whole, block)
         return stored
 
-    async def _sent(self, producer: CrossingProducer, request: PublishRequest, promise: LoopPromise) -> Any:
-        """Hand a publish over and wait for its result; withdraw it when the caller is cancelled."""
-        producer.hand_over(request)
+    async def _carry_out(self, parts: list[Publish], whole: Publish | Group, block: bool) -> Any:
+        """Send the parts of a call, and wait for its end."""
+        whole.waiter = waiter = self._create_future()
         try:
-            return await promise.future
+            await self._enter_all(parts, whole, block)
+            return await waiter
         except asyncio.CancelledError as error:
-            await self._withdraw(request, error)
+            self._cancelled(error, parts, waiter)
+            raise
+        except BaseException:
+            waiter.cancel()  # a part could not enter: nobody waits for the others
             raise
 
-    async def _withdraw(self, request: PublishRequest | PlainRequest, error: asyncio.CancelledError) -> None:
+    def _cancelled(self, error: asyncio.CancelledError, parts: Sequence[Publish], waiter: Any) -> None:
         """Take back what was not sent; tell ``error`` whether any of it may be stored."""
-        error.possibly_stored = True  # type: ignore[attr-defined]  # until it is known better
-        request.is_cancelled = True  # what is not taken yet will not be
-        producer = self._place.get()
-        withdrawn = LoopPromise(self._gate_of())
-        self._place.thread.submit(lambda: withdrawn.set(producer.abandon(request)))
-        try:
-            await asyncio.wait((withdrawn.future,), timeout=WITHDRAWAL_TIMEOUT)
-        except asyncio.CancelledError as again:
-            again.possibly_stored = True  # type: ignore[attr-defined]  # nobody waits to know it better
-            raise
-        if withdrawn.future.done():
-            error.possibly_stored = withdrawn.future.result()  # type: ignore[attr-defined]
+        if not waiter.cancel() and not waiter.cancelled():
+            waiter.exception()  # it has ended just now: nobody else asks how
+        error.possibly_stored = self._withdraw(parts)  # type: ignore[attr-defined]
 
     # Life
 
     async def start(self) -> None:
         """Begin to connect, without waiting for it. A closed producer cannot be started again."""
-        producer = self._place.get()
-        if self._gate is None:
-            direct = producer.direct
-            self._gate = LoopGate(self._place.thread, repr(self), producer.close_in_background, direct.at_end_of_turn)
-            descriptor = direct.allow()
-            if descriptor is not None:
-                self._gate.watch(descriptor, direct.readable)
-            publisher = task_publisher(producer, WaitingTasks(self._gate), self._gate.loop, asyncio.get_running_loop)
-            self._publish_plain = publisher.publish
-        await self._gate.call(producer.start)
+        running = asyncio.get_running_loop()
+        if self._home is not running:
+            if self._is_running and self.is_running:
+                self._check_loop("start()")
+            self._is_running = False  # in a child of a fork, or after its loop was closed: it begins anew
+            self._home = running
+            self._pid = os.getpid()
+            loop: Any = AsyncioLoop()
+            self._build(loop)
+            self._create_future = running.create_future
+            # What asyncio's own loop is about to do; uvloop does not show it.
+            self._ready: Any = getattr(running, "_ready", ())
+            _known.add(self)
+        await self._start()
 
     async def close(self, timeout: float | None = None) -> None:
         """Publish no more; wait for the publishes that are pending, then close the connections.
@@ -169,33 +193,49 @@ class Producer(OutsideProducer):
         Args:
             timeout: seconds that all of it may take; publishes that are still pending then fail.
         """
-        producer, gate = self._place.get(), self._gate
-        if gate is None:
-            producer.close_from_outside(timeout)  # never started: there is nothing to wait for
-        elif gate.loop.is_closed():
-            self._place.thread.submit(producer.close_in_background)  # nobody waits for a result any more
+        check_timeout(timeout)
+        if self._home is None:
+            self._is_closed = True  # never started: there is nothing to wait for
+        elif self._home.is_closed():
+            self._is_closed = True
+            self._is_running = False
         else:
-            await gate.call(producer.close, timeout)
-            gate.close()
+            self._check_loop("close()")
+            await self._close(timeout)
 
     async def join(self, timeout: float | None = None) -> bool:
         """Wait until the producer has closed; whether it has."""
-        return await self._gate_of().wait(self._place.get().join, timeout)
+        if timeout != 0:  # which only asks
+            check_timeout(timeout)
+        if self._home is None and not self._is_closed:
+            raise self._not_running()
+        if self._is_closed and not self._is_closing:
+            return True
+        self._check_loop("join()")
+        return await self._closed.wait(timeout)
 
-    def _started(self, call: str) -> tuple[CrossingProducer, LoopGate]:
-        """What a call needs. Raises NotRunning before ``start``, and in another loop."""
-        producer = self._place.get()
-        gate = self._gate_of()
-        gate.check_loop(f"Producer.{call}")
-        return producer, gate
+    @property
+    def is_running(self) -> bool:
+        """Whether it takes publishes."""
+        home = self._home
+        return self._is_running and home is not None and not home.is_closed() and self._pid == os.getpid()
 
-    def _gate_of(self) -> LoopGate:
-        if self._gate is None:
-            raise NotRunning("the producer is not running: await start(), or use it with `async with`")
-        return self._gate
+    def _check_loop(self, call: str) -> None:
+        """Raise NotRunning in another loop than its own."""
+        home = self._home
+        if home is asyncio.get_running_loop():
+            return
+        if home is None or home.is_closed() or self._pid != os.getpid():
+            raise self._not_running()
+        raise NotRunning(
+            f"Producer.{call}: {self!r} was started in another event loop, and can only be used there; nothing was"
+            " done. Make one for each loop"
+        )
 
-    def _renewed(self, producer: CrossingProducer) -> None:
-        self._gate = self._publish_plain = None  # in a child of a fork, whose loop is another one
+    def _not_running(self) -> NotRunning:
+        if self._is_closed:
+            return NotRunning("the producer was closed")
+        return NotRunning("the producer is not running: await start(), or use it with `async with`")
 
     async def __aenter__(self) -> Producer:
         await self.start()
@@ -205,3 +245,28 @@ class Producer(OutsideProducer):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+    def end(self) -> int:
+        """At the end of the interpreter: close, if the loop still can; how many messages are not confirmed."""
+        home = self._home
+        if not self._is_running or home is None or self._pid != os.getpid():
+            return 0
+        lost = self._count_unconfirmed()
+        if not home.is_closed() and not home.is_running():
+            home.run_until_complete(self._sender.pending.wait_for_none(EXIT_TIMEOUT))
+            lost = self._count_unconfirmed()
+            home.run_until_complete(self._close(0.1))
+        return lost
+
+
+_known: WeakSet[Producer] = WeakSet()
+
+
+@atexit.register
+def _at_exit() -> None:
+    lost = sum(producer.end() for producer in list(_known))
+    if lost:
+        logger.warning(
+            "the interpreter ended before %d publishes were confirmed: whether they are stored is unknown."
+            " Call close() of the producer, which waits for them", lost, extra=PUBLISHES_UNCONFIRMED,
+        )  # fmt: skip

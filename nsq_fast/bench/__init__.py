@@ -1,8 +1,10 @@
 """The benchmarking harness: clients of NSQ compared on one server in one run.
 
-``settings`` says what is measured, ``clients`` with which programs, ``servers`` on which server. ``runner`` runs the
-clients in turns, each in a process of its own; ``results`` is the file that this makes. Everything that is shown is
-computed from that file alone: ``figures`` (medians, spread, limits), ``goals``, ``compare``, ``charts``, ``report``.
+``suite`` is the table of scenarios, shares and goals; ``clients`` are the programs that are measured, ``servers`` what
+they run on. ``runner`` runs the clients in turns, each in a process of its own; ``counting`` counts what a message
+costs; ``results`` is the file that this makes. Everything that is shown is computed from that file alone: ``figures``
+(medians, spread, limits, what changed between two runs), ``report``. ``scale`` has many processes at once, ``core`` the
+compiled core alone.
 
 Machines differ and are noisy: only ratios within one run mean anything.
 """

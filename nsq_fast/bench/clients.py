@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ import msgspec
 
 from nsq_fast._version import __version__
 
-from .settings import SPARK_MODES, Settings
+from .results import SPARK_MODES, Settings
 
 PROGRAMS = Path(__file__).parent / "programs"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "embedding"
@@ -35,6 +35,7 @@ KEYED = "nsq_fast keyed"
 CORE_FLOOR = "floor: core"
 BATCH_FLOOR = "floor: batches"
 READY_FLOOR = "floor: ready bytes"
+PIPELINED_FLOOR = "floor: pipelined"
 ORDERED_FLOOR = "floor: ordered"
 DROP_IN = "nsq_fast as gnsq"
 ASYNCIO = "nsq_fast aio"
@@ -113,12 +114,20 @@ def needed_by(name: str) -> str:
 def names() -> tuple[str, ...]:
     """The names that clients can have."""
     ours = (OURS, BATCHES, COLUMNS, "nsq_fast linger", SEPARATE, KEYED, ASYNCIO, THREADS, DROP_IN, SPARK)
-    floors = (CORE_FLOOR, BATCH_FLOOR, READY_FLOOR, ORDERED_FLOOR, "floor: Python", SPARK_FLOOR)
+    floors = (CORE_FLOOR, BATCH_FLOOR, READY_FLOOR, PIPELINED_FLOOR, ORDERED_FLOOR, "floor: Python", SPARK_FLOOR)
     return (*ours, "go-nsq", "go-nsq async", *_MODULES, EMBEDDED, TORNADO, *floors)
 
 
 def _program(name: str, python: str = sys.executable) -> tuple[str, ...]:
     return python, str(PROGRAMS / f"{name}.py")
+
+
+_PEER_PROGRAMS: dict[str, Callable[[str], tuple[str, ...]]] = {
+    "gnsq": lambda python: _program("use_gnsq", python),
+    "pynsq": lambda python: _program("use_reader", python),
+    "ansq": lambda python: (*_program("use_asyncio_peer", python), "ansq"),
+    "asyncnsq": lambda python: (*_program("use_asyncio_peer", python), "asyncnsq"),
+}
 
 
 def _ours() -> Iterator[Client]:
@@ -136,7 +145,8 @@ def _ours() -> Iterator[Client]:
         **able,
     )
     if (EXAMPLES / "tornado_reader.py").exists() and find_spec("tornado"):
-        yield Client(name=TORNADO, command=_program("use_tornado"), version=__version__, kinds=_ONLY_CONSUME)
+        command = (*_program("use_reader"), "tornado")
+        yield Client(name=TORNADO, command=command, version=__version__, kinds=_ONLY_CONSUME)
     if _has_drop_in():
         command = (sys.executable, "-m", "nsq_fast", "run-as-gnsq", str(PROGRAMS / "use_gnsq.py"))
         kinds = frozenset({"consume", "publish", "roundtrip"})
@@ -237,7 +247,7 @@ def _peers(python: str) -> Iterator[Client]:
             kinds |= {"roundtrip"}
         yield Client(
             name=name,
-            command=_program(f"use_{name}", python),
+            command=_PEER_PROGRAMS[name](python),
             version=versions[name],
             kinds=kinds,
             can_negotiate=name == "gnsq",
@@ -285,6 +295,7 @@ def _floors() -> Iterator[Client]:
     yield floor(CORE_FLOOR, kinds, modes=modes, can_spread=True, can_negotiate=True)
     yield floor(BATCH_FLOOR, _ONLY_CONSUME, can_open_loop=False)
     yield floor(READY_FLOOR, _ONLY_PUBLISH, modes=frozenset({"batch"}), can_open_loop=False)
+    yield floor(PIPELINED_FLOOR, _ONLY_PUBLISH, modes=frozenset({"concurrent"}), can_open_loop=False)
     yield floor(ORDERED_FLOOR, frozenset({"ordered"}), can_look_up=True, can_open_loop=False)
     yield Client(name="floor: Python", command=_program("floor_socket"), kinds=_ONLY_CONSUME, can_open_loop=False)
 

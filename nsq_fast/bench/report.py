@@ -1,4 +1,5 @@
-"""Reports of a run: one HTML file that stands alone, the page for the documentation, figures for README and tuning.
+"""What is shown of a run: tables of text for the terminal, charts, one HTML file that stands alone, the page for the
+documentation, figures for README and tuning.
 
 Everything is computed from the file of the run; nothing is written by hand but the method.
 """
@@ -6,19 +7,196 @@ Everything is computed from the file of the run; nothing is written by hand but 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 
 from nsq_fast.errors import ConfigError
-from nsq_fast.page.document import document, prose, table
-from nsq_fast.page.style import STYLE
+from nsq_fast.page import OTHERS, STYLE, Bar, Line, Piece, bars, by_share, document, picture, prose, table
+from nsq_fast.printable import printable
 
 from .clients import CORE_FLOOR, OURS
-from .figures import METRICS, figure, shown
-from .goals import figure_in, judge
-from .pictures import charts_of, core_chart, picture_of, title_of
-from .results import Run, Scenario
-from .tables import CORE_HEADER, core_rows, header, markdown, rows
+from .counting import INSTRUCTIONS, SYSCALLS
+from .figures import METRICS, Figure, figure, limit_of, quantile, shown, value_of
+from .results import ClientResult, Run, Scenario
+from .suite import figure_in, floor_of, judge, titles
+
+_CLOSED = (
+    "rate", "rate/floor", "spread", "megabytes", "cpu", "cpu/floor", INSTRUCTIONS, f"{INSTRUCTIONS}/floor",
+    "server_cpu", SYSCALLS, "p50", "p99", "peak", "limit",
+)  # fmt: skip
+_LATENCY = ("rate", "cpu", "server_cpu", "p50", "p95", "p99", "p999", "max", "peak", "limit")
+_START = ("package", "import", "import/floor", "first", "first/floor", "peak")
+_IDLE = ("busy", "peak")
+_LONGEST_REASON = 100
+_OF_FLOOR = "/floor"
+_COUNTED = (INSTRUCTIONS, SYSCALLS)
+_HEADS = {"spread": "spread", "limit": "limit", **{name: f"{name}/message" for name in _COUNTED}}
+
+
+def header(scenario: Scenario) -> list[str]:
+    """The heads of the columns."""
+    return ["client", *(_head(column) for column in _columns(scenario))]
+
+
+def rows(scenario: Scenario, cores: int) -> Iterator[list[str]]:
+    """A row for each client; one that failed says why."""
+    columns = _columns(scenario)
+    for result in scenario.clients:
+        if result.rounds:
+            yield [result.client, *(_cell(scenario, result, column, cores) for column in columns)]
+        else:
+            yield [result.client, f"failed: {reason_of(result)}", *([""] * (len(columns) - 1))]
+
+
+def reason_of(result: ClientResult) -> str:
+    """Why a client failed, in a line: the last one of what it wrote is that of the exception."""
+    lines = result.failure.splitlines() or ["no reason was given"]
+    return printable(lines[-1].strip(), _LONGEST_REASON)
+
+
+def core_rows(run: Run) -> Iterator[list[str]]:
+    """Group, workload, nanoseconds a message, spread."""
+    for each in run.core:
+        value = figure(each.ns_per_message)
+        yield [
+            each.group,
+            each.name,
+            f"{value.median:,.1f}",
+            f"{value.spread:.0%}" if len(each.ns_per_message) > 1 else "-",
+        ]
+
+
+CORE_HEADER = ["group", "workload", "ns/message", "spread"]
+
+
+def markdown(head: Sequence[str], body: Iterator[list[str]]) -> str:
+    """A table for Markdown; all columns but the first are numbers."""
+    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in body)])
+
+
+def _columns(scenario: Scenario) -> list[str]:
+    settings = scenario.settings
+    wanted = {"idle": _IDLE, "start": _START}.get(settings.kind, _LATENCY if settings.rate else _CLOSED)
+    return [column for column in wanted if _is_measured(scenario, column)]
+
+
+def _is_measured(scenario: Scenario, column: str) -> bool:
+    if (name := column.removesuffix(_OF_FLOOR)) in _COUNTED:
+        return any(name in result.counted for result in scenario.clients)
+    if column in _HEADS:
+        return True
+    if column.endswith(_OF_FLOOR):
+        return _floor_in(scenario) is not None and len(scenario.clients) > 1
+    return any(value_of(result, column, 1) is not None for result in scenario.clients)
+
+
+def _head(column: str) -> str:
+    if column in _HEADS:
+        return _HEADS[column]
+    if (name := column.removesuffix(_OF_FLOOR)) in _COUNTED:
+        return f"{name}, of the floor"
+    metric = METRICS[name]
+    if column.endswith(_OF_FLOOR):
+        return f"{metric.title}, of the floor"
+    return metric.title if metric.title == metric.unit else f"{metric.title}, {metric.unit}"
+
+
+def _cell(scenario: Scenario, result: ClientResult, column: str, cores: int) -> str:
+    if column == "spread":
+        rate = value_of(result, "rate")
+        return f"{rate.spread:.0%}" if rate and len(result.rounds) > 1 else "-"
+    if column == "limit":
+        return limit_of(result, cores)
+    if column in _COUNTED:
+        value = result.counted.get(column)
+        return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    if column.endswith(_OF_FLOOR):
+        return _of_floor(scenario, result, column.removesuffix(_OF_FLOOR))
+    return shown(value_of(result, column, scenario.settings.size), column)
+
+
+def _floor_in(scenario: Scenario) -> ClientResult | None:
+    return scenario.client(floor_of(scenario.name))
+
+
+def _of_floor(scenario: Scenario, result: ClientResult, metric: str) -> str:
+    floor = _floor_in(scenario)
+    if metric in _COUNTED:
+        ours, of = result.counted.get(metric), floor.counted.get(metric) if floor else None
+        return f"{ours / of:.2f}x" if ours and of else "-"
+    unit = value_of(floor, metric, scenario.settings.size) if floor else None
+    value = value_of(result, metric, scenario.settings.size)
+    return f"{value.over(unit):.2f}x" if value and unit and unit.median else "-"
+
+
+_DRAWN = ("rate", "cpu")
+_DRAWN_OF = {"idle": ("busy", "peak"), "start": ("import", "first")}
+_OURS = 1
+
+
+def title_of(scenario: Scenario) -> str:
+    """What a scenario is called for people."""
+    return titles().get(scenario.name, scenario.name)
+
+
+def charts_of(scenario: Scenario) -> Iterator[str]:
+    """The figures of a scenario, as HTML."""
+    for metric in _DRAWN_OF.get(scenario.settings.kind, _DRAWN):
+        rows = _rows(scenario, metric)
+        if rows:
+            yield bars(_title(metric), rows)
+    curves = list(_curves(scenario))
+    if curves:
+        yield by_share("latency, by the share of messages that were as fast", curves)
+
+
+def picture_of(scenario: Scenario, metric: str) -> str:
+    """Bars of one metric over the clients as an SVG that stands alone; empty where nobody has it."""
+    rows = _rows(scenario, metric)
+    return picture(f"{title_of(scenario)}: {_title(metric)}", rows) if rows else ""
+
+
+def _title(metric: str) -> str:
+    about = METRICS[metric]
+    unit = "" if about.unit == about.title else f", {about.unit}"
+    return f"{about.title}{unit} ({'more' if about.more_is_better else 'less'} is better)"
+
+
+def _rows(scenario: Scenario, metric: str) -> list[Bar]:
+    found = []
+    for result in scenario.clients:
+        value = value_of(result, metric, scenario.settings.size)
+        if value is not None:
+            found.append(_bar(result.client, value, shown(value, metric), result.client.startswith("nsq_fast")))
+    return found
+
+
+def _bar(label: str, value: Figure, text: str, is_ours: bool) -> Bar:
+    pieces = [Piece(_OURS if is_ours else OTHERS, value.median)]
+    return Bar(label, pieces, text, low=value.low, high=value.high, is_ours=is_ours)
+
+
+def _curves(scenario: Scenario) -> Iterator[Line]:
+    for result in scenario.clients:
+        shares = sorted({share for each in result.rounds for share, _ in each.latency_us})
+        points = []
+        for share in shares:
+            read = quantile(share)
+            values = [value for each in result.rounds if (value := read(each, 0)) is not None]
+            points.append((share, figure(values).median))
+        if points:
+            yield Line(result.client, points)
+
+
+def core_chart(run: Run) -> str:
+    """Bars of the compiled core's workloads, as HTML; empty where they were not measured."""
+    found = []
+    for each in run.core:
+        value = figure(each.ns_per_message)
+        found.append(_bar(f"{each.group}: {each.name}", value, f"{value.median:,.1f} ns", True))
+    return bars("nanoseconds a message (less is better)", found) if found else ""
+
 
 FIGURES = re.compile(r"(<!-- figures:begin[^>]*-->\n).*?(<!-- figures:end -->)", re.DOTALL)
 README_CHARTS = (("consume", "rate"), ("consume", "cpu"))
@@ -58,7 +236,7 @@ other Python clients; go-nsq is built where Go is.
   floor* is a figure over that of the floor in the same run, so that a slow machine judges as a fast one does.
 - A goal that is such a ratio takes the median of the ratios of the rounds. While that is not known to 10 %, by the
   order of the ratios and with a confidence of 90 %, the clients take further turns: at most 15, within `--patience`.
-  One that is still not known says so, with the range it is in.
+  One that is still not known says so, with the range it is in; `nsq-fast bench suite --more run.json` goes on with it.
 - Spark runs with two threads. Its floor is the same query over Arrow batches that were ready before; of a write, two
   processes without Spark that publish ready bodies. Client CPU is that of its JVM and its Python processes. JVMs are
   warmed up, but for the first table of a session; a stream is measured from the end of its first micro-batch.

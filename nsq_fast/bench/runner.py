@@ -15,23 +15,22 @@ from typing import Any
 
 import msgspec
 
-from nsq_fast.errors import NsqError
+from nsq_fast.errors import ConfigError, NsqError
 
-from . import fill
 from .clients import PROGRAMS, Client
 from .counting import Counter, per_message
-from .machine import loop_ms
-from .results import ClientResult, Round, Scenario
-from .servers import Server, Source
-from .settings import PEAK_CONCURRENCY, SMALLEST_COUNT, Settings
-from .shares import clients_compared, is_settled, shares_among
+from .results import PEAK_CONCURRENCY, SMALLEST_COUNT, ClientResult, Round, Scenario, Settings, loop_ms
+from .servers import CHANNEL, Server, Source, create_channel, fill_partitions, fill_topic, wait_until_listed
+from .suite import clients_compared, unsettled
 
 PROBE_COUNT = 2000
 PROBE_SHARE = 0.15
 LARGEST_BACKLOG = 1 << 30
 MOST_ROUNDS = 15
-ENDS_WITHIN, COUNTED_ENDS_WITHIN = 5.0, 60.0
+ENDS_WITHIN = 5.0
 """Seconds that a client may take to end after it has reported."""
+COUNTED_SLOWER = 15
+"""So many times as long as otherwise may a client take while it is counted."""
 
 Progress = Callable[[str], None]
 
@@ -68,20 +67,37 @@ def run_scenarios(
         for number in range(rounds):
             for each in running:
                 each.take_round(number)
-        _settle(running, rounds, speed, time.monotonic() + patience)
+        _settle(running, time.monotonic() + patience)
         for counter in counters:
             for each in running:
                 each.count(counter)
         return [each.scenario(speed) for each in running]
 
 
-def _settle(running: Sequence[_Running], rounds: int, speed: float, until: float) -> None:
+def settle_scenarios(
+    tasks: Sequence[Task], earlier: Sequence[Scenario], progress: Progress = lambda line: None, patience: float = 0.0
+) -> list[Scenario]:
+    """Go on with scenarios that were measured before: further rounds, as ``run_scenarios`` takes them for ``patience``.
+
+    Args:
+        earlier: what was measured, in the order of the tasks. The settings are those of then.
+
+    Raises ConfigError when a server is not the one of then.
+    """
+    with ExitStack() as stack:
+        running = [
+            _Running(task, stack.enter_context(task.source(before.settings)), progress, before)
+            for task, before in zip(tasks, earlier, strict=True)
+        ]
+        _settle(running, time.monotonic() + patience)
+        return [each.scenario(before.loop_ms) for each, before in zip(running, earlier, strict=True)]
+
+
+def _settle(running: Sequence[_Running], until: float) -> None:
     """More rounds of the clients that goals compare, as long as a ratio is not settled, and may become so."""
-    shares = shares_among(each.name for each in running)
     clients = clients_compared(each.name for each in running)
-    for number in range(rounds, MOST_ROUNDS):
-        found = [each.scenario(speed) for each in running]
-        if time.monotonic() >= until or all(is_settled(share.in_rounds(found)) for share in shares):
+    for number in range(max(each.rounds for each in running), MOST_ROUNDS):
+        if time.monotonic() >= until or not unsettled([each.scenario() for each in running]):
             return
         for each in running:
             each.take_more(number, clients)
@@ -91,12 +107,19 @@ class _Running:
     """A scenario while it is measured, with the clients that can take part. One that fails is left out of later
     rounds, and its failure kept."""
 
-    def __init__(self, task: Task, server: Server, progress: Progress) -> None:
+    def __init__(self, task: Task, server: Server, progress: Progress, earlier: Scenario | None = None) -> None:
         self.name = task.name
         self._server, self._progress = server, progress
         self._clients = [client for client in task.clients if client.takes_part(task.settings)]
-        self._settings = self._at_share(task.settings) if task.settings.rate_share else task.settings
-        self._results = {client.name: ClientResult(client=client.name) for client in self._clients}
+        if earlier is None:
+            self._settings = self._at_share(task.settings) if task.settings.rate_share else task.settings
+            self._results = {client.name: ClientResult(client=client.name) for client in self._clients}
+        else:
+            if earlier.server != server.name:
+                raise ConfigError(f"{task.name} was measured with {earlier.server}, and this is {server.name}")
+            self._settings = earlier.settings
+            self._results = {result.client: result for result in earlier.clients}
+            self._clients = [client for client in self._clients if client.name in self._results]
         self._counts = {client.name: task.settings.count for client in self._clients}
         self._turns = Turns(self._settings, server)
 
@@ -111,6 +134,11 @@ class _Running:
                 rates.append(peak.messages / peak.seconds)
         rate = settings.rate_share * min(rates, default=SMALLEST_COUNT)
         return msgspec.structs.replace(settings, rate=float(round(rate, -2) or SMALLEST_COUNT))
+
+    @property
+    def rounds(self) -> int:
+        """How many were taken."""
+        return max((len(result.rounds) for result in self._results.values()), default=0)
 
     def take_round(self, number: int) -> None:
         """The round of this number of each client, where the settings ask for as many."""
@@ -137,6 +165,8 @@ class _Running:
 
     def count(self, counter: Counter) -> None:
         """What a message costs each client, where that can be counted."""
+        if self._settings.kind == "spark":
+            return  # most of it is done in processes that the client starts
         compared = clients_compared([self.name])
         for client in self._clients:
             if counter.is_slow and client.name not in compared:
@@ -146,7 +176,7 @@ class _Running:
             if found is not None:
                 self._results[client.name].counted[counter.what] = found
 
-    def scenario(self, speed: float) -> Scenario:
+    def scenario(self, speed: float = 0.0) -> Scenario:
         return Scenario(
             name=self.name,
             settings=self._settings,
@@ -207,7 +237,7 @@ class Turns:
         def counted(many: int, wrap: list[str]) -> int:
             with self._topic(many) as job:
                 job["variant"] = client.variant
-                return self._run([*wrap, *client.command], job, COUNTED_ENDS_WITHIN).messages
+                return self._run([*wrap, *client.command], job, COUNTED_SLOWER).messages
 
         with suppress(ClientFailed):
             many = count * counter.share
@@ -223,7 +253,7 @@ class Turns:
         job = {
             **msgspec.to_builtins(settings),
             "topic": topic,
-            "channel": fill.CHANNEL,
+            "channel": CHANNEL,
             "count": count,
             "warmup": settings.warmup(count),
             "beyond": settings.beyond(),
@@ -247,15 +277,15 @@ class Turns:
         if server.create_topic is not None:
             server.create_topic(topic)
             if settings.kind != "publish":
-                fill.fill_partitions(server.lookupds, topic, settings.partitions, count, settings.size, options)
+                fill_partitions(server.lookupds, topic, settings.partitions, count, settings.size, options)
         elif settings.kind == "start":
-            fill.fill(server.nsqds, topic, count, settings.size, options)
-            fill.wait_until_listed(server.lookupds[0], topic)
+            fill_topic(server.nsqds, topic, count, settings.size, options)
+            wait_until_listed(server.lookupds[0], topic)
         elif settings.kind == "consume" and not settings.rate:
             distinct = {address.port: address for address in server.nsqds}
-            fill.fill(list(distinct.values()), topic, count, settings.size, options)
+            fill_topic(list(distinct.values()), topic, count, settings.size, options)
         elif settings.kind != "publish":
-            fill.create_channel(server.nsqds[0], topic, options)
+            create_channel(server.nsqds[0], topic, options)
 
     def _start_load(self, job: dict[str, Any]) -> subprocess.Popen[bytes] | None:
         if job["kind"] != "consume" or not job["rate"]:
@@ -273,7 +303,7 @@ class Turns:
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         return {**kept, "NSQ_FAST_BENCH_CLIENT_OPTIONS": options}
 
-    def _run(self, command: list[str], job: dict[str, Any], ends_within: float = ENDS_WITHIN) -> Round:
+    def _run(self, command: list[str], job: dict[str, Any], slower: int = 1) -> Round:
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
                 [*command, msgspec.json.encode(job).decode()],
@@ -282,7 +312,7 @@ class Turns:
                 env=self._environment,
             )
             try:
-                return self._follow(process, ends_within)
+                return self._follow(process, slower)
             except ClientFailed as error:
                 process.kill()
                 process.wait()
@@ -294,9 +324,9 @@ class Turns:
                 assert process.stdout is not None
                 process.stdout.close()
 
-    def _follow(self, process: subprocess.Popen[bytes], ends_within: float) -> Round:
+    def _follow(self, process: subprocess.Popen[bytes], slower: int) -> Round:
         before: float | None = None
-        for line in _lines(process, self._settings.patience):
+        for line in _lines(process, slower * self._settings.patience):
             if not line.startswith(b"{"):
                 continue
             event = msgspec.json.decode(line)
@@ -307,7 +337,7 @@ class Turns:
             after = self._server.cpu_seconds()
             used = after - before if after is not None and before is not None else None
             with suppress(subprocess.TimeoutExpired):  # by itself, so that what counts can write its report
-                process.wait(ends_within)
+                process.wait(slower * ENDS_WITHIN)
             return msgspec.convert({**event, "server_cpu_seconds": used}, Round)
         raise ClientFailed(f"it ended with status {process.wait()} and no result")
 

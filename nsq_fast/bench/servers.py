@@ -1,28 +1,163 @@
-"""The servers of a run: the embedded broker, a real nsqd started here, or servers that run already.
-
-Each scenario gets a fresh server, the same one for all its clients. Several connections to one nsqd go to several
-addresses of the loopback network (127.0.0.1, 127.0.0.2, ...), since a client connects to an address once.
-"""
+"""Start nsqd and nsqlookupd from a folder of server binaries on free ports; stop them and delete what they stored."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
+import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any, TypeAlias
 
+from gevent import sleep
+
 from nsq_fast.broker import BrokerProcess, ClusterProcess
-from nsq_fast.config import LookupConfig
+from nsq_fast.config import ConnectionConfig, LookupConfig
 from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.names import Address
-from nsq_fast.runtime import LookupdHTTPClient, LookupPoller, NsqdHTTPClient
+from nsq_fast.runtime import ColumnSubscription, LookupdHTTPClient, LookupPoller, NsqdHTTPClient, Producer
 
-from . import binaries
-from .fill import CHANNEL
-from .settings import Settings
+from .results import Settings
+
+START_TIMEOUT = 10.0
+_POLL = 0.01
+_LISTENING = re.compile(r"(TCP|HTTP): listening on \S+?:(\d+)$", re.MULTILINE)
+_FLAGS = ("-mem-queue-size=10000000", "-max-rdy-count=100000", "-https-address=127.0.0.1:0")
+
+
+class Started:
+    """A running server: process id, ports, and what it calls itself."""
+
+    def __init__(self, pid: int, ports: dict[str, int], version: str) -> None:
+        self.pid = pid
+        self.version = version
+        self.tcp = Address("127.0.0.1", ports["TCP"])
+        self.http = Address("127.0.0.1", ports["HTTP"])
+
+
+@contextmanager
+def run_nsqd(folder: Path, host: str, *flags: str) -> Iterator[Started]:
+    """Run ``folder/nsqd`` on free ports of ``host``. Raises ConfigError without a binary, NsqError when it ends."""
+    with (
+        tempfile.TemporaryDirectory(prefix="nsq-fast-bench-") as data,
+        _server(folder / "nsqd", host, Path(data) / "log", f"-data-path={data}", *_FLAGS, *flags) as started,
+    ):
+        yield started
+
+
+@contextmanager
+def run_nsqlookupd(folder: Path) -> Iterator[Started]:
+    """Run ``folder/nsqlookupd`` on free ports; the same errors."""
+    with (
+        tempfile.TemporaryDirectory(prefix="nsq-fast-bench-") as data,
+        _server(folder / "nsqlookupd", "127.0.0.1", Path(data) / "log") as started,
+    ):
+        yield started
+
+
+@contextmanager
+def _server(binary: Path, host: str, log: Path, *flags: str) -> Iterator[Started]:
+    if not os.access(binary, os.X_OK):
+        raise ConfigError(f"{binary} is not there, or not executable")
+    command = [str(binary), f"-tcp-address={host}:0", f"-http-address={host}:0", *flags]
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
+    try:
+        yield Started(process.pid, _wait_for_ports(process, binary.name, log), _version(binary))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_for_ports(process: subprocess.Popen[bytes], name: str, log: Path) -> dict[str, int]:
+    deadline = time.monotonic() + START_TIMEOUT
+    while time.monotonic() < deadline and process.poll() is None:
+        ports = {face: int(port) for face, port in _LISTENING.findall(log.read_text())}
+        if len(ports) == 2:
+            return ports
+        time.sleep(_POLL)
+    raise NsqError(f"{name} did not start:\n{log.read_text()[-2000:]}")
+
+
+def _version(binary: Path) -> str:
+    done = subprocess.run([str(binary), "-version"], capture_output=True, text=True, timeout=10, check=False)
+    return done.stdout.strip().split(" (")[0]
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate for 127.0.0.1 with its key, by the openssl program. Raises NsqError where that fails."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names]
+    try:
+        done = subprocess.run([*new, "-keyout", key, "-out", cert], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise NsqError(f"a certificate is made with the openssl program: {error}") from error
+    if done.returncode:
+        raise NsqError(f"openssl made no certificate:\n{done.stderr[-1000:]}")
+    return cert, key
+
+
+CHANNEL = "bench"
+BATCH_BYTES = 1 << 20
+_TIMEOUT = 30.0
+_LIST_POLL = 0.02
+
+
+def create_channel(nsqd: Address, topic: str, options: Mapping[str, Any]) -> None:
+    """Make the channel by subscribing once, so that it gets what is published from now on. Raises NsqError.
+
+    Args:
+        options: of a client, here and below.
+    """
+    config = ConnectionConfig(**{name: value for name, value in options.items() if name in ConnectionConfig.names()})
+    subscription = ColumnSubscription(nsqd, topic, CHANNEL, config)
+    subscription.open()
+    subscription.close()
+
+
+def fill_topic(nsqds: Sequence[Address], topic: str, count: int, size: int, options: Mapping[str, Any]) -> None:
+    """Share ``count`` bodies of ``size`` bytes out over nsqds. Raises NsqError."""
+    for number, nsqd in enumerate(nsqds):
+        create_channel(nsqd, topic, options)
+        with Producer([nsqd], **options) as producer:
+            for many in _batches(_share(count, number, len(nsqds)), size):
+                producer.multipublish(topic, [b"x" * size] * many, timeout=_TIMEOUT)
+
+
+def wait_until_listed(lookupd: str, topic: str) -> None:
+    """Wait until a lookup finds the topic: an nsqd registers it a moment later. Raises NsqError."""
+    with LookupdHTTPClient.from_url(lookupd) as client:
+        deadline = monotonic() + _TIMEOUT
+        while topic not in client.topics()["topics"]:
+            if monotonic() > deadline:
+                raise NsqError(f"{lookupd} does not list {topic} after {_TIMEOUT:.0f} s: has nsqd reached it?")
+            sleep(_LIST_POLL)
+
+
+def fill_partitions(
+    lookupds: Sequence[str], topic: str, partitions: int, count: int, size: int, options: Mapping[str, Any]
+) -> None:
+    """Share ``count`` bodies out over the partitions of a topic. Raises NsqError."""
+    with Producer(lookupd_http_addresses=lookupds, **options) as producer:
+        for partition in range(partitions):
+            for many in _batches(_share(count, partition, partitions), size):
+                producer.multipublish(topic, [b"x" * size] * many, partition=partition, timeout=_TIMEOUT)
+
+
+def _share(count: int, number: int, places: int) -> int:
+    return count * (number + 1) // places - count * number // places
+
+
+def _batches(count: int, size: int) -> list[int]:
+    most = max(1, min(1000, BATCH_BYTES // (size + 4)))
+    return [most] * (count // most) + ([count % most] if count % most else [])
+
 
 _MAX_RDY = 100_000
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -126,7 +261,7 @@ def _tls(settings: Settings) -> Iterator[tuple[Path, Path] | None]:
         if not settings.tls:
             yield None
             return
-        yield binaries.certificate(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        yield certificate(Path(stack.enter_context(tempfile.TemporaryDirectory())))
 
 
 def _trust(files: tuple[Path, Path] | None) -> dict[str, Any]:
@@ -138,10 +273,10 @@ def _trust(files: tuple[Path, Path] | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _lookupd(folder: Path, settings: Settings) -> Iterator[binaries.Started | None]:
+def _lookupd(folder: Path, settings: Settings) -> Iterator[Started | None]:
     with ExitStack() as stack:
         is_needed = settings.kind == "start"
-        yield stack.enter_context(binaries.nsqlookupd(folder)) if is_needed else None
+        yield stack.enter_context(run_nsqlookupd(folder)) if is_needed else None
 
 
 def from_folder(folder: Path) -> Source:
@@ -155,7 +290,7 @@ def from_folder(folder: Path) -> Source:
             flags = [f"-tls-cert={files[0]}", f"-tls-key={files[1]}"] if files else []
             if lookupd:
                 flags += [f"-lookupd-tcp-address={lookupd.tcp}", "-broadcast-address=127.0.0.1"]
-            with binaries.nsqd(folder, _listen_host(settings), *flags) as started:
+            with run_nsqd(folder, _listen_host(settings), *flags) as started:
                 yield Server(
                     started.version,
                     _many(started.tcp, settings.connections),

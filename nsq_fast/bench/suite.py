@@ -1,15 +1,40 @@
-"""The scenarios of a whole comparison: what `nsq-fast bench suite` runs, and the names that the goals refer to."""
+"""The scenarios of a whole comparison, what `nsq-fast bench suite` runs; shares, what a client does with a message over
+what its floor, or another client, does in the same round; and the goals, each a bound on one figure or on a ratio of
+two figures of the same run.
+
+A machine that is slow, or busy with something else, is so for both sides of a share: they take turns, and each round
+gives one ratio.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 import msgspec
 
-from .clients import ASYNCIO, CORE_FLOOR, KEYED, ORDERED_FLOOR, OURS, SPARK, SPARK_FLOOR, THREADS
-from .settings import Settings
+from .clients import (
+    ASYNCIO,
+    BATCH_FLOOR,
+    BATCHES,
+    COLUMNS,
+    CORE_FLOOR,
+    KEYED,
+    ORDERED_FLOOR,
+    OURS,
+    PIPELINED_FLOOR,
+    READY_FLOOR,
+    SEPARATE,
+    SPARK,
+    SPARK_FLOOR,
+    THREADS,
+)
+from .counting import INSTRUCTIONS
+from .figures import Figure, figure, limit_of, read_of, shown, value_of
+from .results import ClientResult, Run, Scenario, Settings
 
 _OURS = ("nsq_fast", "nsq_fast as gnsq", "go-nsq")
 _FACES = (*_OURS, ASYNCIO, THREADS)
@@ -123,3 +148,406 @@ def in_turns(todo: Iterable[Plan]) -> Iterator[list[Plan]]:
 def titles() -> dict[str, str]:
     """The title of each scenario by its name."""
     return {plan.name: plan.title for plan in plans(1.0, 1)}
+
+
+SETTLED = 0.10
+"""The spread of a ratio with which it counts as known."""
+
+_CONFIDENCE = 0.90
+_SPARK_SHARE = 0.6
+
+
+class Side(msgspec.Struct, frozen=True):
+    """One figure of a round: of a client in a scenario."""
+
+    scenario: str
+    client: str
+    metric: str
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """A goal that is a ratio: the figures of ``top``, multiplied, over those of ``bottom``.
+
+    Attributes:
+        bound: the ratio is at least this where ``is_least``, else at most.
+        of: what ``bottom`` is, in words.
+    """
+
+    what: str
+    of: str
+    bound: float
+    is_least: bool
+    top: tuple[Side, ...]
+    bottom: tuple[Side, ...]
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """All figures that it takes."""
+        return self.top + self.bottom
+
+    def is_met_by(self, ratio: float) -> bool:
+        """Whether a ratio is as the goal has it."""
+        return ratio >= self.bound if self.is_least else ratio <= self.bound
+
+    def in_rounds(self, scenarios: Iterable[Scenario]) -> list[float]:
+        """The ratio of each round; none where a client was not measured."""
+        named = {scenario.name: scenario for scenario in scenarios}
+        top = [_values(named, side) for side in self.top]
+        bottom = [_values(named, side) for side in self.bottom]
+        rounds = min(map(len, top + bottom))
+        pairs = [
+            (math.prod(each[number] for each in top), math.prod(each[number] for each in bottom))
+            for number in range(rounds)
+        ]
+        return [above / below for above, below in pairs if below]
+
+    def counted(self, scenarios: Iterable[Scenario], what: str) -> float | None:
+        """The ratio of what a message costs in this count; None where a client was not counted, or it is no cost."""
+        named = {scenario.name: scenario for scenario in scenarios}
+        if any(side.metric != "cpu" for side in self.sides):
+            return None
+        top, bottom = ([_counted(named, side, what) for side in sides] for sides in (self.top, self.bottom))
+        return math.prod(top) / math.prod(bottom) if all(top + bottom) else None
+
+
+def _of_side(named: dict[str, Scenario], side: Side) -> tuple[Scenario, ClientResult] | None:
+    """Where the figure of a side is; None where that was not measured."""
+    scenario = named.get(side.scenario)
+    result = scenario.client(side.client) if scenario else None
+    return None if scenario is None or result is None else (scenario, result)
+
+
+def _counted(named: dict[str, Scenario], side: Side, what: str) -> float:
+    measured = _of_side(named, side)
+    return measured[1].counted.get(what, 0.0) if measured else 0.0
+
+
+def _values(named: dict[str, Scenario], side: Side) -> list[float]:
+    measured = _of_side(named, side)
+    if measured is None:
+        return []
+    scenario, result = measured
+    read = read_of(side.metric)
+    found = [read(each, scenario.settings.size) for each in result.rounds]
+    return [value for value in found if value is not None] if None not in found else []
+
+
+def middle(values: Sequence[float]) -> Figure:
+    """The median, and where the true one lies with 90 % confidence, by the order of the values alone.
+
+    Of fewer than five values it is their whole range. Unlike the range, it becomes narrower the more there are.
+    Raises ValueError where there are no values.
+    """
+    ordered, left_out = sorted(values), 0
+    while 2 * _at_most(left_out, len(ordered)) <= 1 - _CONFIDENCE:
+        left_out += 1
+    cut = max(0, left_out - 1)
+    inner = figure(ordered[cut : len(ordered) - cut])
+    return Figure(statistics.median(ordered), inner.low, inner.high)
+
+
+def _at_most(few: int, tosses: int) -> float:
+    """How probable it is that a coin shows heads ``few`` times or fewer."""
+    return sum(math.comb(tosses, number) for number in range(few + 1)) / (1 << tosses)
+
+
+def is_settled(ratios: Sequence[float]) -> bool:
+    """Whether a ratio is known well enough, or cannot be: one that nobody measured is not waited for."""
+    return not ratios or (len(ratios) > 1 and middle(ratios).spread <= SETTLED)
+
+
+def shares_among(scenarios: Iterable[str]) -> list[Share]:
+    """Those that need no other scenarios than these."""
+    names = set(scenarios)
+    return [share for share in SHARES if names.issuperset(side.scenario for side in share.sides)]
+
+
+def unsettled(scenarios: Sequence[Scenario]) -> set[str]:
+    """The names of those of which a goal compares figures that are not known well enough."""
+    shares = shares_among(scenario.name for scenario in scenarios)
+    open_shares = [share for share in shares if not is_settled(share.in_rounds(scenarios))]
+    return {side.scenario for share in open_shares for side in share.sides}
+
+
+def clients_compared(scenarios: Iterable[str]) -> set[str]:
+    """The clients that goals among these scenarios compare."""
+    return {side.client for share in shares_among(scenarios) for side in share.sides}
+
+
+def floor_of(scenario: str) -> str:
+    """The client that is the floor of a scenario; the compiled core where no goal names another."""
+    named = (side.client for share in SHARES for side in share.bottom if side.scenario == scenario)
+    return next((client for client in named if client.startswith("floor: ")), CORE_FLOOR)
+
+
+def _over(what: str, scenario: str, metric: str, bound: float, other: str, client: str = OURS) -> Share:
+    """Ours over another one's, in one scenario: at least ``bound`` of a rate, at most of what costs."""
+    return Share(
+        what=what,
+        of=other,
+        bound=bound,
+        is_least=metric == "rate",
+        top=(Side(scenario, client, metric),),
+        bottom=(Side(scenario, other, metric),),
+    )
+
+
+def _latencies(what: str, scenario: str) -> Iterator[Share]:
+    for metric, name in (("p99", "p99"), ("p999", "p99.9")):
+        yield _over(f"{what}: {name}", scenario, metric, 0.7, "go-nsq")
+
+
+def _few_in_flight() -> Share:
+    few, many = (f"in-flight-{count}" for count in (min(IN_FLIGHT), max(IN_FLIGHT)))
+    return Share(
+        what="CPU per message with 10 in flight, over that with 10,000",
+        of="the same of floor: core",
+        bound=1.2,
+        is_least=False,
+        top=(Side(few, OURS, "cpu"), Side(many, CORE_FLOOR, "cpu")),
+        bottom=(Side(many, OURS, "cpu"), Side(few, CORE_FLOOR, "cpu")),
+    )
+
+
+def _many_connections() -> Share:
+    many, one = (f"connections-{count}" for count in (max(CONNECTIONS), min(CONNECTIONS)))
+    return Share(
+        what="CPU per message on 100 connections",
+        of="that on one",
+        bound=1.3,
+        is_least=False,
+        top=(Side(many, OURS, "cpu"),),
+        bottom=(Side(one, OURS, "cpu"),),
+    )
+
+
+def _spark_rows() -> Iterator[Share]:
+    """The rate; and, as nsqd has the same cores, what Spark with its workers needs of them."""
+    for mode, name in (("stream", "stream with a journal"), ("read", "table with a journal"), ("cold", "first table")):
+        yield _over(f"Spark, {name}: rows/s", f"spark-{mode}", "rate", _SPARK_SHARE, SPARK_FLOOR, SPARK)
+        yield _over(
+            f"Spark, {name}: CPU per row", f"spark-{mode}", "cpu", round(1 / _SPARK_SHARE, 2), SPARK_FLOOR, SPARK
+        )
+    yield _over("Spark, write: rows/s", "spark-write", "rate", _SPARK_SHARE, SPARK_FLOOR, SPARK)
+
+
+SHARES: tuple[Share, ...] = (
+    _over("consume: client CPU per message", "consume", "cpu", 1.25, CORE_FLOOR),
+    _over("consume, batch_handler: client CPU per message", "consume", "cpu", 1.1, BATCH_FLOOR, BATCHES),
+    _over("consume, columns: client CPU per message", "consume", "cpu", 0.5, CORE_FLOOR, COLUMNS),
+    *(
+        _over(f"consume, {name}: client CPU per message", f"consume-{name.lower()}", "cpu", 1.3, CORE_FLOOR)
+        for name in ("TLS", "snappy", "deflate")
+    ),
+    _few_in_flight(),
+    _over("10 in flight: messages/s", f"in-flight-{min(IN_FLIGHT)}", "rate", 0.8, CORE_FLOOR),
+    _many_connections(),
+    _over("MPUB x 200: client CPU per message", "publish-batch", "cpu", 1.5, READY_FLOOR),
+    _over("publish one at a time: messages/s", "publish-single", "rate", 0.9, CORE_FLOOR),
+    _over("publish one at a time: messages/s", "publish-single", "rate", 2, "go-nsq"),
+    *(
+        _over("publish, 100 callers, no coalescing: messages/s", "publish-concurrent", "rate", bound, other, SEPARATE)
+        for bound, other in ((4, "gnsq"), (0.9, PIPELINED_FLOOR))
+    ),
+    _over("publish with a key: client CPU per message", "publish-key", "cpu", 1.08, OURS, KEYED),
+    _over("ordered, one partition: messages/s", "ordered-1", "rate", 0.95, ORDERED_FLOOR),
+    *_latencies("publish to handler at 10,000/s", "latency"),
+    *_latencies("publish to handler at half of the peak rate", "latency-half"),
+    *_spark_rows(),
+)
+"""The goals that are ratios, in the order they are shown."""
+
+
+COLUMNS_RATE = 1_500_000.0
+
+
+class Goal(msgspec.Struct, frozen=True, kw_only=True):
+    """One goal.
+
+    Attributes:
+        sides: the figures that it is about.
+        actual: reads its value from a run, and how to show it; None where it was not measured.
+    """
+
+    what: str
+    target: str
+    sides: tuple[Side, ...]
+    is_met: Callable[[float], bool]
+    actual: Callable[[Run], tuple[float, str] | None]
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """A goal and whether a run meets it: ``verdict`` is ``met``, ``missed`` or ``not measured``; ``actual`` says what
+    the run lacks then."""
+
+    what: str
+    target: str
+    actual: str
+    verdict: str
+
+
+def judge(run: Run) -> Iterator[Judged]:
+    """Compare a run with every goal."""
+    for goal in goals():
+        found = goal.actual(run)
+        if found is None:
+            yield Judged(goal.what, goal.target, _lack(run, goal.sides), "not measured")
+        else:
+            yield Judged(goal.what, goal.target, found[1], "met" if goal.is_met(found[0]) else "missed")
+
+
+def _lack(run: Run, sides: Sequence[Side]) -> str:
+    lacking = [side for side in sides if value_in(run, side) is None]
+    return f"the run has no {lacking[0].client} in {lacking[0].scenario}" if lacking else "the figure is 0"
+
+
+def figure_in(run: Run, scenario: str, client: str, metric: str) -> float | None:
+    """The median of a metric of a client in a scenario."""
+    value = value_in(run, Side(scenario, client, metric))
+    return value.median if value else None
+
+
+def value_in(run: Run, side: Side) -> Figure | None:
+    """The figure of a side over its rounds."""
+    found = run.scenario(side.scenario)
+    result = found.client(side.client) if found else None
+    return value_of(result, side.metric, found.settings.size) if found and result else None
+
+
+def _no_more(what: str, scenario: str, metric: str, bound: float, unit: str, client: str = OURS) -> Goal:
+    return _bound(what, scenario, metric, bound, unit, False, client)
+
+
+def _bound(what: str, scenario: str, metric: str, bound: float, unit: str, is_least: bool, client: str = OURS) -> Goal:
+    def actual(run: Run) -> tuple[float, str] | None:
+        value = figure_in(run, scenario, client, metric)
+        return None if value is None else (value, f"{shown(value, metric)}{unit}")
+
+    sign = "at least" if is_least else "at most"
+    is_met: Callable[[float], bool] = (lambda v: v >= bound) if is_least else (lambda v: v <= bound)
+    sides = (Side(scenario, client, metric),)
+    return Goal(what=what, target=f"{sign} {bound:,g}{unit}", sides=sides, is_met=is_met, actual=actual)
+
+
+def _times(what: str, scenario: str, metric: str, bound: float, other: str, client: str = OURS) -> Goal:
+    """Ours is at least ``bound`` times the other's (of a rate), or at most (of what costs)."""
+    is_rate = metric == "rate"
+    sides = (Side(scenario, client, metric), Side(scenario, other, metric))
+
+    def actual(run: Run) -> tuple[float, str] | None:
+        ours, theirs = (value_in(run, side) for side in sides)
+        if ours is None or theirs is None or not ours.median or not theirs.median:
+            return None
+        ratio = ours.over(theirs)
+        text = f"{ratio:.2f}x" if is_rate or ratio > 0.95 else f"1/{1 / ratio:.1f}"
+        is_close = ours.low <= bound * theirs.high and bound * theirs.low <= ours.high
+        return ratio, f"{text} (within the spread of the target)" if is_close else text
+
+    fraction = f"{bound:g}x" if is_rate or bound >= 1 else f"1/{1 / bound:g}"
+    target = f"{'at least' if is_rate else 'at most'} {fraction} {other}"
+    is_met: Callable[[float], bool] = (lambda v: v >= bound) if is_rate else (lambda v: v <= bound)
+    return Goal(what=what, target=target, sides=sides, is_met=is_met, actual=actual)
+
+
+def _share(share: Share) -> Goal:
+    """The share is as its bound says; one that its rounds did not settle says so."""
+
+    def actual(run: Run) -> tuple[float, str] | None:
+        ratios = share.in_rounds(run.scenarios)
+        if not ratios:
+            return None
+        found = middle(ratios)
+        text = f"{found.median:.2f}x"
+        if found.spread > SETTLED:
+            text += f" ({found.low:.2f} to {found.high:.2f}: not settled by {len(ratios)} rounds)"
+        by_count = share.counted(run.scenarios, INSTRUCTIONS)
+        return found.median, text if by_count is None else f"{text}; by instructions {by_count:.2f}x"
+
+    sign = "at least" if share.is_least else "at most"
+    target = f"{sign} {share.bound:g}x {share.of}"
+    return Goal(what=share.what, target=target, sides=share.sides, is_met=share.is_met_by, actual=actual)
+
+
+def _columns_rate() -> Goal:
+    """A rate that few servers give: a run in which the server used a core or more cannot show it."""
+    side = Side("consume", COLUMNS, "rate")
+
+    def actual(run: Run) -> tuple[float, str] | None:
+        rate, found = value_in(run, side), run.scenario(side.scenario)
+        result = found.client(COLUMNS) if found else None
+        if rate is None or result is None:
+            return None
+        limit = limit_of(result, run.about.cores)
+        is_bounded = rate.median < COLUMNS_RATE and limit in ("server", "machine")
+        text = f"{shown(rate, 'rate')}/s" + (f", limited by the {limit}" if is_bounded else "")
+        return (COLUMNS_RATE if is_bounded else rate.median), text
+
+    target = f"at least {COLUMNS_RATE:,.0f}/s, or what the server gives"
+    return Goal(
+        what="consume, columns: messages/s",
+        target=target,
+        sides=(side,),
+        is_met=lambda rate: rate >= COLUMNS_RATE,
+        actual=actual,
+    )
+
+
+def goals() -> list[Goal]:
+    """All of them, in the order they are shown."""
+    found = [
+        *map(_share, SHARES),
+        _columns_rate(),
+        _times("consume: client CPU per message", "consume", "cpu", 1 / 8, "go-nsq"),
+        _times("consume: client CPU per message", "consume", "cpu", 1 / 40, "gnsq"),
+        _times("consume: messages/s", "consume", "rate", 0.85, CORE_FLOOR),
+        _times("consume: messages/s", "consume", "rate", 3, "go-nsq"),
+        _times("consume: messages/s", "consume", "rate", 14, "gnsq"),
+        _times("consume: messages/s", "consume", "rate", 7, "asyncnsq"),
+    ]
+    for name, title in (
+        ("1k", "1 KiB"),
+        ("16k", "16 KiB"),
+        ("snappy", "snappy"),
+        ("deflate", "deflate"),
+        ("tls", "TLS"),
+    ):
+        found.append(_times(f"consume, {title}: messages/s", f"consume-{name}", "rate", 1, "go-nsq"))
+        found.append(_times(f"consume, {title}: client CPU", f"consume-{name}", "cpu", 1, "go-nsq"))
+    concurrent = "publish-concurrent"
+    return [
+        *found,
+        _bound("handlers that sleep 5 ms, 100 at once", "sleep", "rate", 18_000, "/s", True),
+        _times("publish one at a time", "publish-single", "rate", 2, "gnsq"),
+        _times("publish, 100 callers", concurrent, "rate", 1, "go-nsq async"),
+        _times("publish, 100 callers", concurrent, "rate", 3.5, "gnsq"),
+        _times("publish, 100 callers, linger", concurrent, "rate", 6, "gnsq", "nsq_fast linger"),
+        _times("the same, nsqd's output buffer on: p99", "latency-buffered", "p99", 1, "go-nsq"),
+        _no_more("idle on 100 connections: share of a core", "idle", "busy", 1, " %"),
+        _no_more("idle on 100 connections: memory", "idle", "peak", 60, " MiB"),
+        _no_more("import of nsq_fast: CPU", "start", "package", 60, " ms"),
+        _no_more("import of its consumer and producer too: CPU", "start", "import", 60, " ms"),
+        _no_more("first message after start, by lookup", "start", "first", 100, " ms"),
+        *_asyncio_goals(),
+        *_thread_goals(),
+    ]
+
+
+def _asyncio_goals() -> list[Goal]:
+    return [
+        _times("asyncio, consume: messages/s", "consume", "rate", 3, "asyncnsq", ASYNCIO),
+        _times("asyncio, consume: messages/s", "consume", "rate", 4, "ansq", ASYNCIO),
+        _times("asyncio, consume: client CPU per message", "consume", "cpu", 1 / 5, "ansq", ASYNCIO),
+        _times("asyncio, handlers that sleep 5 ms, 100 at once", "sleep", "rate", 0.9, OURS, ASYNCIO),
+        _times("asyncio, publish one at a time", "publish-single", "rate", 1, "ansq", ASYNCIO),
+        _times("asyncio, publish, 100 callers", "publish-concurrent", "rate", 2, "ansq", ASYNCIO),
+        _times("asyncio, publish at 10,000/s: p99", "publish-rate", "p99", 2, OURS, ASYNCIO),
+        _no_more("asyncio, idle on 100 connections: share of a core", "idle", "busy", 0.5, " %", ASYNCIO),
+    ]
+
+
+def _thread_goals() -> list[Goal]:
+    return [
+        _bound("threads, consume, 4 handler threads", "consume", "rate", 100_000, "/s", True, THREADS),
+        _times("threads, publish from 16", "publish-16", "rate", 1, "gnsq", THREADS),
+        _no_more("threads, idle on 100 connections: share of a core", "idle", "busy", 0.5, " %", THREADS),
+    ]

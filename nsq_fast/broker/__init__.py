@@ -16,30 +16,34 @@ from typing import TYPE_CHECKING
 from nsq_fast._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .net.faults import Faults as Faults
-    from .net.link import FaultyLink as FaultyLink
+    from .net import Faults as Faults
+    from .net import FaultyLink as FaultyLink
     from .options import LookupdOptions as LookupdOptions
     from .options import NsqdOptions as NsqdOptions
+    from .process import BrokerProcess as BrokerProcess
+    from .process import ClusterProcess as ClusterProcess
+    from .process import HubThread as HubThread
+    from .process import InThread as InThread
     from .redesigned.cluster import RedesignedCluster as RedesignedCluster
-    from .redesigned.process import ClusterProcess as ClusterProcess
-    from .servers.broker import Broker as Broker
-    from .servers.group import serve as serve
-    from .servers.lookupd import LookupdServer as LookupdServer
-    from .servers.nsqd import NsqdServer as NsqdServer
-    from .servers.process import BrokerProcess as BrokerProcess
+    from .servers import Broker as Broker
+    from .servers import LookupdServer as LookupdServer
+    from .servers import NsqdServer as NsqdServer
+    from .servers import serve as serve
 
 _HOME = {
-    "Broker": "servers.broker",
-    "BrokerProcess": "servers.process",
-    "ClusterProcess": "redesigned.process",
-    "Faults": "net.faults",
-    "FaultyLink": "net.link",
+    "Broker": "servers",
+    "BrokerProcess": "process",
+    "ClusterProcess": "process",
+    "Faults": "net",
+    "FaultyLink": "net",
+    "HubThread": "process",
+    "InThread": "process",
     "LookupdOptions": "options",
-    "LookupdServer": "servers.lookupd",
+    "LookupdServer": "servers",
     "NsqdOptions": "options",
-    "NsqdServer": "servers.nsqd",
+    "NsqdServer": "servers",
     "RedesignedCluster": "redesigned.cluster",
-    "serve": "servers.group",
+    "serve": "servers",
 }
 
 __all__ = [*_HOME]

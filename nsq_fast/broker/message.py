@@ -1,14 +1,37 @@
-"""A message as the broker holds it: the frame that goes out, made once when it was published.
-
-Most messages are delivered once, as they are. Only a redelivery makes a new
-frame, for its attempts. A message belongs to one channel; channels of a topic
-share the bytes.
-"""
+"""A message as the broker holds it, its id, and what the state of the servers refuses."""
 
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Sequence
+
+from nsq_fast.errors import NsqError
+
+# --- what the broker's state refuses, for its TCP and HTTP servers to put into their words ---------------------------
+
+
+class NotFound(NsqError):
+    """There is no such topic or channel."""
+
+
+class Exiting(NsqError):
+    """The topic, channel or nsqd is closing, or takes no more clients."""
+
+
+class NotOwner(NsqError):
+    """The message is not in flight, or not with this client."""
+
+
+class DataPathError(NsqError, OSError):
+    """The data path cannot be used, or what is in it cannot be read."""
+
+
+# --- A message as the broker holds it --------------------------------------------------------------------------------
+# The frame that goes out, made once when it was published.
+# Most messages are delivered once, as they are. Only a redelivery makes a new frame, for its attempts. A message
+# belongs to one channel; channels of a topic share the bytes.
+
 
 ID_SIZE = 16
 """Bytes of an id (nsqio/nsq: nsqd/message.go, MsgIDLength)."""
@@ -56,7 +79,6 @@ class Message:
 
     @property
     def body(self) -> bytes:
-        """The body as published."""
         return self.frame[BODY_AT:]
 
     @property
@@ -74,7 +96,63 @@ class Message:
         return b"%b%b%b" % (self.frame[:_ATTEMPTS_AT], attempts, self.frame[_ATTEMPTS_AT + 2 :])
 
 
+def id_of(frame: bytes) -> bytes:
+    return frame[BODY_AT - ID_SIZE : BODY_AT]
+
+
 def encode_frames(ids: Sequence[bytes], bodies: Sequence[bytes], timestamp: int) -> list[bytes]:
     """The frames of a batch of bodies published at ``timestamp`` nanoseconds."""
     pack = FRAME_HEAD.pack
     return [pack(_FIXED + len(body), FRAME_TYPE, timestamp, 1, id) + body for id, body in zip(ids, bodies, strict=True)]
+
+
+# --- message ids: where they come from -------------------------------------------------------------------------------
+# Snowflakes in hex: time, node, sequence (nsqio/nsq: nsqd/guid.go). They increase, also over a restart.
+
+
+_EPOCH = 1288834974288
+_SEQUENCE_BITS = 12
+_TIMESTAMP_SHIFT = 22
+_NODE_BITS = _TIMESTAMP_SHIFT - _SEQUENCE_BITS
+_SEQUENCE_MASK = (1 << _SEQUENCE_BITS) - 1
+_LAST_DIGITS = [b"%03x" % number for number in range(_SEQUENCE_MASK + 1)]
+_LARGEST_TIMESTAMP = 1 << 41
+"""Half of what an id has room for; it is reached in the year 2085."""
+
+
+class SnowflakeIds:
+    """Ids of the original: 16 lower-case hex digits of (milliseconds of 2**20 ns, node id, sequence).
+
+    Never waits: when a millisecond's sequence is used up it borrows from the next one.
+    """
+
+    def __init__(self, node_id: int) -> None:
+        self._node = node_id
+        self._next = 0
+
+    def take(self, count: int) -> list[bytes]:
+        """``count`` fresh ids, each greater than all before."""
+        # The counter is (timestamp, sequence) in one number, so running over the sequence carries into the timestamp.
+        at = max(self._next, ((time.time_ns() >> 20) - _EPOCH) << _SEQUENCE_BITS)
+        self._next = end = at + count
+        ids: list[bytes] = []
+        while at < end:
+            # Those of one timestamp differ in their last digits, which cost a third of an MPUB when each was formatted.
+            stop = min(end, (at | _SEQUENCE_MASK) + 1)
+            prefix = b"%013x" % ((at >> _SEQUENCE_BITS) << _NODE_BITS | self._node)
+            ids += [prefix + digits for digits in _LAST_DIGITS[at & _SEQUENCE_MASK : (stop - 1 & _SEQUENCE_MASK) + 1]]
+            at = stop
+        return ids
+
+    def skip(self, last: bytes) -> None:
+        """Give out only ids greater than ``last``, which was given out in an earlier life.
+
+        Without effect when that cannot have been: it comes from a disk, which may have changed it.
+        """
+        try:
+            timestamp = int(last, 16) >> _TIMESTAMP_SHIFT
+        except ValueError:
+            return
+        if timestamp < _LARGEST_TIMESTAMP:
+            # A new timestamp, because another node id in the same one could make the id smaller.
+            self._next = max(self._next, (timestamp + 1) << _SEQUENCE_BITS)

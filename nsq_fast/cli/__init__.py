@@ -1,9 +1,8 @@
-"""The `nsq-fast` command: one module a subcommand, loaded when it is used.
+"""The `nsq-fast` command: each subcommand's module is loaded when it is used.
 
-A subcommand's module has a click command named ``command``. What is common to
-them stands in ``options`` (addresses, durations), ``interrupt`` (Ctrl-C) and
-here: an error of ours is one line on stderr, never a traceback. Exit codes are
-0, 1 (it failed), 2 (wrong arguments), 130 (Ctrl-C before the work was done).
+What several commands have in common stands in ``options`` (addresses, durations, TLS, Ctrl-C), ``console`` (tables)
+and here: an error of ours is one line on stderr, never a traceback. Exit codes are 0, 1 (it failed), 2 (wrong
+arguments), 130 (Ctrl-C before the work was done).
 """
 
 from __future__ import annotations
@@ -17,25 +16,26 @@ import click
 from nsq_fast._version import __version__
 from nsq_fast.errors import ConfigError, NameInvalid, NsqError
 
-COMMANDS = (
-    "demo",
-    "broker",
-    "nsqd",
-    "nsqlookupd",
-    "pub",
-    "tail",
-    "lookup",
-    "stat",
-    "admin",
-    "bench",
-    "soak",
-    "simulate",
-    "trace-report",
-    "lag",
-    "run",
-    "exporter",
-    "run-as-gnsq",
-)
+COMMANDS = {
+    "demo": "demo",
+    "broker": "broker",
+    "nsqd": "broker:nsqd_command",
+    "nsqlookupd": "broker:nsqlookupd_command",
+    "pub": "pub",
+    "tail": "tail",
+    "lookup": "stat:lookup_command",
+    "stat": "stat",
+    "admin": "admin",
+    "bench": "bench",
+    "trace-report": "trace_report",
+    "lag": "lag",
+    "journal": "journal",
+    "run": "run",
+    "exporter": "exporter",
+    "run-as-gnsq": "run_as_gnsq",
+}
+"""Each command -> its module, and its name there where it is not ``command``."""
+
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -48,7 +48,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f".{cmd_name.replace('-', '_')}", __package__).command
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(f".{module}", __package__), name or "command")
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

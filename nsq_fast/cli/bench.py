@@ -9,23 +9,35 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
-from nsq_fast.bench import core, instructions, results, syscalls, tables
-from nsq_fast.bench.clients import Client, available, chosen, names, needed_by
-from nsq_fast.bench.counting import Counter
-from nsq_fast.bench.goals import judge
-from nsq_fast.bench.machine import about
-from nsq_fast.bench.results import Run, Scenario
-from nsq_fast.bench.runner import Task, run_scenarios
+from nsq_fast.bench.clients import OURS, Client, available, chosen, names, needed_by
+from nsq_fast.bench.core import measure as measure_core
+from nsq_fast.bench.counting import INSTRUCTIONS_NEED, SYSCALLS_NEED, Counter, instruction_counter, syscall_counter
+from nsq_fast.bench.figures import METRICS, THRESHOLD, Change, Figure, compare, differences, shown
+from nsq_fast.bench.report import CORE_HEADER, charts, core_rows, docs, fill, header, html, readme_block, tuning_block
+from nsq_fast.bench.report import rows as rows_of
+from nsq_fast.bench.results import (
+    COMPRESSIONS,
+    MODES,
+    Run,
+    Scenario,
+    Settings,
+    about,
+    as_json,
+    load,
+    other_code,
+    other_machine,
+)
+from nsq_fast.bench.runner import Task, run_scenarios, settle_scenarios
+from nsq_fast.bench.scale import HEADER, ScaleRun, explained, measure, picture_of, rows, settings_of, title_of
+from nsq_fast.bench.scale import html as scale_html
 from nsq_fast.bench.servers import Source, embedded, from_folder, given_lookupds, given_nsqds
-from nsq_fast.bench.settings import COMPRESSIONS, MODES, Settings
-from nsq_fast.bench.suite import Plan, in_turns, plans
+from nsq_fast.bench.suite import Plan, in_turns, judge, plans, unsettled
+from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.names import Address
 from nsq_fast.runtime import Endpoint
 
 from . import console, options
-from .bench_scale import scale_command
-from .bench_show import compare_command, report_command
-from .security import Security, security_options
+from .options import Security, security_options
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _INTEGERS = {
@@ -228,23 +240,63 @@ def _run(
 ) -> Run:
     clients = _clients(wanted, peer_python, place)
     counters = [
-        *(_counted_by(syscalls.counter(), syscalls.NEEDED) if wants_syscalls else ()),
-        *(_counted_by(instructions.counter(), instructions.NEEDED) if wants_instructions else ()),
+        *(_counted_by(syscall_counter(), SYSCALLS_NEED) if wants_syscalls else ()),
+        *(_counted_by(instruction_counter(), INSTRUCTIONS_NEED) if wants_instructions else ()),
     ]
     run = Run(about=about(_versions(clients)))
     for together in in_turns(todo):
-        tasks = [
-            Task(
-                plan.name, plan.settings, chosen(clients, plan.clients), embedded if plan.is_embedded else place.source
-            )
-            for plan in together
-        ]
-        for plan, scenario in zip(together, run_scenarios(tasks, console.progress, counters, patience), strict=True):
+        tasks = [_task(plan, clients, place) for plan in together]
+        try:
+            scenarios = run_scenarios(tasks, console.progress, counters, patience)
+        except NsqError as error:  # of a server; what the others cost is worth knowing
+            if isinstance(error, ConfigError) or len(together) == len(todo):
+                raise
+            click.echo(f"not measured: {_names(together)}: {error}", err=True)
+            continue
+        for plan, scenario in zip(together, scenarios, strict=True):
             run.scenarios.append(scenario)
             _show(scenario, plan.title, run.about.cores)
         if target:
-            console.write_file(target, results.as_json(run))
+            console.write_file(target, as_json(run))
     return run
+
+
+def _go_on(
+    run: Run,
+    path: Path,
+    todo: Sequence[Plan],
+    place: _Place,
+    wanted: Sequence[str],
+    peer_python: str | None,
+    patience: float,
+    target: Path,
+    **counting: bool,
+) -> None:
+    """Add rounds to those scenarios of a run. Raises ConfigError where they would be rounds of something else."""
+    if any(counting.values()):
+        raise click.UsageError("--more takes rounds, and counts nothing: leave --syscalls and --instructions out")
+    clients = _clients(wanted, peer_python, place)
+    now = about(_versions(clients))
+    if found := [*other_machine(run.about, now), *other_code(run.about, now)]:
+        differences = "; ".join(f"{what}: {old or 'unknown'}, now {new or 'unknown'}" for what, old, new in found)
+        raise ConfigError(f"{path} is of another machine or other code: {differences}")
+    for together in in_turns(todo):
+        before = [scenario for plan in together if (scenario := run.scenario(plan.name))]
+        tasks = [_task(plan, clients, place) for plan in together]
+        for old, new in zip(before, settle_scenarios(tasks, before, console.progress, patience), strict=True):
+            run.scenarios[run.scenarios.index(old)] = new
+        console.write_file(target, as_json(run))
+    left = ", ".join(sorted(unsettled(run.scenarios)))
+    click.echo(f"not settled: {left}" if left else "all ratios are settled", err=True)
+
+
+def _task(plan: Plan, clients: Sequence[Client], place: _Place) -> Task:
+    source = embedded if plan.is_embedded else place.source
+    return Task(plan.name, plan.settings, chosen(clients, plan.clients), source)
+
+
+def _names(some: Iterable[Plan]) -> str:
+    return ", ".join(plan.name for plan in some)
 
 
 def _counted_by(counter: Counter | None, needed: str) -> list[Counter]:
@@ -261,7 +313,7 @@ def _versions(clients: Sequence[Client]) -> dict[str, str]:
 
 def _show(scenario: Scenario, title: str, cores: int) -> None:
     rounds = console.counted(scenario.settings.rounds, "round")
-    _print_table(f"{title}: {scenario.server}, {rounds}", tables.header(scenario), tables.rows(scenario, cores))
+    _print_table(f"{title}: {scenario.server}, {rounds}", header(scenario), rows_of(scenario, cores))
     for result in scenario.clients:
         if result.failure:
             click.echo(f"{result.client} failed: {result.failure}", err=True)
@@ -277,14 +329,14 @@ def _print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]])
 @click.option("--json", "target", type=_FILE, metavar="FILE", help="Write the run to this file.")
 def _codec(rounds: int, target: Path | None) -> None:
     """Time the compiled core: decode, columns, commands, MPUB, answers; nanoseconds a message."""
-    run = Run(about=about({}), core=core.measure(rounds))
+    run = Run(about=about({}), core=measure_core(rounds))
     _show_core(run)
     if target:
-        console.write_file(target, results.as_json(run))
+        console.write_file(target, as_json(run))
 
 
 def _show_core(run: Run) -> None:
-    _print_table("The compiled core", tables.CORE_HEADER, tables.core_rows(run))
+    _print_table("The compiled core", CORE_HEADER, core_rows(run))
 
 
 @click.command("suite", short_help="Run the whole comparison.")
@@ -300,6 +352,12 @@ def _show_core(run: Run) -> None:
 )
 @click.option("--short", is_flag=True, help="Only the scenarios that tell most.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this scenario (repeatable).")
+@click.option(
+    "--more",
+    type=_FILE,
+    metavar="FILE",
+    help="Go on with the run in FILE: only more rounds, for --patience, of what is not settled there.",
+)
 def _suite(
     embedded: bool,
     nsqds: Sequence[Address],
@@ -309,6 +367,7 @@ def _suite(
     rounds: int,
     short: bool,
     only: Sequence[str],
+    more: Path | None,
     security: Security,
     target: Path | None,
     **others: Any,
@@ -316,17 +375,27 @@ def _suite(
     """Run all scenarios, and hold the result against the goals of the project."""
     todo = [plan for plan in plans(duration, rounds) if (plan.name in only if only else plan.is_short or not short)]
     if not todo:
-        raise click.UsageError(f"--only: there are {', '.join(plan.name for plan in plans(1, 1))}")
+        raise click.UsageError(f"--only: there are {_names(plans(1, 1))}")
     place = _place(embedded, nsqds, lookupds, servers, security)
-    run = _run(_as_the_servers(todo, place), place, target=target, **others)
-    if not short:
-        run.core = core.measure(rounds)
-        _show_core(run)
+    todo = _as_the_servers(todo, place)
+    if more:
+        target = target or more
+        run = load(more)
+        left = unsettled(run.scenarios)
+        todo = [plan for plan in todo if plan.name in left]
+        _go_on(run, more, todo, place, target=target, **others)
+    else:
+        run = _run(todo, place, target=target, **others)
+        if not short:
+            run.core = measure_core(rounds)
+            _show_core(run)
     measured = [each for each in judge(run) if each.verdict != "not measured"]
     rows = [[each.what, each.target, each.actual, each.verdict] for each in measured]
     _print_table("Goals", ["what", "target", "actual", "verdict"], rows)
     if target:
-        console.write_file(target, results.as_json(run))
+        console.write_file(target, as_json(run))
+    if failed := [plan for plan in todo if run.scenario(plan.name) is None]:
+        raise NsqError(f"not measured, for the reasons given above: {_names(failed)}")
 
 
 def _as_the_servers(todo: Sequence[Plan], place: _Place) -> list[Plan]:
@@ -345,12 +414,181 @@ _OWN_SERVERS = "needs servers of its own: --embedded or --servers"
 
 def _kept(todo: Sequence[Plan], unfit: Sequence[Plan], reason: str) -> list[Plan]:
     """The plans without those that are unfit, which is said."""
-    names = ", ".join(plan.name for plan in unfit)
+    names = _names(unfit)
     if unfit and len(unfit) == len(todo):
         raise click.UsageError(f"{names}: {reason}")
     if unfit:
         click.echo(f"left out: {names}: {reason}", err=True)
     return [plan for plan in todo if plan not in unfit]
+
+
+_KINDS = ("consume", "publish", "both")
+
+
+@click.command("scale", short_help="Many processes on many nsqds.")
+@click.option("--servers", type=options.FOLDER, metavar="DIR", help="Start the nsqd binary of this folder.")
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 64),
+    multiple=True,
+    default=(1, 2, 4),
+    show_default=True,
+    help="How many at once (repeatable).",
+)
+@click.option("--nsqds", type=click.IntRange(1, 64), default=1, show_default=True, help="How many are started.")
+@click.option(
+    "--connections",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Connections of a process to each nsqd.",
+)
+@click.option("--kind", "kinds", type=click.Choice(_KINDS), multiple=True, help="Repeatable; default: all.")
+@click.option("--size", type=click.IntRange(1), default=200, show_default=True, help="Bytes in a message.")
+@click.option("--duration", type=options.duration, default=2.0, show_default=True, help="Of one process alone.")
+@click.option("--json", "target", type=_FILE, metavar="FILE", help="Write the run to this file.")
+@click.option("--html", "html_file", type=_FILE, metavar="FILE", help="Write a report that stands alone.")
+@click.option("--svg", "svg_folder", type=click.Path(file_okay=False, path_type=Path), help="Write charts to a folder.")
+def scale_command(
+    servers: Path | None,
+    processes: tuple[int, ...],
+    nsqds: int,
+    connections: int,
+    kinds: tuple[str, ...],
+    size: int,
+    duration: float,
+    target: Path | None,
+    html_file: Path | None,
+    svg_folder: Path | None,
+) -> None:
+    """Measure nsq_fast in several processes at once, each on a topic of its own, over all nsqds.
+
+    Against nsqds of --servers, or of the embedded broker. The last column is the largest p99 of the processes: of one
+    publish, or from publish to handler.
+    """
+    source = from_folder(servers) if servers else embedded
+    (client,) = chosen(available(), [OURS])
+    curves = []
+    for kind in kinds or _KINDS:
+        settings = settings_of(kind, connections, size, duration)
+        curve = measure(kind, settings, sorted(set(processes)), nsqds, client, source, console.progress)
+        curves.append(curve)
+    run = ScaleRun(about=about({}), curves=curves)
+    _show_curves(run)
+    _write(run, target, html_file, svg_folder)
+
+
+def _show_curves(run: ScaleRun) -> None:
+    output = console.output()
+    for curve in run.curves:
+        output.print(console.grid(HEADER, list(rows(curve)), output.width, title=f"{title_of(curve)}: {curve.server}"))
+        for line in explained(curve, run.about.cores):
+            output.print(line)
+
+
+def _write(run: ScaleRun, target: Path | None, html_file: Path | None, svg_folder: Path | None) -> None:
+    texts = {}
+    if target:
+        texts[target] = as_json(run)
+    if html_file:
+        texts[html_file] = scale_html(run)
+    if svg_folder:
+        texts |= {svg_folder / f"scale-{curve.kind}.svg": picture_of(curve) + "\n" for curve in run.curves}
+    for path, text in texts.items():
+        console.write_file(path, text)
+
+
+_EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command("compare", short_help="What changed between two runs.")
+@click.argument("before", type=_EXISTING)
+@click.argument("after", type=_EXISTING)
+@click.option("--client", "clients", multiple=True, help="A client to compare (repeatable); default: all.")
+@click.option("--figure", "figures", multiple=True, help="A figure to compare, as it is shown (repeatable).")
+@click.option(
+    "--relative-to", default="", metavar="CLIENT", help="Divide by this client's figures, each in its own run."
+)
+@click.option("--threshold", type=click.FloatRange(0), default=THRESHOLD, show_default=True, help="Smallest change.")
+@click.option("--all", "everything", is_flag=True, help="Show what did not change too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON.")
+def compare_command(
+    before: Path,
+    after: Path,
+    clients: Sequence[str],
+    figures: Sequence[str],
+    relative_to: str,
+    threshold: float,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    """Show what changed from run BEFORE to run AFTER by more than the spread of the rounds.
+
+    The exit code is 1 when something became worse. Between machines, or days, use --relative-to.
+    """
+    old, new = load(before), load(after)
+    for difference in differences(old, new):
+        click.echo(f"warning: {difference}", err=True)
+    changes = list(compare(old, new, clients=clients, figures=figures, relative_to=relative_to, threshold=threshold))
+    if not changes:
+        raise click.UsageError("the two runs have no figure in common")
+    if as_json:
+        click.echo(msgspec.json.encode(changes).decode())
+    else:
+        _show_changes(
+            changes if everything else [each for each in changes if each.verdict != "same"], relative_to, len(changes)
+        )
+    raise SystemExit(any(each.verdict == "worse" for each in changes))
+
+
+def _show_changes(changes: Sequence[Change], relative_to: str, compared: int) -> None:
+    title = f"{console.counted(compared, 'figure')} compared" + (f", relative to {relative_to}" if relative_to else "")
+    if not changes:
+        click.echo(f"{title}: nothing changed by more than the spread of the rounds")
+        return
+    rows = []
+    for each in changes:
+        cells = [_cell(value, "" if relative_to else each.metric) for value in (each.before, each.after)]
+        rows.append([each.scenario, each.client, each.metric, *cells, f"{each.ratio - 1:+.0%}", each.verdict])
+    output = console.output()
+    head = ("scenario", "client", "figure", "before", "after", "change", "verdict")
+    output.print(console.grid(head, rows, output.width, title=title, names=3, numbers=False))
+
+
+def _cell(value: Figure, metric: str) -> str:
+    median = shown(value, metric) if metric in METRICS else f"{value.median:,.3g}"
+    return median if value.low == value.high else f"{median} ({value.spread:.0%})"
+
+
+@click.command("report", short_help="Show a run: HTML, charts, documentation.")
+@click.argument("run_file", metavar="RUN", type=_EXISTING)
+@click.option("--html", "html_file", type=_FILE, metavar="FILE", help="Write a report that stands alone.")
+@click.option("--svg", "svg_folder", type=click.Path(file_okay=False, path_type=Path), help="Write charts to a folder.")
+@click.option("--docs", "docs_file", type=_FILE, metavar="FILE", help="Write the page of the documentation.")
+@click.option("--readme", type=_EXISTING, metavar="FILE", help="Put the figures between the marks of this file.")
+@click.option("--tuning", type=_EXISTING, metavar="FILE", help="The same for the page about tuning.")
+def report_command(
+    run_file: Path,
+    html_file: Path | None,
+    svg_folder: Path | None,
+    docs_file: Path | None,
+    readme: Path | None,
+    tuning: Path | None,
+) -> None:
+    """Write what the file RUN of a run shows, in the forms that are asked for."""
+    if not (html_file or svg_folder or docs_file or readme or tuning):
+        raise click.UsageError("say what to write: --html, --svg, --docs, --readme or --tuning")
+    run = load(run_file)
+    if html_file:
+        console.write_file(html_file, html(run))
+    if docs_file:
+        console.write_file(docs_file, docs(run))
+    for page, block in ((readme, readme_block), (tuning, tuning_block)):
+        if page:
+            console.write_file(page, fill(page.read_text(encoding="utf-8"), block(run)))
+    if svg_folder:
+        for name, chart in charts(run):
+            console.write_file(svg_folder / name, chart)
 
 
 for _kind in _TAKEN:

@@ -1,4 +1,5 @@
-"""`nsq-fast broker`: run the embedded nsqd and nsqlookupd, together or apart, or a redesigned cluster, until Ctrl-C.
+"""`nsq-fast broker`: run the embedded nsqd and nsqlookupd, together or apart, or a redesigned cluster, until Ctrl-C;
+`nsq-fast nsqd` and `nsq-fast nsqlookupd`: one of them with the original's command line.
 
 Every option of ``NsqdOptions`` is a flag with the original's name.
 """
@@ -6,6 +7,7 @@ Every option of ``NsqdOptions`` is a flag with the original's name.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,20 +16,25 @@ import click
 from click.core import ParameterSource
 
 from nsq_fast.broker import Broker, RedesignedCluster
-from nsq_fast.broker.options import LookupdOptions, NsqdOptions
-from nsq_fast.broker.redesigned.options import ClusterOptions
-from nsq_fast.broker.servers.group import ServerGroup
-from nsq_fast.broker.servers.nsqd import NsqdServer
+from nsq_fast.broker.executable import main
+from nsq_fast.broker.options import ClusterOptions, LookupdOptions, NsqdOptions
+from nsq_fast.broker.servers import NsqdServer, ServerGroup
 from nsq_fast.config import Config, Option
 from nsq_fast.errors import ConfigError
 
 from . import options
-from .interrupt import stop_signals
+from .options import stop_signals
 
 _DEFAULTS = {"tcp_address": "127.0.0.1:4150", "http_address": "127.0.0.1:4151"}
 _LOOKUPD_DEFAULTS = {"tcp_address": "127.0.0.1:4160", "http_address": "127.0.0.1:4161"}
 _LOOKUPD_FLAGS = ("inactive_producer_timeout", "tombstone_lifetime")
 _LISTEN = "lookupd_listen_"
+# What is called in the plural as an option, and given one by one as a flag.
+_SINGULAR = {
+    "lookupd_tcp_addresses": "lookupd_tcp_address",
+    "auth_http_addresses": "auth_http_address",
+    "e2e_processing_latency_percentiles": "e2e_processing_latency_percentile",
+}
 
 
 class _Switch(click.Option):
@@ -53,13 +60,15 @@ def _flags(
 
 def _flag(declared: Option, prefix: str, default: Any) -> Callable[..., Any]:
     several = isinstance(declared.default, tuple)
-    flag = f"--{prefix}{declared.name.removesuffix('es') if several else declared.name}".replace("_", "-")
+    flag = f"--{prefix}{_SINGULAR.get(declared.name, declared.name)}".replace("_", "-")
     doc = declared.doc
     common: dict[str, Any] = {"help": f"{doc[0].upper()}{doc[1:]}.", "default": default}
     if isinstance(declared.default, bool):
         return click.option(f"{flag}/{flag.replace('--', '--no-', 1)}", prefix + declared.name, cls=_Switch, **common)
     if several:
-        return click.option(flag, prefix + declared.name, multiple=True, metavar="HOST:PORT", **common)
+        is_number = declared.name == "e2e_processing_latency_percentiles"
+        kind: dict[str, Any] = {"type": float, "metavar": "FRACTION"} if is_number else {"metavar": "HOST:PORT"}
+        return click.option(flag, prefix + declared.name, multiple=True, **kind, **common)
     common["show_default"] = default not in ("", None)
     return click.option(flag, prefix + declared.name, **_kind(declared), **common)
 
@@ -72,6 +81,11 @@ def _kind(declared: Option) -> dict[str, Any]:
 
 _NSQD_FLAGS = tuple(NsqdOptions.OPTIONS)
 _CLUSTER_FLAGS = tuple(ClusterOptions.OPTIONS)
+# Without effect in a cluster, which has no memory queue, no nsqlookupd but its own, and pushes nothing to statsd.
+_NOT_REDESIGNED = (
+    *("lookupd_tcp_addresses", "mem_queue_size", "preserve_order"),
+    *(name for name in _NSQD_FLAGS if name.startswith(("statsd_", "e2e_"))),
+)
 
 
 @click.command("broker", short_help="Run an embedded nsqd and nsqlookupd.")
@@ -125,11 +139,11 @@ def command(
 
 def _refuse_mixture(context: click.Context, redesigned: bool) -> None:
     """Raise UsageError for a flag that has no meaning for what shall run."""
-    others = ("nsqds", "lookupd") if redesigned else ("nodes", "lookupds", *_CLUSTER_FLAGS)
+    others = ("nsqds", "lookupd", *_NOT_REDESIGNED) if redesigned else ("nodes", "lookupds", *_CLUSTER_FLAGS)
     for name in others:
         if _is_given(context, name):
             rest = "not for --redesigned" if redesigned else "for --redesigned only"
-            raise click.UsageError(f"--{name.replace('_', '-')}: {rest}")
+            raise click.UsageError(f"--{_SINGULAR.get(name, name).replace('_', '-')}: {rest}")
 
 
 def _is_given(context: click.Context, name: str) -> bool:
@@ -187,6 +201,27 @@ def _shown(servers: dict[str, Any], redesigned: bool) -> str:
     ]
     lines += [f"nsqlookupd  tcp {each['tcp']}  http {each['http']}" for each in servers["lookupds"]]
     if redesigned:
-        example = f"http://{servers['lookupd']['http']}/topic/create?topic=orders&partition_num=3&replicator=2"
+        replicas = min(2, len(servers["nsqds"]))  # a topic that wants more than there are nodes is refused
+        example = f"http://{servers['lookupd']['http']}/topic/create?topic=orders&partition_num=3&replicator={replicas}"
         lines.append(f"a topic:    curl -X POST '{example}&orderedmulti=true'")
     return "\n".join([*lines, "Ctrl-C ends it."])
+
+
+def _as_the_original(name: str) -> click.Command:
+    """The command of one server, with the flags that the original has."""
+
+    @click.command(
+        name,
+        short_help=f"The embedded {name}, with the original's flags and log.",
+        help=f"Run {name} as the original is run: its flags (-flag=value), --config FILE, --version, its log lines.",
+        context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
+    )
+    @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+    def run(flags: tuple[str, ...]) -> None:
+        sys.exit(main(name, flags))
+
+    return run
+
+
+nsqd_command = _as_the_original("nsqd")
+nsqlookupd_command = _as_the_original("nsqlookupd")

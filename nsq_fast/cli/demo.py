@@ -1,21 +1,22 @@
 """`nsq-fast demo`: run the main job, show how it goes, say what came of it.
 
-Without servers of your own it runs on an embedded broker in a process of its
-own, and then, with an ordered topic, on an embedded redesigned cluster. A
-redesigned cluster of your own gets the ordered part only, because nothing else
-of the job works there. The jobs themselves are in ``mainjob``, ``orderedjob``.
+Without servers of your own it runs on an embedded broker in a process of its own, and then, with an ordered topic, on
+an embedded redesigned cluster. A redesigned cluster of your own gets the ordered part only, because nothing else of the
+job works there. The jobs themselves are in ``jobs``. At the end Spark, where it runs, reports on the trace records.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import click
@@ -28,16 +29,27 @@ from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
 from nsq_fast.runtime import Endpoint, LookupdHTTPClient, NsqdHTTPClient
 
-from . import console, demotraces, options, orderedcluster
-from .channel_stats import add_up
-from .interrupt import INTERRUPTED, stop_signals
-from .joboptions import JobOptions
-from .ledger import Ledger
-from .mainjob import MainJob, Summary
-from .orderedjob import OrderedJob, OrderedOptions
-from .security import UNSECURED, Security, security_options
+from . import console, options
+from .jobs import (
+    MAX_TRIES,
+    JobOptions,
+    Ledger,
+    MainJob,
+    OrderedJob,
+    OrderedOptions,
+    Place,
+    Tell,
+    embedded_cluster,
+    existing_cluster,
+    is_redesigned,
+)
+from .options import INTERRUPTED, UNSECURED, Security, security_options, stop_signals
+from .stat import add_up
+from .trace_report import why_not
 
 _LINE_EVERY = 1.0
+_SPARK_TIMEOUT = 300.0
+_REPORT_ARGUMENTS = ("--window", "200ms", "--grace", "0", "--json", "--memory", "512m", "--master", "local[2]")
 _NOTES = {
     "published": "answered OK",
     "publish_failed": "not answered OK",
@@ -47,7 +59,7 @@ _NOTES = {
     "requeued": "REQ, the failed ones included",
     "touched": "TOUCH, then FIN",
     "answered_later": "FIN from another greenlet",
-    "given_up": "failed {max_tries} times",
+    "given_up": f"failed {MAX_TRIES} times",
     "lost": "published, never finished nor given up",
     "duplicated": "finished more than once",
     "left_on_server": "waiting, in flight or deferred at the end",
@@ -139,7 +151,7 @@ def command(
     if nsqds or lookupds:
         options.require_running(nsqds, lookupds)
     seeds = tuple(str(lookupd) for lookupd in lookupds)
-    is_cluster = bool(seeds) and orderedcluster.is_redesigned(seeds, security)
+    is_cluster = bool(seeds) and is_redesigned(seeds, security)
     job_options = JobOptions(
         messages=messages,
         topics=topics,
@@ -155,7 +167,7 @@ def command(
         if not is_cluster:
             parts.append(_run_main_job(job_options, _servers(nsqds, lookupds, security), stop, as_json))
         if ordered_messages and not stop.is_set() and (is_cluster or not (nsqds or lookupds)):
-            place = orderedcluster.existing(seeds, security) if is_cluster else orderedcluster.embedded()
+            place = existing_cluster(seeds, security) if is_cluster else embedded_cluster()
             ordered_options = OrderedOptions(
                 (), "", ordered_messages, body_size=size, stall_timeout=stall_timeout, security=security.of_client
             )
@@ -164,6 +176,7 @@ def command(
                 ordered_options = dataclasses.replace(ordered_options, trace_file=log)
                 parts.append(_run_ordered_job(ordered_options, place, stop, as_json))
                 if log and not stop.is_set():
+                    console.progress("the traces of the ordered topic: Spark reports on them, which takes a minute")
                     parts.append(_report_on_traces(log, trace_html, as_json))
     if as_json:
         click.echo(json.dumps({key: value for part in parts for key, value in part.results.items()}))
@@ -179,28 +192,33 @@ def _run_main_job(job_options: JobOptions, place: AbstractContextManager[_Server
     with place as servers:
         job = MainJob(dataclasses.replace(job_options, nsqds=servers.nsqds, lookupds=servers.lookupds))
         with _progress(job_options.messages, quiet) as progress:
-            summary = job.run(stop, progress.update)
+            summary = job.run(stop, progress)
         left = None if stop.is_set() else servers.left(job.topics)
         servers.delete(job.topics)
     results = {**dataclasses.asdict(summary), "left_on_server": left, "server": servers.name}
     if not quiet:
-        _show(results, job.options)
-    return _Part(results, _exit_code(summary, left))
+        what = f"{console.counted(job_options.messages, 'message')} of {job_options.body_size} bytes"
+        topics = console.counted(job_options.topics, "topic")
+        _print_rows(f"{what}, {topics}, {results['server']}", results, _NOTES)
+    if summary.ended == "interrupted":
+        return _Part(results, INTERRUPTED)
+    is_bad = summary.lost or summary.publish_failed or left or summary.ended != "done"
+    return _Part(results, 1 if is_bad else 0)
 
 
 def _run_ordered_job(
-    ordered_options: OrderedOptions, place: AbstractContextManager[orderedcluster.Place], stop: Event, quiet: bool
+    ordered_options: OrderedOptions, place: AbstractContextManager[Place], stop: Event, quiet: bool
 ) -> _Part:
     with place as (name, lookupds, topic, move):
         job = OrderedJob(dataclasses.replace(ordered_options, lookupds=lookupds, topic=topic), move)
         with _progress(job.ledger.size, quiet) as progress:
-            summary = job.run(stop, progress.update)
+            summary = job.run(stop, progress)
     results = {**dataclasses.asdict(summary), "server": name}
     if not quiet:
         what = (
             f"{console.counted(job.ledger.size, 'message')} of {job.options.body_size} bytes, {job.options.keys} keys"
         )
-        _show_table(f"{what}, an ordered topic, {name}", results, _ORDERED_NOTES)
+        _print_rows(f"{what}, an ordered topic, {name}", results, _ORDERED_NOTES)
     code = INTERRUPTED if summary.ended == "interrupted" else int(not summary.is_good)
     return _Part({"ordered": results}, code)
 
@@ -208,8 +226,8 @@ def _run_ordered_job(
 def _report_on_traces(log: Path, page: Path | None, quiet: bool) -> _Part:
     """What Spark makes of the trace records; one line where it cannot run, which is no failure."""
     try:
-        found, page = demotraces.report_on(log, page)
-    except demotraces.NoReport as reason:
+        found, page = report_on(log, page)
+    except NoReport as reason:
         click.echo(f"no trace report: {reason}", err=quiet)
         return _Part({}, 0)
     again = sum(found[name] for name in ("redelivered_req", "redelivered_timeout", "redelivered_unknown"))
@@ -218,12 +236,6 @@ def _report_on_traces(log: Path, page: Path | None, quiet: bool) -> _Part:
         _print_rows("the traces of the ordered topic", results, _TRACE_NOTES)
         console.output().print(f"report: {page}")
     return _Part({"traces": {**results, "report": str(page)}}, 0)
-
-
-def _exit_code(summary: Summary, left: int | None) -> int:
-    if summary.ended == "interrupted":
-        return INTERRUPTED
-    return 1 if summary.lost or summary.publish_failed or left or summary.ended != "done" else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,71 +286,85 @@ def _servers(nsqds: Sequence[Address], lookupds: Sequence[Endpoint], security: S
             yield _Servers("embedded nsqd and nsqlookupd", lookupds=(seed,), nsqds_http=http)
 
 
-def _progress(messages: int, quiet: bool) -> _Bars | _Lines:
+@contextmanager
+def _progress(messages: int, quiet: bool) -> Iterator[Tell]:
+    """Show how far a job is: two bars on a terminal, a line a second elsewhere, nothing when quiet."""
     terminal = Console(stderr=True)
-    return _Bars(messages, terminal) if terminal.is_terminal and not quiet else _Lines(messages, quiet)
-
-
-class _Bars(AbstractContextManager["_Bars"]):
-    """Two bars on a terminal: published and settled."""
-
-    def __init__(self, messages: int, console: Console) -> None:
+    if quiet:
+        yield lambda ledger: None
+    elif terminal.is_terminal:
         rate = TextColumn("{task.fields[rate]:>9,.0f}/s")
         columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), rate, TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console)
-        self._published = self._progress.add_task("published", total=messages, rate=0.0)
-        self._settled = self._progress.add_task("answered", total=messages, rate=0.0)
-        self._started = perf_counter()
+        with Progress(*columns, console=terminal) as bars:
+            published = bars.add_task("published", total=messages, rate=0.0)
+            settled = bars.add_task("answered", total=messages, rate=0.0)
+            started = perf_counter()
 
-    def __enter__(self) -> _Bars:
-        self._progress.start()
-        return self
+            def move(ledger: Ledger) -> None:
+                seconds = perf_counter() - started
+                for task, count in ((published, ledger.published), (settled, ledger.settled)):
+                    bars.update(task, completed=count, rate=count / seconds)
 
-    def __exit__(self, *failure: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._progress.stop()
+            yield move
+    else:
+        due = perf_counter() + _LINE_EVERY
 
-    def update(self, ledger: Ledger) -> None:
-        seconds = perf_counter() - self._started
-        for task, count in ((self._published, ledger.published), (self._settled, ledger.settled)):
-            self._progress.update(task, completed=count, rate=count / seconds)
+        def say(ledger: Ledger) -> None:
+            nonlocal due
+            if perf_counter() >= due:
+                due = perf_counter() + _LINE_EVERY
+                console.progress(f"published {ledger.published:,}  answered {ledger.settled:,}  of {messages:,}")
 
-
-class _Lines(AbstractContextManager["_Lines"]):
-    """A line a second where there is no terminal; none when quiet."""
-
-    def __init__(self, messages: int, quiet: bool) -> None:
-        self._messages = messages
-        self._quiet = quiet
-        self._next = perf_counter() + _LINE_EVERY
-
-    def __exit__(self, *failure: type[BaseException] | BaseException | TracebackType | None) -> None:
-        return None
-
-    def update(self, ledger: Ledger) -> None:
-        if self._quiet or perf_counter() < self._next:
-            return
-        self._next = perf_counter() + _LINE_EVERY
-        click.echo(f"published {ledger.published:,}  answered {ledger.settled:,}  of {self._messages:,}", err=True)
-
-
-def _show(results: dict[str, Any], job: JobOptions) -> None:
-    messages, topics = console.counted(job.messages, "message"), console.counted(job.topics, "topic")
-    title = f"{messages} of {job.body_size} bytes, {topics}, {results['server']}"
-    notes = {name: note.format(max_tries=job.max_tries) for name, note in _NOTES.items()}
-    _show_table(title, results, notes)
-
-
-def _show_table(title: str, results: dict[str, Any], notes: dict[str, str]) -> None:
-    _print_rows(title, results, notes)
-    console.output().print(f"{results['ended']} in {results['seconds']:.2f} s")
+        yield say
 
 
 def _print_rows(title: str, results: dict[str, Any], notes: dict[str, str]) -> None:
     rows = [(name.replace("_", " "), _cell(results[name]), note) for name, note in notes.items()]
-    console.output().print(console.notes(title, rows))
+    output = console.output()
+    output.print(console.notes(title, rows))
+    if "ended" in results:
+        output.print(f"{results['ended']} in {results['seconds']:.2f} s")
 
 
 def _cell(value: float | None) -> str:
     if value is None:
         return "unknown"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+# The report on the traces
+
+
+class NoReport(Exception):
+    """There is no report, for the reason that is its text."""
+
+
+def report_on(log: Path, page: Path | None) -> tuple[dict[str, Any], Path]:
+    """Write the report on a trace log to ``page``, by default into a new folder; its figures and the page.
+
+    Spark runs in a process of its own, after the cluster has ended: its calls would block the hub of gevent. Raises
+    NoReport.
+    """
+    if reason := why_not():
+        raise NoReport(reason)
+    folder = None if page else Path(tempfile.mkdtemp(prefix="nsq-fast-traces-"))
+    page = page or Path(str(folder), "traces.html")
+    try:
+        return _figures(log, page), page
+    except NoReport:
+        if folder:
+            shutil.rmtree(folder)
+        raise
+
+
+def _figures(log: Path, page: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "nsq_fast", "trace-report", str(log), "--html", str(page), *_REPORT_ARGUMENTS]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SPARK_TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        raise NoReport(f"Spark took longer than {_SPARK_TIMEOUT:.0f} s") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"Spark ended with {done.returncode}"]
+        raise NoReport(lines[-1].removeprefix("Error: "))
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures

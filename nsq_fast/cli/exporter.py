@@ -13,8 +13,7 @@ from nsq_fast.names import parse_listen_address
 from nsq_fast.runtime import Endpoint
 
 from . import options
-from .interrupt import stop_signals
-from .security import Security, security_options
+from .options import Security, security_options, stop_signals
 
 _TEXT = "text/plain; charset=utf-8"
 
@@ -49,7 +48,7 @@ def command(
     try:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-        from nsq_fast.exporter.cluster import Cluster
+        from nsq_fast.exporter import Cluster
     except ImportError as error:
         text = f"{error}; `nsq-fast exporter` needs prometheus-client: pip install 'nsq-fast[metrics]'"
         raise click.ClickException(text) from error

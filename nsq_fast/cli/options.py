@@ -1,4 +1,5 @@
-"""Arguments that several commands take: addresses, durations, `name=value` pairs, and the checks on them.
+"""What several commands have in common: addresses, durations, `name=value` pairs and the checks on them, where servers
+are looked for, TLS and AUTH, Ctrl-C.
 
 Options keep the names of NSQ's own tools, with a shorter second name.
 """
@@ -7,13 +8,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import click
-from gevent import socket
+from gevent import signal_handler, socket
+from gevent.event import Event
 
+from nsq_fast.config import LookupConfig
 from nsq_fast.errors import ConfigError, NameInvalid
 from nsq_fast.names import (
     DEFAULT_LOOKUPD_HTTP_PORT,
@@ -24,9 +30,97 @@ from nsq_fast.names import (
     check_topic,
     parse_address,
 )
-from nsq_fast.runtime import Endpoint, LookupPoller, parse_endpoint
+from nsq_fast.runtime import Endpoint, LookupPoller, client_context, parse_endpoint
 
-from .security import Security
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_GROUP = (
+    ("--tls", {"is_flag": True, "help": "Talk TLS to nsqd; the other --tls options say so too."}),
+    ("--tls-ca", {"type": _FILE, "metavar": "FILE", "help": "Who may sign certificates.  [default: the system's]"}),
+    ("--tls-cert", {"type": _FILE, "metavar": "FILE", "help": "The certificate of this client."}),
+    ("--tls-key", {"type": _FILE, "metavar": "FILE", "help": "Its key, where it is not in the same file."}),
+    ("--tls-server-name", {"metavar": "NAME", "help": "The name in the servers' certificates.  [default: the host]"}),
+    ("--auth-secret-file", {"type": _FILE, "metavar": "FILE", "help": "The secret for nsqds that ask for AUTH."}),
+)  # fmt: skip
+
+
+class Security(NamedTuple):
+    """What the options of a command say.
+
+    Attributes:
+        is_tls: whether connections to nsqd are upgraded to TLS; addresses with ``https://`` say so themselves.
+        tls_options: as ``tls_options`` of a Consumer; for HTTP as well.
+        auth_secret: for AUTH, which HTTP does not have.
+    """
+
+    is_tls: bool = False
+    tls_options: dict[str, Any] | None = None
+    auth_secret: str | None = None
+
+    @property
+    def of_client(self) -> dict[str, Any]:
+        """Options of a Consumer or Producer."""
+        options: dict[str, Any] = {"lookupd_tls_options": self.tls_options}
+        if self.is_tls:
+            options |= {"tls_v1": True, "tls_options": self.tls_options}
+        return options if self.auth_secret is None else {**options, "auth_secret": self.auth_secret}
+
+    @property
+    def of_http(self) -> dict[str, Any]:
+        """Options of an HTTP client of nsqd or nsqlookupd."""
+        return {"tls_options": self.tls_options}
+
+    def of_lookup(self, timeout: float) -> LookupConfig:
+        """The options of a LookupPoller that waits ``timeout`` seconds for an answer."""
+        return LookupConfig(lookupd_timeout=timeout, lookupd_tls_options=self.tls_options)
+
+
+UNSECURED = Security()
+
+
+def security_options() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``--tls``, ``--tls-ca`` and so on, as one parameter, ``security``."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            taken = {flag: options.pop(flag.strip("-").replace("-", "_")) for flag, _ in _GROUP}
+            return function(*arguments, security=_security(taken), **options)
+
+        for flag, settings in reversed(_GROUP):
+            wrapped = click.option(flag, **settings)(wrapped)
+        return wrapped
+
+    return decorate
+
+
+def _security(taken: dict[str, Any]) -> Security:
+    """Raises UsageError for a key without a certificate, ConfigError for files that cannot be used."""
+    if taken["--tls-key"] and not taken["--tls-cert"]:
+        raise click.UsageError("--tls-key needs --tls-cert")
+    named = {
+        "cafile": taken["--tls-ca"],
+        "certfile": taken["--tls-cert"],
+        "keyfile": taken["--tls-key"],
+        "server_hostname": taken["--tls-server-name"],
+    }
+    options = {name: str(value) for name, value in named.items() if value}
+    if options:
+        client_context(options)
+    return Security(taken["--tls"] or bool(options), options or None, _secret(taken["--auth-secret-file"]))
+
+
+def _secret(path: Path | None) -> str | None:
+    """The content of the file without the line end that editors put there."""
+    if path is None:
+        return None
+    try:
+        secret = path.read_text().rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"--auth-secret-file {path}: {error}") from error
+    if not secret:
+        raise click.UsageError(f"--auth-secret-file {path}: it is empty")
+    return secret
+
 
 T = TypeVar("T")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -220,3 +314,28 @@ def nsqds_of(lookupds: Sequence[str], security: Security) -> list[str]:
         return [str(nsqd.http) for nsqd in poller.nodes() if nsqd.http]
     finally:
         poller.stop()
+
+
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended before its work was done."""
+
+
+@contextmanager
+def stop_signals() -> Iterator[Event]:
+    """Give an event that the first SIGINT or SIGTERM sets; the second ends the process at once."""
+    stop = Event()
+
+    def on_signal(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    watchers = [signal_handler(number, on_signal, number) for number in numbers]
+    try:
+        yield stop
+    finally:
+        for number, watcher, handler in zip(numbers, watchers, before, strict=True):
+            watcher.cancel()
+            signal.signal(number, handler)

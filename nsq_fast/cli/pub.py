@@ -1,4 +1,4 @@
-"""`nsq-fast pub`: publish the lines of files, or of standard input, each as a message."""
+"""Cut a stream of bytes at a delimiter, whatever way the stream comes in chunks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,40 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from nsq_fast.config import ProducerConfig
-from nsq_fast.errors import NsqError
+from nsq_fast.errors import BodyInvalid, NsqError
 from nsq_fast.names import Address
 from nsq_fast.runtime import Endpoint, Producer
 
 from . import options
 from .console import counted, warnings_shown
-from .interrupt import INTERRUPTED, stop_signals
-from .security import Security, security_options
-from .splitter import Splitter
+from .options import INTERRUPTED, Security, security_options, stop_signals
+
+
+class Splitter:
+    """Feed chunks, take messages. Empty messages are left out.
+
+    Args:
+        delimiter: one byte or more.
+        limit: longest message, in bytes; more without a delimiter raises BodyInvalid.
+    """
+
+    def __init__(self, delimiter: bytes, limit: int) -> None:
+        self._delimiter = delimiter
+        self._limit = limit
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The messages that this chunk completes."""
+        *messages, self._rest = (self._rest + chunk).split(self._delimiter)
+        if len(self._rest) > self._limit + len(self._delimiter):
+            raise BodyInvalid(f"more than {self._limit} bytes without the delimiter {self._delimiter!r}")
+        return [message for message in messages if message]
+
+    def end(self) -> list[bytes]:
+        """What is left when the stream ends; the splitter can be used again."""
+        rest, self._rest = self._rest, b""
+        return [rest] if rest else []
+
 
 _READ_SIZE = 64 * 1024
 _ESCAPES = {"\\n": b"\n", "\\r\\n": b"\r\n", "\\t": b"\t", "\\0": b"\0"}
@@ -44,6 +69,9 @@ _ESCAPES = {"\\n": b"\n", "\\r\\n": b"\r\n", "\\t": b"\t", "\\0": b"\0"}
 @click.option(
     "--batch", type=click.IntRange(1, 100_000), default=200, show_default=True, help="Messages per MPUB at most."
 )
+@click.option("--defer", type=options.duration, metavar="DURATION", help="Deliver them so much later; not redesigned.")
+@click.option("--key", help="Messages with the same key go to the same partition, in order.")
+@click.option("--partition", type=click.IntRange(min=0), help="The partition that all go to.")
 @click.option("--to-all", is_flag=True, help="Publish every message to every nsqd given, as to_nsq does.")
 @click.option(
     "--producer-opt",
@@ -62,6 +90,9 @@ def command(
     null: bool,
     rate: float,
     batch: int,
+    defer: float | None,
+    key: str | None,
+    partition: int | None,
     to_all: bool,
     producer_opt: Sequence[tuple[str, str]],
     quiet: bool,
@@ -72,6 +103,8 @@ def command(
     Empty lines are left out: NSQ carries no empty messages. A line that ends with the input instead of a delimiter
     counts.
     """
+    if key is not None and partition is not None:
+        raise click.UsageError("give --key or --partition, not both")
     if to_all and not nsqds:
         raise click.UsageError("--to-all needs --nsqd")
     nsqds, lookupds = options.find_servers(nsqds, lookupds, quiet=quiet)
@@ -85,7 +118,7 @@ def command(
     producers = [_producer(group, lookupds, settings) for group in groups]
     splitter = Splitter(end, config.max_msg_size)
     with warnings_shown(quiet), stop_signals() as stop, _progress(files, quiet) as progress:
-        job = _Job(topic, producers, batch, rate, stop, progress)
+        job = _Job(_sender(topic, defer, key, partition), producers, batch, rate, stop, progress)
         try:
             job.run(files or ["-"], splitter)
         except (NsqError, OSError) as error:
@@ -99,6 +132,27 @@ def command(
         raise SystemExit(INTERRUPTED)
 
 
+Send = Callable[[Producer, Sequence[bytes]], object]
+"""Publishes some messages, and returns when a server has them."""
+
+
+def _sender(topic: str, defer: float | None, key: str | None, partition: int | None) -> Send:
+    if defer is None:
+        return lambda producer, bodies: producer.multipublish(topic, bodies, key=key, partition=partition)
+    milliseconds = round(defer * 1000)
+
+    def send(producer: Producer, bodies: Sequence[bytes]) -> None:
+        # There is no MPUB of deferred messages.
+        results = [
+            producer.publish(topic, body, milliseconds, raise_error=False, key=key, partition=partition)
+            for body in bodies
+        ]
+        for result in results:
+            result.get()
+
+    return send
+
+
 def _producer(nsqds: Sequence[Address], lookupds: Sequence[Endpoint], settings: dict[str, Any]) -> Producer:
     producer = Producer(list(nsqds), [str(lookupd) for lookupd in lookupds], **settings)
     producer.start()
@@ -110,7 +164,7 @@ class _Job:
 
     def __init__(
         self,
-        topic: str,
+        send: Send,
         producers: Sequence[Producer],
         batch: int,
         rate: float,
@@ -118,7 +172,7 @@ class _Job:
         progress: Progress | None,
     ) -> None:
         self.published = 0
-        self._topic = topic
+        self._send = send
         self._producers = producers
         self._batch = 1 if rate else batch
         self._rate = rate
@@ -163,7 +217,7 @@ class _Job:
                 return
             batch = messages[start : start + self._batch]
             for producer in self._producers:
-                producer.multipublish(self._topic, batch)
+                self._send(producer, batch)
             self.published += len(batch)
             if self._rate:
                 self._stop.wait(max(0.0, self._started + self.published / self._rate - perf_counter()))

@@ -11,10 +11,8 @@ import click
 
 from nsq_fast.config import Option, WorkerConfig
 from nsq_fast.errors import ConfigError
-from nsq_fast.worker.logs import write_logs
-from nsq_fast.worker.settings import Given, SettingsReader
+from nsq_fast.worker.settings import Given, SettingsReader, Task, write_logs
 from nsq_fast.worker.supervisor import Supervisor, check
-from nsq_fast.worker.task import Task
 
 _ADDRESSES = (
     ("--nsqd-tcp-address", "--nsqd", "nsqd_tcp_addresses", "An nsqd (repeatable; port 4150)."),

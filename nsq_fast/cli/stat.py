@@ -1,24 +1,108 @@
-"""`nsq-fast stat`: a table of topics and channels over all nsqds, refreshed until Ctrl-C."""
+"""Statistics of topics and channels, added up over several nsqds: what `stat` shows and what `demo` checks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import click
+import msgspec
 from gevent import iwait, spawn
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.live import Live
 
 from nsq_fast.errors import NsqError
-from nsq_fast.runtime import Endpoint, NsqdHTTPClient
+from nsq_fast.names import Address
+from nsq_fast.printable import printable
+from nsq_fast.protocol.topology import Nsqd, Topology
+from nsq_fast.runtime import Endpoint, LookupPoller, NsqdHTTPClient
 
 from . import console, options
-from .channel_stats import ChannelStats, add_up
-from .interrupt import stop_signals
-from .security import Security, security_options
+from .options import Security, security_options, stop_signals
+
+
+class ChannelStats(NamedTuple):
+    """One channel, or with ``channel`` empty one topic, over all nsqds. Counts of messages since nsqd started."""
+
+    topic: str
+    channel: str
+    depth: int = 0
+    backend_depth: int = 0
+    in_flight: int = 0
+    deferred: int = 0
+    requeued: int = 0
+    timed_out: int = 0
+    messages: int = 0
+    clients: int = 0
+    paused: bool = False
+
+    @property
+    def memory_depth(self) -> int:
+        """Messages that wait in memory."""
+        return self.depth - self.backend_depth
+
+    @property
+    def unanswered(self) -> int:
+        """Messages that wait, are in flight, or are deferred."""
+        return self.depth + self.in_flight + self.deferred
+
+    def plus(self, other: ChannelStats) -> ChannelStats:
+        """The sum of the same channel on two nsqds."""
+        counts = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
+        return self._replace(paused=self.paused or other.paused, **counts)
+
+
+_COUNTS = [name for name in ChannelStats._fields if name not in {"topic", "channel", "paused"}]
+
+
+def add_up(replies: Iterable[Mapping[str, Any]]) -> list[ChannelStats]:
+    """Rows of nsqds' ``/stats`` replies: each topic, followed by its channels, in the order of their names."""
+    rows: dict[tuple[str, str], ChannelStats] = {}
+    for reply in replies:
+        for row in _rows(reply):
+            key = row[:2]
+            rows[key] = rows[key].plus(row) if key in rows else row
+    return [rows[key] for key in sorted(rows)]
+
+
+def _rows(reply: Mapping[str, Any]) -> Iterable[ChannelStats]:
+    """Of a partition its leader counts: replicas would count it again."""
+    for topic in reply.get("topics") or ():
+        if topic.get("is_leader") is False:
+            continue
+        name = topic["topic_name"]
+        # That of a partition is all bytes ever written: youzan/nsq: nsqd/stats.go, NewTopicStats.
+        depths = (0, 0) if "topic_partition" in topic else (topic["depth"], topic["backend_depth"])
+        yield ChannelStats(
+            name,
+            "",
+            depth=depths[0],
+            backend_depth=depths[1],
+            messages=topic["message_count"],
+            paused=topic.get("paused", False),  # topics of redesigned servers cannot be paused
+        )
+        for channel in topic["channels"] or ():
+            yield _channel_row(name, channel)
+
+
+def _channel_row(topic: str, channel: Mapping[str, Any]) -> ChannelStats:
+    clients = channel.get("client_count")
+    return ChannelStats(
+        topic,
+        channel["channel_name"],
+        depth=channel["depth"],
+        backend_depth=channel["backend_depth"],
+        in_flight=channel["in_flight_count"],
+        deferred=channel["deferred_count"],
+        requeued=channel["requeue_count"],
+        timed_out=channel["timeout_count"],
+        messages=channel["message_count"],
+        clients=len(channel.get("clients") or ()) if clients is None else clients,
+        paused=channel["paused"],
+    )
+
 
 _COLUMNS = ("total", "mem", "disk", "inflt", "def", "req", "t-o", "msgs", "msgs/s", "clients")
 
@@ -145,3 +229,66 @@ class _Screen:
         rate = "" if before is None else f"{max(0, row.messages - before) / self._interval:,.0f}"
         counts = (row.depth, row.memory_depth, row.backend_depth, row.in_flight, row.deferred, row.requeued)
         return [*(f"{n:,}" for n in (*counts, row.timed_out, row.messages)), rate, f"{row.clients:,}"]
+
+
+@click.command("lookup", short_help="Show where a topic lives.")
+@click.argument("topic", type=options.topic, metavar="TOPIC")
+@options.lookupd_http_option()
+@security_options()
+@click.option(
+    "--timeout", type=options.duration, metavar="DURATION", default=5.0, show_default=True, help="Limit for an answer."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+def lookup_command(topic: str, lookupds: Sequence[Endpoint], timeout: float, as_json: bool, security: Security) -> None:
+    """Show the nsqds that have TOPIC, its partitions where it has any, and its channels.
+
+    The exit code is 1 when no nsqd has it.
+    """
+    _, lookupds = options.find_servers([], lookupds, None, quiet=as_json)
+    options.require_reachable("nsqlookupd", lookupds)
+    poller = LookupPoller([str(lookupd) for lookupd in lookupds], security.of_lookup(timeout))
+    poller.start()
+    try:
+        topology = poller.wait_topology(topic, timeout)
+    finally:
+        poller.stop()
+    if as_json:
+        click.echo(json.dumps(_as_json(topic, topology)))
+    elif topology.is_empty:
+        click.echo(f"no nsqd has {topic}", err=True)
+    else:
+        _show(topic, topology)
+    if topology.is_empty:
+        raise SystemExit(1)
+
+
+def _placed(topology: Topology) -> Iterator[tuple[int | None, Nsqd]]:
+    """Each partition with its leader, then the nsqds that hold the topic without partitions."""
+    yield from sorted(topology.partitions.items())
+    for nsqd in topology.unpartitioned:
+        yield None, nsqd
+
+
+def _show(topic: str, topology: Topology) -> None:
+    rows = [
+        ["" if partition is None else str(partition), str(nsqd.tcp), str(nsqd.http or ""), nsqd.version]
+        for partition, nsqd in _placed(topology)
+    ]
+    output = console.output()
+    head = ("partition", "nsqd", "http", "version")
+    output.print(console.grid(head, rows, output.width, title=topic, names=2, numbers=False))
+    output.print(f"channels: {', '.join(map(printable, topology.channels)) or 'none'}", markup=False)
+    if not topology.is_complete:
+        output.print("some partitions have no leader now")
+
+
+def _as_json(topic: str, topology: Topology) -> dict[str, Any]:
+    def text(address: Address | None) -> str | None:
+        return str(address) if address else None
+
+    nsqds = [
+        {"partition": partition, "tcp": text(nsqd.tcp), "http": text(nsqd.http), "version": nsqd.version}
+        for partition, nsqd in _placed(topology)
+    ]
+    meta = msgspec.structs.asdict(topology.meta) if topology.meta else None
+    return {"topic": topic, "nsqds": nsqds, "channels": list(topology.channels), "meta": meta}

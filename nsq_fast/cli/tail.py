@@ -1,28 +1,124 @@
-"""`nsq-fast tail`: print messages of topics as they come."""
+"""Refuse to be the first channel of a topic by accident.
+
+An original nsqd gives the first channel of a topic the whole backlog that the topic gathered while it had none
+(nsqio/nsq: nsqd/topic.go, messagePump), and a redesigned cluster takes publishes as soon as there is a channel. What an
+ephemeral channel gets, no consumer that subscribes later gets.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import secrets
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
 
 import click
 from gevent.event import Event
 
 from nsq_fast._codec import Message
-from nsq_fast.errors import RequeueMessage
+from nsq_fast.errors import NsqError, RequeueMessage
 from nsq_fast.names import Address
-from nsq_fast.runtime import Consumer, Endpoint
+from nsq_fast.protocol.topology import Topology
+from nsq_fast.runtime import Consumer, Endpoint, LookupPoller, NsqdHTTPClient
 
 from . import options
 from .console import warnings_shown
-from .first_channel import refuse_first_channel
-from .interrupt import stop_signals
-from .security import Security, security_options
+from .options import Security, security_options, stop_signals
+
+_TIMEOUT = 5.0
+_ANYWAY = "name a --channel, or say --take-backlog to print all the same"
+
+
+class _Place(NamedTuple):
+    """An nsqd that has a topic, or leads a partition of it."""
+
+    topic: str
+    http: str | Endpoint | Address
+    partition: int | None = None
+
+
+def refuse_first_channel(
+    topics: Sequence[str],
+    nsqds: Sequence[Address],
+    nsqds_http: Sequence[Endpoint],
+    lookupds: Sequence[Endpoint],
+    security: Security,
+) -> None:
+    """Raise ClickException where a topic exists and has no channel, or where that cannot be seen.
+
+    A topic that does not exist has no backlog, and passes.
+    """
+    if lookupds:
+        places = list(_found_by_lookup(topics, lookupds, security))
+    else:
+        faces: Iterable[Endpoint | Address] = nsqds_http or [_http_beside(nsqd, security) for nsqd in nsqds]
+        places = [_Place(topic, http) for http in faces for topic in topics]
+    for place in places:
+        if (missed := _missed(place, security)) is not None:
+            raise click.ClickException(
+                f"topic {place.topic} on nsqd {place.http} has no channel. The channel made here would be its first, "
+                f"and no consumer that subscribes later would get {missed}: {_ANYWAY}"
+            )
+
+
+def _found_by_lookup(topics: Sequence[str], lookupds: Sequence[Endpoint], security: Security) -> Iterable[_Place]:
+    poller = LookupPoller([str(lookupd) for lookupd in lookupds], security.of_lookup(_TIMEOUT))
+    poller.start()
+    try:
+        for topic in topics:
+            yield from _places(topic, poller.wait_topology(topic, _TIMEOUT))
+    finally:
+        poller.stop()
+
+
+def _places(topic: str, topology: Topology) -> Iterable[_Place]:
+    for partition, nsqd in (*topology.partitions.items(), *((None, nsqd) for nsqd in topology.unpartitioned)):
+        if nsqd.http is None:
+            raise _unseen(topic, f"nsqlookupd gives no HTTP address of nsqd {nsqd.tcp}")
+        yield _Place(topic, nsqd.http, partition)
+
+
+def _http_beside(nsqd: Address, security: Security) -> Address:
+    """The HTTP address of an nsqd of which the TCP address is known: the port above, where the same nsqd answers."""
+    http = Address(nsqd.host, nsqd.port + 1)
+    try:
+        with NsqdHTTPClient(*http, timeout=_TIMEOUT, **security.of_http) as client:
+            is_same = client.info().get("tcp_port") == nsqd.port
+    except NsqError:
+        is_same = False
+    if not is_same:
+        raise _unseen("the topic", f"nsqd {nsqd} has no HTTP at port {http.port}: name it with --nsqd-http")
+    return http
+
+
+def _missed(place: _Place, security: Security) -> str | None:
+    """What later consumers would miss at a place that has the topic and no channel; None when all is well."""
+    try:
+        with NsqdHTTPClient.from_url(str(place.http), timeout=_TIMEOUT, **security.of_http) as client:
+            rows: list[dict[str, Any]] = client.stats(topic=place.topic).get("topics") or []
+    except NsqError as error:
+        raise _unseen(place.topic, str(error)) from error
+    for row in rows:
+        is_redesigned = "topic_partition" in row
+        if row.get("channels") or (place.partition is not None and row.get("topic_partition") != str(place.partition)):
+            continue
+        # A new channel of a redesigned topic begins at the end (youzan/nsq: nsqd/diskqueue_reader.go).
+        waiting = 0 if is_redesigned else row["depth"]
+        return f"its {waiting:,} waiting messages" if waiting else "what is published meanwhile"
+    return None
+
+
+def _unseen(topic: str, reason: str) -> click.ClickException:
+    return click.ClickException(f"cannot see whether {topic} has a channel: {reason}; else {_ANYWAY}")
+
 
 _CLOSE_TIMEOUT = 5.0
+BACKLOG_CHANNEL = "tail"
+"""The channel that takes what a topic has gathered: with an ephemeral one, what was not printed would be lost."""
 
 
 @click.command("tail", short_help="Print messages of topics as they come.")
@@ -42,8 +138,14 @@ _CLOSE_TIMEOUT = 5.0
 @click.option(
     "-c", "--channel", type=options.channel, metavar="CHANNEL", help="Default: an ephemeral one with a random name."
 )
-@click.option("--take-backlog", is_flag=True, help="Print also topics that have no channel yet.")
+@click.option(
+    "--take-backlog",
+    is_flag=True,
+    help=f"Print also topics that have no channel yet, from the channel '{BACKLOG_CHANNEL}', which is made and stays:"
+    " what is not printed, and what comes later, waits there.",
+)
 @click.option("-n", "total", type=click.IntRange(min=0), default=0, help="End after so many messages; 0: never.")
+@click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON: id, attempts, time, body.")
 @click.option("--print-topic", is_flag=True, help="Put the name of the topic before each message.")
 @click.option(
     "--max-in-flight", type=click.IntRange(min=1), default=200, show_default=True, help="Messages held at once."
@@ -64,6 +166,7 @@ def command(
     channel: str | None,
     take_backlog: bool,
     total: int,
+    as_json: bool,
     print_topic: bool,
     max_in_flight: int,
     consumer_opt: Sequence[tuple[str, str]],
@@ -73,7 +176,10 @@ def command(
 
     With the default channel no other consumer misses a message. It must not be the first channel of a topic, because
     the first gets what the topic gathered, and later ones do not: a topic without channels is refused, unless you say
-    --take-backlog or name a --channel. Ctrl-C ends it.
+    --take-backlog or name a --channel. Ctrl-C ends it. What was received and not printed is given back to the channel.
+
+    With --json a body that is no text is given as "body_base64"; "time" and "timestamp" (in nanoseconds) are those of
+    the publish.
     """
     names = list(dict.fromkeys([*topics, *more_topics]))
     if not names:
@@ -82,7 +188,8 @@ def command(
     options.require_running(nsqds, lookupds)
     if not (channel or take_backlog):
         refuse_first_channel(names, nsqds, nsqds_http, lookupds, security)
-    channel = channel or f"tail{secrets.randbelow(10**6):06d}#ephemeral"
+    keeps = take_backlog and not channel
+    channel = channel or (BACKLOG_CHANNEL if take_backlog else f"tail{secrets.randbelow(10**6):06d}#ephemeral")
     settings: dict[str, Any] = {
         "nsqd_tcp_addresses": list(nsqds),
         "lookupd_http_addresses": [str(lookupd) for lookupd in lookupds],
@@ -92,20 +199,27 @@ def command(
         **dict(consumer_opt),
     }
     with warnings_shown(), stop_signals() as stop:
-        printer = _Printer(total, print_topic, stop)
+        printer = _Printer(total, _json_line if as_json else _topic_and_body if print_topic else _body, stop)
         consumer = Consumer(names, channel, message_handler=printer.handle, **settings)
         consumer.start(block=False)
         stop.wait()
         consumer.close(drain=True, timeout=_CLOSE_TIMEOUT)
+    if keeps:
+        click.echo(
+            "what was not printed, and what comes from now on, waits: "
+            f"`nsq-fast tail {' '.join(names)} --channel {channel}` prints it,"
+            f" `nsq-fast admin delete {names[0]} {channel}` drops it",
+            err=True,
+        )
     printer.check()
 
 
 class _Printer:
     """Writes messages to standard output until there were ``total``, or nobody reads any more."""
 
-    def __init__(self, total: int, print_topic: bool, stop: Event) -> None:
+    def __init__(self, total: int, line: Callable[[Message], bytes], stop: Event) -> None:
         self._left = total or -1
-        self._print_topic = print_topic
+        self._line = line
         self._stop = stop
         self._error: OSError | None = None
 
@@ -113,8 +227,7 @@ class _Printer:
         """The handler."""
         if self._stop.is_set():
             raise RequeueMessage(0, backoff=False)
-        prefix = f"{message.topic} | ".encode() if self._print_topic else b""
-        self._write(prefix + message.body + b"\n")
+        self._write(self._line(message) + b"\n")
 
     def _write(self, line: bytes) -> None:
         try:
@@ -134,3 +247,30 @@ class _Printer:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         elif self._error is not None:
             raise click.ClickException(f"cannot write: {self._error}")
+
+
+def _body(message: Message) -> bytes:
+    return message.body
+
+
+def _topic_and_body(message: Message) -> bytes:
+    return f"{message.topic} | ".encode() + message.body
+
+
+def _json_line(message: Message) -> bytes:
+    seconds, nanoseconds = divmod(message.timestamp, 10**9)
+    time = datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
+    shown: dict[str, Any] = {"topic": message.topic}
+    if message.partition is not None:
+        # The id of the original is text; this one is two numbers.
+        shown |= {"partition": message.partition, "id": message.id.hex(), "trace_id": message.trace_id}
+    else:
+        shown["id"] = message.id.decode("ascii", "backslashreplace")
+    shown |= {"attempts": message.attempts, "timestamp": message.timestamp, "time": f"{time}.{nanoseconds:09d}Z"}
+    if message.ext is not None:
+        shown["headers"] = message.headers
+    try:
+        shown["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        shown["body_base64"] = base64.b64encode(message.body).decode()
+    return json.dumps(shown, ensure_ascii=False).encode("utf-8", "backslashreplace")

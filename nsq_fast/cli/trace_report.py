@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from nsq_fast.spark.trace import Figures, TraceSettings
-    from nsq_fast.spark.trace.settings import Order
+    from nsq_fast.spark.trace.schema import Order
 
 _SHUFFLE_BYTES = 64 << 20  # of logs that go into one partition of a shuffle
 _FEWEST, _MOST = 2, 512
@@ -188,7 +188,7 @@ def _session(master: str, memory: str, partitions: int, settings: dict[str, str]
 
 def _size(logs: Sequence[str]) -> int:
     """About how many bytes of lines there are, as far as they are on this machine."""
-    from nsq_fast.spark.trace.paths import expand
+    from nsq_fast.spark.trace.schema import expand
 
     files = [name for name in expand(logs) if os.path.exists(name)] if logs else []
     return sum(os.path.getsize(name) * (8 if name.endswith((".gz", ".bz2", ".zst")) else 1) for name in files)

@@ -8,7 +8,7 @@ option backoff_scope="connection" gives each its own.
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gevent.event import Event
 
@@ -60,7 +60,7 @@ class BackoffStates:
             """One for each nsqd."""
 
     @property
-    def _connections(self) -> dict[Connection, int]:
+    def _connections(self) -> dict[Any, int]:
         return {each.connection: self._state(each) for each in self.subscribers}
 
     def _state(self, subscriber: Subscriber) -> int:
@@ -75,7 +75,14 @@ class BackoffStates:
 
     @property
     def _redistributed_ready_event(self) -> Event:
-        return self.flow.has_members
+        flow = self.flow
+        if flow.members_changed is None:
+            is_ready = Event()
+            flow.members_changed = lambda: is_ready.set() if flow.has_members else is_ready.clear()
+            flow.members_changed()
+            vars(self)["_ready_event"] = is_ready
+        event: Event = vars(self)["_ready_event"]
+        return event
 
     def redistribute_ready_state(self) -> None:
         """Have RDY redistributed soon."""

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from nsq_fast._codec import Message
 from nsq_fast.errors import NSQException
 from nsq_fast.names import Address
-from nsq_fast.runtime import NO_LIMIT, Connection, Disposition, receivers
+from nsq_fast.runtime import NO_LIMIT, Acknowledger, Connection, receivers
 from nsq_fast.runtime import Consumer as _Consumer
 
+from .acknowledger import GnsqAcknowledger
 from .backoff_states import BackoffStates
-from .disposition import GnsqDisposition
 from .lookupd import LookupdClient
 from .options import connection_options
 from .util import parse_lookupds, parse_nsqds
@@ -40,7 +40,7 @@ class Consumer(BackoffStates, _Consumer):
     The others are those of ``nsq_fast.Consumer``. A subclass may override ``handle_message`` or ``_handle_message``.
     """
 
-    disposition_class: ClassVar[type[Disposition]] = GnsqDisposition
+    acknowledger_class: ClassVar[type[Acknowledger]] = GnsqAcknowledger
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Consumer(BackoffStates, _Consumer):
     @max_tries.setter
     def max_tries(self, value: int) -> None:
         self.config = self.config.replace(max_tries=value)
-        self.disposition.max_tries = value or NO_LIMIT
+        self.acknowledger.max_tries = value or NO_LIMIT
 
     @property
     def requeue_delay(self) -> int | None:
@@ -142,7 +142,7 @@ class Consumer(BackoffStates, _Consumer):
         try:
             self._handle_message(message)
         except (Exception, NSQException) as error:
-            self.disposition.failed(message, error)
+            self.acknowledger.failed(message, error)
 
     def _handle_message(self, message: Message) -> None:
         for receiver in receivers(self.on_message, self):

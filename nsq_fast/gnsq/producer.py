@@ -71,7 +71,7 @@ class Producer(_Producer):
     def connect_to_nsqd(self, address: str, port: int) -> None:
         """Publish to one more nsqd as well. Returns at once."""
         if self.is_running:
-            self._delivery.pool.add([Address(address, int(port))])
+            self._sender.pool.add([Address(address, int(port))])
 
 
 def _waiting(block: bool, timeout: float | None) -> tuple[bool, float | None]:

@@ -15,14 +15,14 @@ task runs, its timeout is put off (TOUCH). So tasks run at least once.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
 
 from nsq_fast import Message
 from nsq_fast.aio import Consumer, Producer
-from nsq_fast.errors import AlreadyResponded, ConfigError, NsqError
-from nsq_fast.log_events import RESPONSE_FAILED
+from nsq_fast.errors import ConfigError
+
+from . import respond
 
 try:
     from taskiq import AckableMessage, AsyncBroker, BrokerMessage
@@ -35,8 +35,6 @@ DELAY_LABEL = "delay"
 MAX_IN_FLIGHT = 100
 # A task that has begun often, because its workers died, is a task all the same: taskiq decides what is given up.
 CONSUMER_OPTIONS = {"auto_touch": True, "max_tries": 0}
-
-logger = logging.getLogger(__name__)
 
 
 class NSQBroker(AsyncBroker):  # type: ignore[misc]  # taskiq is an extra: type checkers may not have it
@@ -106,14 +104,7 @@ class NSQBroker(AsyncBroker):  # type: ignore[misc]  # taskiq is an extra: type 
 
 def _ack_of(message: Message) -> Any:
     async def ack() -> None:
-        try:
-            message.finish()
-        except AlreadyResponded:
-            pass
-        except NsqError as error:  # its connection is lost
-            logger.warning(
-                "a task has run, and runs again: its message cannot be finished: %s", error, extra=RESPONSE_FAILED
-            )
+        respond(message.finish)
 
     return ack
 

@@ -11,11 +11,11 @@ from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import LocalProtocolError, MessageTooLarge, ProtocolError, RemoteProtocolError, ServerError
 
 from .backoff import Backoff, BackoffStrategy, ExponentialBackoff, ReconnectDelay
-from .conversation import Stage
 from .dialect import ORIGINAL, REDESIGNED, Dialect
 from .events import (
     AnswerFailed,
     Authenticating,
+    AuthInfo,
     CommandFailed,
     Disconnected,
     Event,
@@ -25,10 +25,10 @@ from .events import (
     Ready,
     Reply,
     ServerFailed,
+    ServerInfo,
     UpgradeNeeded,
 )
-from .identify import AuthInfo, ServerInfo
-from .session import Session
+from .session import Session, Stage
 from .topology import LookupAnswer, Nsqd, parse_lookup
 
 SESSION_API_VERSION = 1

@@ -7,7 +7,7 @@ document is taken as a whole or refused as a whole.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -22,30 +22,12 @@ MAX_DOCUMENT_SIZE = 1024 * 1024
 
 _SCHEMES = ("http://", "https://")
 
-Percent = Annotated[float, msgspec.Meta(ge=0.0, le=100.0)]
-Consume = Literal["both", "old_first", "new"]
-
 
 class LookupdChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """nsqlookupds that are asked beside those that the program names, and those that are asked no longer."""
 
     add: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
-
-
-class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where a topic moves to.
-
-    Attributes:
-        lookupds: the nsqlookupds of the new cluster.
-        percent: how much of what is published goes there; what has a key, by its key.
-        consume: ``both`` clusters until the old one is empty; ``old_first``: the new one only when the old one is
-            empty, which keeps the order of keys that move; ``new`` only.
-    """
-
-    lookupds: tuple[str, ...]
-    percent: Percent
-    consume: Consume = "both"
 
 
 class DynamicConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,7 +39,6 @@ class DynamicConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     trace: dict[str, bool | float] = {}
     lookupds: LookupdChanges = LookupdChanges()
-    routes: dict[str, Route] = {}
 
     @staticmethod
     def schema() -> dict[str, Any]:
@@ -83,13 +64,8 @@ def parse(content: bytes | str | Mapping[str, Any], form: str = "json") -> Dynam
     for topic, share in found.trace.items():
         if not 0.0 <= share <= 1.0:
             raise ConfigError(f"trace.{topic}={share!r}: must be true, false, or a share of 0 to 1")
-    _check_topics("routes", found.routes)
     for field in ("add", "remove"):
         _check_lookupds(f"lookupds.{field}", getattr(found.lookupds, field))
-    for topic, route in found.routes.items():
-        _check_lookupds(f"routes.{topic}.lookupds", route.lookupds)
-        if not route.lookupds:
-            raise ConfigError(f"routes.{topic}.lookupds is empty: name the nsqlookupds of the new cluster")
     both = set(found.lookupds.add) & set(found.lookupds.remove)
     if both:
         raise ConfigError(f"lookupds: {', '.join(sorted(both))} is in add and in remove")
@@ -138,18 +114,9 @@ def _changes(before: DynamicConfig, after: DynamicConfig) -> Iterator[str]:
         old, new = getattr(before.lookupds, field), getattr(after.lookupds, field)
         if set(old) != set(new):
             yield f"lookupds.{field}: {', '.join(old) or 'none'} -> {', '.join(new) or 'none'}"
-    for topic in sorted({*before.routes, *after.routes}):
-        if before.routes.get(topic) != after.routes.get(topic):
-            yield f"route {topic}: {_routed(before.routes.get(topic))} -> {_routed(after.routes.get(topic))}"
 
 
 def _traced(share: bool | float | None) -> str:
     if share is None:
         return "as the program says"
     return {0.0: "off", 1.0: "on"}.get(float(share), f"{share * 100:.6g} %")
-
-
-def _routed(route: Route | None) -> str:
-    if route is None:
-        return "not moved"
-    return f"{route.percent:g} % to {', '.join(route.lookupds)}, consume {route.consume}"

@@ -14,91 +14,481 @@ A mistake of ours raises LocalProtocolError and changes nothing. A mistake of
 the server raises RemoteProtocolError from ``receive``, from then on always.
 Events that were complete before the bad bytes are returned first; the error
 then stands in ``failure`` and the next ``receive`` raises it.
+
+| stage          | what comes                            | next stage                                             |
+|----------------|---------------------------------------|--------------------------------------------------------|
+| NEW            | ``connect``                           | IDENTIFYING                                            |
+| IDENTIFYING    | the reply to IDENTIFY                 | UPGRADING, AUTHENTICATING or READY                     |
+| UPGRADING      | ``upgraded``                          | CONFIRMING                                             |
+| CONFIRMING     | OK, inside the new layer              | UPGRADING (TLS comes first), AUTHENTICATING or READY   |
+| AUTHENTICATING | the reply to AUTH                     | READY                                                  |
+| READY          | frames; commands are given            | OVER after a fatal error, LOST at the end of the stream |
+
+nsqio/nsq: nsqd/protocol_v2.go, IDENTIFY sends its reply and then an OK from inside each layer, TLS, then snappy or
+deflate; youzan/nsq: nsqdserver/protocol_v2.go, identify does the same.
+
+nsqd replies to commands in the order in which it reads them, and a reply does not say which command it is for
+(nsqd/protocol_v2.go, IOLoop). So the commands that have a reply wait in a queue, and a reply belongs to the
+first of them. FIN, REQ, TOUCH, RDY and NOP have none; an error may still come of one of them, anywhere between replies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from nsq_fast import _codec
 from nsq_fast._codec import Message, TruncatedMessage
-from nsq_fast._frame import MAX_COLUMN_FRAME_SIZE, OK, ColumnReader, ErrorFrame, FrameReader, Response
+from nsq_fast._frame import (
+    MAX_COLUMN_FRAME_SIZE,
+    OK,
+    ColumnReader,
+    ErrorFrame,
+    FrameReader,
+    Response,
+    SessionPath,
+)
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import LocalProtocolError, MessageTooLarge, NsqError, RemoteProtocolError
+from nsq_fast.errors import LocalProtocolError, MessageTooLarge, RemoteProtocolError
+from nsq_fast.names import check_channel, check_topic
 
-from .consume_commands import ConsumeCommands
-from .conversation import READY, Stage
-from .dialect import PUBLISHES
-from .events import Disconnected, Event, Heartbeat, MessageSkipped, Reply
-from .handshake import Handshake
-from .publish_commands import PublishCommands
-
-_OK_FRAME = _codec.encode_frame(0, b"OK")
+from .dialect import (
+    ANSWER_ERRORS,
+    ORIGINAL,
+    PUBLISHES,
+    Dialect,
+    concerns_unanswered,
+    dialect_of,
+    message_id_in,
+    receipt_in,
+)
+from .events import (
+    AnswerFailed,
+    Authenticating,
+    AuthInfo,
+    CommandFailed,
+    Disconnected,
+    Event,
+    Heartbeat,
+    Identified,
+    MessageSkipped,
+    Ready,
+    Reply,
+    ServerFailed,
+    ServerInfo,
+    UpgradeKind,
+    UpgradeNeeded,
+    identify_body,
+    parse_auth,
+    parse_identify,
+)
+from .in_flight import DeliveryLimit, InFlight
 
 SessionEvent: TypeAlias = "Message | Event"
 
+# An IDENTIFY reply is about 300 bytes; more than this is no nsqd, and not worth the memory.
+MAX_HANDSHAKE_FRAME = 64 * 1024
 
-class Session(PublishCommands, ConsumeCommands):
-    """The protocol state of one connection: what is received. What is sent is in its bases, how it begins in Handshake.
+
+class Stage(Enum):
+    """How far the conversation has come."""
+
+    NEW = auto()
+    IDENTIFYING = auto()
+    UPGRADING = auto()  # between UpgradeNeeded and upgraded()
+    CONFIRMING = auto()  # waiting for the OK inside the new layer
+    AUTHENTICATING = auto()
+    READY = auto()
+    OVER = auto()  # after a fatal error: what still comes is not worth reading
+    LOST = auto()
+
+
+READY = Stage.READY  # on every command's path; an Enum looks its members up slowly
+
+
+if TYPE_CHECKING:
+
+    class SubscribeOptions(TypedDict, total=False):
+        """The options of ``Session.sub``, for those who hand them on."""
+
+        partition: int | None
+        ordered: bool
+        advanced: bool
+
+
+class Session(SessionPath):
+    """The protocol state of one connection.
 
     Args:
         config: what to negotiate. ``hostname`` None leaves that field out of IDENTIFY.
         responder: put into every message; its ``finish``, ``requeue`` and ``touch`` answer them.
 
-    Attributes:
-        message_count: messages in the list that ``receive`` returned last. When it equals the
-            length of the list, the list holds messages only.
-        failure: the error that the next ``receive`` raises, if there is one.
-    The others are those of Conversation and of ConsumeCommands.
+    The commands return bytes to write. They raise LocalProtocolError for what is not allowed now or what the server
+    does not have, NameInvalid, TypeError or ValueError for arguments; nothing has changed then, and no reply is due.
+
+    Attributes, for reading only, beside those of SessionPath:
+        info: what the server said in IDENTIFY; its defaults before that.
+        auth: the reply to AUTH, or None.
+        dialect: known once Identified.
+        rdy: the RDY last sent.
+        ledger: the messages in flight, and when the server takes them back.
+        is_subscribed: SUB was sent. One connection has one subscription at most.
+        is_closing: CLS was sent.
     """
 
+    stage: Stage
+    dialect: Dialect
+    ledger: InFlight
+    _reader: FrameReader
+    _limit: DeliveryLimit
+
     def __init__(self, config: ConnectionConfig, *, responder: object | None = None) -> None:
-        super().__init__(config)
-        self.message_count = 0
-        self.failure: NsqError | None = None
+        super().__init__(Stage.NEW, READY, PUBLISHES, FrameReader(max_frame_size=MAX_HANDSHAKE_FRAME))
+        self.config = config
+        self.info = ServerInfo()
+        self.auth: AuthInfo | None = None
+        self.dialect = ORIGINAL
+        self.rdy = 0
+        self.ledger = InFlight()
+        self.is_subscribed = False
+        self.is_closing = False
         self._responder = responder
-        self._handshake = Handshake(self, self.pending.append, self._reader.take_buffered)
+        self._upgrades: list[UpgradeKind] = []
+        self._had_fatal_error = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether commands are allowed: the handshake is over and the stream has not ended."""
+        return self.stage is READY
+
+    @property
+    def pending_count(self) -> int:
+        """Commands that wait for their reply."""
+        return len(self.pending)
+
+    def tokens(self) -> list[Any]:
+        """The tokens of the commands that wait for their reply, in order."""
+        return [token for _, token in self.pending]
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is on its way: commands are allowed, no reply is due, and no frame was received in part."""
+        return self.stage is READY and not self.pending and not self._reader.buffered and self.failure is None
+
+    @property
+    def in_flight(self) -> int:
+        """Messages received, not finished or requeued, and not expired."""
+        return self.ledger.count
+
+    def expire(self, now: float) -> list[Message]:
+        """The messages whose deadline is over at ``now``, the clock of ``receive``: they are in flight no more.
+
+        The server delivers them again, to this connection or another. They are marked as expired; a FIN that is still
+        sent for one may be in time, or be answered with AnswerFailed. ``ledger.next_deadline`` says when to ask again.
+        """
+        return self.ledger.expire(now)
+
+    # The handshake
 
     def connect(self) -> bytes:
-        """The first bytes of the conversation: the magic and IDENTIFY."""
-        return self._handshake.connect()
+        """The first bytes of the conversation: the magic and IDENTIFY. Raises LocalProtocolError unless it is new."""
+        if self.stage is not Stage.NEW:
+            raise LocalProtocolError("connect: the conversation has begun already")
+        self.stage = Stage.IDENTIFYING
+        self.pending.append(("IDENTIFY", None))
+        return _codec.MAGIC_V2 + _codec.identify(identify_body(self.config))
 
     def upgraded(self) -> None:
-        """The transport is wrapped in the layer that UpgradeNeeded asked for; the server confirms inside it."""
-        self._handshake.upgraded()
+        """The transport is wrapped in the layer that UpgradeNeeded asked for; the server confirms inside it.
+
+        Raises LocalProtocolError when no upgrade was asked for.
+        """
+        if self.stage is not Stage.UPGRADING:
+            raise LocalProtocolError("upgraded: no upgrade was asked for")
+        self.stage = Stage.CONFIRMING
+
+    def _receive_handshake(self, data: bytes, now: float) -> list[Any]:
+        if not data or self.stage is Stage.LOST:
+            return self._end()
+        if self.stage is Stage.OVER:
+            self.message_count = 0
+            return []
+        if self.failure is not None:
+            raise self.failure
+        if self.stage in (Stage.NEW, Stage.UPGRADING):
+            raise LocalProtocolError(f"receive: not allowed while {self.stage.name}")
+        events: list[Any] = []
+        self.message_count = 0
+        try:
+            # One frame at a time: what follows it may belong to a layer that is not there yet.
+            while frames := self._reader.feed(data, now, 1):
+                data = b""
+                events += self._handshake_events(frames[0])
+                stage = self.stage
+                if stage is READY:
+                    self._start_reading(events, now)
+                if stage in (READY, Stage.UPGRADING):
+                    break
+        except RemoteProtocolError as error:
+            self.failure = error
+            if not events:
+                raise
+        return events
+
+    def _handshake_events(self, frame: Any) -> list[Event]:
+        if isinstance(frame, Message):
+            raise RemoteProtocolError("a message before the handshake was over")
+        if isinstance(frame, ErrorFrame):
+            return [self._error(frame)]
+        # Heartbeats may come from the first moment on: messagePump, which sends them, starts before IDENTIFY is read.
+        # nsqio/nsq: nsqd/protocol_v2.go, IOLoop
+        if frame.data == b"_heartbeat_":
+            return [Heartbeat(send=_codec.NOP)]
+        has_command = self.stage is not Stage.CONFIRMING  # the OK inside a layer is no reply to a command
+        if has_command and not self.pending:
+            raise RemoteProtocolError(f"{frame.data[:100]!r} after the handshake had been refused")
+        events = self._handshake_reply(frame.data)
+        if has_command:
+            self.pending.popleft()  # not before: a command whose reply cannot be read is still without one
+        return events
+
+    def _handshake_reply(self, data: bytes) -> list[Event]:
+        if self.stage is Stage.IDENTIFYING:
+            return self._identified(data)
+        if self.stage is Stage.AUTHENTICATING:
+            return [self._authenticated(data)]
+        if data != b"OK":
+            raise RemoteProtocolError(f"{data[:100]!r} instead of OK after an upgrade")
+        return [self._next_step()]
+
+    def _identified(self, data: bytes) -> list[Event]:
+        self.info = info = parse_identify(data, self.config)
+        self.dialect = dialect_of(info.version)
+        if info.tls_v1:
+            self._upgrades.append("tls")
+        if info.snappy:
+            self._upgrades.append("snappy")
+        elif info.deflate:
+            self._upgrades.append("deflate")
+        return [Identified(info=info), self._next_step()]
+
+    def _next_step(self) -> Event:
+        secret = self.config.auth_secret
+        if self._upgrades:
+            self.stage = Stage.UPGRADING
+            # What came behind the reply is the beginning of the new layer, of a TLS handshake say, and no frame.
+            return UpgradeNeeded(kind=self._upgrades.pop(0), leftover=self._reader.take_buffered())
+        if self.info.auth_required and secret is not None:
+            self.stage = Stage.AUTHENTICATING
+            self.pending.append(("AUTH", None))
+            return Authenticating(send=_codec.auth(secret.encode() if isinstance(secret, str) else secret))
+        self.stage = Stage.READY
+        return Ready(info=self.info)
+
+    def _authenticated(self, data: bytes) -> Event:
+        self.auth = parse_auth(data)
+        self.stage = Stage.READY
+        return Ready(info=self.info, auth=self.auth, auth_data=data)
+
+    def _start_reading(self, events: list[Any], now: float) -> None:
+        leftover = self._reader.take_buffered()
+        self.ledger.identified(self.info)
+        silence = self.dialect.mute_intervals * self.config.heartbeat_interval
+        self._limit = DeliveryLimit(self.info.msg_timeout, silence, now)
+        self._reader = FrameReader(
+            max_frame_size=self.config.max_frame_size,
+            skip_oversized=True,
+            # The original server is told of extend_support, and ignores it.
+            ext=self.config.extend_support and self.dialect.has_partitions,
+            responder=self._responder,
+        )
+        if leftover:
+            events.extend(self.receive(leftover, now))
+
+    # Commands of a producer: each has one reply
+    #
+    # nsqio/nsq: nsqd/protocol_v2.go, PUB, MPUB, DPUB; youzan/nsq: nsqdserver/protocol_v2.go, Exec has those with a
+    # trace id or a header, and the partition behind the topic. A name that is not allowed, or a body that no frame can
+    # hold, is refused here: the server would close the connection, and with it fail what others have published.
+
+    def pub(self, topic: str, body: bytes, *, partition: int | None = None, token: Any = None) -> bytes:
+        """Publish one message."""
+        return self._publish("PUB", partition, token, _codec.pub, topic, body)
+
+    def mpub(self, topic: str, bodies: Iterable[bytes], *, partition: int | None = None, token: Any = None) -> bytes:
+        """Publish several messages at once: all of them or none."""
+        return self._publish("MPUB", partition, token, _codec.mpub, topic, bodies)
+
+    def dpub(self, topic: str, delay_ms: int, body: bytes, *, token: Any = None) -> bytes:
+        """Publish one message that is delivered after ``delay_ms`` at the earliest. Original servers only."""
+        self._check("DPUB", None)
+        data = _codec.dpub(check_topic(topic), delay_ms, body)
+        self.pending.append(("DPUB", token))
+        return data
+
+    def pub_trace(
+        self, topic: str, trace_id: int, body: bytes, *, partition: int | None = None, token: Any = None
+    ) -> bytes:
+        """Publish one message with a trace id; the Reply has a receipt. Redesigned servers only, as all below."""
+        return self._publish("PUB_TRACE", partition, token, _codec.pub_trace, topic, trace_id, body)
+
+    def mpub_trace(
+        self, topic: str, pairs: Iterable[tuple[int, bytes]], *, partition: int | None = None, token: Any = None
+    ) -> bytes:
+        """Publish several (trace id, body) at once; the Reply has one receipt for all."""
+        return self._publish("MPUB_TRACE", partition, token, _codec.mpub_trace, topic, pairs)
+
+    def pub_ext(
+        self, topic: str, header: bytes, body: bytes, *, partition: int | None = None, token: Any = None
+    ) -> bytes:
+        """Publish one message with a JSON header. The Reply has a receipt if the header holds a ``##trace_id``."""
+        return self._publish("PUB_EXT", partition, token, _codec.pub_ext, topic, header, body)
+
+    def mpub_ext(
+        self, topic: str, pairs: Iterable[tuple[bytes, bytes]], *, partition: int | None = None, token: Any = None
+    ) -> bytes:
+        """Publish several (JSON header, body) at once. An error to it is always fatal: close the connection then."""
+        return self._publish("MPUB_EXT", partition, token, _codec.mpub_ext, topic, pairs)
+
+    def _publish(
+        self, command: str, partition: int | None, token: Any, build: Callable[..., bytes], topic: str, *args: Any
+    ) -> bytes:
+        self._check(command, partition)
+        data = build(check_topic(topic), *args, partition)
+        # Only now: a command whose bytes could not be built is never sent, so no reply to it may be due.
+        self.pending.append((command, token))
+        return data
+
+    # Commands of a consumer: only SUB and CLS have replies
+    #
+    # nsqio/nsq: nsqd/protocol_v2.go, SUB, RDY, FIN, REQ, TOUCH, CLS; youzan/nsq: nsqdserver/protocol_v2.go, SUBADVANCED
+    # and SUBORDERED.
+
+    def sub(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        partition: int | None = None,
+        ordered: bool = False,
+        advanced: bool = False,
+        token: Any = None,
+    ) -> bytes:
+        """Subscribe. Once per connection.
+
+        Args:
+            partition: of a redesigned server; None leaves the choice to it.
+            ordered: redesigned: one message at a time, in order; messages carry ``offset`` and ``raw_size``.
+            advanced: redesigned: messages carry ``offset`` and ``raw_size``.
+        """
+        command = "SUB_ORDERED" if ordered else "SUB_ADVANCED" if advanced else "SUB"
+        build = _codec.sub_ordered if ordered else _codec.sub_advanced if advanced else _codec.sub
+        self._check(command, partition)
+        if self.is_subscribed:
+            raise LocalProtocolError(f"{command}: this connection has a subscription already")
+        if ordered and self.config.sample_rate:
+            raise LocalProtocolError(f"{command}: set sample_rate=0, ordered messages cannot be sampled")
+        data = build(check_topic(topic), check_channel(channel), partition)
+        self.pending.append((command, token))
+        self.is_subscribed = True
+        self._reader.detail = ordered or advanced  # these messages have a DETAIL between header and body
+        return data
+
+    def set_rdy(self, count: int) -> bytes:
+        """RDY: let the server push while fewer than ``count`` messages are in flight.
+
+        Raises LocalProtocolError above the server's ``max_rdy_count``: it would close the connection.
+        """
+        self._check_subscribed("RDY")
+        if not 0 <= count <= self.info.max_rdy_count:
+            raise LocalProtocolError(f"RDY {count}: the server allows 0 to {self.info.max_rdy_count}")
+        data = _codec.rdy(count)
+        self.rdy = count
+        self._limit.rdy_sent(count)
+        return data
+
+    def fin(self, message: Message) -> bytes:
+        """Finish a message: it was processed."""
+        return self.fin_many([message])
+
+    def fin_many(self, messages: Sequence[Message]) -> bytes:
+        """Finish several messages in one buffer."""
+        if not self.is_subscribed:
+            self._check_subscribed("FIN")
+        return self.ledger.finish(messages)
+
+    def req(self, message: Message, delay_ms: int) -> bytes:
+        """Give a message back, to be delivered again after ``delay_ms``."""
+        self._check_subscribed("REQ")
+        data = _codec.req(message.id, delay_ms)
+        message.mark_responded()
+        self.ledger.answered([message])
+        return data
+
+    def touch(self, message: Message, now: float | None = None) -> bytes:
+        """Ask for more time for a message.
+
+        Args:
+            now: the clock of ``receive``; moves the deadline after which ``expire`` finds the message.
+        """
+        self._check_subscribed("TOUCH")
+        data = _codec.touch(message.id)
+        if now is not None:
+            self.ledger.touched(message, now)
+        return data
+
+    def cls(self, *, token: Any = None) -> bytes:
+        """Ask the server to send no more messages; the Reply says ``CLOSE_WAIT``. Messages may come before it."""
+        self._check_subscribed("CLS")
+        if self.is_closing:
+            raise LocalProtocolError("CLS: was sent already")
+        self.expect("CLS", token)
+        self.is_closing = True
+        return _codec.cls()
+
+    def _check_subscribed(self, command: str) -> None:
+        if not self.is_subscribed:
+            raise LocalProtocolError(f"{command}: not allowed without a subscription")
+
+    # Commands of both
+
+    def nop(self) -> bytes:
+        """A sign of life."""
+        return _codec.NOP
+
+    def _check(self, command: str, partition: int | None) -> None:
+        """Raise LocalProtocolError when the command is not allowed now, or not for a server of this dialect."""
+        if self.stage is not READY or command not in self.dialect.commands:
+            self._refuse(command)
+        if partition is not None and not self.dialect.has_partitions:
+            raise LocalProtocolError(
+                f"{command}: {self.dialect.name} servers ({self.info.version}) have no partitions;"
+                f" leave partition={partition} out"
+            )
+
+    def _refuse(self, command: str) -> None:
+        if self.stage is not READY:
+            raise LocalProtocolError(f"{command}: not allowed while {self.stage.name}")
+        instead = self.dialect.refusals.get(command)
+        raise LocalProtocolError(
+            f"{command}: unknown to {self.dialect.name} servers ({self.info.version})"
+            + (f"; {instead}" if instead else "")
+        )
 
     # Receiving
 
-    def receive(self, data: bytes, now: float = 0.0) -> list[Any]:
-        """Take bytes from the server; return what they complete: messages and events, in order.
-
-        Args:
-            data: what was read; ``b""`` for the end of the stream.
-            now: a monotonic time in seconds. It becomes ``received_at`` of the messages, and is needed to notice a
-                server that ignores RDY.
-
-        Raises:
-            RemoteProtocolError: the server broke the protocol, or sends many more messages than RDY allows.
-            LocalProtocolError: called before ``connect()``, or between UpgradeNeeded and ``upgraded()``.
-        """
+    def _receive_otherwise(self, data: bytes, now: float) -> list[Any]:
+        """What ``receive`` does before the handshake is over, at the end of the stream, and after a failure."""
         if self.stage is not READY:
             return self._receive_handshake(data, now)
         if not data:
             return self._end()
-        if self.failure is not None:
-            raise self.failure
-        reader = self._reader
-        frames = reader.feed(data, now)
-        self.message_count = count = reader.message_count
-        if reader.error is not None:
-            self.failure = reader.error  # behind frames that were whole, which are returned first
-        if count and count == len(frames):
-            in_flight = self.ledger.received(frames)
-            if in_flight > self._limit.most:
-                self.check_in_flight(in_flight, now)
-            return frames
+        assert self.failure is not None
+        raise self.failure
+
+    def _mixed(self, frames: list[Any], now: float) -> list[Any]:
+        """What ``receive`` does with frames that are not all messages."""
         events = self._events(frames)
         if self.message_count:
             messages = [event for event in events if event.__class__ is Message]
@@ -138,29 +528,6 @@ class Session(PublishCommands, ConsumeCommands):
         """The events that frames of a column reader are; raises as ``receive`` does."""
         self.message_count = 0
         return self._events(frames)
-
-    def receive_oks(self, data: bytes) -> list[Any] | None:
-        """Take the usual answers to publishes, and return their tokens: ``data`` is OKs, one or more, and nothing else.
-
-        Otherwise returns None, and nothing happened: ``receive`` takes everything.
-        """
-        pending = self.pending
-        # Bytes of a partial frame before them would make it something else; a failure has to be raised first.
-        if not pending or self.stage is not READY or self._reader.buffered or self.failure is not None:
-            return None
-        if data == _OK_FRAME:  # as for a publisher that waits for each
-            return [pending.popleft()[1]] if pending[0][0] in PUBLISHES else None
-        count = len(data) // len(_OK_FRAME)
-        if not 0 < count <= len(pending) or data != _OK_FRAME * count:
-            return None
-        if any(command not in PUBLISHES for command, _ in islice(pending, count)):
-            return None
-        return [pending.popleft()[1] for _ in range(count)]
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether nothing is on its way: commands are allowed, no reply is due, and no frame was received in part."""
-        return self.stage is READY and not self.pending and not self._reader.buffered and self.failure is None
 
     def _events(self, frames: Sequence[Any]) -> list[Any]:
         events: list[Any] = []
@@ -212,62 +579,31 @@ class Session(PublishCommands, ConsumeCommands):
         executed = False if self._had_fatal_error else None
         return [Disconnected(pending=pending, executed=executed, truncated=self._reader.buffered > 0)]
 
-    # The handshake
+    def _response(self, data: bytes) -> Event:
+        """What a response frame is: a heartbeat, or the reply to the first command that waits for one."""
+        # A heartbeat is a response frame too, between the replies. nsqio/nsq: nsqd/protocol_v2.go, messagePump
+        if data == b"_heartbeat_":
+            return Heartbeat(send=_codec.NOP)
+        if not self.pending:
+            raise RemoteProtocolError(f"a reply that no command waits for: {data[:100]!r}")
+        command, token = self.pending[0]
+        if (command == "CLS") != (data == b"CLOSE_WAIT"):
+            raise RemoteProtocolError(f"{data[:100]!r} in reply to {command}")
+        receipt = receipt_in(data) if command in PUBLISHES else None
+        self.pending.popleft()  # not before: a command whose reply cannot be read is still without one
+        return Reply(command=command, data=data, token=token, receipt=receipt)
 
-    def _receive_handshake(self, data: bytes, now: float) -> list[Any]:
-        if not data or self.stage is Stage.LOST:
-            return self._end()
-        if self.stage is Stage.OVER:
-            self.message_count = 0
-            return []
-        if self.failure is not None:
-            raise self.failure
-        if self.stage in (Stage.NEW, Stage.UPGRADING):
-            raise LocalProtocolError(f"receive: not allowed while {self.stage.name}")
-        events: list[Any] = []
-        self.message_count = 0
-        try:
-            # One frame at a time: what follows it may belong to a layer that is not there yet.
-            while frames := self._reader.feed(data, now, 1):
-                data = b""
-                events += self._handshake_events(frames[0])
-                stage = self.stage
-                if stage is READY:
-                    self._start_reading(events, now)
-                if stage in (READY, Stage.UPGRADING):
-                    break
-        except RemoteProtocolError as error:
-            self.failure = error
-            if not events:
-                raise
-        return events
-
-    def _handshake_events(self, frame: Any) -> list[Event]:
-        if isinstance(frame, Message):
-            raise RemoteProtocolError("a message before the handshake was over")
-        if isinstance(frame, ErrorFrame):
-            return [self._error(frame)]
-        # Heartbeats may come from the first moment on: messagePump, which sends them, starts before IDENTIFY is read.
-        # nsqio/nsq: nsqd/protocol_v2.go, IOLoop
-        if frame.data == b"_heartbeat_":
-            return [Heartbeat(send=_codec.NOP)]
-        has_command = self.stage is not Stage.CONFIRMING  # the OK inside a layer is no reply to a command
-        if has_command and not self.pending:
-            raise RemoteProtocolError(f"{frame.data[:100]!r} after the handshake had been refused")
-        events = self._handshake.replied(frame.data)
-        if has_command:
-            self.pending.popleft()  # not before: a command whose reply cannot be read is still without one
-        return events
-
-    def _start_reading(self, events: list[Any], now: float) -> None:
-        leftover = self._reader.take_buffered()
-        self._server_known(now)
-        self._reader = FrameReader(
-            max_frame_size=self.config.max_frame_size,
-            skip_oversized=True,
-            # The original server is told of extend_support, and ignores it.
-            ext=self.config.extend_support and self.dialect.has_partitions,
-            responder=self._responder,
-        )
-        if leftover:
-            events.extend(self.receive(leftover, now))
+    def _error(self, frame: ErrorFrame) -> Event:
+        """What an error frame is: of a message, of no command, or the reply to the first that waits for one."""
+        error = frame.error
+        if error.code in ANSWER_ERRORS:
+            return AnswerFailed(error=error, message_id=message_id_in(error))
+        if not self.pending or concerns_unanswered(error, self.pending[0][0]):
+            fatal = self.dialect.is_fatal(error, None)
+            self._had_fatal_error |= fatal
+            return ServerFailed(error=error, fatal=fatal)
+        command, token = self.pending.popleft()
+        fatal = self.dialect.is_fatal(error, command)
+        # An error may be fatal for us and not end the server's side: then later commands may have been carried out.
+        self._had_fatal_error |= self.dialect.is_last_word(error, command)
+        return CommandFailed(command=command, error=error, token=token, fatal=fatal)

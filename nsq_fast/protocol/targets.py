@@ -1,32 +1,33 @@
-"""Whom a consumer subscribes to, and how: from topology and options to a plan. Pure.
-
-A redesigned topic takes one subscription for each partition, to its leader;
-an nsqd without partitions (all of the original's, old ones in a mixed fleet)
-takes one for itself. What kind of subscription a topic needs is learnt from
-lookup's meta data unless an option says it.
-"""
+"""Whom a consumer subscribes to, and how: its topics, nsqds and partitions, and where a channel shall begin. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from nsq_fast.names import Address
+from nsq_fast.errors import ConfigError
+from nsq_fast.names import Address, check_topic, is_valid_name
 
 from .topology import Meta, Nsqd, Topology
 
+# Whom a consumer subscribes to, and how: from topology and options to a plan. Pure.
+#
+# A redesigned topic takes one subscription for each partition, to its leader;
+# an nsqd without partitions (all of the original's, old ones in a mixed fleet)
+# takes one for itself. What kind of subscription a topic needs is learnt from
+# lookup's meta data unless an option says it.
+
 
 class Target(msgspec.Struct, frozen=True):
-    """One subscription: an nsqd, a partition that it leads (None for an nsqd without partitions), and the topic.
-
-    ``cluster`` names another cluster than the consumer's own.
-    """
+    """One subscription: an nsqd, a partition that it leads (None for an nsqd without partitions), and the topic."""
 
     address: Address
     partition: int | None = None
     topic: str = ""
-    cluster: str = ""
 
     def __str__(self) -> str:
         place = str(self.address) if self.partition is None else f"{self.address} partition {self.partition}"
@@ -52,17 +53,15 @@ class Mode(msgspec.Struct, frozen=True):
         )
 
 
-def targets(
-    topology: Topology, chosen: Collection[int] | None = None, topic: str = "", cluster: str = ""
-) -> dict[Target, Nsqd]:
+def targets(topology: Topology, chosen: Collection[int] | None = None, topic: str = "") -> dict[Target, Nsqd]:
     """The subscriptions that ``topic`` takes: all, or only those of the ``chosen`` partitions."""
     found = {
-        Target(leader.tcp, number, topic, cluster): leader
+        Target(leader.tcp, number, topic): leader
         for number, leader in topology.partitions.items()
         if chosen is None or number in chosen
     }
     if chosen is None:
-        found.update((Target(nsqd.tcp, None, topic, cluster), nsqd) for nsqd in topology.unpartitioned)
+        found.update((Target(nsqd.tcp, None, topic), nsqd) for nsqd in topology.unpartitioned)
     return found
 
 
@@ -114,3 +113,104 @@ def missing(topology: Topology, chosen: Collection[int] | None) -> list[int]:
 
 def _exists(meta: Meta | None, number: int) -> bool:
     return meta is None or number < meta.partition_num
+
+
+# Where a channel of a redesigned topic shall begin: at its end, at a moment, or at an offset. Pure.
+
+END = "special:-1"
+MAX_NUMBER = 2**63 - 1
+
+_WIRE_KINDS = {
+    "timestamp": "timestamp",
+    "offset": "virtual_queue",
+    "virtual_queue": "virtual_queue",
+    "count": "msgcount",
+    "msgcount": "msgcount",
+}
+_ALLOWED = "must be 'end', a datetime, 'timestamp:<unix seconds>', 'offset:<bytes>' or 'count:<messages>'"
+
+
+class StartPositions(NamedTuple):
+    """The position of each partition, in the words of the server. ``others`` is for partitions not named."""
+
+    others: str | None = None
+    by_partition: Mapping[int, str] = {}
+
+    def of(self, partition: int | None) -> str | None:
+        """The position for ``partition``; None leaves its channel where it is."""
+        return self.others if partition is None else self.by_partition.get(partition, self.others)
+
+
+def parse_start(value: Any) -> StartPositions | None:
+    """Read the option ``start_position``: one position for all partitions, or a mapping by partition number.
+
+    Offsets and counts differ from partition to partition, moments and the end do not. Raises ConfigError.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        return StartPositions(_position(value))
+    if not value or any(type(number) is not int or number < 0 for number in value):
+        raise ConfigError(f"start_position={value!r}: must map partition numbers to positions")
+    return StartPositions(None, {number: _position(each) for number, each in value.items()})
+
+
+def _position(value: Any) -> str:
+    if isinstance(value, datetime):
+        return f"timestamp:{max(0, int(value.timestamp()))}"
+    if value in ("end", END):
+        return END
+    kind, _, number = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if kind not in _WIRE_KINDS or not (number.isascii() and number.isdigit()) or int(number) > MAX_NUMBER:
+        raise ConfigError(f"start_position={value!r}: {_ALLOWED}")
+    return f"{_WIRE_KINDS[kind]}:{int(number)}"
+
+
+# Which topics a consumer takes: one, several, or all that match a pattern. Pure.
+
+TopicArgument: TypeAlias = str | Iterable[str] | re.Pattern[str]
+
+
+class TopicChoice:
+    """The topics that the argument ``topic`` of a consumer names.
+
+    Args:
+        topic: the name of a topic, several names, or a compiled regular expression that the whole name of a topic has
+            to match. A string is always a name.
+
+    Attributes:
+        names: those that were named, each once; empty for a pattern.
+        pattern: None where topics are named.
+
+    Raises NameInvalid for a name that no topic can have, ConfigError for what chooses nothing.
+    """
+
+    def __init__(self, topic: TopicArgument) -> None:
+        self.pattern = topic if isinstance(topic, re.Pattern) else None
+        self.names = () if isinstance(topic, re.Pattern) else _names(topic)
+        if self.pattern is not None and not isinstance(self.pattern.pattern, str):
+            raise ConfigError(f"topic={topic!r}: the names of topics are str: compile the pattern from a str, too")
+
+    def __str__(self) -> str:
+        return ",".join(self.names) if self.pattern is None else self.pattern.pattern
+
+    @property
+    def label(self) -> str:
+        """A short name for the choice, in the names of loggers."""
+        return str(self) if len(self.names) < 2 else f"{self.names[0]}+{len(self.names) - 1}"
+
+    def matching(self, listed: Iterable[str]) -> list[str]:
+        """The topics of a list that the pattern chooses, in order. Names that no topic can have are left out."""
+        if self.pattern is None:
+            return []
+        return sorted({name for name in listed if is_valid_name(name) and self.pattern.fullmatch(name)})
+
+
+def _names(topic: str | Iterable[str]) -> tuple[str, ...]:
+    if isinstance(topic, (str, bytes)) or not isinstance(topic, Iterable):
+        return (check_topic(topic),)
+    ordered = sorted(topic, key=str) if isinstance(topic, (set, frozenset)) else topic
+    names = tuple(dict.fromkeys(check_topic(name) for name in ordered))
+    if not names:
+        raise ConfigError(f"topic={topic!r}: names no topic: give one name at least, or a pattern")
+    return names

@@ -7,14 +7,16 @@ else. On the redesigned one it has partitions too, each with the nsqd that
 leads it, and meta data; old nsqds may stand beside the partitions.
 
 A reply is decoded and checked in one step. What a server may not send raises
-RemoteProtocolError; a single peer whose address cannot be used is left out.
+RemoteProtocolError; a single peer whose address cannot be used is left out,
+but an answer that names no other is a bad one: the topic is not unknown.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from operator import attrgetter
 from types import MappingProxyType
@@ -25,6 +27,7 @@ import msgspec
 from nsq_fast.config import MAX_PARTITION
 from nsq_fast.errors import RemoteProtocolError
 from nsq_fast.names import Address
+from nsq_fast.printable import printable
 
 T = TypeVar("T")
 
@@ -162,12 +165,15 @@ def parse_lookup(body: bytes, max_producers: int = MAX_PRODUCERS) -> LookupAnswe
     _check_count(wire.producers or (), max_producers)
     if len(wire.partitions or ()) > max_producers + MAX_PARTITIONS:  # old nsqds stand among them, as pseudo partitions
         raise RemoteProtocolError(f"not a reply of nsqlookupd: {len(wire.partitions or ())} partitions")
-    return LookupAnswer(
+    answer = LookupAnswer(
         channels=tuple(wire.channels or ()),
         producers=_usable(wire.producers),
         partitions=MappingProxyType(dict(_leaders(wire.partitions or None))),
         meta=_meta(wire.meta),
     )
+    if (wire.producers or wire.partitions) and not answer.producers and not answer.partitions:
+        raise RemoteProtocolError("names nsqds, but none with an address that can be used")
+    return answer
 
 
 def parse_nodes(body: bytes, max_producers: int = MAX_PRODUCERS) -> tuple[Nsqd, ...]:
@@ -229,14 +235,19 @@ def unwrap(body: bytes) -> bytes:
     return b"" if data == b"null" else data
 
 
-def merge(answers: Iterable[LookupAnswer]) -> Topology:
+def merge(answers: Iterable[LookupAnswer], older: Sequence[LookupAnswer] = ()) -> Topology:
     """Make one topology of the answers of several lookupds; their order does not matter.
+
+    ``older`` are answers to earlier questions, of lookupds that have not answered yet: they only add what no new
+    answer speaks of.
 
     Producers and channels are united. Where answers contradict each other (the leader of a partition, meta)
     the majority holds; a tie is decided the same way each time, not rightly: whoever meets the wrong leader
     asks again, and lookupds of one cluster do not disagree for long.
     """
     answers = list(answers)
+    if older:
+        return _added(merge(answers), merge(older))
     metas = [answer.meta for answer in answers if answer.meta is not None]
     votes: dict[int, list[Nsqd]] = {}
     for answer in answers:
@@ -249,6 +260,19 @@ def merge(answers: Iterable[LookupAnswer]) -> Topology:
         meta=_most_named(metas) if metas else None,
         channels=tuple(sorted({channel for answer in answers for channel in answer.channels})),
         problem="" if is_named else "; ".join(sorted({answer.problem for answer in answers if answer.problem})),
+    )
+
+
+def _added(now: Topology, before: Topology) -> Topology:
+    known = {nsqd.tcp for nsqd in now.producers}
+    partitions = {**before.partitions, **now.partitions}
+    producers = [*now.producers, *(nsqd for nsqd in before.producers if nsqd.tcp not in known)]
+    return Topology(
+        producers=tuple(sorted(producers, key=_ADDRESS)),
+        partitions=MappingProxyType({number: partitions[number] for number in sorted(partitions)}),
+        meta=now.meta or before.meta,
+        channels=tuple(sorted({*now.channels, *before.channels})),
+        problem="" if producers or partitions else now.problem,
     )
 
 
@@ -413,3 +437,71 @@ def _most_named(values: list[T]) -> T:
         return first  # as nearly always
     counts = Counter(values)
     return max(counts, key=lambda value: (counts[value], repr(value)))
+
+
+# Which of the nsqds that lookup names are used: the option ``discovery_filter``. Pure.
+#
+# A filter is a function of one ``Nsqd``, or a mapping of its fields to patterns.
+# What it leaves out is kept in the topology, so that nobody takes the partitions
+# that those nsqds lead for partitions without a leader.
+
+Keep = Callable[[Nsqd], object]
+
+MOST_NAMED = 10
+"""Nsqds that are named in a problem."""
+
+
+def keep_of(option: Any) -> Keep | None:
+    """The function that ``discovery_filter`` stands for; None: all nsqds are used.
+
+    In a mapping, which LookupConfig has checked, every field must match one of its patterns, as in a shell.
+    """
+    if option is None or callable(option):
+        return option  # type: ignore[no-any-return]
+    rules = {field: [text] if isinstance(text, str) else list(text) for field, text in option.items()}
+
+    def keep(nsqd: Nsqd) -> bool:
+        return all(any(fnmatchcase(getattr(nsqd, field), text) for text in texts) for field, texts in rules.items())
+
+    return keep
+
+
+def only(topology: Topology, keep: Keep) -> Topology:
+    """The topology without the nsqds that ``keep`` is false for. Raises what ``keep`` raises."""
+    kept = {nsqd for nsqd in topology.nsqds if keep(nsqd)}
+    excluded = tuple(nsqd for nsqd in topology.nsqds if nsqd not in kept)
+    if not excluded:
+        return topology
+    addresses = {nsqd.tcp for nsqd in kept}
+    partitions = {number: leader for number, leader in topology.partitions.items() if leader.tcp in addresses}
+    return msgspec.structs.replace(
+        topology,
+        producers=tuple(nsqd for nsqd in topology.producers if nsqd.tcp in addresses),
+        partitions=MappingProxyType(partitions),
+        problem=topology.problem if kept else _none_left(excluded),
+        excluded=excluded,
+        excluded_partitions=tuple(number for number in topology.partitions if number not in partitions),
+    )
+
+
+def left_out(partitions: Sequence[int]) -> str:
+    """What to say of partitions that nobody will take."""
+    return f"discovery_filter leaves out the leaders of partitions {', '.join(map(str, sorted(partitions)))}"
+
+
+def _none_left(excluded: tuple[Nsqd, ...]) -> str:
+    named = ", ".join(_described_criteria(nsqd) for nsqd in excluded[:MOST_NAMED])
+    more = f" and {len(excluded) - MOST_NAMED} others" if len(excluded) > MOST_NAMED else ""
+    return f"discovery_filter leaves none of the {len(excluded)} nsqds that lookup names: {named}{more}"
+
+
+def _described_criteria(nsqd: Nsqd) -> str:
+    """Its address, and what a mapping may have looked at."""
+    fields = {
+        "hostname": nsqd.hostname,
+        "region": nsqd.topology_region,
+        "zone": nsqd.topology_zone,
+        "id": nsqd.distributed_id,
+    }
+    shown = ", ".join(f"{name} {printable(text)}" for name, text in fields.items() if text)
+    return f"{nsqd.tcp} ({shown})" if shown else str(nsqd.tcp)

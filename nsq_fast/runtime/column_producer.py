@@ -13,15 +13,14 @@ from typing import NamedTuple
 from gevent.event import AsyncResult
 
 from nsq_fast._codec import Records
+from nsq_fast.client.gevent_loop import run
+from nsq_fast.client.publishes import PublishOptions
+from nsq_fast.client.routing import TopicRoute
 from nsq_fast.errors import BodyInvalid, ConfigError
-from nsq_fast.protocol.dynamic_config import DynamicConfig
-from nsq_fast.protocol.rows_form import RowsForm
-from nsq_fast.protocol.rows_form import StoredRows as StoredRows
+from nsq_fast.protocol.publishing import RowsForm
+from nsq_fast.protocol.publishing import StoredRows as StoredRows
 
 from .producer import Headers, Producer
-from .publishing.compose import Extras
-from .publishing.reasons import no_nsqd
-from .publishing.topic_route import TopicRoute
 
 # Lookup is asked again so often (s) while it does not say where a topic lives.
 _ASK_AGAIN = 0.25
@@ -48,11 +47,6 @@ class ColumnProducer(Producer):
     The order that a Producer promises for one partition holds for ``publish_rows`` with ``partition`` too.
     """
 
-    def _apply_config(self, config: DynamicConfig) -> None:
-        if config.routes:
-            raise ConfigError("routes: a ColumnProducer publishes rows to one cluster")
-        super()._apply_config(config)
-
     def layout(self, topic: str, timeout: float | None = None) -> TopicLayout:
         """Wait until it is known what servers take a topic, and each of them is connected or could not be.
 
@@ -63,26 +57,26 @@ class ColumnProducer(Producer):
         """
         deadline = self._deadline(timeout)
         route = self._route(topic)
-        news = self._delivery.news
+        sender = self._sender
         while (found := self._known(route)) is None:
             left = deadline - monotonic()
             if left <= 0:
                 text = f"no nsqd is known to take topic {topic!r}"
-                raise no_nsqd(text, topic, self._delivery.pool, self._delivery.routes)
-            self._delivery.pool.hurry()
-            self._delivery.routes.refresh(topic)
-            news.clear()
-            news.wait(min(left, _ASK_AGAIN))
+                raise sender.no_nsqd(text, topic)
+            sender.pool.hurry()
+            sender.routing.refresh(topic)
+            sender.news.clear()
+            run(sender.news.wait(min(left, _ASK_AGAIN)))
         return found
 
     def _known(self, route: TopicRoute) -> TopicLayout | None:
         addresses = set(self.nsqd_addresses) if route.addresses is None else route.addresses
-        if not self._delivery.pool.are_tried(addresses):
+        if not self._sender.pool.are_tried(addresses):
             return None
         if route.has_lookup:
             is_known = route.is_partitioned or route.is_plain
             return TopicLayout(route.is_partitioned, route.partition_num, route.is_ext) if is_known else None
-        for link in self._delivery.pool.open:
+        for link in self._sender.pool.open:
             if link.conn is not None:
                 return TopicLayout(link.conn.session.dialect.has_partitions, 0, None)
         return None
@@ -127,7 +121,8 @@ class ColumnProducer(Producer):
         if len(parts) != 1:
             raise BodyInvalid(f"rows[{start}:{end}]: empty, or above max_body_size={self.config.max_body_size}")
         form = RowsForm(records, rows, start, end, is_optional=is_trace_optional)
-        publish = self._bound(route, b"", form, deadline, Extras(partition=partition), end - start)
-        result: AsyncResult[StoredRows] = publish.promise()
-        self._enter(publish, True)
+        publish = self._bound(route, b"", form, deadline, PublishOptions(partition=partition), end - start)
+        result: AsyncResult[StoredRows] = AsyncResult()
+        publish.promised = result
+        run(self._enter(publish, True))
         return result

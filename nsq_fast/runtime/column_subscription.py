@@ -9,11 +9,19 @@ for two intervals.
 ``close`` is a barrier: the server carries commands out in order, so when it
 has confirmed the CLS every FIN before it has been judged, and ``unfinished``
 holds those that came too late.
+
+``ColumnIntake`` decodes and keeps account of what is in flight (``InFlightIds``), on the bytes of a ``ColumnStream``.
+There is no reader and no writer greenlet: who sends while the peer takes nothing has to read meanwhile, or both wait
+for each other. So ``ColumnStream.send`` calls back.
 """
 
 from __future__ import annotations
 
 import logging
+from _socket import SO_RCVLOWAT, SOL_SOCKET
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar
@@ -21,27 +29,66 @@ from typing import Any, TypeVar
 from gevent import Timeout
 from gevent.socket import gethostname
 
-from nsq_fast._codec import fin_columns, req_columns
-from nsq_fast._frame import Columns, join_columns
+from nsq_fast._client import READ_SIZE
+from nsq_fast._codec import MESSAGE_ID_SIZE, Message, fin_columns, req_columns
+from nsq_fast._frame import ColumnReader, Columns, join_columns
+from nsq_fast.client.connection import connecting, shake_hands
+from nsq_fast.client.gevent_loop import GeventLoop, run
+from nsq_fast.client.transport import Transport
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import ConnectionLost, LocalProtocolError, NsqError
-from nsq_fast.log_events import DISCONNECTED
+from nsq_fast.errors import (
+    ConfigError,
+    ConnectionClosed,
+    ConnectionLost,
+    FinFailed,
+    HeartbeatMissed,
+    LocalProtocolError,
+    NsqError,
+    RemoteProtocolError,
+    ServerError,
+)
+from nsq_fast.log_events import CLOSE_FAILED, DISCONNECTED, MESSAGE_UNREADABLE, RESPONSE_FAILED, SERVER_ERROR
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import Dialect
-from nsq_fast.protocol.identify import ServerInfo
+from nsq_fast.protocol.events import (
+    AnswerFailed,
+    CommandFailed,
+    Heartbeat,
+    MessageSkipped,
+    Reply,
+    ServerFailed,
+    ServerInfo,
+)
 from nsq_fast.protocol.session import Session
 
-from .columns.intake import ColumnIntake
-from .columns.leaving import CLOSE_TIMEOUT, leave
-from .columns.opening import subscribe
-from .columns.stream import NO_WAIT
-from .net.handshake import connecting, shake_hands
-from .net.transport import Transport
+from .loop_turns import loop_turns
 from .owner_thread import OwnerThread
 
 logger = logging.getLogger(__name__)
 
 SubscriptionT = TypeVar("SubscriptionT", bound="ColumnSubscription")
+LAST_WORDS_WAIT = 0.1
+# A message above max_frame_size is given back for so long: whoever reads it next may have a higher limit.
+SKIPPED_DELAY_MS = 90_000
+# nsqd is as patient with a silent client. nsqio/nsq: nsqd/protocol_v2.go, IOLoop
+SILENT_INTERVALS = 2
+# A peer that takes nothing may be waiting for us to take something: so often (s) what it sent is looked for.
+WRITE_TURN = 0.02
+# Bytes that are wanted together are waited for so long (s), then what there is will do: a heartbeat may be among it, or
+# the server has no more.
+GATHER_WAIT = 0.005
+# A read that is hardly to wait; `fetch(0)` reads once.
+NO_WAIT = 0.001
+# Who waits for more than one read gathers them in the kernel: a third of the CPU for 200 KiB at once.
+GATHERING_READ_SIZE = 256 * 1024
+# Others have their turn after so many bytes.
+YIELD_BYTES = 128 * 1024
+CLOSE_TIMEOUT = 5.0
+# Between reading RDY and obeying it nsqd may still push a message, which comes behind CLOSE_WAIT then.
+# nsqio/nsq: nsqd/protocol_v2.go, messagePump
+STRAGGLER_WAIT = 0.005
+# Responses set aside before they are compared: each costs the making of an object then.
+COMPARE_AT = 50_000
 
 
 class ColumnSubscription:
@@ -129,20 +176,24 @@ class ColumnSubscription:
         if self.local_address is not None:
             raise LocalProtocolError(f"{self.address}: open() was called already")
         self._thread.claim()
-        refusal: NsqError | None = None
         try:
-            with connecting(self.address, self.config.connect_timeout):
-                transport = Transport.connect(self.address, self.config)
-                self._stream.begin(transport)
-                self.local_address = transport.local_address
-                shake_hands(transport, self.session)
-                refusal = subscribe(transport, self.session, self.topic, self.channel, self._options)
+            with connecting(self.address, self.config.connect_timeout) as deadline:
+                refusal = run(self._begin(deadline))
             if refusal is not None:
                 raise refusal
         except BaseException:
             self.abort()
             raise
         self._intake.begin()
+
+    async def _begin(self, deadline: float) -> NsqError | None:
+        """Why the subscription was refused, or None."""
+        transport = Transport(GeventLoop.here(), self.address, self.config)
+        self._stream.begin(transport)
+        await transport.connect(deadline)
+        self.local_address = transport.local_address
+        await shake_hands(transport, self.session, deadline)
+        return await subscribe(transport, self.session, self.topic, self.channel, self._options, deadline)
 
     # Reading
 
@@ -233,3 +284,407 @@ class ColumnSubscription:
             self.close(timeout=1.0)
         except (NsqError, OSError) as error:
             logger.info("%s: closed after an error: %s", self.address, error, extra=DISCONNECTED)
+
+
+class ColumnIntake:
+    """Decodes, answers heartbeats, and keeps account of what is in flight. The first error closes ``stream``.
+
+    Attributes:
+        stream: the bytes.
+        held: the ids in flight, those of ``early`` among them.
+        early: columns that came while something was sent, not fetched yet.
+        unfinished: ids whose FIN the server refused, as far as it has said so.
+        has_close_wait: the server has confirmed CLS: what was sent before is judged.
+    """
+
+    def __init__(self, address: Address, session: Session, config: ConnectionConfig, *, ordered: bool) -> None:
+        self.stream = ColumnStream(address, config, self._take_early, self._last_words)
+        self.held = InFlightIds()
+        self.early: list[Columns] = []
+        self.unfinished: list[bytes] = []
+        self.has_close_wait = False
+        self._address = address
+        self._session = session
+        self._is_ordered = ordered
+        self._reader: ColumnReader
+        self._frame_size = 0.0  # of the last messages, on average
+
+    def begin(self) -> None:
+        """Go on where the session has stopped: after the reply to SUB."""
+        self._reader = self._session.column_reader()
+        self.stream.last_received_at = monotonic()
+
+    @property
+    def is_amid_frame(self) -> bool:
+        """Whether the rest of a frame is on the way."""
+        return self._reader.buffered > 0
+
+    def take(self, timeout: float, wanted: int = 1) -> Columns | None:
+        """The messages in the next read, possibly none; None when nothing comes for so long.
+
+        Args:
+            wanted: how many are waited for. It saves reads, and the next one may still bring fewer, or more.
+
+        Raises ConnectionLost, RemoteProtocolError, or the ServerError that ended the conversation.
+        """
+        data = self.stream.read(timeout, self._size_of(wanted) if wanted > 1 else 1)
+        if data is None:
+            return None
+        reader = self._reader
+        size = len(data) + reader.buffered
+        try:
+            columns = reader.feed(data)
+            events = self._session.interpret(columns.frames) if columns.frames else ()
+        except NsqError:
+            self.stream.close()
+            raise
+        if columns.count:
+            self._frame_size = (size - reader.buffered) / columns.count
+            self.held.add(columns.ids)
+            self._session.check_in_flight(self.held.count, self.stream.last_received_at)
+        for event in events:
+            self._handle_event(event)
+        if self._session.failure is not None:
+            self.stream.close()
+            raise self._session.failure
+        return columns
+
+    def _size_of(self, count: int) -> int:
+        """The bytes to wait for when so many messages are wanted: fewer rather than more, and no more than may come."""
+        may_come = min(count, self._session.rdy - self.held.count)
+        return max(1, int(self._frame_size * (may_come - 1)))
+
+    def _take_early(self) -> None:
+        while (columns := self.take(NO_WAIT)) is not None:
+            if columns.count:
+                self.early.append(columns)
+
+    def _last_words(self) -> NsqError | None:
+        """The fatal error that the server has sent, if it has sent one."""
+        try:
+            while self.take(LAST_WORDS_WAIT) is not None:
+                pass
+        except ServerError as reason:
+            return reason
+        except NsqError:
+            pass
+        return None
+
+    def _handle_event(self, event: Any) -> None:
+        if isinstance(event, Heartbeat):
+            self.stream.send(event.send)
+        elif isinstance(event, Reply):  # to CLS: no other command with a reply is sent here
+            self.has_close_wait = True
+        elif isinstance(event, AnswerFailed):
+            self._answer_failed(event)
+        elif isinstance(event, MessageSkipped):
+            self._message_skipped(event)
+        elif isinstance(event, (CommandFailed, ServerFailed)):
+            if event.fatal:
+                self.stream.close()
+                raise event.error
+            logger.warning("%s: %s", self._address, event.error, extra=SERVER_ERROR)
+
+    def _message_skipped(self, event: MessageSkipped) -> None:
+        """Give a message above ``max_frame_size`` back, so that the rest goes on."""
+        if self._is_ordered:  # the server ignores the delay, and sends nothing else before it
+            self.stream.close()
+            raise event.error
+        logger.error(
+            "%s: %s; requeued for %s s", self._address, event.error, SKIPPED_DELAY_MS // 1000, extra=MESSAGE_UNREADABLE
+        )
+        self.stream.send(self._session.req(event.message, SKIPPED_DELAY_MS))
+
+    def _answer_failed(self, event: AnswerFailed) -> None:
+        if not isinstance(event.error, FinFailed):
+            logger.info("%s: %s", self._address, event.error, extra=RESPONSE_FAILED)
+        elif event.message_id is not None:
+            self.unfinished.append(event.message_id)
+        else:  # which one cannot be told, so none is known to be finished
+            self.stream.close()
+            raise event.error
+
+
+class ColumnStream:
+    """A transport that is used by one greenlet, from ``begin`` to the first error, which closes it.
+
+    Args:
+        on_blocked: called again and again while the peer takes no bytes; it reads, and may call ``send``.
+        on_refused: called when a write has failed: what the peer has said of the reason, or None. It reads.
+
+    Attributes:
+        last_received_at: ``time.monotonic()`` of the last bytes.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        config: ConnectionConfig,
+        on_blocked: Callable[[], object],
+        on_refused: Callable[[], NsqError | None],
+    ) -> None:
+        self.address = address
+        self.last_received_at = 0.0
+        self._config = config
+        self._on_blocked = on_blocked
+        self._on_refused = on_refused
+        self._transport: Transport | None = None
+        self._unsent: deque[memoryview] = deque()
+        self._is_sending = False
+        self._low_water = 1
+        self._until_turn = YIELD_BYTES
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may be used."""
+        return self._transport is not None
+
+    def begin(self, transport: Transport) -> None:
+        """Use this transport, which ``close`` closes."""
+        self._transport = transport
+
+    def close(self) -> None:
+        """Close the socket. Idempotent."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
+
+    def fail(self, reason: object) -> ConnectionLost:
+        """Close, and return the error to raise."""
+        self.close()
+        return reason if isinstance(reason, ConnectionLost) else ConnectionLost(f"{self.address}: {reason}")
+
+    def read(self, timeout: float, size: int = 1) -> bytes | None:
+        """What the peer sent; None when that is nothing for so long. Raises ConnectionLost, also at the end.
+
+        Args:
+            size: bytes that are worth a read; fewer are read when they have not come within ``GATHER_WAIT``.
+        """
+        transport = self._opened()
+        data: bytes | None = None
+        if self._until_turn <= 0:
+            self._until_turn = YIELD_BYTES
+            loop_turns().give_way()
+        if size > 1 and timeout > GATHER_WAIT and not transport.layers:  # compressed, they would be fewer
+            data = self._recv(transport, GATHER_WAIT, min(size, GATHERING_READ_SIZE))
+            timeout -= GATHER_WAIT
+        if data is None:
+            data = self._recv(transport, timeout, 1)
+        if data is None:
+            self._check_silence()
+            return None
+        if not data:
+            raise self.fail("closed by the server")
+        self.last_received_at = monotonic()
+        self._until_turn -= len(data)
+        return data
+
+    def _recv(self, transport: Transport, timeout: float, low_water: int) -> bytes | None:
+        """Wait for so many bytes, or the end of the stream, and read what there is; None after ``timeout`` seconds."""
+        deadline = monotonic() + timeout
+        try:
+            self._set_low_water(transport, low_water)
+            if low_water > 1:
+                run(transport.wait_readable(deadline))
+                return transport.recv_now(GATHERING_READ_SIZE)
+            return run(transport.recv(deadline)) if timeout > 0 else transport.recv_now(READ_SIZE)
+        except TimeoutError as error:
+            if error.errno is not None:  # the system's, of the other end
+                raise self.fail(error) from error
+            return None
+        except (NsqError, OSError) as error:
+            raise self.fail(error) from error
+
+    def _set_low_water(self, transport: Transport, size: int) -> None:
+        """A wish only, where the system does not know of it, and where the kernel has no room for more."""
+        if size != self._low_water:
+            self._low_water = size
+            with suppress(OSError):
+                transport.sock.setsockopt(SOL_SOCKET, SO_RCVLOWAT, size)
+
+    def _check_silence(self) -> None:
+        if monotonic() - self.last_received_at > SILENT_INTERVALS * self._config.heartbeat_interval:
+            self.close()
+            raise HeartbeatMissed(f"{self.address}: nothing received for two heartbeat intervals")
+
+    def send(self, data: bytes) -> None:
+        """Send, or leave it to the call that is sending already: it reads meanwhile, and may find a heartbeat."""
+        transport = self._opened()
+        if not data:  # of no ids, say: a socket would take no byte of it for ever
+            return
+        self._unsent.append(memoryview(transport.encode(data)))
+        if self._is_sending:
+            return
+        self._is_sending = True
+        try:
+            self._send_all(transport)
+        finally:
+            self._is_sending = False
+
+    def _send_all(self, transport: Transport) -> None:
+        last_at = monotonic()
+        while self._unsent:
+            try:
+                unsent = transport.send_encoded(self._unsent[0])
+            except OSError as error:
+                # A server that closes after a fatal error has sent the reason before.
+                raise self._on_refused() or self.fail(error) from error
+            before = self._unsent.popleft()
+            if unsent is not None:
+                self._unsent.appendleft(unsent)
+            if unsent is None or len(unsent) < len(before):
+                last_at = monotonic()
+            elif monotonic() - last_at > self._config.write_timeout:
+                raise self.fail(f"the peer took no byte for {self._config.write_timeout} s")
+            else:
+                self._wait_writable(transport)
+
+    def _wait_writable(self, transport: Transport) -> None:
+        try:
+            run(transport.wait_writable(monotonic() + WRITE_TURN))
+        except TimeoutError:
+            self._on_blocked()
+
+    def end(self, deadline: float) -> None:
+        """Say that nothing follows, and read up to the peer's end. Raises OSError, TimeoutError at ``deadline``.
+
+        Closing with unread input makes the kernel reset the connection, and the server may lose our last command.
+        """
+        transport = self._opened()
+        transport.end_writing()
+        while run(transport.recv(deadline)):
+            pass
+
+    def _opened(self) -> Transport:
+        if self._transport is None:
+            raise ConnectionClosed(f"{self.address}: the subscription is not open")
+        return self._transport
+
+
+async def subscribe(
+    transport: Transport, session: Session, topic: str, channel: str, options: Mapping[str, Any], deadline: float
+) -> NsqError | None:
+    """Subscribe and wait for the reply; ``options`` are those of ``Session.sub``.
+
+    Returns why the subscription was refused, by the server or by the session; None when it was not. Raises what the
+    transport and the session raise, and ConnectionLost.
+    """
+    try:
+        await transport.send_all(session.sub(topic, channel, **options), deadline)
+    except LocalProtocolError as error:
+        return error
+    while session.pending_count:
+        data = await transport.recv(deadline)
+        for event in session.receive(data):
+            if isinstance(event, Message):
+                raise RemoteProtocolError("a message before RDY")
+            if event.send:
+                await transport.send_all(event.send, deadline)
+            if isinstance(event, (CommandFailed, ServerFailed)):
+                return event.error
+        if not data:
+            raise ConnectionLost("closed by the server before its reply to SUB")
+    return None
+
+
+def leave(intake: ColumnIntake, session: Session) -> None:
+    """End the conversation: what is held is given back, every FIN has been judged. The caller limits the time.
+
+    1. RDY 0 and CLS: no more messages;
+    2. read up to CLOSE_WAIT: the server carries commands out in order, so it has judged every FIN before;
+    3. read what it had begun to send;
+    4. REQ what is held;
+    5. end the stream, and read up to the server's end.
+    """
+    stream = intake.stream
+    may_get_more = intake.held.count < session.rdy
+    stream.send(session.set_rdy(0) + session.cls())
+    while not intake.has_close_wait:
+        intake.take(CLOSE_TIMEOUT)
+    if may_get_more:
+        intake.take(STRAGGLER_WAIT)
+    while intake.is_amid_frame:
+        intake.take(CLOSE_TIMEOUT)
+    held = intake.held.take()
+    if held:
+        stream.send(req_columns(held, 0))
+    try:
+        stream.end(monotonic() + CLOSE_TIMEOUT)
+    except (NsqError, OSError) as error:  # OpenSSL at the other end calls this end of a TLS stream an error
+        logger.info("%s: while closing: %s", stream.address, error, extra=CLOSE_FAILED)
+
+
+class InFlightIds:
+    """The ids received and not answered. Ids come and go side by side, 16 bytes each.
+
+    Attributes:
+        count: how many there are. An id that is answered twice counts twice.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._received: deque[bytes] = deque()
+        self._at = 0  # where the first of them goes on
+        self._aside: list[bytes] = []
+        self._aside_size = 0
+
+    def add(self, ids: bytes) -> None:
+        """These were received."""
+        self._received.append(ids)
+        self.count += len(ids) // MESSAGE_ID_SIZE
+
+    def remove(self, ids: bytes | memoryview) -> None:
+        """These are answered. Raises ConfigError when they are not whole ids."""
+        if len(ids) % MESSAGE_ID_SIZE:
+            raise ConfigError(f"ids must have a length that is a multiple of {MESSAGE_ID_SIZE}, not {len(ids)}")
+        self.count = max(0, self.count - len(ids) // MESSAGE_ID_SIZE)
+        if not self.count:
+            self._forget()
+            return
+        rest = self._remove_front(memoryview(ids))
+        if rest:
+            self._aside.append(bytes(rest))
+            self._aside_size += len(rest)
+            if self._aside_size > COMPARE_AT * MESSAGE_ID_SIZE:
+                self._compare()
+
+    def take(self) -> bytes:
+        """All of them, in the order in which they came; none is held any more."""
+        self._compare()
+        held = b"".join(self._received)
+        self._forget()
+        return held
+
+    def _remove_front(self, ids: memoryview) -> memoryview:
+        """Remove what are the first ids received; return the others."""
+        received = self._received
+        while ids and received:
+            first = received[0]
+            size = min(len(first) - self._at, len(ids))
+            if memoryview(first)[self._at : self._at + size] != ids[:size]:
+                break
+            ids = ids[size:]
+            self._at += size
+            if self._at == len(first):
+                received.popleft()
+                self._at = 0
+        return ids
+
+    def _compare(self) -> None:
+        """Take those set aside out of those received."""
+        aside = {each for ids in self._aside for each in _split(ids)}
+        received = b"".join(self._received)[self._at :]
+        held = [each for each in _split(received) if each not in aside] if aside else [received]
+        self._forget()
+        if held:
+            self._received.append(b"".join(held))
+            self.count = len(self._received[0]) // MESSAGE_ID_SIZE
+
+    def _forget(self) -> None:
+        self._received.clear()
+        self._aside.clear()
+        self.count = self._at = self._aside_size = 0
+
+
+def _split(ids: bytes) -> list[bytes]:
+    return [ids[at : at + MESSAGE_ID_SIZE] for at in range(0, len(ids), MESSAGE_ID_SIZE)]

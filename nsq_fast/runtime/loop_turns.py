@@ -46,20 +46,21 @@ def loop_turns() -> LoopTurns:
 class LoopTurns(TurnTimes):
     """The turns of one loop.
 
-    All times are of ``time.monotonic()``; ``began_at`` and ``due_at`` are those of TurnTimes.
+    All times are of ``time.monotonic()``. What is done in each turn is in TurnTimes, which is compiled.
     """
 
-    __slots__ = ("_at_end", "_is_armed", "_iteration", "_loop", "_now", "_run_callback", "_timer", "_waiting")
+    _loop: Any
+    _run_callback: Callable[..., Any]
+
+    __slots__ = ("_is_armed", "_iteration", "_now", "_timer", "_waiting")
 
     def __init__(self, loop: Any) -> None:
-        self._run_callback = loop.run_callback
-        self._loop = loop
+        super().__init__(loop)
         self._now = loop.now
         self._timer = loop.timer(0.0, priority=LAST)
         self._iteration = -1
         self._waiting: deque[Waiter[Any]] = deque()
         self._is_armed = False
-        self._at_end: deque[Callable[[], object]] = deque()
 
     def is_overdue(self, now: float) -> bool:
         """Whether the loop has not had its turn for a time slice."""
@@ -74,29 +75,6 @@ class LoopTurns(TurnTimes):
     def noted_iteration(self) -> int:
         """The number of the turn that ``began_at`` and ``due_at`` speak of."""
         return self._iteration
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether greenlets or other callbacks are ready to run; what is done at the end of the turn does not count."""
-        return len(self._loop._callbacks) > bool(self._at_end)
-
-    def at_end(self, function: Callable[[], object]) -> None:
-        """Have ``function`` called before the loop waits for anything; it must not block.
-
-        One callback of the loop serves all that ask in one turn: many connections answer in each.
-        """
-        if not self._at_end:
-            self._run_callback(self._end)
-        self._at_end.append(function)
-
-    def _end(self) -> None:
-        functions, self._at_end = self._at_end, deque()
-        try:
-            while functions:
-                functions.popleft()()
-        finally:
-            for function in functions:  # one was interrupted
-                self.at_end(function)
 
     def give_way(self) -> None:
         """Let other greenlets run, and timers and sockets if they are overdue."""

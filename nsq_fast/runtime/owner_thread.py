@@ -14,6 +14,8 @@ from typing import Any
 from gevent import get_hub
 from gevent.monkey import get_original
 
+from nsq_fast.client.connection import QUEUED as QUEUED
+from nsq_fast.client.connection import Queued as Queued
 from nsq_fast.errors import WrongThread
 
 get_ident = get_original("_thread", "get_ident")
@@ -40,18 +42,6 @@ def refuse_calls() -> None:
 def is_taking_calls() -> bool:
     """Whether the calling thread takes calls from every thread."""
     return get_ident() in _taking_calls
-
-
-class Queued:
-    """What a response returns: it is queued here, or in the thread that owns the message. To await it is no wait."""
-
-    __slots__ = ()
-
-    def __await__(self) -> Iterator[Any]:
-        return iter(())
-
-
-QUEUED = Queued()
 
 
 class OwnerThread:

@@ -1,40 +1,39 @@
-"""Producer: publish to topics, over as many nsqds as there are.
-
-One publish, followed downwards: here its arguments are checked, and it is made;
-``publishing.destination`` keeps it until it can leave, and chooses its link;
-``publishing.delivery`` writes the command that carries it, and takes the reply;
-``protocol.publish`` says what that makes of it; ``publishing.publish`` wakes its
-caller.
-"""
+"""The Producer of gevent: its calls block the greenlet that makes them, and no other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
+from gevent import get_hub, getcurrent
 from gevent.event import AsyncResult
 
-from nsq_fast._codec import mpub_size
-from nsq_fast.errors import ConfigError, PublishFailed, PublishTimeout
+from nsq_fast._publish_path import Wakeups
+from nsq_fast.client.gevent_loop import GeventLoop, run
+from nsq_fast.client.producer import Addresses, ProducerCore
+from nsq_fast.client.publishes import Body, Group, Publish, check_timeout, options_of
+from nsq_fast.client.signals import LazySignal, emit, is_heard
+from nsq_fast.client.trace import TraceLog, trace_log
+from nsq_fast.errors import NotRunning
 from nsq_fast.protocol.partitioner import Key
-from nsq_fast.protocol.wire_form import PLAIN_BATCH, Form, Receipt
+from nsq_fast.protocol.publishing import Receipt
 
-from .owner_thread import get_ident
-from .publishing.compose import NO_EXTRAS, Body, Extras, extras_of
-from .publishing.life import ProducerLife, check_timeout
-from .publishing.publish import Group, Publish
-from .publishing.topic_route import TopicRoute
+from .fork import keep, tell_forks
+from .waiting import is_interrupting, may_wait
 
 if TYPE_CHECKING:
-    from .publishing.publish import Destination
+    from typing_extensions import Unpack
+
+    from nsq_fast.keywords import ProducerKeywords
 
 Headers: TypeAlias = Mapping[str, Any]
 Stored: TypeAlias = bytes | Receipt
 AllStored: TypeAlias = bytes | list[Receipt]
+P = TypeVar("P", bound="Producer")
 
 
-class Producer(ProducerLife):
+class Producer(ProducerCore):
     """Publishes messages, with retries, failover and pipelining; any number of greenlets may share one.
 
     Args:
@@ -128,37 +127,14 @@ class Producer(ProducerLife):
             block: wait for a connection, and for room below ``max_pending``; False raises NoNsqd, or PublishFailed.
             timeout: seconds for all of it, retries included; None: the option ``publish_timeout``.
             raise_error: False returns an AsyncResult at once, which gets the result or the error.
-            key, partition, trace_id, headers, tag: for servers with partitions, see ``Extras``.
+            key, partition, trace_id, headers, tag: for servers with partitions, see ``PublishOptions``.
         """
-        route = self._routes.get(topic) if topic.__class__ is str else None
-        limit = self._pending_limit
-        destination: Destination | None = None
-        if (
-            (route is not None and self._is_running and get_ident() == self._thread.ident)
-            and (body.__class__ is bytes and 0 < len(body) <= route.plain_size)
-            and (limit.used < limit.limit and not limit.queue and block and raise_error)
-            and (defer is timeout is trace_id is None and headers is None and tag is None)
-            and not self._trace.is_active
-        ):
-            # The usual publish: nothing is left to check (nsq-fast bench publish).
-            route.is_used = True
-            destination = route.any if key is partition is None else route.bound(key, partition)
-        if destination is not None:
-            limit.used += 1
-            publish = Publish(destination, body, monotonic() + self._timeout)
-            destination.add(publish)
-        else:
-            publish = self._new(topic, body, defer, timeout, extras_of(key, partition, trace_id, headers, tag))
-            result = None if raise_error else publish.promise()
-            self._enter(publish, block)
-            if result is not None:
-                return result
-        try:
-            stored: Stored = publish.wait(self._wakeups)
-            return stored
-        finally:
-            if not publish.done:
-                publish.destination.sender.abandon(publish)
+        is_usual = block and raise_error and (defer is timeout is trace_id is None and headers is None and tag is None)
+        if is_usual and (usual := self._publish_usual(topic, body, key, partition)) is not None:
+            return usual  # the usual publish: nothing was left to check (nsq-fast bench publish)
+        publish = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
+        stored: Stored | AsyncResult[Stored] = self._carry_out([publish], publish, block, raise_error)
+        return stored
 
     def publish_nowait(
         self,
@@ -177,26 +153,13 @@ class Producer(ProducerLife):
 
         It waits for a connection in the background. Raises PublishFailed when ``max_pending`` is reached.
         """
-        route = self._routes.get(topic) if topic.__class__ is str else None
-        limit = self._pending_limit
-        destination: Destination | None = None
-        if (
-            (route is not None and self._is_running and get_ident() == self._thread.ident)
-            and (body.__class__ is bytes and 0 < len(body) <= route.plain_size)
-            and (limit.used < limit.limit and not limit.queue)
-            and (defer is timeout is trace_id is None and headers is None and tag is None)
-            and not self._trace.is_active
-        ):
-            # The usual publish, as in ``publish`` (nsq-fast bench roundtrip).
-            route.is_used = True
-            destination = route.any if key is partition is None else route.bound(key, partition)
-        if destination is not None:
-            limit.used += 1
-            publish = Publish(destination, body, monotonic() + self._timeout)
-        else:
-            publish = self._new(topic, body, defer, timeout, extras_of(key, partition, trace_id, headers, tag))
+        is_usual = defer is timeout is trace_id is None and headers is None and tag is None
+        publish: Publish | None = self._prepared(topic, body, key, partition) if is_usual else None
+        if publish is None:
+            publish = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
             self._take_room_now(publish)
-        result = publish.promise()
+        result: AsyncResult[Stored] = AsyncResult()
+        publish.promised = result
         publish.destination.add(publish)
         return result
 
@@ -258,143 +221,123 @@ class Producer(ProducerLife):
             trace_id, headers: of all of them, or a list with one for each.
         The other arguments are those of ``publish``.
         """
-        usual: Publish | None = None
-        if (type(bodies) is list and block and raise_error) and (
-            timeout is key is partition is trace_id is None and headers is None and tag is None
-        ):
-            usual = self._usual_batch(topic, bodies)
-        if usual is not None:
-            parts, entered = [usual], 1
-        else:
-            extras = extras_of(key, partition, trace_id, headers, tag)
-            parts, entered = self._parts(topic, bodies, timeout, extras), 0
+        is_usual = (
+            block
+            and raise_error
+            and (timeout is key is partition is trace_id is None and headers is None and tag is None)
+        )
+        if is_usual and (usual := self._multipublish_usual(topic, bodies)) is not None:
+            return usual  # one command of which nothing was left to check (nsq-fast bench publish --mode batch)
+        parts = self._parts(topic, bodies, timeout, options_of(key, partition, trace_id, headers, tag))
         whole: Publish | Group = parts[0] if len(parts) == 1 else Group(parts)
-        result = None if raise_error else whole.promise()
+        stored: AllStored | AsyncResult[AllStored] = self._carry_out(parts, whole, block, raise_error)
+        return stored
+
+    def _carry_out(self, parts: list[Publish], whole: Publish | Group, block: bool, raise_error: bool) -> Any:
+        """Send the parts of a call, and wait for its end unless it is to give an AsyncResult."""
+        result: AsyncResult[Any] | None = None
+        if not raise_error:
+            result = whole.promised = AsyncResult()
+        run(self._enter_all(parts, whole, block))
+        if result is not None:
+            return result
         try:
-            for part in parts[entered:]:
-                self._enter(part, block)
-                entered += 1
-            return whole.wait(self._wakeups) if result is None else result
+            return whole.wait(self._wakeups)
         finally:
-            # An interrupted caller; or no room, or no nsqd, for a part: the others of the batch are on their way.
-            if not whole.done and (result is None or entered < len(parts)):
-                for part in parts[:entered]:
-                    part.destination.sender.abandon(part)
+            if not whole.done:  # the caller was interrupted
+                self._withdraw(parts)
 
-    # What one publish goes through before it is sent
+    # Life
 
-    def _usual_batch(self, topic: str, bodies: list[Any]) -> Publish | None:
-        """Send a batch that is one command, and of which nothing is left to check; None where it is not so.
+    on_response = LazySignal("Sent for each response of an nsqd: ``response`` is its bytes.")
+    on_error = LazySignal("Sent for each error frame of an nsqd: ``error`` is a ServerError.")
+    on_auth = LazySignal("Sent after AUTH: ``conn``, and ``response``, the reply as a dict.")
+    on_close = LazySignal("Sent when the producer has closed.")
 
-        What it does not take is for ``_parts`` (nsq-fast bench publish --mode batch).
+    def __init__(
+        self,
+        nsqd_tcp_addresses: Addresses = (),
+        lookupd_http_addresses: Addresses = (),
+        *,
+        trace: TraceLog = trace_log,
+        **options: Unpack[ProducerKeywords],
+    ) -> None:
+        super().__init__(nsqd_tcp_addresses, lookupd_http_addresses, trace=trace, **options)
+        self._build(GeventLoop.here())
+        tell_forks(self)
+
+    def _new_wakeups(self) -> Wakeups:
+        return Wakeups(get_hub(), getcurrent, None)
+
+    def _tell(self, signal: str, **values: Any) -> None:
+        emit(self, signal, **values)
+
+    def _hears(self, signal: str) -> bool:
+        return is_heard(self, signal)
+
+    def start(self) -> None:
+        """Begin to connect, without waiting for it. A closed producer cannot be started again."""
+        self._thread.check("Producer.start()")
+        if not self._is_running and not self._is_closed and self._loop is not GeventLoop.here():
+            self._build(GeventLoop.here())  # its parts belong to the hub of the thread that makes them
+        run(self._start())
+
+    def close(self, timeout: float | None = None) -> None:
+        """Publish no more; wait for the publishes that are pending, then close the connections.
+
+        Called while another greenlet closes, it waits for the same end, or brings it about when its timeout is over.
+        Called in a receiver of a signal, in a handler of ``signal.signal`` or in the hub it only begins to close;
+        ``join`` waits for the end.
+
+        Args:
+            timeout: seconds that all of it may take; publishes that are still pending then fail. None: each has its
+                own deadline.
         """
-        route = self._routes.get(topic) if topic.__class__ is str else None
-        limit = self._pending_limit
-        weight = len(bodies)
-        if (
-            (route is not None and weight and self._is_running and get_ident() == self._thread.ident)
-            and (limit.used + weight <= limit.limit and not limit.queue and not self._trace.is_active)
-            and 0 < mpub_size(bodies, route.plain_size) <= self.config.max_body_size
-        ):
-            route.is_used = True
-            limit.used += weight
-            publish = Publish(route.any, bodies.copy(), monotonic() + self._timeout, PLAIN_BATCH, weight)
-            route.any.add(publish)
-            return publish
-        return None
-
-    def _new(self, topic: str, body: Any, defer: int | None, timeout: float | None, extras: Extras) -> Publish:
-        """Check the arguments of a publish of one message."""
-        route = self._route(topic, extras)
-        if body.__class__ is not bytes or not 0 < len(body) <= route.max_msg_size:
-            self._composer.check_body(route, body)
-        deadline = self._deadline(timeout)
-        if defer is not None:
-            _check_defer(defer)
-        data = bytes(body)
-        if len(data) > route.plain_size:
-            data, extras = self._composer.packed(route, data, extras)
-        form = self._composer.form(route, data, defer, extras)
-        publish = self._bound(route, data, form, deadline, extras)
-        if timeout is not None:
-            publish.timeout = timeout
-        return publish
-
-    def _parts(self, topic: str, bodies: Iterable[Any], timeout: float | None, extras: Extras) -> list[Publish]:
-        """Check the arguments of a multipublish."""
-        route = self._route(topic, extras)
-        deadline = self._deadline(timeout)
-        parts = self._composer.parts(route, bodies, extras)
-        made = [self._bound(route, part.bodies, part.form, deadline, extras, len(part.bodies)) for part in parts]
-        if timeout is not None:
-            for publish in made:
-                publish.timeout = timeout
-        return made
-
-    def _bound(
-        self, route: TopicRoute, body: Any, form: Form, deadline: float, extras: Extras, weight: int = 1
-    ) -> Publish:
-        """A publish to where its key or partition says. Raises ConfigError when there is no such partition."""
-        key, partition = extras.key, extras.partition
-        if key is None and partition is None:
-            return Publish(route.any, body, deadline, form, weight)
-        self._composer.check_binding(key, partition)
-        try:
-            publish = Publish(route.destination(key, partition), body, deadline, form, weight)
-        except ConfigError:
-            self._clusters.refresh(route.topic)
-            raise
-        publish.key, publish.pin = key, partition
-        return publish
-
-    def _deadline(self, timeout: float | None) -> float:
-        if timeout is not None:
-            check_timeout(timeout)
-        return monotonic() + (self._timeout if timeout is None else timeout)
-
-    def _route(self, topic: str, extras: Extras = NO_EXTRAS) -> TopicRoute:
-        self._thread.check("Producer.publish()")
-        if not self._is_running:
-            self._resume()
-        route: TopicRoute | None = self._routes.get(topic) if topic.__class__ is str else None
-        if route is None:
-            route = self._clusters.route(topic, extras)
-        route.is_used = True
-        return route
-
-    def _enter(self, publish: Publish, block: bool) -> None:
-        """Take room, waiting for it if ``block``, and send."""
-        if block:
-            self._wait_for_room(publish)
+        self._thread.check("Producer.close()")
+        check_timeout(timeout)
+        if is_interrupting():
+            get_hub().loop.run_callback(self._begin_closing, timeout)
+        elif may_wait():
+            run(self._close(timeout))
         else:
-            nowhere = publish.destination.sender.why_nowhere(publish)
-            if nowhere is not None:
-                raise nowhere
-            self._take_room_now(publish)
-        publish.destination.add(publish)
+            self._begin_closing(timeout)
 
-    def _wait_for_room(self, publish: Publish) -> None:
-        if not self._pending_limit.take(publish.weight, publish.deadline):
-            raise PublishTimeout(f"publish to {publish.topic!r}: {self._full()}", attempts=0)
-        if not self._is_running:  # closed meanwhile
-            self._pending_limit.give(publish.weight)
-            raise self._not_running()
+    def _begin_closing(self, timeout: float | None) -> None:
+        self._sender.supervisor.job(f"the closing of {self!r}", self._close, timeout)
 
-    def _take_room_now(self, publish: Publish) -> None:
-        if not self._pending_limit.fits(publish.weight):
-            raise PublishFailed(f"publish to {publish.topic!r}: {self._full()}", attempts=0)
-        self._pending_limit.used += publish.weight
+    def join(self, timeout: float | None = None, raise_error: bool = False) -> bool:
+        """Wait until the producer has closed; whether it has. ``raise_error`` is there for gnsq's sake.
 
-    def _full(self) -> str:
-        return f"no room: max_pending={self._pending_limit.limit} messages wait for their replies"
+        Raises NotRunning when it would wait for ever: without a timeout, before ``start`` and ``close``.
+        """
+        self._thread.check("Producer.join()")
+        if timeout != 0:  # which only asks
+            check_timeout(timeout)
+        if timeout is None and not self.is_running and not self._is_closed:
+            raise NotRunning("join() before start(): call start() first")
+        return run(self._closed.wait(timeout))
+
+    def __enter__(self: P) -> P:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def forked(self) -> None:
+        """In the child of a fork: begin anew, with the first publish. What is pending is the parent's."""
+        keep(self._closed, self._sender)
+        self._sender.forget()
+        self._is_inherited |= self._is_running
+        self._is_running = self._is_closing = False
+        self._build(GeventLoop.here())
+        if self._is_closed:
+            self._closed.set()
 
     def _resume(self) -> None:
         """Connect, if the parent of this process was connected. Raises NotRunning."""
         if not self._is_inherited:
             raise self._not_running()
         self.start()
-
-
-def _check_defer(defer: Any) -> None:
-    if isinstance(defer, bool) or not isinstance(defer, int) or defer < 0:
-        raise ConfigError(f"defer={defer!r}: must be a whole number of milliseconds, 0 or more, or None")

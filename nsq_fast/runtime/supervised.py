@@ -12,28 +12,18 @@ body must leave its owner in a state from which it can begin again.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from gevent import Timeout, getcurrent, killall, sleep
 
-from nsq_fast.errors import InternalError, NsqError
-from nsq_fast.log_events import INTERNAL_ERROR
-from nsq_fast.printable import printable
+from nsq_fast.client.loop import FaultReporter, RestartPauses
 
 from .fork import Greenlet
 
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 10.0
-GOOD_AFTER = 10.0
-"""Seconds: a body that ran so long before it failed was well; the next pause is the first one again."""
-
 # A Timeout is no Exception in gevent. One that gets so far was not caught by whoever started it.
 FAULTS = (Exception, Timeout)
-
-FaultReceiver = Callable[[NsqError], object]
 
 if TYPE_CHECKING:
     _Greenlet = Greenlet[..., Any]
@@ -41,17 +31,8 @@ else:
     _Greenlet = Greenlet
 
 
-class Supervisor:
-    """Makes the greenlets of one owner, and reports their faults.
-
-    Args:
-        log: gets each fault, with its stack.
-        on_fault: called with an InternalError whose cause is the fault; must not block. None: the log is enough.
-    """
-
-    def __init__(self, log: logging.Logger, on_fault: FaultReceiver | None = None) -> None:
-        self._log = log
-        self._on_fault = on_fault
+class Supervisor(FaultReporter):
+    """Makes the greenlets of one owner, and reports their faults."""
 
     def loop(self, name: str, body: Callable[[], object]) -> Loop:
         """A greenlet, not started yet, that calls ``body()`` until it returns."""
@@ -60,19 +41,6 @@ class Supervisor:
     def job(self, name: str, function: Callable[..., object], *args: Any) -> Job:
         """A greenlet, not started yet, that calls ``function(*args)`` once; its ``value`` is None after a fault."""
         return Job(self, name, function, *args)
-
-    def report(self, name: str, fault: BaseException, consequence: str) -> None:
-        """Log a fault and hand it to ``on_fault``. ``consequence`` says what happens now."""
-        text = f"nsq_fast itself failed in {name}: {printable(repr(fault))}; {consequence}"
-        self._log.error("%s", text, exc_info=fault, extra=INTERNAL_ERROR)
-        if self._on_fault is None:
-            return
-        error = InternalError(text)
-        error.__cause__ = fault
-        try:
-            self._on_fault(error)
-        except Exception:  # a receiver must not end what is supervised
-            self._log.exception("%s: on_fault failed", name, extra=INTERNAL_ERROR)
 
 
 class Loop(_Greenlet):
@@ -91,19 +59,17 @@ class Loop(_Greenlet):
         self.body = body
 
     def _run(self) -> None:
-        pause = FIRST_PAUSE
+        pauses = RestartPauses()
         while True:
             began = monotonic()
             try:
                 self.body()
             except FAULTS as fault:
-                if monotonic() - began >= GOOD_AFTER:
-                    pause = FIRST_PAUSE
+                pause = pauses.after(monotonic() - began)
                 self.supervisor.report(self.name, fault, f"it begins again in {pause:.3g} s")
             else:
                 return
             sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
 
 
 class Job(_Greenlet):

@@ -15,7 +15,8 @@ from types import FrameType
 from gevent import get_hub, getcurrent
 from greenlet import greenlet
 
-from .signals import is_emitting
+from nsq_fast.client.signals import is_emitting
+
 from .supervised import Job, Loop
 
 

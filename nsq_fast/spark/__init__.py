@@ -10,22 +10,54 @@ this package does not, using a name of it does.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .extra import names_of_extra
+from nsq_fast._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from nsq_fast.spark.sink.task import foreach_batch_sink as foreach_batch_sink
+
     from .lag import lags as lags
     from .options import SinkOptions as SinkOptions
     from .options import SourceOptions as SourceOptions
-    from .sink.foreach import foreach_batch_sink as foreach_batch_sink
     from .source import NsqDataSource as NsqDataSource
-    from .workers import check_workers as check_workers
+    from .versions import check_workers as check_workers
+
+_MODULES = {"pyspark", "py4j", "pyarrow", "pandas", "numpy", "duckdb"}
+
+
+def names_of_extra(package: str, home: Mapping[str, str]) -> Callable[[str], Any]:
+    """As ``lazy_names``; an ImportError says how to install what is missing of the extra."""
+    resolve = lazy_names(package, home)
+
+    def find(name: str) -> Any:
+        try:
+            return resolve(name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in _MODULES:
+                raise
+            raise ImportError(_missing(package, error.name or "")) from error
+
+    return find
+
+
+def _missing(package: str, name: str) -> str:
+    if name == "pyspark.sql.datasource":
+        import pyspark
+
+        return (
+            f"{package} needs PySpark 4.0 or newer for this; PySpark {pyspark.__version__} has no Python data sources:"
+            " nsq_fast.spark.foreach_batch_sink writes there, and docs/spark.md says how to read"
+        )
+    extra = "trace" if name == "duckdb" else "spark"
+    return f"{package} needs {name}: pip install 'nsq-fast[{extra}]'"
+
 
 _HOME = {
     "NsqDataSource": "source",
-    "check_workers": "workers",
-    "foreach_batch_sink": "sink.foreach",
+    "check_workers": "versions",
+    "foreach_batch_sink": "sink.task",
     "lags": "lag",
     "SinkOptions": "options",
     "SourceOptions": "options",

@@ -7,15 +7,16 @@ as the caller allows.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from gevent import joinall, sleep
 
 from nsq_fast.errors import ConfigError, HttpError, LookupFailed, RemoteProtocolError
-from nsq_fast.log_events import SPARK_LOOKUP_FAILED
+from nsq_fast.log_events import SPARK_LOOKUP_FAILED, SPARK_WAITS
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import REDESIGNED_MARK
 from nsq_fast.protocol.topology import Meta, Topology
@@ -23,7 +24,7 @@ from nsq_fast.protocol.topology import Nsqd as KnownNsqd
 from nsq_fast.runtime import Endpoint, Greenlet, LookupdHTTPClient, LookupPoller, NsqdHTTPClient
 
 from .options import SourceOptions
-from .reminder import Reminder
+from .pace import Reminder
 
 T = TypeVar("T")
 ClientT = TypeVar("ClientT", LookupdHTTPClient, NsqdHTTPClient)
@@ -34,6 +35,9 @@ NO_ANSWER = (HttpError, LookupFailed, RemoteProtocolError, OSError)
 
 TIMEOUT = 10.0
 """How long transient failures are tried again, in seconds."""
+
+MISSING_PATIENCE = 5.0
+"""How long a topic that nobody knows is looked for when a query begins, in seconds."""
 
 TOPICS_AGE = 10.0
 """Topics are looked up anew after so many seconds, where they are given as a pattern."""
@@ -154,6 +158,15 @@ def check_redesigned(options: SourceOptions, timeout: float = TIMEOUT) -> None:
         )
 
 
+def check_replayable(options: SourceOptions, timeout: float) -> tuple[str, ...]:
+    """As ``check_topics``; first, where one is missing, as ``check_redesigned``."""
+    try:
+        return check_topics(options, timeout)
+    except LookupFailed:
+        check_redesigned(options.for_topic(options.topics[0]))
+        raise
+
+
 def unknown_topic(options: SourceOptions) -> LookupFailed:
     """What to raise when nobody knows the topic."""
     who = "nsqlookupd" if options.servers.lookupd_http else "nsqd"
@@ -163,14 +176,31 @@ def unknown_topic(options: SourceOptions) -> LookupFailed:
     )
 
 
+def check_topics(options: SourceOptions, timeout: float = TIMEOUT) -> tuple[str, ...]:
+    """The topics that the options name and nobody knows, with a warning; for the beginning of a query.
+
+    Raises LookupFailed for the first of them with ``failOnMissingTopic``, after a while in which servers that have been
+    started with the query may learn of it; NO_ANSWER when none answers for ``timeout`` seconds.
+    """
+    until = time.monotonic() + MISSING_PATIENCE
+    while True:
+        known = retried(lambda left: known_topics(options, left), timeout) if options.topics else set()
+        missing = tuple(topic for topic in options.topics if topic not in known)
+        if not missing:
+            return ()
+        told = unknown_topic(options.for_topic(missing[0]))
+        if not options.fail_on_missing_topic:
+            logger.warning("%s Nothing is read of it", told, extra=SPARK_WAITS)
+            return missing
+        if time.monotonic() > until:
+            raise LookupFailed(f"{told} failOnMissingTopic=false goes on without it")
+        sleep(_FIRST_PAUSE)
+
+
 def all_nsqds(options: SourceOptions, timeout: float = TIMEOUT) -> tuple[Nsqd, ...]:
     """Every nsqd that the lookup services know. Raises LookupFailed."""
-    poller = LookupPoller([str(each) for each in options.servers.lookupd_http], options.lookup)
-    poller.start()
-    try:
+    with _lookup(options) as poller:
         return tuple(_from_lookup(nsqd) for nsqd in poller.nodes(timeout))
-    finally:
-        poller.stop()
 
 
 class TopicFinder:
@@ -261,16 +291,39 @@ def _client(kind: type[ClientT], options: SourceOptions, endpoint: Endpoint, tim
 
 
 def _ask_lookup(options: SourceOptions, timeout: float) -> TopicServers:
-    poller = LookupPoller([str(each) for each in options.servers.lookupd_http], options.lookup)
-    poller.start()
-    try:
+    with _lookup(options) as poller:
         topology = poller.wait_topology(options.topic, timeout)
         if topology.is_empty:
             others = poller.nodes(timeout)
             return TopicServers((), {}, topology.meta, any(nsqd.is_redesigned for nsqd in others))
         return _from_topology(topology)
+
+
+_lookup_logger = logging.getLogger("nsq_fast.lookup")
+_told = Reminder(logger)
+
+
+@contextlib.contextmanager
+def _lookup(options: SourceOptions) -> Iterator[LookupPoller]:
+    """Asks the lookup services for one answer.
+
+    A poller that lasts logs a service when it begins to fail. Each of ours is new, and Spark has us ask every few
+    hundred ms; so its warnings are held back, and told every minute. Where nobody answers the error names them all.
+    """
+    _lookup_logger.addFilter(_is_no_warning)
+    poller = LookupPoller([str(each) for each in options.servers.lookupd_http], options.lookup)
+    poller.start()
+    try:
+        yield poller
+        if failure := poller.failure():
+            _told.note(f"lookup services that fail are passed over: {failure}")
     finally:
         poller.stop()
+        _lookup_logger.removeFilter(_is_no_warning)
+
+
+def _is_no_warning(record: logging.LogRecord) -> bool:
+    return record.levelno != logging.WARNING
 
 
 def _from_topology(topology: Topology) -> TopicServers:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
+from nsq_fast.spark.journal.plan import Backlogs, Depth, Offset, parse_source, source_of, topic_of
+from nsq_fast.spark.replay.logs import Resolver, TopicLogs
+from nsq_fast.spark.replay.position import Offsets, Position, TopicOffsets
+from nsq_fast.spark.replay.stream import Planner, Stretch, stretch_of
 
-from .checkpoint import SourceState, read_checkpoint
 from .discovery import TopicServers
-from .journal.backlogs import Backlogs
-from .journal.plan import Depth, Offset, parse_source, source_of, topic_of
-from .options import SourceOptions
-from .replay.log import TopicLogs
-from .replay.planning import Planner, Stretch, stretch_of
-from .replay.position import Offsets, Position, TopicOffsets
-from .replay.start import Resolver
-from .spelling import normal
+from .options import SourceOptions, normal
 
 TIMEOUT = 30.0
 
@@ -126,22 +124,35 @@ def _of_topic(topic_logs: TopicLogs, options: SourceOptions, done: Offsets | Non
 
 # The journalled reader
 
+_NEEDED = {
+    "topic": ("topic", "topicPattern"),
+    "channel": ("channel",),
+    "lookupd_http_addresses": ("lookupd_http_addresses", "nsqd_tcp_addresses"),
+}
+
 
 def _of_channels(state: SourceState, given: Mapping[str, str]) -> Iterator[Lag]:
+    known = set(map(normal, given))
+    missing = [name for name, ways in _NEEDED.items() if not known & set(map(normal, ways))]
+    if missing:
+        raise ConfigError(
+            f"{', '.join(missing)}: the checkpoint of a journalled query does not name them; give each as the query has"
+            " it: --option name=value, or lags(checkpoint, {name: value})"
+        )
     options = SourceOptions.parse(given)
     backlogs = Backlogs(options)
     try:
         depths = backlogs.all_depths()
-        servers = {topic: backlogs.servers(topic) for topic in {topic_of(source) for source in depths}}
+        servers = {topic: backlogs.servers(topic) for topic in {topic_of(each) or options.topic for each in depths}}
     finally:
         backlogs.close()
     planned = _planned(state)
     for source in sorted({*depths, *planned}):
-        topic, depth = topic_of(source), depths.get(source, Depth())
+        topic, depth = topic_of(source) or options.topic, depths.get(source, Depth())
         partition, nsqd = _place(source, servers.get(topic))
         yield Lag(
             nsqd=nsqd,
-            topic=topic or options.topic,
+            topic=topic,
             partition=partition,
             channel=options.channel,
             depth=depth.ready,
@@ -170,3 +181,66 @@ def _planned(state: SourceState) -> dict[str, int]:
     for name, rows in offset.slots.items():
         found[source_of(name)] = found.get(source_of(name), 0) + rows
     return found
+
+
+# Where a query is, by the checkpoint that Spark keeps of it: which batch it has committed, and which it has planned.
+#
+# A checkpoint has a file ``offsets/7`` when batch 7 is planned, and ``commits/7``
+# when it is done. The first holds, behind a version and Spark's settings, a line
+# for each source of the query: where the batch ends in it, "-" where it has
+# nothing of it (apache/spark: OffsetSeqLog.scala).
+
+
+_VERSION = "v1"
+_SOURCES_FROM = 2
+
+Encoded = Mapping[str, Any]
+"""An offset as one of the readers has encoded it."""
+
+
+class SourceState(NamedTuple):
+    """Where one source of a query is. The same twice while no batch runs; ``committed`` is None before the first."""
+
+    committed: Encoded | None
+    planned: Encoded
+
+
+def read_checkpoint(folder: Path) -> list[SourceState]:
+    """Of each source that is ours. Raises ConfigError when there is none."""
+    planned = _last(folder / "offsets")
+    if planned is None:
+        raise ConfigError(
+            f"checkpoint {folder}: has no offsets: it is no checkpointLocation of this machine, or its query has"
+            " planned no batch yet"
+        )
+    ends = _offsets(folder, planned)
+    done = _last(folder / "commits")
+    before = {} if done is None else _offsets(folder, done)
+    found = [SourceState(before.get(number), end) for number, end in ends.items()]
+    if not found:
+        raise ConfigError(f"checkpoint {folder}: none of its offsets is of NSQ: another source wrote it")
+    return found
+
+
+def _last(folder: Path) -> int | None:
+    names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+    return max((int(name) for name in names if name.isdecimal()), default=None)
+
+
+def _offsets(folder: Path, batch: int) -> dict[int, Encoded]:
+    """By the number of the source, those of ours."""
+    path = folder / "offsets" / str(batch)
+    lines = path.read_text().splitlines()
+    if not lines or lines[0] != _VERSION:
+        raise ConfigError(f"{path}: begins with {lines[:1]}, and only the layout {_VERSION} is known")
+    decoded = {number: _decoded(line) for number, line in enumerate(lines[_SOURCES_FROM:])}
+    return {number: offset for number, offset in decoded.items() if offset is not None}
+
+
+def _decoded(line: str) -> Encoded | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    is_ours = isinstance(found, dict) and ({"j", "batch", "slots"} <= found.keys() or "offsets" in found)
+    return found if is_ours else None

@@ -1,19 +1,20 @@
 """The options of the source and of the sink: parsed once, checked at load, and pickled into every task.
 
-An option that means the same as one of Spark's Kafka connector has the same
-name. Each value is checked on its own here; ``choice`` checks that the options
-fit the reader.
+An option that means the same as one of Spark's Kafka connector has the same name. Each value is checked on its own
+here; ``source`` checks that the options fit the reader. It needs neither pyspark nor pyarrow.
 """
 
 from __future__ import annotations
 
+import difflib
+import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple, cast
 
 from nsq_fast._version import __version__
-from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig
+from nsq_fast.config import MAX_PARTITION, Config, ConnectionConfig, LookupConfig, ProducerConfig
 from nsq_fast.errors import ConfigError, NameInvalid
 from nsq_fast.names import (
     DEFAULT_LOOKUPD_HTTP_PORT,
@@ -27,17 +28,637 @@ from nsq_fast.names import (
 )
 from nsq_fast.runtime import Endpoint, parse_endpoint
 
-from .names import HEADERS, HEADERS_AS, JSON, NAMES
-from .positions import LATEST, ByPartition, ByTopic, Positions, parse_positions, parse_times
-from .spelling import ClientOptions, milliseconds, recognise, truth, whole_number
+Parse = Callable[[str, str], Any]
+"""Of an option's name and text, its value. Raises ConfigError."""
+
+HEADERS = "headers"
+JSON, MAP = "json", "map"
+HEADERS_AS = (JSON, MAP)
+"""What the column of headers may be: the text of each header as it came, or its entries."""
+NAMES: tuple[str, ...] = (
+    "topic",
+    "partition",
+    "message_id",
+    "internal_id",
+    "trace_id",
+    "timestamp",
+    "attempts",
+    "offset",
+    "size",
+    HEADERS,
+    "body",
+    "nsqd",
+)
+"""All columns, in their order."""
+
+
+# Option names as Spark passes them on: in lower case, with text as values; and as the documentation writes them.
+#
+# Spark lower-cases the keys before Python sees them, so an option is recognised
+# by its letters and digits alone, and error messages show it as the documentation
+# writes it. Options that begin with ``nsq.`` are those of the client's configs,
+# with the same names, ranges and messages.
+#
+# A secret is only accepted under a key whose value Spark's default redaction
+# hides from plans, the web UI and the event log.
+
+
+PREFIX = "nsq."
+REDACTED = re.compile(r"(?i)secret|password|token|access[.]?key")
+"""``spark.redaction.regex``, its default."""
+
+_TLS_FIELDS = ("tls_options", "lookupd_tls_options")
+_TLS_PARTS = ("cafile", "certfile", "keyfile", "server_hostname", "verify")
+_KAFKA = {
+    "subscribe": "topic",
+    "subscribepattern": "topicPattern",
+    "assign": "topic, with startingOffsets for each partition",
+    "kafka.bootstrap.servers": "lookupd_http_addresses, or nsqd_tcp_addresses",
+    "kafka.group.id": "channel",
+    "groupidprefix": "channel",
+}
+_JSON_FIELDS = frozenset({"ext_filter"})
+
+
+def normal(key: str) -> str:
+    """A key without case and underscores: what Spark leaves of ``startingOffsets`` is found again by it."""
+    return key.lower().replace("_", "")
+
+
+def recognise(options: Mapping[str, str], known: Iterable[Option], ignored: Iterable[str] = ()) -> dict[str, str]:
+    """The options whose names do not begin with ``nsq.``, under the names in ``known``.
+
+    Raises ConfigError for one that is not known. Values are not shown: there may be a secret in a misspelt one.
+    """
+    spelt = {normal(each.name): each.name for each in known}
+    skipped = {normal(name) for name in ignored}
+    found: dict[str, str] = {}
+    for key, value in options.items():
+        if key.lower().startswith(PREFIX) or normal(key) in skipped:
+            continue
+        name = spelt.get(normal(key))
+        if name is None:
+            of_kafka = _KAFKA.get(key.lower())
+            hint = f", it is Kafka's; here it is {of_kafka}" if of_kafka else _hint(key, spelt)
+            raise ConfigError(f"unknown option {key!r}{hint}")
+        if name in found and found[name] != value:
+            raise ConfigError(f"{name}: is given twice, with and without underscores")
+        found[name] = value
+    return found
+
+
+def _hint(key: str, spelt: Mapping[str, str]) -> str:
+    with_prefix = {**spelt, **{normal(PREFIX + name): PREFIX + name for name in ("auth_secret", "tls_v1")}}
+    near = difflib.get_close_matches(normal(key), with_prefix, n=1)
+    return f"; did you mean {with_prefix[near[0]]!r}?" if near else ""
+
+
+class ClientOptions:
+    """The options that begin with ``nsq.``, shared out among the configs that know them.
+
+    Args:
+        options: all that Spark gives; the others are passed over.
+        kinds: the configs that may be asked for.
+        refused: option -> why it has no place here.
+
+    Attributes:
+        given: the names of those that were given, without the prefix.
+    """
+
+    def __init__(
+        self, options: Mapping[str, str], *kinds: type[Config], refused: Mapping[str, str] | None = None
+    ) -> None:
+        self._kinds = kinds
+        self._spelt = _spellings(kinds)
+        self._values: dict[str, Any] = {}
+        for key, value in options.items():
+            if key.lower().startswith(PREFIX):
+                self._add(key, value, refused or {})
+        self.given = frozenset(self._values)
+
+    def make(self, kind: type[Config], **defaults: Any) -> Any:
+        """A config of ``kind``. Raises ConfigError, with the option as it is written for Spark."""
+        names = kind.names()
+        values = {name: value for name, value in self._values.items() if name in names}
+        try:
+            return kind(**{**defaults, **values})
+        except ConfigError as error:
+            raise ConfigError(f"{PREFIX}{error}") from None
+
+    def _add(self, key: str, value: str, refused: Mapping[str, str]) -> None:
+        name = self._spelt.get(normal(key[len(PREFIX) :]))
+        if name is None:
+            near = difflib.get_close_matches(normal(key[len(PREFIX) :]), self._spelt, n=1)
+            raise ConfigError(
+                f"unknown option {key!r}" + (f"; did you mean {PREFIX + self._spelt[near[0]]!r}?" if near else "")
+            )
+        if name in refused:
+            raise ConfigError(f"{PREFIX}{name}: {refused[name]}")
+        whole, part = _tls_part(name)
+        if part:
+            self._values.setdefault(whole, {})[part] = _tls_value(name, part, value)
+            return
+        plain = name.removesuffix("_secret") if name not in self._field_names() else name
+        if self._is_secret(plain) and not REDACTED.search(name):
+            raise ConfigError(f"{PREFIX}{name}: Spark would show its value in plans and logs; {_instead(name)}")
+        self._values[plain] = _from_json(name, value) if plain in _JSON_FIELDS else value
+
+    def _field_names(self) -> frozenset[str]:
+        return frozenset().union(*(kind.names() for kind in self._kinds))
+
+    def _is_secret(self, name: str) -> bool:
+        return any(field.metadata["secret"] for kind in self._kinds for field in fields(kind) if field.name == name)
+
+
+def _spellings(kinds: tuple[type[Config], ...]) -> dict[str, str]:
+    names: list[str] = []
+    for each in (each for kind in kinds for each in fields(kind)):
+        names.append(each.name)
+        if each.name in _TLS_FIELDS:
+            names += [f"{each.name.removesuffix('options')}{part}" for part in _TLS_PARTS]
+        elif each.metadata["secret"] and not REDACTED.search(each.name):
+            names.append(f"{each.name}_secret")
+    return {normal(name): name for name in names}
+
+
+def _instead(name: str) -> str:
+    if name in _TLS_FIELDS:
+        stem = PREFIX + name.removesuffix("options")
+        return f"write {', '.join(stem + part for part in _TLS_PARTS)}"
+    return f"write {PREFIX}{name}_secret, whose value it hides"
+
+
+def _tls_part(name: str) -> tuple[str, str]:
+    for whole in _TLS_FIELDS:
+        stem = whole.removesuffix("options")
+        if name.startswith(stem) and name[len(stem) :] in _TLS_PARTS:
+            return whole, name[len(stem) :]
+    return name, ""
+
+
+def _tls_value(name: str, part: str, value: str) -> Any:
+    return truth(PREFIX + name, value) if part == "verify" else value
+
+
+def _from_json(name: str, value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ConfigError(f"{PREFIX}{name}={value!r}: must be JSON") from None
+
+
+def truth(name: str, value: str) -> bool:
+    """``true`` or ``false``, as Spark writes them. Raises ConfigError."""
+    if value.strip().lower() in ("true", "false"):
+        return value.strip().lower() == "true"
+    raise ConfigError(f"{name}={value!r}: must be true or false")
+
+
+def whole_number(name: str, value: str, minimum: int) -> int:
+    """Raises ConfigError unless ``value`` is a whole number, and not less than ``minimum``."""
+    try:
+        number = int(value)
+    except ValueError:
+        number = minimum - 1
+    if number < minimum:
+        raise ConfigError(f"{name}={value!r}: must be a whole number, at least {minimum}")
+    return number
+
+
+_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def milliseconds(name: str, value: str) -> int:
+    """A duration as Spark writes it: ``15m``, ``30s``, or milliseconds. Raises ConfigError."""
+    found = re.fullmatch(r"(\d+)\s*(ms|s|m|h|d)?", value.strip().lower())
+    if found is None or not int(found[1]):
+        raise ConfigError(f"{name}={value!r}: must be a duration as 15m, 30s or 500ms")
+    return int(found[1]) * _UNITS[found[2] or "ms"]
+
+
+# Where to begin and where to end, as the options say it: everywhere alike, by partition, or by topic and partition.
+#
+# The JSON is that of Spark's Kafka connector: ``{"orders": {"0": 1234, "1": -2}}``.
+# Where one topic is read its name may be left out: ``{"0": 1234, "1": -2}``.
+
+
+EARLIEST = "earliest"
+LATEST = "latest"
+EARLIEST_NUMBER = -2
+LATEST_NUMBER = -1
+
+ByPartition = Mapping[int, int]
+ByTopic = Mapping[str, ByPartition]
+Positions = Literal["earliest", "latest"] | ByPartition | ByTopic
+"""-2 is earliest there, -1 latest."""
+
+
+def parse_positions(name: str, value: str) -> Positions:
+    """``earliest``, ``latest``, or offsets. Raises ConfigError."""
+    if value.strip().lower() == EARLIEST:
+        return "earliest"
+    if value.strip().lower() == LATEST:
+        return "latest"
+    found = _parsed(value, lambda offset: offset >= EARLIEST_NUMBER)
+    if found is None:
+        raise ConfigError(
+            f'{name}={value!r}: must be earliest, latest, or JSON as {{"0": 1234, "1": -1}}, with several topics as'
+            f' {{"orders": {{"0": 1234}}}}: an offset for each partition, {EARLIEST_NUMBER} for earliest,'
+            f" {LATEST_NUMBER} for latest"
+        )
+    return found
+
+
+def parse_times(name: str, value: str) -> ByPartition | ByTopic:
+    """Milliseconds since the epoch for each partition. Raises ConfigError."""
+    found = _parsed(value, lambda time: time >= 0)
+    if found is None:
+        raise ConfigError(
+            f'{name}={value!r}: must be JSON as {{"orders": {{"0": 1700000000000}}}}: for each partition milliseconds'
+            " since the epoch"
+        )
+    return found
+
+
+def of_topic(name: str, positions: ByPartition | ByTopic, topic: str) -> ByPartition:
+    """Those of one topic. Raises ConfigError when it is not named."""
+    if not is_by_topic(positions):
+        return cast(ByPartition, positions)
+    found = cast(ByTopic, positions).get(topic)
+    if found is None:
+        raise ConfigError(f"{name}: names the topics {', '.join(map(str, sorted(positions)))}, and not {topic!r}")
+    return found
+
+
+def is_by_topic(positions: Any) -> bool:
+    """Whether they name topics."""
+    return isinstance(positions, Mapping) and any(isinstance(each, Mapping) for each in positions.values())
+
+
+def _parsed(value: str, is_valid: Callable[[int], bool]) -> ByPartition | ByTopic | None:
+    """None for what is neither."""
+    try:
+        given = json.loads(value)
+        if given and all(isinstance(each, dict) for each in given.values()):
+            by_topic = {str(topic): _by_partition(each, is_valid) for topic, each in given.items()}
+            return None if None in by_topic.values() else by_topic  # type: ignore[return-value]
+        return _by_partition(given, is_valid)
+    except (ValueError, AttributeError):
+        return None
+
+
+def _by_partition(given: Mapping[str, Any], is_valid: Callable[[int], bool]) -> ByPartition | None:
+    found = {int(partition): each for partition, each in given.items()}
+    is_good = all(
+        0 <= number <= MAX_PARTITION and type(each) is int and is_valid(each) for number, each in found.items()
+    )
+    return found if found and is_good else None
+
 
 AUTO = "auto"
 REPLAYABLE = "replayable"
 JOURNALLED = "journalled"
 READERS = (AUTO, REPLAYABLE, JOURNALLED)
+ADOPT, REFUSE, WARN = ORPHANS = ("adopt", "refuse", "warn")
+"""What becomes of rows that a query with another checkpoint has acknowledged and not committed."""
 ERROR = "error"
 STRATEGIES = (LATEST, ERROR)
 """What becomes of a partition that has nothing published at or after a starting time."""
+
+
+def _not_empty(name: str, value: str) -> str:
+    if not value.strip():
+        raise ConfigError(f"{name}: must not be empty")
+    return value.strip()
+
+
+def _url(name: str, value: str) -> str:
+    if "@" in value:  # not shown: there may be a secret in it
+        raise ConfigError(f"{name}: must hold no credentials; boto3 finds them in its environment")
+    if not value.startswith(("http://", "https://")):
+        raise ConfigError(f"{name}={value!r}: must begin with https:// or http://")
+    return value
+
+
+def _column_names(name: str, value: str) -> tuple[str, ...]:
+    return tuple(part.strip().lower() for part in value.split(","))
+
+
+def _choice(*allowed: str) -> Parse:
+    def parse(name: str, value: str) -> str:
+        if value.lower() not in allowed:
+            raise ConfigError(f"{name}={value!r}: must be {', '.join(allowed[:-1])} or {allowed[-1]}")
+        return value.lower()
+
+    return parse
+
+
+def _at_least(minimum: int) -> Parse:
+    return lambda name, value: whole_number(name, value, minimum)
+
+
+def _seconds(name: str, value: str) -> float:
+    return milliseconds(name, value) / 1000
+
+
+class Option(NamedTuple):
+    """One option. docs/spark.md has a row for each, made from what stands here (`table`).
+
+    Attributes:
+        text: what it does, for the docs.
+        default: how the docs show it.
+        field: of `SourceOptions` or `SinkOptions`; "" where several options make one field together.
+        parse: its value, of its name and its text. Raises ConfigError.
+        reader: the only one that can honour it; "" for both.
+        refusal: why the other one cannot.
+        only: `BATCHES` or `STREAMS` where it is for one of them.
+    """
+
+    name: str
+    text: str
+    default: str = ""
+    field: str = ""
+    parse: Parse | None = None
+    reader: str = ""
+    refusal: str = ""
+    only: str = ""
+
+
+BATCHES, STREAMS = "spark.read", "spark.readStream"
+_MOVED = "a channel begins and ends where it stands, and cannot be moved"
+_KEPT = "it reads again from the servers, and keeps no journal"
+
+SOURCE = (
+    Option(
+        "topic",
+        "a topic, or several with commas. A query may be given more of them, in any order, or a pattern that matches"
+        " them: what is added is read from its beginning; what its checkpoint has and the options leave out is refused",
+        "required, or `topicPattern`",
+    ),
+    Option(
+        "topicPattern",
+        "a regular expression (Python's) that the whole name of a topic matches; topics that appear are read, too",
+    ),
+    Option("channel", "its name", "required"),
+    Option("lookupd_http_addresses", "where to find the topic: `host:port`, several with commas"),
+    Option("nsqd_tcp_addresses", "the nsqds themselves in place of lookup"),
+    Option("nsqd_http_addresses", "their HTTP ports, in the same order; required with `nsqd_tcp_addresses`"),
+    Option(
+        "reader",
+        "`replayable`, `journalled`; `auto`: the second when `journal` or `consume` is given; else the first for a"
+        " topic of a redesigned cluster, the second for any other. Then it fails while no server answers, or none"
+        " knows the topic: set the reader to begin without them",
+        f"`{AUTO}`",
+        "reader",
+        _choice(*READERS),
+    ),
+    Option(
+        "startingOffsets",
+        '`earliest`, `latest` or `{"orders": {"0": 1234, "1": -2}}` (-2 earliest, -1 latest), of one topic'
+        ' `{"0": 1234}` too; for a new query only',
+        "where the channel stands; a batch: `earliest`",
+        "starting_offsets",
+        parse_positions,
+        REPLAYABLE,
+        _MOVED,
+    ),
+    Option(
+        "startingTimestamp",
+        "milliseconds since the epoch",
+        "",
+        "starting_timestamp",
+        _at_least(0),
+        REPLAYABLE,
+        _MOVED,
+    ),
+    Option(
+        "startingOffsetsByTimestamp",
+        'the same for each partition: `{"orders": {"0": 1700000000000}}`',
+        "",
+        "starting_times",
+        parse_times,
+        REPLAYABLE,
+        _MOVED,
+    ),
+    Option(
+        "startingOffsetsByTimestampStrategy",
+        "of a partition with nothing at or after that time: `latest` begins at its end (a batch of none is empty),"
+        " `error` fails",
+        f"`{LATEST}`",
+        "starting_strategy",
+        _choice(*STRATEGIES),
+        REPLAYABLE,
+        _MOVED,
+    ),
+    Option(
+        "endingOffsets",
+        "as `startingOffsets`, where it ends",
+        "the end",
+        "ending_offsets",
+        parse_positions,
+        REPLAYABLE,
+        _MOVED,
+        BATCHES,
+    ),
+    Option(
+        "endingTimestamp",
+        "as `startingTimestamp`",
+        "the end",
+        "ending_timestamp",
+        _at_least(0),
+        REPLAYABLE,
+        _MOVED,
+        BATCHES,
+    ),
+    Option(
+        "endingOffsetsByTimestamp",
+        "as `startingOffsetsByTimestamp`",
+        "the end",
+        "ending_times",
+        parse_times,
+        REPLAYABLE,
+        _MOVED,
+        BATCHES,
+    ),
+    Option(
+        "maxOffsetsPerTrigger",
+        "most messages of a micro-batch",
+        "none",
+        "max_offsets_per_trigger",
+        _at_least(1),
+        only=STREAMS,
+    ),
+    Option(
+        "maxBytesPerTrigger",
+        "most bytes of the log in a micro-batch",
+        "none",
+        "max_bytes_per_trigger",
+        _at_least(1),
+        REPLAYABLE,
+        "nsqd does not tell the sizes of messages before it delivers them",
+        STREAMS,
+    ),
+    Option(
+        "minOffsetsPerTrigger",
+        "messages that a micro-batch waits for",
+        "none",
+        "min_offsets_per_trigger",
+        _at_least(1),
+        only=STREAMS,
+    ),
+    Option(
+        "maxTriggerDelay",
+        "how long it waits for them at most: `15m`, `30s`, `500ms`",
+        "`15m`",
+        "max_trigger_delay",
+        _seconds,
+        only=STREAMS,
+    ),
+    Option(
+        "maxSlotDelay",
+        "how long a task waits for the messages that its server may send at once (2,500 by default) before it ends with"
+        " those that came: where other consumers take what was planned for it, a trickle of new ones does not keep it",
+        "`2s`",
+        "max_slot_delay",
+        _seconds,
+        JOURNALLED,
+        "it reads to the end of its range",
+    ),
+    Option("minPartitions", "fewest tasks to read a batch with", "", "min_partitions", _at_least(1)),
+    Option(
+        "failOnDataLoss",
+        "whether a query fails when what it was to read is gone; else it goes on with a warning",
+        "`true`",
+        "fail_on_data_loss",
+        truth,
+    ),
+    Option(
+        "failOnMissingTopic",
+        "whether a query that begins fails when no server knows a topic that it names (after 5 s in which it may"
+        " appear); else it goes on without, and a stream reads it when it is there",
+        "`true`",
+        "fail_on_missing_topic",
+        truth,
+    ),
+    Option("includeHeaders", "whether there is a column `headers`", "`false`"),
+    Option(
+        "headersAs",
+        "`json`: the column `headers` is a string; `map`: it is a map. Setting it adds the column",
+        f"`{JSON}`",
+        "headers_as",
+        _choice(*HEADERS_AS),
+    ),
+    Option("columns", "the columns, in this order", "all but `headers`"),
+    Option(
+        "pushFilters",
+        "from PySpark 4.1 on, whether only the parts of the logs are read that the query filters for, see below",
+        "`false`",
+        "push_filters",
+        truth,
+        REPLAYABLE,
+        "a channel has no offsets to begin and end at",
+        BATCHES,
+    ),
+    Option(
+        "journal",
+        "the folder of the journal, shared by the driver and all executors, or `s3://bucket/prefix`; required for"
+        " streams",
+        "",
+        "journal",
+        _not_empty,
+        JOURNALLED,
+        _KEPT,
+    ),
+    Option(
+        "journalEndpoint",
+        "the URL of the object store that has the journal",
+        "boto3's settings",
+        "",
+        _url,
+        JOURNALLED,
+        _KEPT,
+    ),
+    Option("journalRegion", "its region", "boto3's settings", "", _not_empty, JOURNALLED, _KEPT),
+    Option(
+        "orphans",
+        "what a query that begins does with rows that one with another checkpoint has acknowledged and not committed:"
+        " `adopt` reads them as its first batch, `refuse` fails, `warn` says so and leaves them;"
+        " [see below](#a-new-checkpoint)",
+        f"`{ADOPT}`",
+        "orphans",
+        _choice(*ORPHANS),
+        JOURNALLED,
+        _KEPT,
+        STREAMS,
+    ),
+    Option(
+        "suppressDuplicates",
+        "whether messages that were journalled already are left out when they come again",
+        "`true`",
+        "suppress_duplicates",
+        truth,
+        JOURNALLED,
+        "offsets tell duplicates apart, there are none",
+    ),
+    Option(
+        "consume",
+        "whether it acknowledges what it has read",
+        "`false`",
+        "consume",
+        truth,
+        JOURNALLED,
+        "its channel follows what was read anyhow",
+        BATCHES,
+    ),
+)
+
+SINK = (
+    Option("topic", "of all rows; without it they need a column `topic`"),
+    Option("lookupd_http_addresses", "where to publish", "one is required"),
+    Option("nsqd_tcp_addresses", "the same", "one is required"),
+    Option(
+        "columns",
+        "the columns of a table of SQL, see below",
+        "`body`, and `topic` without that option",
+        "columns",
+        _column_names,
+    ),
+    Option(
+        "traceReceipts",
+        "whether every row is traced, and not only those with a `trace_id`",
+        "`false`",
+        "trace_receipts",
+        truth,
+    ),
+    Option(
+        "traceLog",
+        "folder, on the executors, for the trace logs of the tasks; every row is traced then",
+        "",
+        "trace_log",
+        _not_empty,
+    ),
+    Option("reportPath", "folder, on the driver, that gets a report of each write", "", "report_path", _not_empty),
+    Option(
+        "idempotenceKey",
+        "redesigned, for topics with extended headers: each message has a key by which consumers know its copies,"
+        " [see below](#copies-of-a-retry)",
+        "`false`",
+        "idempotence_key",
+        truth,
+    ),
+)
+
+
+def table(options: Iterable[Option]) -> str:
+    """The rows of the docs."""
+    return "\n".join(f"| `{each.name}` | {each.default} | {_said(each)} |".replace("|  |", "| |") for each in options)
+
+
+def _said(option: Option) -> str:
+    kinds = [option.reader, {BATCHES: "for a batch", STREAMS: "for a stream"}.get(option.only, "")]
+    told = ", ".join(filter(None, kinds))
+    return f"{told}: {option.text}" if told else option.text
+
 
 # A batch ends with its window, so nsqd should not hold messages back to send more at once.
 _CONNECTION: Mapping[str, Any] = {
@@ -47,47 +668,6 @@ _CONNECTION: Mapping[str, Any] = {
 }
 # A task that fails is tried again and writes all its rows again: waiting longer for the servers costs less.
 _PRODUCER: dict[str, Any] = {"publish_timeout": 60.0, "max_pending": 32_000}
-_SOURCE_NAMES = (
-    "topic",
-    "topicPattern",
-    "channel",
-    "nsqd_tcp_addresses",
-    "nsqd_http_addresses",
-    "lookupd_http_addresses",
-    "startingOffsets",
-    "startingTimestamp",
-    "startingOffsetsByTimestamp",
-    "startingOffsetsByTimestampStrategy",
-    "endingOffsets",
-    "endingTimestamp",
-    "endingOffsetsByTimestamp",
-    "maxOffsetsPerTrigger",
-    "maxBytesPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "minPartitions",
-    "failOnDataLoss",
-    "includeHeaders",
-    "headersAs",
-    "columns",
-    "pushFilters",
-    "reader",
-    "journal",
-    "journalEndpoint",
-    "journalRegion",
-    "consume",
-    "suppressDuplicates",
-)
-_SINK_NAMES = (
-    "topic",
-    "nsqd_tcp_addresses",
-    "lookupd_http_addresses",
-    "columns",
-    "traceReceipts",
-    "traceLog",
-    "reportPath",
-    "idempotenceKey",
-)
 _SOURCE_REFUSED = {"extend_support": "leave it out: whether messages carry headers is up to the topic"}
 _SINK_REFUSED = dict.fromkeys(
     ("sample_rate", "msg_timeout", "desired_tag", "ext_filter", "extend_support"),
@@ -127,13 +707,16 @@ class SourceOptions:
         ending_offsets, ending_timestamp, ending_times: where a batch ends; all None: at what is there now.
         max_offsets_per_trigger, max_bytes_per_trigger: most rows and bytes of one micro-batch; None: no limit.
         min_offsets_per_trigger: rows that a micro-batch waits for, until it is ``max_trigger_delay`` seconds old.
+        max_slot_delay: seconds that a task waits for a window of messages to be full, before it ends with what it has.
         min_partitions: fewest tasks to split a batch into.
+        fail_on_missing_topic: whether a query that begins fails when nobody knows a topic that it names.
         columns: the columns of the rows, in order.
         headers_as: what the column of headers is, ``json`` or ``map``.
         push_filters: whether a batch reads only where rows can be that Spark filters for.
         reader: ``auto``, ``replayable`` or ``journalled``.
         journal: folder of the journal, or s3://bucket/prefix.
         object_store: of a journal that lies in one.
+        orphans: what becomes of rows in the journal that a query with another checkpoint has not committed.
         consume: whether a batch read acknowledges what it has read.
         connection, lookup: for the client.
         given: the options that were set, as they are written; those of the client begin with ``nsq.``.
@@ -155,14 +738,17 @@ class SourceOptions:
     max_bytes_per_trigger: int | None = None
     min_offsets_per_trigger: int | None = None
     max_trigger_delay: float = 900.0
+    max_slot_delay: float = 2.0
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
+    fail_on_missing_topic: bool = True
     columns: tuple[str, ...] = tuple(name for name in NAMES if name != HEADERS)
     headers_as: str = JSON
     push_filters: bool = False
     reader: str = AUTO
     journal: str | None = None
     object_store: ObjectStore = field(default_factory=ObjectStore)
+    orphans: str = ADOPT
     consume: bool = False
     suppress_duplicates: bool = True
     connection: ConnectionConfig = field(default_factory=lambda: ConnectionConfig(**_CONNECTION))
@@ -172,9 +758,8 @@ class SourceOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
         """Read the options as Spark passes them. Raises ConfigError naming the option."""
-        found = recognise(options, _SOURCE_NAMES)
+        values = _Values(recognise(options, SOURCE), SOURCE)
         client = ClientOptions(options, ConnectionConfig, LookupConfig, refused=_SOURCE_REFUSED)
-        values = _Values(found)
         topics, pattern = _topics(values)
         return cls(
             topic=",".join(topics) if pattern is None else pattern,
@@ -182,32 +767,12 @@ class SourceOptions:
             servers=_servers(values, needs_http=True),
             topics=topics,
             topic_pattern=pattern,
-            starting_offsets=values.get("startingOffsets", parse_positions),
-            starting_timestamp=values.number("startingTimestamp", 0),
-            starting_times=values.get("startingOffsetsByTimestamp", parse_times),
-            starting_strategy=values.get("startingOffsetsByTimestampStrategy", _strategy) or LATEST,
-            ending_offsets=values.get("endingOffsets", parse_positions),
-            ending_timestamp=values.number("endingTimestamp", 0),
-            ending_times=values.get("endingOffsetsByTimestamp", parse_times),
-            max_offsets_per_trigger=values.number("maxOffsetsPerTrigger", 1),
-            max_bytes_per_trigger=values.number("maxBytesPerTrigger", 1),
-            min_offsets_per_trigger=values.number("minOffsetsPerTrigger", 1),
-            max_trigger_delay=(values.get("maxTriggerDelay", milliseconds) or 900_000) / 1000,
-            min_partitions=values.number("minPartitions", 1),
-            fail_on_data_loss=values.flag("failOnDataLoss", True),
             columns=_columns(values),
-            headers_as=values.get("headersAs", _headers_as) or JSON,
-            push_filters=values.flag("pushFilters", False),
-            reader=values.get("reader", _reader) or AUTO,
-            journal=values.get("journal", _not_empty),
-            object_store=ObjectStore(
-                endpoint=values.get("journalEndpoint", _url), region=values.get("journalRegion", _not_empty)
-            ),
-            consume=values.flag("consume", False),
-            suppress_duplicates=values.flag("suppressDuplicates", True),
+            object_store=ObjectStore(values.get("journalEndpoint", _url), values.get("journalRegion", _not_empty)),
             connection=_connection(client, _CONNECTION),
             lookup=client.make(LookupConfig),
-            given=frozenset(found) | {f"nsq.{name}" for name in client.given},
+            given=values.given | {f"nsq.{name}" for name in client.given},
+            **values.fields(),
         )
 
     @property
@@ -261,21 +826,16 @@ class SinkOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
         """Read the options as Spark passes them. Raises ConfigError naming the option."""
-        found = recognise(options, _SINK_NAMES, ignored=("checkpointLocation",))
+        values = _Values(recognise(options, SINK, ignored=("checkpointLocation",)), SINK)
         client = ClientOptions(options, ConnectionConfig, LookupConfig, ProducerConfig, refused=_SINK_REFUSED)
-        values = _Values(found)
         return cls(
             servers=_servers(values, needs_http=False),
-            topic=_name(values, "topic", check_topic) if "topic" in found else None,
-            columns=values.get("columns", _column_names) or (),
-            trace_receipts=values.flag("traceReceipts", False),
-            trace_log=values.get("traceLog", _not_empty),
-            report_path=values.get("reportPath", _not_empty),
-            idempotence_key=values.flag("idempotenceKey", False),
+            topic=_name(values, "topic", check_topic) if "topic" in values.found else None,
             connection=_connection(client, {"user_agent": _CONNECTION["user_agent"]}),
             lookup=client.make(LookupConfig),
             producer=client.make(ProducerConfig, **_PRODUCER),
-            given=frozenset(found) | {f"nsq.{name}" for name in client.given},
+            given=values.given | {f"nsq.{name}" for name in client.given},
+            **values.fields(),
         )
 
     @property
@@ -285,19 +845,28 @@ class SinkOptions:
 
 
 class _Values:
-    """Options by name, parsed when they are asked for."""
+    """The options that were given, by name."""
 
-    def __init__(self, found: Mapping[str, str]) -> None:
+    def __init__(self, found: Mapping[str, str], known: Iterable[Option]) -> None:
         self.found = found
+        self._known = known
 
-    def get(self, name: str, parse: Callable[[str, str], Any]) -> Any:
+    @property
+    def given(self) -> frozenset[str]:
+        """Their names."""
+        return frozenset(self.found)
+
+    def fields(self) -> dict[str, Any]:
+        """Of those that are a field each: its value."""
+        return {
+            each.field: each.parse(each.name, self.found[each.name])
+            for each in self._known
+            if each.field and each.parse and each.name in self.found
+        }
+
+    def get(self, name: str, parse: Parse) -> Any:
+        """One of the others; None when it is not given."""
         return parse(name, self.found[name]) if name in self.found else None
-
-    def number(self, name: str, minimum: int) -> int | None:
-        return whole_number(name, self.found[name], minimum) if name in self.found else None
-
-    def flag(self, name: str, default: bool) -> bool:
-        return truth(name, self.found[name]) if name in self.found else default
 
 
 def _connection(client: ClientOptions, defaults: Mapping[str, Any]) -> ConnectionConfig:
@@ -305,20 +874,6 @@ def _connection(client: ClientOptions, defaults: Mapping[str, Any]) -> Connectio
     if connection.tls_options and not connection.tls_v1:  # who names a certificate expects TLS
         raise ConfigError(f"nsq.tls_{next(iter(connection.tls_options))}: has no effect without nsq.tls_v1=true")
     return connection
-
-
-def _not_empty(name: str, value: str) -> str:
-    if not value.strip():
-        raise ConfigError(f"{name}: must not be empty")
-    return value.strip()
-
-
-def _url(name: str, value: str) -> str:
-    if "@" in value:  # not shown: there may be a secret in it
-        raise ConfigError(f"{name}: must hold no credentials; boto3 finds them in its environment")
-    if not value.startswith(("http://", "https://")):
-        raise ConfigError(f"{name}={value!r}: must begin with https:// or http://")
-    return value
 
 
 def _name(values: _Values, option: str, check: Callable[[str], str]) -> str:
@@ -330,14 +885,9 @@ def _name(values: _Values, option: str, check: Callable[[str], str]) -> str:
         raise ConfigError(f"{option}={values.found[option]!r}: {error}") from None
 
 
-def _reader(name: str, value: str) -> str:
-    if value.lower() not in READERS:
-        raise ConfigError(f"{name}={value!r}: must be {', '.join(READERS[:-1])} or {READERS[-1]}")
-    return value.lower()
-
-
 def _columns(values: _Values) -> tuple[str, ...]:
-    with_headers = values.flag("includeHeaders", "headersAs" in values.found)
+    told = values.get("includeHeaders", truth)
+    with_headers = "headersAs" in values.found if told is None else told
     if "headersAs" in values.found and not with_headers:
         raise ConfigError("headersAs: includeHeaders=false says that there is no such column")
     if "columns" not in values.found:
@@ -352,16 +902,6 @@ def _columns(values: _Values) -> tuple[str, ...]:
     if "headersAs" in values.found and HEADERS not in columns:
         raise ConfigError(f"headersAs: has no effect, as columns={text!r} has no {HEADERS}")
     return columns
-
-
-def _headers_as(name: str, value: str) -> str:
-    if value.lower() not in HEADERS_AS:
-        raise ConfigError(f"{name}={value!r}: must be {' or '.join(HEADERS_AS)}")
-    return value.lower()
-
-
-def _column_names(name: str, value: str) -> tuple[str, ...]:
-    return tuple(part.strip().lower() for part in value.split(","))
 
 
 def _topics(values: _Values) -> tuple[tuple[str, ...], str | None]:
@@ -384,12 +924,6 @@ def _topics(values: _Values) -> tuple[tuple[str, ...], str | None]:
         ), None
     except NameInvalid as error:
         raise ConfigError(f"topic={given!r}: {error}") from None
-
-
-def _strategy(name: str, value: str) -> str:
-    if value.lower() not in STRATEGIES:
-        raise ConfigError(f"{name}={value!r}: must be {' or '.join(STRATEGIES)}")
-    return value.lower()
 
 
 def _servers(values: _Values, *, needs_http: bool) -> Servers:

@@ -1,11 +1,17 @@
-"""When a micro-batch is due: at ``minOffsetsPerTrigger`` rows, or when ``maxTriggerDelay`` is over, as with Kafka."""
+"""When a micro-batch is due, how fast it goes, and what it waits for."""
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import deque
 from typing import NamedTuple
 
+from nsq_fast.log_events import SPARK_WAIT_OVER, SPARK_WAITS
+
 from .options import SourceOptions
+
+# When a micro-batch is due: at ``minOffsetsPerTrigger`` rows, or when ``maxTriggerDelay`` is over, as with Kafka.
 
 
 class Limits(NamedTuple):
@@ -39,3 +45,79 @@ class Pace:
             return False
         self._began_at = time.monotonic()
         return True
+
+
+# How many bytes a second a query reads, for the metrics of its progress. Nothing here reads a clock.
+
+
+WINDOW = 60.0
+"""Seconds that a rate is over, at least; more where a batch took longer, or nothing came."""
+
+
+class Throughput:
+    """Bytes of the batches that are done. All times are monotonic, in seconds."""
+
+    def __init__(self) -> None:
+        self._began_at: float | None = None
+        self._done: deque[tuple[float, int]] = deque()
+
+    def begin(self, now: float) -> None:
+        """The query begins, or goes on; without effect when it has."""
+        if self._began_at is None:
+            self._began_at = now
+
+    def add(self, size: int, now: float) -> None:
+        """A batch of so many bytes is done."""
+        self.begin(now)
+        self._done.append((now, size))
+        while now - self._done[0][0] >= WINDOW:
+            self._began_at, _ = self._done.popleft()
+
+    def rate(self, now: float) -> float:
+        """Bytes a second."""
+        if self._began_at is None or now <= self._began_at:
+            return 0.0
+        return sum(size for _, size in self._done) / (now - self._began_at)
+
+
+INTERVAL = 60.0
+"""Seconds between two warnings of the same thing."""
+
+
+class Reminder:
+    """Warnings of what a query waits for, by key: the same text is not written fifty times a second."""
+
+    def __init__(self, logger: logging.Logger, interval: float = INTERVAL) -> None:
+        self._logger = logger
+        self._interval = interval
+        self._told_at: dict[str, float] = {}
+        self._since: dict[str, float] = {}
+
+    def warn(self, key: str, text: str) -> None:
+        """``text`` is so now: write it, unless it was written less than ``interval`` seconds ago."""
+        now = time.monotonic()
+        since = self._since.setdefault(key, now)
+        if now - self._told_at.get(key, float("-inf")) < self._interval:
+            return
+        self._told_at[key] = now
+        lasting = f" (for {now - since:.0f} s now)" if now > since else ""
+        self._logger.warning("%s%s", text, lasting, extra=SPARK_WAITS)
+
+    def note(self, text: str) -> None:
+        """``text`` may be so again soon, and nobody says when it is over: write it once in ``interval`` seconds."""
+        now = time.monotonic()
+        if now - self._told_at.get(text, float("-inf")) >= self._interval:
+            self._told_at[text] = now
+            self._logger.warning("%s", text, extra=SPARK_WAITS)
+
+    def over(self, key: str) -> None:
+        """It is so no more."""
+        since = self._since.pop(key, None)
+        if since is not None:
+            del self._told_at[key]
+            self._logger.warning("%s: over after %.0f s", key, time.monotonic() - since, extra=SPARK_WAIT_OVER)
+
+    def age(self, key: str) -> float | None:
+        """For how many seconds it has been so; None when it is not."""
+        since = self._since.get(key)
+        return None if since is None else time.monotonic() - since

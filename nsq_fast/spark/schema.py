@@ -1,20 +1,13 @@
-"""The columns that the source gives, in Spark's types, filled from decoded frames without a copy.
+"""The columns that the source gives, in Spark's types. Their rows, in Arrow's: ``arrow_rows``.
 
-Buffers of ``Columns`` are in Arrow's layout already and are only wrapped here.
-New buffers are made for what Spark has in another type (timestamps in
-microseconds, attempts in 32 bits) and for what is the same in each row.
+Spark asks for these in Pythons that read nothing, for which importing pyarrow would be half of their CPU.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+import json
+from collections.abc import Mapping, Sequence
 
-import msgspec
-import pyarrow as pa
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -25,201 +18,84 @@ from pyspark.sql.types import (
     StructField,
     StructType,
     TimestampType,
+    VarcharType,
 )
 
-from nsq_fast._codec import MESSAGE_ID_SIZE
-from nsq_fast._frame import Columns
+from nsq_fast.errors import ConfigError
 
-from .names import HEADERS, JSON, MAP, NAMES
+from .options import HEADERS, JSON, MAP, NAMES, REDACTED
 
-JSON_HEADER = 4
-"""The version of an ext header that is JSON."""
-
-_TIMESTAMP = pa.timestamp("us", tz="UTC")
-_TYPES: Mapping[str, tuple[pa.DataType, DataType]] = {
-    "topic": (pa.string(), StringType()),
-    "partition": (pa.int32(), IntegerType()),
-    "message_id": (pa.binary(), BinaryType()),
-    "internal_id": (pa.int64(), LongType()),
-    "trace_id": (pa.int64(), LongType()),
-    "timestamp": (_TIMESTAMP, TimestampType()),
-    "attempts": (pa.int32(), IntegerType()),
-    "offset": (pa.int64(), LongType()),
-    "size": (pa.int32(), IntegerType()),
-    HEADERS: (pa.string(), StringType()),
-    "body": (pa.binary(), BinaryType()),
-    "nsqd": (pa.string(), StringType()),
+_TYPES: Mapping[str, DataType] = {
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "message_id": BinaryType(),
+    "internal_id": LongType(),
+    "trace_id": LongType(),
+    "timestamp": TimestampType(),
+    "attempts": IntegerType(),
+    "offset": LongType(),
+    "size": IntegerType(),
+    HEADERS: StringType(),
+    "body": BinaryType(),
+    "nsqd": StringType(),
 }
 assert tuple(_TYPES) == NAMES
-_TEXT_BY_NAME = pa.map_(pa.string(), pa.string())
-_OF: Mapping[str, Mapping[str, tuple[pa.DataType, DataType]]] = {
+_OF: Mapping[str, Mapping[str, DataType]] = {
     JSON: _TYPES,
-    MAP: {**_TYPES, HEADERS: (_TEXT_BY_NAME, MapType(StringType(), StringType()))},
+    MAP: {**_TYPES, HEADERS: MapType(StringType(), StringType())},
 }
-
-
-@lru_cache
-def arrow_schema(names: tuple[str, ...] = NAMES, headers_as: str = JSON) -> pa.Schema:
-    """The Arrow schema of these columns, in this order."""
-    return pa.schema([(name, _OF[headers_as][name][0]) for name in names])
 
 
 def spark_schema(names: Sequence[str] = NAMES, headers_as: str = JSON) -> StructType:
     """The Spark schema of these columns, in this order. Every column may be null."""
-    return StructType([StructField(name, _OF[headers_as][name][1]) for name in names])
+    return StructType([StructField(name, _OF[headers_as][name]) for name in names])
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows of a batch: a part of some columns, and what is the same in each of them."""
-
-    columns: Columns
-    topic: str
-    partition: int | None
-    nsqd: str
-    is_redesigned: bool
-    first: int
-    count: int
-
-    def wrap(self, kind: pa.DataType, *buffers: Any) -> pa.Array:
-        wrapped = [None, *(pa.py_buffer(buffer) for buffer in buffers)]
-        return pa.Array.from_buffers(kind, self.count, wrapped, offset=self.first)
-
-    def repeat(self, kind: pa.DataType, value: str | int | None) -> pa.Array:
-        if value is None:
-            return pa.nulls(self.count, kind)
-        return _repeated(value, 1 << self.count.bit_length()).slice(0, self.count)
+# The options of a table that was made by ``CREATE TABLE ... USING nsq OPTIONS (...)``.
+#
+# Spark gives them to ``schema`` when the table is made: each twice, as ``topic``
+# and as ``option.topic``, among properties of the catalog's own (``provider``,
+# ``owner``). When the table is read or written it gives no options at all, only
+# the schema that is in the catalog (seen with 4.0 to 4.3). So the options are kept
+# there, in the metadata of the columns. Spark carries it to readers; to writers it
+# does with a column that is converted on INSERT, as one of ``BODY`` always is.
 
 
-@lru_cache(maxsize=64)
-def _repeated(value: str | int, count: int) -> pa.Array:
-    # pa.repeat would do, but needs ten times as long, and pandas to be imported.
-    if isinstance(value, int):
-        return pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(array("i", [value]) * count)])
-    text = value.encode()
-    offsets = array("i", (len(text) * row for row in range(count + 1)))
-    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(text * count)])
+BODY = VarcharType(2**31 - 1)
+"""The type of the body in a table that is made to be written: a text of any length, which is converted to a string."""
+
+_OPTION = "option."
+_KEY = "nsq"
 
 
-def to_batch(
-    columns: Columns,
-    names: Sequence[str] = NAMES,
-    headers_as: str = JSON,
-    *,
-    topic: str,
-    partition: int | None,
-    nsqd: str,
-    is_redesigned: bool,
-    first: int = 0,
-    count: int | None = None,
-) -> pa.RecordBatch:
-    """Make a batch of ``count`` rows (None: all that follow) from row ``first`` of ``columns`` on.
-
-    ``is_redesigned``: whether ids hold an internal and a trace id. Raises ValueError for rows beyond the last.
-    """
-    left = columns.count - first
-    count = left if count is None else count
-    if first < 0 or not 0 <= count <= left:
-        raise ValueError(f"rows {first} to {first + count} of {columns.count}")
-    rows = _Rows(columns, topic, partition, nsqd, is_redesigned, first, count)
-    fill = _FILL_MAP if headers_as == MAP else _FILL
-    schema = arrow_schema(tuple(names), headers_as)
-    return pa.RecordBatch.from_arrays([fill[name](rows) for name in names], schema=schema)
-
-
-def _message_ids(rows: _Rows) -> pa.Array:
-    return rows.wrap(pa.binary(), _id_offsets(rows.first + rows.count), rows.columns.ids)
-
-
-_known_id_offsets = array("i")
-
-
-def _id_offsets(count: int) -> memoryview:
-    """0, 16, 32...: Spark has no binary of fixed size. Kept, as it is the same for every batch."""
-    global _known_id_offsets
-    if len(_known_id_offsets) <= count:
-        _known_id_offsets = array("i", range(0, MESSAGE_ID_SIZE * (2 * count + 1), MESSAGE_ID_SIZE))
-    return memoryview(_known_id_offsets)
-
-
-def _internal_ids(rows: _Rows) -> pa.Array:
-    return rows.wrap(pa.int64(), rows.columns.internal_ids) if rows.is_redesigned else pa.nulls(rows.count, pa.int64())
-
-
-def _trace_ids(rows: _Rows) -> pa.Array:
-    return rows.wrap(pa.int64(), rows.columns.trace_ids) if rows.is_redesigned else pa.nulls(rows.count, pa.int64())
-
-
-def _timestamps(rows: _Rows) -> pa.Array:
-    return rows.wrap(pa.timestamp("ns", tz="UTC"), rows.columns.timestamps).cast(_TIMESTAMP, safe=False)
-
-
-def _offsets(rows: _Rows) -> pa.Array:
-    found = rows.columns.offsets
-    return pa.nulls(rows.count, pa.int64()) if found is None else rows.wrap(pa.int64(), found)
-
-
-def _sizes(rows: _Rows) -> pa.Array:
-    found = rows.columns.sizes
-    return pa.nulls(rows.count, pa.int32()) if found is None else rows.wrap(pa.int32(), found)
-
-
-def _headers(rows: _Rows) -> pa.Array:
-    versions = rows.columns.ext_versions
-    if versions is None:
-        return pa.nulls(rows.count, pa.string())
-    versions = versions[rows.first : rows.first + rows.count]
-    found = rows.wrap(pa.string(), rows.columns.ext_offsets, rows.columns.ext)
-    try:
-        found.validate(full=True)
-    except pa.ArrowInvalid:  # invalid UTF-8: Java would replace parts of it, and not the same parts everywhere
-        bodies = rows.wrap(pa.binary(), rows.columns.ext_offsets, rows.columns.ext)
-        found = pa.array([body.decode("utf-8", "replace") for body in bodies.to_pylist()], pa.string())
-    if versions.count(JSON_HEADER) == rows.count:
-        return found
-    import pyarrow.compute as pc  # here: few of the Pythons that import this module need it
-
-    kinds = pa.Array.from_buffers(pa.uint8(), rows.count, [None, pa.py_buffer(versions)])
-    return pc.if_else(pc.equal(kinds, JSON_HEADER), found, None)
-
-
-def _header_maps(rows: _Rows) -> pa.Array:
-    known: dict[str | None, list[tuple[str, str | None]] | None] = {None: None}
-    found = []
-    for text in _headers(rows).to_pylist():  # many messages have the same ones
-        if text not in known:
-            known[text] = _entries(text)
-        found.append(known[text])
-    return pa.array(found, _TEXT_BY_NAME)
-
-
-def _entries(text: str) -> list[tuple[str, str | None]] | None:
-    """What a header holds; None when it is no JSON object. A value that is no text is given as its JSON."""
-    try:
-        values = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        return [(name, _text(bytes(value))) for name, value in values.items()]
-    except (msgspec.MsgspecError, UnicodeError):
+def table_options(options: Mapping[str, str]) -> dict[str, str] | None:
+    """The options of a table that is being made; None when it is none. Raises ConfigError for a secret."""
+    found = {key[len(_OPTION) :]: value for key, value in options.items() if key.lower().startswith(_OPTION)}
+    if not found:
         return None
+    secrets = sorted(key for key in found if REDACTED.search(key))
+    if secrets:
+        raise ConfigError(
+            f"{secrets[0]}: the catalog would keep it in clear with the table; use CREATE TEMP VIEW, or spark.read"
+        )
+    return found
 
 
-def _text(value: bytes) -> str | None:
-    if value == b"null":
-        return None
-    return msgspec.json.decode(value, type=str) if value.startswith(b'"') else value.decode()
+def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """The schema of a table, with its options in it."""
+    kept = {_KEY: json.dumps(dict(sorted(options.items())))}
+    return StructType([StructField(each.name, each.dataType, each.nullable, kept) for each in schema.fields])
 
 
-_FILL: Mapping[str, Callable[[_Rows], pa.Array]] = {
-    "topic": lambda rows: rows.repeat(pa.string(), rows.topic),
-    "partition": lambda rows: rows.repeat(pa.int32(), rows.partition),
-    "message_id": _message_ids,
-    "internal_id": _internal_ids,
-    "trace_id": _trace_ids,
-    "timestamp": _timestamps,
-    "attempts": lambda rows: rows.wrap(pa.uint16(), rows.columns.attempts).cast(pa.int32()),
-    "offset": _offsets,
-    "size": _sizes,
-    HEADERS: _headers,
-    "body": lambda rows: rows.wrap(pa.binary(), rows.columns.body_offsets, rows.columns.body),
-    "nsqd": lambda rows: rows.repeat(pa.string(), rows.nsqd),
-}
-_FILL_MAP: Mapping[str, Callable[[_Rows], pa.Array]] = {**_FILL, HEADERS: _header_maps}
+def options_in(options: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
+    """The options, or, where Spark gives none, those in the schema of a table. Raises ConfigError without any."""
+    if options:
+        return options
+    for field in schema.fields:
+        if _KEY in field.metadata:
+            found: dict[str, str] = json.loads(field.metadata[_KEY])
+            return found
+    raise ConfigError(
+        "no option is given: Spark passes those of a table on only when CREATE TABLE names no columns; leave them out,"
+        " and choose them with the option columns"
+    )

@@ -7,30 +7,44 @@ this object again in several processes, so making it has no effect.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import importlib.util
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from types import ModuleType
+from typing import Any, NoReturn
 
-import pyarrow  # noqa: F401  # the readers need it: better missed here, where the message names the extra
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamReader,
+    InputPartition,
 )
 from pyspark.sql.types import DataType, StructType
 
-from nsq_fast.errors import ConfigError, NsqError
+from nsq_fast.errors import ConfigError, LookupFailed, NsqError
 
-from .choice import check_load, choose
-from .names import NAMES
-from .options import REPLAYABLE, SinkOptions, SourceOptions
-from .plain_errors import in_worker, plain_errors
-from .refused import RefusedStreamReader
-from .schema import spark_schema
-from .spelling import normal
-from .tables import options_in, table_options, with_options
-from .versions import StreamWriterBase
+from .discovery import TIMEOUT, TopicFinder, discover, in_cluster, known_topics, retried, unknown_topic
+from .options import (
+    AUTO,
+    BATCHES,
+    EARLIEST,
+    JOURNALLED,
+    LATEST,
+    NAMES,
+    REPLAYABLE,
+    SOURCE,
+    STREAMS,
+    SinkOptions,
+    SourceOptions,
+    is_by_topic,
+    normal,
+)
+from .schema import options_in, spark_schema, table_options, with_options
+from .versions import PUSHES_FILTERS, StreamWriterBase, in_worker, plain_errors
+
+if importlib.util.find_spec("pyarrow") is None:  # the readers import it; here the message names the extra
+    raise ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
 
 
 class NsqDataSource(DataSource):
@@ -52,7 +66,7 @@ class NsqDataSource(DataSource):
             return self._source_schema(self.source_options())
         if "channel" in map(normal, table):
             return with_options(self._source_schema(SourceOptions.parse(table)), table)
-        return with_options(_module("sink").table_schema(SinkOptions.parse(table)), table)
+        return with_options(_module("sink.plan").table_schema(SinkOptions.parse(table)), table)
 
     @plain_errors
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -79,13 +93,13 @@ class NsqDataSource(DataSource):
                 "channel: the table has one, so it was made to be read; make another without, to write to"
             )
         options = SinkOptions.parse(given)
-        writer: DataSourceArrowWriter = _module("sink").ArrowWriter(options, schema, overwrite)
+        writer: DataSourceArrowWriter = _module("sink.writer").ArrowWriter(options, schema, overwrite)
         return writer
 
     @plain_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriterBase:
         """The writer of ``df.writeStream``."""
-        writer: StreamWriterBase = _module("sink").stream_writer(self.sink_options(), schema, overwrite)
+        writer: StreamWriterBase = _module("sink.writer").stream_writer(self.sink_options(), schema, overwrite)
         return writer
 
     def source_options(self) -> SourceOptions:
@@ -115,7 +129,12 @@ class NsqDataSource(DataSource):
 
     def _checked(self, schema: StructType) -> SourceOptions:
         """The options. A schema of the user's own chooses columns by name, as the option columns does."""
-        options = SourceOptions.parse(options_in(self.options, schema))
+        given = options_in(self.options, schema)
+        if given is not self.options and "channel" not in map(normal, given):
+            raise ConfigError(
+                "channel: the table has none, so it is a sink, made to be written to; make another with one, to read"
+            )
+        options = SourceOptions.parse(given)
         names = tuple(field.name for field in schema)
         wanted = spark_schema([name for name in names if name in NAMES], options.headers_as)
         is_chosen = bool(options.given & {"columns", "includeHeaders"})
@@ -138,3 +157,159 @@ def _readers(kind: str) -> ModuleType:
 
 def _module(name: str) -> ModuleType:
     return importlib.import_module(f".{name}", __package__)
+
+
+# Choose the reader of a source from its servers and its options, and check that the options fit that reader.
+#
+# *Replayable*: a redesigned cluster keeps what was consumed, so a batch is a
+# range of offsets and can be read again. *Journalled*: anything else; what was
+# read is written to a journal of ours before its FIN is sent.
+
+
+_BATCH_ONLY = tuple(each.name for each in SOURCE if each.only == BATCHES)
+_STREAM_ONLY = tuple(each.name for each in SOURCE if each.only == STREAMS)
+_BEGINS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+_ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_NOT_FOR = {
+    REPLAYABLE: {
+        **{each.name: each.refusal for each in SOURCE if each.reader == JOURNALLED},
+        **dict.fromkeys(("nsq.sample_rate", "nsq.desired_tag", "nsq.ext_filter"), "messages left out would be missed"),
+    },
+    JOURNALLED: {each.name: each.refusal for each in SOURCE if each.reader == REPLAYABLE},
+}
+
+
+def check_load(options: SourceOptions) -> None:
+    """Check what holds for a batch and a stream alike: load does not know which is read. Raises ConfigError."""
+    for_batches = [name for name in _BATCH_ONLY if name in options.given]
+    for_streams = [name for name in _STREAM_ONLY if name in options.given]
+    if for_batches and for_streams:
+        raise ConfigError(f"{for_batches[0]} is for spark.read only, {for_streams[0]} for spark.readStream only")
+    for names in (_BEGINS, _ENDS):
+        both = [name for name in names if name in options.given]
+        if len(both) > 1:
+            raise ConfigError(f"{both[0]} and {both[1]}: only one of them may be given")
+    _check_several(options)
+    if options.min_offsets_per_trigger is None and "maxTriggerDelay" in options.given:
+        raise ConfigError("maxTriggerDelay: has no effect without minOffsetsPerTrigger")
+    least, most = options.min_offsets_per_trigger, options.max_offsets_per_trigger
+    if least is not None and most is not None and least > most:
+        raise ConfigError(f"minOffsetsPerTrigger={least}: is more than maxOffsetsPerTrigger={most}")
+    if options.ending_offsets == EARLIEST:
+        raise ConfigError("endingOffsets='earliest': there is nothing to read up to there")
+    if options.push_filters and not PUSHES_FILTERS:
+        raise ConfigError(
+            "pushFilters: Spark tells a source what it filters for from PySpark 4.1 on, and this is older"
+        )
+    if options.reader != AUTO:
+        check_reader(options, options.reader, is_stream=bool(for_streams))
+
+
+def _check_several(options: SourceOptions) -> None:
+    if not options.reads_several:
+        return
+    given = {
+        "startingOffsets": options.starting_offsets,
+        "startingOffsetsByTimestamp": options.starting_times,
+        "endingOffsets": options.ending_offsets,
+        "endingOffsetsByTimestamp": options.ending_times,
+    }
+    for name, positions in given.items():
+        if isinstance(positions, Mapping) and not is_by_topic(positions):
+            raise ConfigError(
+                f'{name}: there may be several topics, so each has to be named: {{"orders": {{"0": 1234, "1": 560}}}}'
+            )
+
+
+def check_use(options: SourceOptions, *, is_stream: bool) -> None:
+    """Raise ConfigError for options that are for the other kind of read, or contradict each other."""
+    check_load(options)
+    wrong, other = (_BATCH_ONLY, BATCHES) if is_stream else (_STREAM_ONLY, STREAMS)
+    for name in wrong:
+        if name in options.given:
+            raise ConfigError(f"{name}: is for {other} only")
+    if not is_stream and options.starting_offsets == LATEST:
+        raise ConfigError("startingOffsets='latest': there is nothing to read from there; it is for streams")
+    if options.reader != AUTO:
+        check_reader(options, options.reader, is_stream=is_stream)
+
+
+def check_reader(options: SourceOptions, reader: str, *, is_stream: bool) -> None:
+    """Raise ConfigError for an option that ``reader`` cannot honour, saying why; and for one that it lacks."""
+    for name, reason in _NOT_FOR[reader].items():
+        if name in options.given:
+            raise ConfigError(f"{name}: the {reader} reader cannot honour it: {reason}")
+    if reader == JOURNALLED and options.journal is None and (is_stream or options.consume):
+        raise ConfigError(
+            "journal: is required by the journalled reader: a folder that the driver and all executors share, or"
+            " s3://bucket/prefix, where messages are kept from their acknowledgement until Spark has committed them"
+        )
+
+
+def choose(options: SourceOptions, *, is_stream: bool) -> str:
+    """The reader that the options ask for; otherwise the replayable one where the servers and the options allow it.
+
+    Raises ConfigError; LookupFailed or HttpError when the servers do not answer in time.
+    """
+    check_use(options, is_stream=is_stream)
+    reader = options.reader
+    if reader == AUTO and options.given & {"journal", "consume"}:
+        reader = JOURNALLED
+    if reader == AUTO:
+        reader = REPLAYABLE if _can_replay(options) else JOURNALLED
+    check_reader(options, reader, is_stream=is_stream)
+    return reader
+
+
+def _can_replay(options: SourceOptions) -> bool:
+    """Whether all topics are of a redesigned cluster. Raises LookupFailed, HttpError while that cannot be told.
+
+    A guess could give the query another reader now than later, and with it another kind of offset.
+    """
+    topics = TopicFinder(options).topics(TIMEOUT)
+    if not topics:
+        raise LookupFailed(f"topicPattern={options.topic!r}: no topic matches it: create one first, or set reader")
+    known = retried(lambda left: known_topics(options, left))
+    found = {topic: _can_replay_topic(options.for_topic(topic), known) for topic in topics}
+    if len(set(found.values())) > 1:
+        replayable = sorted(topic for topic, can_replay in found.items() if can_replay)
+        raise ConfigError(
+            f"topic={options.topic!r}: a redesigned cluster has {', '.join(replayable)}, and other servers the rest:"
+            " read them by two queries, or all of them with reader=journalled"
+        )
+    return all(found.values())
+
+
+def _can_replay_topic(options: SourceOptions, known: Collection[str]) -> bool:
+    servers = discover(options)
+    if options.topic not in known or not servers.nsqds:
+        raise LookupFailed(f"{unknown_topic(options)} Create it first, or set reader: its servers say which one fits")
+    return bool(servers.leaders) and in_cluster(options, servers)
+
+
+class RefusedStreamReader(DataSourceStreamReader):
+    """Raises ``error``. An error of ``streamReader`` itself would be hidden by one of Spark's own: it calls ``stop``
+    of the reader that it did not get (pyspark 4.0 to 4.3: ``python_streaming_source_runner.py``, ``main``)."""
+
+    def __init__(self, error: NsqError) -> None:
+        self.error = error
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Raises."""
+        self._refuse()
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:
+        """Raises."""
+        self._refuse()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Raises."""
+        self._refuse()
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Raises."""
+        self._refuse()
+
+    @plain_errors
+    def _refuse(self) -> NoReturn:
+        raise self.error

@@ -10,8 +10,24 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from nsq_fast.errors import ConfigError, NsqError
+from nsq_fast.log_events import SPARK_ERROR
+
+from .pace import Reminder
+
+logger = logging.getLogger(__name__)
+
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamWriterBase
@@ -65,6 +81,7 @@ __all__ = [
     "PUSHES_FILTERS",
     "STREAMS_ARROW",
     "TELLS_START",
+    "LeftOver",
     "ReadAllAvailable",
     "ReadLimit",
     "ReadMaxRows",
@@ -77,3 +94,147 @@ __all__ = [
 def default_limit(rows: int | None) -> Any:
     """The limit of an option in rows."""
     return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+
+
+class LeftOver:
+    """Says how much a limit has left: before 4.2 Spark ends a query with ``availableNow`` after one batch, in silence.
+
+    Which trigger a query has it does not tell a source either, so others hear of it, too, once a minute.
+    """
+
+    def __init__(self, topic: str, reminder: Reminder) -> None:
+        self._key = f"topic {topic}: the limit of a batch"
+        self._reminder = reminder
+
+    def tell(self, rows: int) -> None:
+        """So many rows that wait are not in the batch that was planned."""
+        if rows:
+            self._reminder.warn(
+                self._key,
+                f"{self._key}: {rows} rows are left for the next one. With the trigger availableNow PySpark before 4.2"
+                " runs one batch: start the query again for them, or leave maxOffsetsPerTrigger out",
+            )
+        else:
+            self._reminder.over(self._key)
+
+
+# Errors of ours reach the user as one line, where Spark lets a Python data source do that.
+#
+# Spark sends the traceback of an exception from a Python worker to the driver,
+# with our message as its last line. It leaves the traceback out when
+# ``SPARK_HIDE_TRACEBACK`` is in the environment of the worker, which ends after
+# an exception in any case (pyspark: ``util.py``, ``handle_worker_exception``).
+# The traceback goes to the log of the worker, at level INFO.
+
+
+_HIDE = "SPARK_HIDE_TRACEBACK"
+_OF_WORKERS = "PYTHON_WORKER_FACTORY_"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def plain_errors(call: Callable[P, T]) -> Callable[P, T]:
+    """A method that Spark calls in a worker. It does not fit generators: see ``plainly``."""
+
+    @functools.wraps(call)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return call(*args, **kwargs)
+        except NsqError as error:
+            _hide_traceback(error)
+            raise
+
+    return wrapped
+
+
+def plainly(items: Iterator[T]) -> Iterator[T]:
+    """The items."""
+    try:
+        yield from items
+    except NsqError as error:
+        _hide_traceback(error)
+        raise
+
+
+def in_worker() -> bool:
+    """Whether Spark has started this process."""
+    return any(name.startswith(_OF_WORKERS) for name in os.environ)
+
+
+def _hide_traceback(error: NsqError) -> None:
+    if in_worker():
+        logger.info("%s", error, exc_info=True, extra=SPARK_ERROR)
+        hide_tracebacks()
+
+
+def hide_tracebacks() -> None:
+    """Of what is raised in this worker next, by Spark too."""
+    if in_worker():
+        os.environ[_HIDE] = "1"
+
+
+def show_tracebacks() -> None:
+    """As before ``hide_tracebacks``."""
+    os.environ.pop(_HIDE, None)
+
+
+# Check that the Python that Spark starts for its workers can run the source: it need not be the one of the driver.
+
+
+_TIMEOUT = 60.0
+_PROBE = """
+import sys
+if sys.version_info[:2] != {version}:
+    sys.exit("is Python %d.%d, and the driver {version[0]}.{version[1]}" % sys.version_info[:2])
+try:
+    import nsq_fast.runtime.column_producer, pyarrow, pandas  # the one that needs most of what nsq_fast depends on
+except ImportError as error:
+    sys.exit("has no " + str(error.name))
+"""
+
+
+def check_workers(spark: Any) -> None:
+    """Raise ConfigError when the workers of a session on this machine have another Python, or one without nsq_fast.
+
+    A session of Spark Connect is not looked at: its workers are the server's.
+    """
+    context = getattr(spark, "_sc", None)
+    python = getattr(context, "pythonExec", None)
+    if python is None or _is_this(python):
+        return
+    fault = _fault(python, os.environ.get("PYTHONPATH", ""))
+    if fault:
+        raise ConfigError(
+            f"the Python of Spark's workers, {python}, {fault}: set PYSPARK_PYTHON={sys.executable} in the environment"
+            " before the session is made, or install nsq-fast[spark] there"
+        )
+
+
+def _is_this(python: str) -> bool:
+    # In the same folder, too: the python of a virtual environment is a link to one that lacks its packages.
+    found = shutil.which(python)
+    return found is not None and all(
+        name(os.path.abspath(found)) == name(os.path.abspath(sys.executable))
+        for name in (os.path.dirname, os.path.realpath)
+    )
+
+
+@lru_cache
+def _fault(python: str, path: str) -> str:
+    """What is amiss with an interpreter, in words; empty for nothing. ``path``: PYTHONPATH, of which it depends."""
+    program = _PROBE.format(version=sys.version_info[:2])
+    try:
+        done = subprocess.run(
+            [python, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"cannot be started ({error})"
+    if not done.returncode:
+        return ""
+    return done.stderr.strip().rpartition("\n")[2] or f"ends with status {done.returncode}, and says nothing"

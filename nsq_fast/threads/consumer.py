@@ -1,27 +1,39 @@
-"""The Consumer of threads: handlers run on native threads, and any thread may iterate, respond and close."""
+"""The Consumer of threads: handlers run on native threads, and any thread may iterate, respond and close.
+
+It is one of gevent's in the hub thread, held in another. In a child of a fork, and where the hub thread has failed, it
+is made again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from nsq_fast._codec import Message
-from nsq_fast.errors import NotRunning
-from nsq_fast.runtime import Batch, CrossingConsumer, Cursor, OutsideConsumer, TakenBatches
+from nsq_fast.errors import ConfigError, NotRunning
+from nsq_fast.protocol.targets import TopicArgument
+from nsq_fast.runtime import Batch, BatchCursor, ConsumerOptions, CrossingConsumer, Place, TakenBatches, check_handler
 
 if TYPE_CHECKING:
+    import blinker
+    from typing_extensions import Unpack
+
+    from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig
     from nsq_fast.keywords import ConsumerKeywords
+    from nsq_fast.runtime import ConsumerStats, HubThread, TraceLog
 
 CLOSE_TIMEOUT = 30.0
 
+T = TypeVar("T")
 Handler: TypeAlias = Callable[["Consumer", Message], object]
 BatchHandler: TypeAlias = Callable[["Consumer", list[Message]], object]
+Addresses: TypeAlias = str | Iterable[str | tuple[str, int]]
 
 
-class Consumer(OutsideConsumer[Handler, BatchHandler]):
+class Consumer(ConsumerOptions):
     """Consume one topic, or several, through a channel; handlers run on native threads.
 
     There are ``handler_threads`` of them, 1 by default. Arguments, options, guarantees and errors are those of
@@ -30,14 +42,118 @@ class Consumer(OutsideConsumer[Handler, BatchHandler]):
 
     Instead of a handler, iterate: ``for message in consumer``. Asking for the next message finishes the one before.
 
-    ``give_up``, ``blocked_policy`` and receivers of signals run in the hub thread: they must not block.
+    ``give_up``, ``blocked_policy`` and receivers of signals run in the hub thread: they must not block. The sender of
+    signals is the consumer there.
     """
 
-    _taken: TakenBatches | None = None
+    if TYPE_CHECKING:
+        on_message: blinker.Signal
+        on_response: blinker.Signal
+        on_error: blinker.Signal
+        on_finish: blinker.Signal
+        on_requeue: blinker.Signal
+        on_giving_up: blinker.Signal
+        on_auth: blinker.Signal
+        on_expired: blinker.Signal
+        on_exception: blinker.Signal
+        on_order_violation: blinker.Signal
+        on_blocked: blinker.Signal
+        on_close: blinker.Signal
+        config: ConsumerConfig
+        connection_config: ConnectionConfig
+        lookup_config: LookupConfig
+        topic: str
+        topics: tuple[str, ...]
+        channel: str
+        name: str
+        given_up: int
+        nsqd_tcp_addresses: set[str]
 
-    def _handler_options(self, options: ConsumerKeywords) -> dict[str, int]:
+    def __init__(
+        self,
+        topic: TopicArgument,
+        channel: str,
+        nsqd_tcp_addresses: Addresses = (),
+        lookupd_http_addresses: Addresses = (),
+        name: str | None = None,
+        message_handler: Handler | None = None,
+        max_tries: int = 5,
+        max_in_flight: int | None = None,
+        requeue_delay: int | None = None,
+        lookupd_poll_interval: float = 60,
+        lookupd_poll_jitter: float = 0.3,
+        low_ready_idle_timeout: float = 10,
+        max_backoff_duration: float = 128,
+        backoff_on_requeue: bool = True,
+        *,
+        batch_handler: BatchHandler | None = None,
+        give_up: Callable[[Any, Message], object] | None = None,
+        blocked_policy: Any = "pause",
+        start_position: Any = None,
+        trace: TraceLog | None = None,
+        **options: Unpack[ConsumerKeywords],
+    ) -> None:
+        check_handler("message_handler", message_handler)
+        check_handler("batch_handler", batch_handler)
+        if message_handler is not None and batch_handler is not None:
+            raise ConfigError("message_handler and batch_handler are both given: choose one")
+        self._is_iterated = message_handler is None and batch_handler is None
         threads = options.get("handler_threads") or options.get("concurrency") or 1
-        return {**super()._handler_options(options), "handler_threads": threads}
+        arguments: dict[str, Any] = {
+            "topic": topic,
+            "channel": channel,
+            "nsqd_tcp_addresses": nsqd_tcp_addresses,
+            "lookupd_http_addresses": lookupd_http_addresses,
+            "name": name,
+            "message_handler": self._with_self(message_handler) if batch_handler is None else None,
+            "max_tries": max_tries,
+            "max_in_flight": max_in_flight,
+            "requeue_delay": requeue_delay,
+            "lookupd_poll_interval": lookupd_poll_interval,
+            "lookupd_poll_jitter": lookupd_poll_jitter,
+            "low_ready_idle_timeout": low_ready_idle_timeout,
+            "max_backoff_duration": max_backoff_duration,
+            "backoff_on_requeue": backoff_on_requeue,
+            "batch_handler": None if batch_handler is None else self._with_self(batch_handler),
+            "give_up": give_up,
+            "blocked_policy": blocked_policy,
+            "start_position": start_position,
+            "trace": trace,
+            **options,
+            **({"concurrency": options.get("concurrency") or 1} if self._is_iterated else {}),
+            "handler_threads": threads,
+        }
+
+        def make(thread: HubThread) -> CrossingConsumer:
+            consumer = CrossingConsumer(**arguments).live_in(thread, self._new_handlers)
+            consumer.on_close.connect(self._closed, weak=False)
+            return consumer
+
+        self._is_started = False
+        self._taken: TakenBatches | None = None
+        self._place: Place[CrossingConsumer] = Place(make, self._renewed)
+
+    def _with_self(self, handler: Any) -> Callable[[object, Any], object]:
+        return lambda consumer, item: handler(self, item)
+
+    def _renewed(self, consumer: CrossingConsumer) -> None:
+        self._is_started = False
+
+    def _call(self, function: Callable[[CrossingConsumer], T]) -> T:
+        consumer = self._place.get()
+        return self._place.thread.call(function, consumer)
+
+    def _submit(self, function: Callable[[CrossingConsumer], object]) -> None:
+        consumer = self._place.get()
+        self._place.thread.submit(function, consumer)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _READABLE or name == "given_up" or name.startswith("on_"):
+            return getattr(self._place.get(), name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.{type(self).__name__} {self.topic} {self.channel}>"
 
     # Running
 
@@ -99,7 +215,7 @@ class Consumer(OutsideConsumer[Handler, BatchHandler]):
         taken = self._taken
         if taken is None:
             raise NotRunning("the consumer is closed")
-        consumer, cursor = self._place.get(), Cursor(taken)
+        consumer, cursor = self._place.get(), BatchCursor(taken)
         try:
             while (batch := self._batches.get()) is not None:
                 cursor.begin(batch)
@@ -112,7 +228,8 @@ class Consumer(OutsideConsumer[Handler, BatchHandler]):
         if consumer.failure is not None:
             raise consumer.failure
 
-    def _new_handlers(self, consumer: CrossingConsumer) -> TakenBatches | None:
+    def _new_handlers(self) -> TakenBatches | None:
+        """Who is given the messages, made in the hub thread when the consumer starts; None: native threads."""
         if not self._is_iterated:
             return None
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
@@ -122,3 +239,57 @@ class Consumer(OutsideConsumer[Handler, BatchHandler]):
     def _closed(self, sender: object) -> None:
         if self._taken is not None:
             self._batches.put(None)
+
+    # Flow
+
+    @property
+    def max_in_flight(self) -> int:
+        """Most messages held at once, over all connections. May be set at any time; takes effect soon after."""
+        return self._place.get().max_in_flight
+
+    @max_in_flight.setter
+    def max_in_flight(self, value: int | None) -> None:
+        self.config.replace(max_in_flight=value)  # raises what is wrong with it
+        self._submit(lambda consumer: setattr(consumer, "max_in_flight", value))
+
+    def pause(self) -> None:
+        """Ask for no more messages (RDY 0), soon. What has been received is still handled."""
+        self._submit(CrossingConsumer.pause)
+
+    def resume(self) -> None:
+        """End ``pause``."""
+        self._submit(CrossingConsumer.resume)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether ``pause`` was called, and ``resume`` not since."""
+        return self._place.get().is_paused
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the consumer is started and not closed."""
+        return self._place.get().is_running
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether some connection holds 85 % of what it may get."""
+        return self._call(lambda consumer: consumer.is_starved)
+
+    @property
+    def total_ready_count(self) -> int:
+        """Sum of the RDYs last sent."""
+        return self._call(lambda consumer: consumer.total_ready_count)
+
+    @property
+    def total_in_flight(self) -> int:
+        """Messages received and not responded to."""
+        return self._call(lambda consumer: consumer.total_in_flight)
+
+    def stats(self) -> ConsumerStats:
+        """A snapshot of what was done and what is going on."""
+        return self._call(CrossingConsumer.stats)
+
+
+_READABLE = frozenset(
+    ["config", "connection_config", "lookup_config", "topic", "topics", "channel", "name", "nsqd_tcp_addresses"]
+)

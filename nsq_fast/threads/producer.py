@@ -1,17 +1,49 @@
-"""The Producer of threads: every call waits in its own thread, while the hub thread does the work."""
+"""The Producer of threads: every call waits in its own thread, while the hub thread does the work.
+
+A call checks what it can, appends a ``Request`` to a queue, wakes the hub thread, and waits for a lock that this
+releases with the result. What was handed over in one moment leaves together.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from time import monotonic
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
+from gevent._hub_local import get_hub_if_exists
+from gevent.exceptions import HubDestroyed
+
+from nsq_fast._publish_path import PlainPath, wake_all
+from nsq_fast.client.gevent_loop import run
+from nsq_fast.client.producer import Addresses
+from nsq_fast.client.publishes import (
+    NO_OPTIONS,
+    Group,
+    Publish,
+    PublishOptions,
+    check_defer,
+    check_timeout,
+    options_of,
+    owned,
+    size_of,
+)
+from nsq_fast.errors import NotRunning, PublishFailed
 from nsq_fast.log_events import EXIT_IGNORED
-from nsq_fast.protocol.wire_form import Receipt
-from nsq_fast.runtime import CrossingProducer, OutsideProducer, PublishRequest, extras_of, thread_publisher
+from nsq_fast.names import check_topic
+from nsq_fast.protocol.publishing import OK, Receipt
+from nsq_fast.runtime import HubThread, Place, Reply, TraceLog, get_ident, is_interrupting, trace_log
+from nsq_fast.runtime import Producer as GeventProducer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from nsq_fast.client.publishes import Promise
+    from nsq_fast.keywords import ProducerKeywords
 
 Body: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = Mapping[str, Any]
@@ -21,7 +53,340 @@ AllStored: TypeAlias = bytes | list[Receipt]
 logger = logging.getLogger(__name__)
 
 
-class Producer(OutsideProducer):
+FEWEST = 4
+"""Where so many threads wait for replies, requests gather: two or three are faster if each leaves at once."""
+
+LONGEST = 0.002
+"""Seconds that a request waits for the replies to others. A server that takes longer is far away, or busy."""
+
+TOLERATED, REST = 3, 0.1
+"""After so many such waits on end, so many seconds without gathering."""
+
+
+class Request:
+    """One call of publish or multipublish, on its way to the hub thread.
+
+    Args:
+        topic, defer, timeout, options: as the arguments of ``Producer.publish``.
+        content: a body as bytes, or a list of bodies.
+        waits: for room below ``max_pending``, and for a connection. Otherwise it fails where there is none.
+        needs_nsqd: it fails also where no nsqd is connected.
+        promise: gets the result, in the hub thread.
+
+    Attributes:
+        parts: what it has become in the hub thread.
+        job: what waits for room there.
+        is_cancelled: its caller was interrupted, and waits no longer.
+    """
+
+    __slots__ = (
+        "content", "defer", "is_cancelled", "job", "needs_nsqd", "options", "parts", "promise", "timeout", "topic",
+        "waits",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        topic: str,
+        content: Any,
+        defer: int | None,
+        timeout: float | None,
+        options: PublishOptions,
+        promise: Promise,
+        *,
+        waits: bool,
+        needs_nsqd: bool = False,
+    ) -> None:
+        self.topic = topic
+        self.content = content
+        self.defer = defer
+        self.timeout = timeout
+        self.options = options
+        self.promise = promise
+        self.waits = waits
+        self.needs_nsqd = needs_nsqd
+        self.parts: Sequence[Publish] = ()
+        self.job: Any = None
+        self.is_cancelled = False
+
+    @property
+    def weight(self) -> int:
+        """How many messages it is."""
+        return 1 if isinstance(self.content, bytes) else len(self.content)
+
+
+class PlainRequest(PlainPath):
+    """A Request of one body without other arguments, and what its caller, a thread, waits for: most are so."""
+
+    __slots__ = ()
+
+    defer = timeout = None
+    options = NO_OPTIONS
+    waits = True
+    needs_nsqd = False
+    weight = 1
+
+    @property
+    def promise(self) -> PlainRequest:
+        """What gets the result."""
+        return self
+
+
+class HubProducer(GeventProducer):
+    """A Producer in the hub thread that takes publishes of others. Its methods belong to that thread; others say so.
+
+    A thread that hands a request over wakes the hub thread, and both want the interpreter's lock (GIL): with sixteen
+    threads these switches take most of the time. But while replies to some of them are due in a moment, the hub thread
+    wakes up for these anyway: what others hand over meanwhile waits for that, and leaves as one command
+    (``nsq-fast bench publish --client "nsq_fast threads" --mode concurrent``).
+    """
+
+    def live_in(self, hub_thread: HubThread) -> HubProducer:
+        """Say in which thread it is; returns itself."""
+        self._hub_thread = hub_thread
+        self._requests: deque[AnyRequest] = deque()
+        self._turn, self._woken_in = 0, -1
+        self._blocked: set[PlainRequest] = set()  # threads wait for their ends
+        self._answered: list[PlainRequest] = []  # their threads are woken at the end of this turn
+        self._returning = 0  # threads that were woken together last, and may publish again
+        self._gathers_until: Any = None  # a timer; None while nothing gathers
+        self._in_vain, self._rests_until = 0, 0.0
+        self._entering: set[AnyRequest] = set()  # they wait for room in jobs of their own: nobody may pass them
+        hub_thread.close_at_exit(self)
+        hub_thread.tell_end(self)
+        return self
+
+    def body_of(self, topic: Any, body: Any, timeout: Any, defer: Any) -> bytes:
+        """The body of a publish, as bytes of its own. In any thread: it only reads.
+
+        Raises what is wrong with a topic, a body, a timeout or a delay, at once and where it was called.
+        """
+        self._check_call(topic, timeout)
+        if defer is not None:
+            check_defer(defer)
+        if body.__class__ is bytes and body:
+            data: bytes = body
+            return data
+        size_of(body)
+        return bytes(body)
+
+    def bodies_of(self, topic: Any, bodies: Any, timeout: Any) -> list[Any]:
+        """As ``body_of``, for a multipublish. What is wrong with one of the bodies is said later."""
+        self._check_call(topic, timeout)
+        return owned(bodies)
+
+    def _check_call(self, topic: Any, timeout: Any) -> None:
+        if not self.is_running:
+            raise self._not_running()
+        if timeout is not None:
+            check_timeout(timeout)
+        if topic.__class__ is not str or topic not in self._routes:
+            check_topic(topic)
+
+    def hand_over(self, request: Request) -> None:
+        """Have a request taken soon, with all others of the moment. In any thread. Raises NotRunning.
+
+        One that does not wait raises PublishFailed at once when as many are pending as may be.
+        """
+        limit = self._pending_limit
+        if not request.waits and limit.used + len(self._requests) >= limit.limit:
+            raise PublishFailed(f"publish to {request.topic!r}: {self._full()}", attempts=0)
+        self._put(request)
+
+    def hand_over_plain(self, topic: str, body: bytes) -> PlainRequest | None:
+        """Have one body taken, without other arguments. None: there is more to check; nothing was done."""
+        if not self._is_running or self._trace.is_active or topic not in self._routes or not body:
+            return None
+        request = PlainRequest(self, topic, body)
+        self._put(request)
+        return request
+
+    def _put(self, request: AnyRequest) -> None:
+        """Add a request, and wake the hub thread, unless it will look all the same.
+
+        Whatever raises in between, as handlers of Unix signals do, the next caller wakes it. Whoever finds that it was
+        woken in this turn has added before it looks, which is after it has begun another turn.
+        """
+        self._requests.append(request)
+        turn = self._turn
+        if self._woken_in != turn or self._hub_thread.is_over:
+            self._hub_thread.submit(self._take)
+            self._woken_in = turn
+
+    def _take(self) -> None:
+        self._turn += 1
+        if self._gathers_until is not None:
+            self._gathers_until.cancel()
+            self._gathers_until = None
+        requests = self._requests
+        self._wakeups.is_waking = len(requests) > 1  # they leave together
+        try:
+            while requests:
+                self._admit(requests.popleft())
+        finally:
+            self._wakeups.is_waking = False
+        if self._blocked and len(self._blocked) + self._returning >= FEWEST and monotonic() >= self._rests_until:
+            self._gathers_until = self._loop.call_later(LONGEST, self._gathered_in_vain)
+            self._woken_in = self._turn  # nobody need wake it
+            if requests:  # they came before that was said
+                self._hub_thread.submit(self._take)
+
+    def _gathered_in_vain(self) -> None:
+        """No reply has come: the server is far away, or busy. After some such waits nothing gathers for a while."""
+        self._gathers_until = None
+        self._in_vain += 1
+        if self._in_vain >= TOLERATED:
+            self._rests_until = monotonic() + REST
+        self._take()
+
+    def answered(self, requests: list[PlainRequest]) -> None:
+        """They have ended: their threads go on soon, with the others of this turn."""
+        self._blocked.difference_update(requests)
+        self._answered += requests
+        if len(self._answered) == len(requests):  # where there is no other turn this wakes them now
+            self._hub_thread.at_end_of_turn(self._wake_threads)
+
+    def _wake_threads(self) -> None:
+        answered, self._answered = self._answered, []
+        self._returning = len(answered)
+        wake_all(answered)
+        self._in_vain = 0
+        if self._gathers_until is not None:
+            self._take()
+
+    def _admit(self, request: AnyRequest) -> None:
+        """Take a request: send it, or have it wait for room. Its promise gets what goes wrong. Does not block."""
+        if request.is_cancelled:
+            return
+        if request.options is NO_OPTIONS and request.waits and request.defer is request.timeout is None:
+            usual = None if self._entering else self._prepared(request.topic, request.content, None, None)
+            if usual is not None:
+                if isinstance(request, PlainRequest):
+                    self._blocked.add(request)
+                usual.promised = request.promise
+                request.parts = (usual,)
+                usual.destination.add(usual)
+                return
+        try:
+            if isinstance(request.content, bytes):
+                parts = [self._new(request.topic, request.content, request.defer, request.timeout, request.options)]
+            else:
+                parts = self._parts(request.topic, request.content, request.timeout, request.options)
+            request.parts = parts
+            whole: Publish | Group = parts[0] if len(parts) == 1 else Group(parts)
+            whole.promised = request.promise
+            if request.needs_nsqd and (nowhere := self._sender.why_nowhere(parts[0])):
+                raise nowhere
+        except Exception as error:
+            request.promise.set_exception(error)
+            return
+        limit = self._pending_limit
+        for number, part in enumerate(parts):
+            if self._entering or not limit.fits(part.weight):
+                self._wait_or_fail(request, parts[number:])
+                return
+            limit.used += part.weight
+            part.destination.add(part)
+
+    def _wait_or_fail(self, request: AnyRequest, parts: list[Publish]) -> None:
+        if request.waits:
+            self._entering.add(request)
+            request.job = self._hub_thread.start_job(self._enter_later, request, parts)
+        else:
+            self._fail(request, PublishFailed(f"publish to {request.topic!r}: {self._full()}", attempts=0))
+
+    def _enter_later(self, request: AnyRequest, parts: list[Publish]) -> None:
+        try:
+            for part in parts:
+                run(self._wait_for_room(part))
+                part.destination.add(part)
+        except Exception as error:
+            self._fail(request, error)
+        finally:
+            self._entering.discard(request)
+            request.job = None
+
+    def _fail(self, request: AnyRequest, error: Exception) -> None:
+        """A part could not enter: those before it that were not sent will not be."""
+        is_stored = self._let_go(request)
+        if isinstance(error, PublishFailed):
+            error.possibly_stored |= is_stored
+        request.promise.set_exception(error)
+
+    def abandon(self, request: AnyRequest) -> bool:
+        """Nobody waits for it any more: what was not sent will not be. Returns whether any of it may be stored."""
+        request.is_cancelled = True
+        self._blocked.discard(request)
+        if request.job is not None:
+            request.job.kill(block=False)
+            self._entering.discard(request)  # a job that had not begun does not do it
+        return self._let_go(request)
+
+    def _let_go(self, request: AnyRequest) -> bool:
+        for part in request.parts:
+            part.group = part.promised = None
+        return self._withdraw(request.parts)
+
+    def thread_ended(self, error: NotRunning) -> None:
+        """The hub thread fails: tell those who wait for a publish, each whether it may be stored. Does not block."""
+        self._is_running, self._is_closed = False, True
+        self._gathers_until = None
+        self._wake_threads()
+        waiting = [*self._requests, *self._entering]
+        told = {id(request.promise) for request in waiting}
+        for request in waiting:
+            _fail_for_good(request.promise, error, any(part.may_be_stored for part in request.parts))
+        for part in list(self._sender.pending.publishes):
+            promise = part.promised if part.group is None else part.group.promised
+            if promise is not None and id(promise) not in told:
+                told.add(id(promise))
+                _fail_for_good(promise, error, part.group is not None or part.may_be_stored)
+
+    def close(self, timeout: float | None = None) -> None:
+        """As ``nsq_fast.Producer.close``. What was handed over before is published."""
+        self._thread.check("Producer.close()")
+        self._take()
+        super().close(timeout)
+
+    def close_from_outside(self, timeout: float | None) -> None:
+        """``close``, in any thread; where that must not wait, it only begins to."""
+        check_timeout(timeout)
+        thread = self._hub_thread
+        if is_interrupting() or get_ident() == thread.ident:
+            thread.submit(thread.start_job, self.close, timeout)
+        else:
+            thread.call(self.close, timeout)
+
+    def close_at_exit(self, timeout: float) -> int:
+        """Close within ``timeout`` seconds; return how many messages were not confirmed."""
+        if not self._is_running:
+            return 0
+        end = monotonic() + timeout
+        self._take()
+        self._sender.flush()
+        run(self._sender.pending.wait_for_none(max(0.0, end - monotonic())))
+        lost = self.count_unconfirmed()
+        self.close(0.1)
+        return lost
+
+    def count_unconfirmed(self) -> int:
+        """How many messages were handed over and are not confirmed. In the hub thread, or while that is stuck."""
+        # Of copies: a thread that turns out not to be stuck may change them meanwhile.
+        parts: set[Publish] = self._sender.pending.publishes.copy()
+        for request in list(self._entering):  # of these some parts wait for room
+            parts.update(part for part in request.parts if not part.done)
+        return sum(part.weight for part in parts) + sum(request.weight for request in list(self._requests))
+
+
+AnyRequest: TypeAlias = Request | PlainRequest
+
+
+def _fail_for_good(promise: Promise, cause: NotRunning, possibly_stored: bool) -> None:
+    error = PublishFailed(f"{cause}: nobody can say any more what became of it", possibly_stored=possibly_stored)
+    error.__cause__ = cause
+    promise.set_exception(error)
+
+
+class Producer:
     """Publishes messages, from any number of threads.
 
     Arguments, options, guarantees and errors are those of ``nsq_fast.Producer``. A method blocks the thread that calls
@@ -34,7 +399,42 @@ class Producer(OutsideProducer):
     """
 
     _is_started = False
-    _publish_plain: Callable[[Any, Any], Any] | None = None
+
+    def __init__(
+        self,
+        nsqd_tcp_addresses: Addresses = (),
+        lookupd_http_addresses: Addresses = (),
+        *,
+        trace: TraceLog = trace_log,
+        **options: Unpack[ProducerKeywords],
+    ) -> None:
+        def make(thread: HubThread) -> HubProducer:
+            return HubProducer(nsqd_tcp_addresses, lookupd_http_addresses, trace=trace, **options).live_in(thread)
+
+        self._place = Place(make, self._renewed)
+
+    def __repr__(self) -> str:
+        return repr(self._place.get())
+
+    @property
+    def nsqd_tcp_addresses(self) -> set[str]:
+        """The configured nsqds as 'host:port'."""
+        return self._place.get().nsqd_tcp_addresses
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it takes publishes."""
+        return self._place.get().is_running
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether any nsqd is connected now."""
+        return self._place.get().is_connected
+
+    def stats(self) -> dict[str, Any]:
+        """As ``nsq_fast.Producer.stats``."""
+        producer = self._place.get()
+        return self._place.thread.call(producer.stats)
 
     # Publishing
 
@@ -91,19 +491,17 @@ class Producer(OutsideProducer):
 
         The arguments are those of ``nsq_fast.Producer.publish``; ``raise_error=False`` returns a Future at once.
         """
-        if (self._publish_plain is not None and block and raise_error and defer is None) and (
-            timeout is None and key is partition is trace_id is None and headers is None and tag is None
+        if (block and raise_error and topic.__class__ is str and body.__class__ is bytes) and (
+            defer is timeout is key is partition is trace_id is None and headers is None and tag is None
         ):
-            plain: Stored | None = self._publish_plain(topic, body)
+            plain = self._publish_plain(topic, body)
             if plain is not None:
                 return plain
         producer = self._place.get()
-        body = producer.body_of(topic, body, timeout)
-        extras = extras_of(key, partition, trace_id, headers, tag)
-        promise = producer.reply() if raise_error else _Promise()
-        request = PublishRequest(
-            topic, body, defer, timeout, extras, promise, waits=block, needs_nsqd=not block, latch=promise.latch
-        )
+        body = producer.body_of(topic, body, timeout, defer)
+        options = options_of(key, partition, trace_id, headers, tag)
+        promise = Reply() if raise_error else _FuturePromise()
+        request = Request(topic, body, defer, timeout, options, promise, waits=block, needs_nsqd=not block)
         stored: Stored | Future[Stored] = self._sent(producer, request)
         return stored
 
@@ -126,10 +524,10 @@ class Producer(OutsideProducer):
         hub thread: they must not block.
         """
         producer = self._place.get()
-        body = producer.body_of(topic, body, timeout)
-        extras = extras_of(key, partition, trace_id, headers, tag)
-        promise = _Promise()
-        producer.hand_over(PublishRequest(topic, body, defer, timeout, extras, promise, waits=False))
+        body = producer.body_of(topic, body, timeout, defer)
+        options = options_of(key, partition, trace_id, headers, tag)
+        promise = _FuturePromise()
+        producer.hand_over(Request(topic, body, defer, timeout, options, promise, waits=False))
         return promise.future
 
     @overload
@@ -181,18 +579,34 @@ class Producer(OutsideProducer):
         """Publish several messages with one command, as ``nsq_fast.Producer.multipublish``."""
         producer = self._place.get()
         content = producer.bodies_of(topic, bodies, timeout)
-        extras = extras_of(key, partition, trace_id, headers, tag)
-        promise = producer.reply() if raise_error else _Promise()
-        request = PublishRequest(
-            topic, content, None, timeout, extras, promise, waits=block, needs_nsqd=not block, latch=promise.latch
-        )
+        options = options_of(key, partition, trace_id, headers, tag)
+        promise = Reply() if raise_error else _FuturePromise()
+        request = Request(topic, content, None, timeout, options, promise, waits=block, needs_nsqd=not block)
         stored: AllStored | Future[AllStored] = self._sent(producer, request)
         return stored
 
-    def _sent(self, producer: CrossingProducer, request: PublishRequest) -> Any:
+    def _publish_plain(self, topic: str, body: bytes) -> bytes | None:
+        """As ``publish``; None: it is not for this to do, and nothing was done."""
+        thread = self._place.thread
+        if get_hub_if_exists() is not None or thread.is_over:  # greenlets of the thread are not to be blocked
+            return None
+        request = self._place.get().hand_over_plain(topic, body)
+        if request is None:
+            return None
+        try:
+            request.latch.wait()
+        except BaseException:
+            if not request.is_set:  # the caller was interrupted
+                thread.submit(self._place.get().abandon, request)
+            raise
+        if request.error is not None:
+            raise request.error
+        return OK
+
+    def _sent(self, producer: HubProducer, request: Request) -> Any:
         promise: Any = request.promise
         producer.hand_over(request)
-        if isinstance(promise, _Promise):
+        if isinstance(promise, _FuturePromise):
             return promise.future
         try:
             return promise.get()
@@ -208,7 +622,6 @@ class Producer(OutsideProducer):
         producer = self._place.get()
         self._place.thread.call(producer.start)
         self._is_started = True
-        self._publish_plain = thread_publisher(producer).publish
 
     def close(self, timeout: float | None = None) -> None:
         """Publish no more; wait for the publishes that are pending, then close the connections.
@@ -227,10 +640,9 @@ class Producer(OutsideProducer):
         producer = self._place.get()
         return self._place.thread.call(producer.join, timeout, raise_error)
 
-    def _renewed(self, producer: CrossingProducer) -> None:
+    def _renewed(self, producer: HubProducer) -> None:
         if self._is_started:
             producer.start()
-            self._publish_plain = thread_publisher(producer).publish
 
     def __enter__(self) -> Producer:
         self.start()
@@ -242,10 +654,8 @@ class Producer(OutsideProducer):
         self.close()
 
 
-class _Promise:
+class _FuturePromise:
     """Gives a Future what a publish ends with."""
-
-    latch = None  # nobody waits in it
 
     def __init__(self) -> None:
         self.future: Future[Any] = Future()
@@ -267,5 +677,7 @@ def _going_on() -> Iterator[None]:
     """A callback of a Future that exits must keep nobody else's result back."""
     try:
         yield
+    except HubDestroyed:  # kept back in the middle of a callback, the loop of the hub would run on in freed memory
+        raise
     except BaseException as error:
         logger.error("%r of a callback of a Future ends nothing", error, extra=EXIT_IGNORED)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from nsq_fast._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .subscriptions import Subscription as Subscription
-    from .subscriptions import subscribe as subscribe
+    from .settings import Subscription as Subscription
+    from .settings import subscribe as subscribe
 
-_HOME = {"Subscription": "subscriptions", "subscribe": "subscriptions"}
+_HOME = {"Subscription": "settings", "subscribe": "settings"}
 
 __all__ = [*_HOME]
 

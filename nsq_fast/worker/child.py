@@ -1,37 +1,312 @@
 """One process of a worker: `python -m nsq_fast.worker.child DESCRIPTOR`, started by the supervisor and by nobody else.
 
 It is a fresh interpreter. The main thread has the hub of gevent, in which the consumers of greenlets run; those of
-threads have the hub thread, those of asyncio a loop on a thread of its own.
+threads have the hub thread, those of asyncio a loop on a thread of its own. The supervisor's socket has a native thread
+too, so that a blocked loop keeps no report from being sent.
 """
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from select import POLLIN
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from gevent import get_hub, joinall, sleep, spawn
 from gevent import signal_handler as on_signal
 from gevent.event import Event
+from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
 
-from nsq_fast.errors import NsqError
+from nsq_fast import aio, threads
+from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.log_events import CONSUMER_FAILED, WORKER_CONSUMER_CLOSED, WORKER_DRAINING, WORKER_PROGRAM_FAILED
 from nsq_fast.printable import printable
+from nsq_fast.runtime import Consumer, Reply
 
-from .event_loop import EventLoop
-from .link import Link
-from .logs import write_logs
-from .program import Running, load, of_program
-from .reports import WRONG_PROGRAM, ConsumerReport, Family, Phase, Report
-from .task import Task, unpack
+from .health import DRAIN, EXIT_GRACE, REPORT_INTERVAL, UNFINISHED, WRONG_PROGRAM, ConsumerReport, Family, Phase, Report
+from .settings import Settings, Subscription, Task, declared, unpack, write_logs
 
-logger = logging.getLogger("nsq_fast.worker")
+_start_thread = get_original("_thread", "start_new_thread")
+_poll = get_original("select", "poll")
+_new_lock = get_original("_thread", "allocate_lock")
+
+
+class Link:
+    """The socket, as a file descriptor.
+
+    Attributes:
+        report: makes the report of now; called in the link's thread, and may be set at any time.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = _new_lock()
+        self._ask_to_drain: Callable[[], object] | None = None
+        self._exit_at: float | None = None
+        self._is_supervised = True
+        self.report: Callable[[], Report] = Report
+
+    def read(self, size: int) -> bytes:
+        """Exactly so many bytes of what the supervisor sent. Raises EOFError."""
+        content = b""
+        while len(content) < size:
+            piece = os.read(self._descriptor, size - len(content))
+            if not piece:
+                raise EOFError("the supervisor has gone")
+            content += piece
+        return content
+
+    def start(self, drain_timeout: float, ask_to_drain: Callable[[], object]) -> None:
+        """Begin to report and to listen.
+
+        Args:
+            ask_to_drain: called in the link's thread, once, when the supervisor says so or has gone; whichever way it
+                goes, the process ends ``drain_timeout`` and ``EXIT_GRACE`` later.
+        """
+        self._drain_timeout = drain_timeout
+        self._ask_to_drain = ask_to_drain
+        _start_thread(self._run, ())
+
+    def expect_end(self) -> None:
+        """The process drains: it ends in time, whatever its handlers do."""
+        if self._exit_at is None:
+            self._exit_at = monotonic() + self._drain_timeout + EXIT_GRACE
+
+    def send(self) -> None:
+        """Report now. In any thread."""
+        with self._lock:  # from when it is made until it is sent: a later report is never followed by an earlier one
+            try:
+                line = self.report().line()
+            except Exception:  # when the interpreter ends, nothing can be asked; a missing report is noticed
+                return
+            self._write(line)
+
+    def _write(self, line: bytes) -> None:
+        try:
+            while line and self._is_supervised:
+                line = line[os.write(self._descriptor, line) :]
+        except OSError:  # the supervisor has gone
+            self._is_supervised = False
+
+    # In its thread
+
+    def _run(self) -> None:
+        while True:
+            self.send()
+            self._listen()
+            if self._exit_at is not None and monotonic() > self._exit_at:
+                os.write(2, b"nsq_fast.worker: handlers have not finished in time: the process ends without them\n")
+                os._exit(UNFINISHED)
+
+    def _listen(self) -> None:
+        waiting = _poll()
+        if self._is_supervised:
+            waiting.register(self._descriptor, POLLIN)
+        if waiting.poll(1000 * REPORT_INTERVAL):
+            said = self._read_some()
+            if not said:
+                self._is_supervised = False
+            if (not said or said.endswith(DRAIN)) and self._ask_to_drain is not None:
+                self.expect_end()
+                self._ask_to_drain()
+                self._ask_to_drain = None
+
+    def _read_some(self) -> bytes:
+        try:
+            return os.read(self._descriptor, 65536)
+        except OSError:
+            return b""
+
+
+READY_MADE = (Consumer, threads.Consumer, aio.Consumer)
+
+_IMPORTING = {"nsq_fast", "importlib"}
+
+
+class Running(NamedTuple):
+    """A consumer of one of the three kinds, by a name that no other one of the program has."""
+
+    name: str
+    consumer: Any
+    place: str
+
+
+def load(target: str, folder: str, settings: Settings) -> list[Running]:
+    """Import ``module`` or ``module:attribute`` from ``folder``, and make the consumers that it declares.
+
+    An attribute is a function that was declared, a Subscription, a Consumer, several of them, or a function that
+    returns such. Without one, it is all that was declared with ``subscribe``.
+
+    Raises ConfigError, and whatever the module raises.
+    """
+    module_name, _, attribute = target.partition(":")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = _imported(module_name, folder)
+    found: list[Any] = list(_named(module, attribute, target)) if attribute else list(declared())
+    if not found:
+        raise ConfigError(
+            f"{target}: there is nothing to run: declare handlers with nsq_fast.worker.subscribe, or name what is to"
+            f" be run, as in {module_name}:consumers"
+        )
+    made = [_consumer(each, settings) for each in found]
+    return list(_with_names(made))
+
+
+def _imported(name: str, folder: str) -> object:
+    """The module. That it is missing itself is said with where it was looked for."""
+    if "/" in name:
+        meant = name.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
+        raise ConfigError(f"{name} is a path: name a module, as in nsq-fast run {meant}")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a module that the program imports
+        raise ConfigError(
+            f"there is no module {error.name!r} in {folder}, nor where Python looks else: run it where"
+            f" {error.name.replace('.', '/')}.py is, or name its folder with --app-dir"
+        ) from None
+
+
+def of_program(error: Exception) -> Exception:
+    """An error of a program, its traceback without the calls from here that led into the program."""
+    at = error.__traceback__
+    while at is not None and (at.tb_frame.f_globals.get("__package__") or "").partition(".")[0] in _IMPORTING:
+        at = at.tb_next
+    return error if at is None else error.with_traceback(at)
+
+
+def _named(module: object, attribute: str, target: str) -> Iterator[Any]:
+    value: Any = module
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            raise ConfigError(f"{target}: {value!r} has no {part!r}")
+        value = getattr(value, part)
+    yield from _flat(value, target)
+
+
+def _flat(value: Any, target: str, may_call: bool = True) -> Iterator[Any]:
+    if isinstance(value, (Subscription, *READY_MADE)):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _flat(each, target)
+    elif callable(value) and declared(value):
+        yield from declared(value)
+    elif callable(value) and may_call:
+        yield from _flat(value(), target, may_call=False)
+    else:
+        raise ConfigError(
+            f"{target}: {value!r} cannot be run: it must be declared with subscribe, a Consumer of nsq_fast,"
+            " nsq_fast.threads or nsq_fast.aio, a list of these, or a function that returns them"
+        )
+
+
+def _consumer(found: Any, settings: Settings) -> tuple[Any, str]:
+    if not isinstance(found, Subscription):
+        return found, "asyncio" if isinstance(found, aio.Consumer) else "gevent"
+    place = found.place_of(settings.worker.handlers)
+    kinds: dict[str, Any] = {"gevent": Consumer, "threads": threads.Consumer, "asyncio": aio.Consumer}
+    handler = {"batch_handler" if found.batch else "message_handler": found.handler}
+    try:
+        return kinds[place](found.topic, found.channel, **handler, **settings.options_of(found)), place
+    except (TypeError, ConfigError) as error:
+        raise ConfigError(f"{found.name}: {error}") from error
+
+
+def _with_names(made: list[tuple[Any, str]]) -> Iterator[Running]:
+    taken: set[str] = set()
+    for consumer, place in made:
+        plain = f"{consumer.topic}/{consumer.channel}"
+        name = next(name for number in count(1) if (name := plain if number == 1 else f"{plain}#{number}") not in taken)
+        taken.add(name)
+        yield Running(name, consumer, place)
+
 
 _BEAT = 1.0
+
+
+class EventLoop:
+    """Runs asyncio Consumers until it is told to close them. Its methods belong to the main greenlet.
+
+    Args:
+        on_end: called, in the loop's thread, with the error of a consumer that ended by itself, or None.
+
+    Attributes:
+        beat: when the loop last turned; monotonic.
+    """
+
+    def __init__(self, consumers: Sequence[Any], on_end: Callable[[BaseException | None], object]) -> None:
+        self._consumers = consumers
+        self._on_end = on_end
+        self._started = Reply()
+        self._ended = Reply()
+        self._close_timeout = 0.0
+        self.beat = monotonic()
+
+    def start(self) -> None:
+        """Start all; return when they are started. Raises what the first one raised that could not."""
+        _start_thread(self._run, ())
+        self._started.get()
+
+    def begin_closing(self, timeout: float) -> None:
+        """Close all at once, within ``timeout`` seconds. Does not block."""
+        self._close_timeout = timeout
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+    def wait(self) -> None:
+        """Wait until all are closed."""
+        self._ended.wait()
+
+    # In the thread
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            if not self._started.is_set:
+                self._started.set_exception(error)
+            self._on_end(error)
+        finally:
+            self._ended.set()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        for consumer in self._consumers:
+            await consumer.start()
+        self._started.set()
+        tasks = [asyncio.create_task(self._watch(consumer)) for consumer in self._consumers]
+        tasks.append(asyncio.create_task(self._beat()))
+        await self._stop.wait()
+        await asyncio.gather(*(consumer.close(timeout=self._close_timeout) for consumer in self._consumers))
+        for task in tasks:
+            task.cancel()
+
+    async def _watch(self, consumer: Any) -> None:
+        try:
+            await consumer.join()
+        except Exception as error:
+            self._on_end(error)
+        else:
+            if not self._stop.is_set():
+                self._on_end(None)
+
+    async def _beat(self) -> None:
+        while True:
+            self.beat = monotonic()
+            await asyncio.sleep(_BEAT)
+
+
+logger = logging.getLogger("nsq_fast.worker")
 
 
 class Child:
@@ -46,15 +321,15 @@ class Child:
         self._phase = Phase.STARTING
         self._failure = ""
         self._stopping = Event()
+        self._waker: Any = get_hub().loop.async_()  # its ``send`` sets ``_stopping`` from any thread
+        self._waker.start(self._stopping.set)
         self._is_consuming = False
         self._beat = monotonic()
 
     def run(self) -> int:
         """Run until it is asked to end, or a consumer ends by itself; return the exit code."""
-        waker: Any = get_hub().loop.async_()
-        waker.start(self._stopping.set)
         self._link.report = self._report
-        self._link.start(self._task.settings.worker.drain_timeout, lambda: self._asked_to_drain(waker))
+        self._link.start(self._task.settings.worker.drain_timeout, self._asked_to_drain)
         on_signal(signal.SIGTERM, self._stopping.set)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         try:
@@ -70,11 +345,11 @@ class Child:
         self._drain()
         return 1 if self._failure else 0
 
-    def _asked_to_drain(self, waker: Any) -> None:
+    def _asked_to_drain(self) -> None:
         """In the link's thread. A program that is being imported holds no message, and may take long."""
         if not self._is_consuming:
             os._exit(0)
-        waker.send()
+        self._waker.send()
 
     def _load(self) -> None:
         self._running = load(self._task.target, self._task.folder, self._task.settings)
@@ -88,9 +363,7 @@ class Child:
                 running.consumer.start(block=False)
                 spawn(self._watch, running)
         if in_loop:
-            waker: Any = get_hub().loop.async_()
-            waker.start(self._stopping.set)
-            self._loop = EventLoop(in_loop, lambda error: self._ended_by_itself("a consumer of asyncio", error, waker))
+            self._loop = EventLoop(in_loop, lambda error: self._ended_by_itself("a consumer of asyncio", error))
             self._loop.start()
 
     def _failed_to_start(self, error: Exception) -> None:
@@ -109,18 +382,15 @@ class Child:
         except Exception as failure:
             error = failure
         if self._phase is not Phase.DRAINING:
-            self._ended_by_itself(running.name, error, None)
+            self._ended_by_itself(running.name, error)
 
-    def _ended_by_itself(self, name: str, error: BaseException | None, waker: Any) -> None:
-        """A consumer has closed: a new process takes the place of this one, after the others have been drained."""
+    def _ended_by_itself(self, name: str, error: BaseException | None) -> None:
+        """In any thread: a consumer has closed. When the others are drained, a new process takes the place of this."""
         if self._phase is Phase.DRAINING:
             return
         self._failure = f"{name} has closed: {printable(str(error)) if error else 'the program closed it'}"
         logger.error("%s; the process ends", self._failure, extra=CONSUMER_FAILED)
-        if waker is None:
-            self._stopping.set()
-        else:
-            waker.send()
+        self._waker.send()
 
     def _beat_on(self) -> None:
         while True:
@@ -162,7 +432,8 @@ class Child:
 def _consumer_report(running: Running) -> ConsumerReport:
     stats = running.consumer.stats()
     connected = sum(each.is_connected for each in stats.connections)
-    return ConsumerReport(running.name, stats.is_running, connected, len(stats.connections))
+    counts = stats.totals.finished, stats.totals.requeued, stats.in_flight
+    return ConsumerReport(running.name, stats.is_running, connected, len(stats.connections), *counts)
 
 
 def _collected(running: Sequence[Running]) -> Any:

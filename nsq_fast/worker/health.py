@@ -1,10 +1,98 @@
-"""Whether a worker is alive and ready, from what its processes said last. Functions of that and of the time."""
+"""What a process of a worker says of itself, one line of JSON each second and at every turn of its life, and what
+follows from that: whether the worker is alive and ready, and its metrics added up. Functions of reports and the time.
+"""
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from .reports import Report
+import msgspec
+
+REPORT_INTERVAL = 1.0
+"""Seconds between reports."""
+
+WRONG_PROGRAM = 78
+"""Exit code of a process whose module cannot be imported or declares nothing to run (EX_CONFIG)."""
+
+UNFINISHED = 75
+"""Exit code of a process that had to end before its handlers had finished (EX_TEMPFAIL)."""
+
+EXIT_GRACE = 3.0
+"""Seconds that a process has after ``drain_timeout`` to close its connections and end by itself."""
+
+DRAIN = b"drain\n"
+"""What the supervisor asks of a process. There is nothing else to ask, and the end of the socket says the same."""
+
+
+class Phase(str, enum.Enum):
+    """Where a process is in its life."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    DRAINING = "draining"
+
+
+class ConsumerReport(msgspec.Struct, frozen=True):
+    """One consumer: how many of its targets, nsqds or partitions, it is connected to."""
+
+    name: str
+    is_running: bool
+    connected: int
+    targets: int
+    finished: int = 0
+    requeued: int = 0
+    in_flight: int = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether messages can arrive."""
+        return self.is_running and self.connected > 0
+
+    def __str__(self) -> str:
+        if not self.is_running:
+            return f"{self.name} does not run"
+        return f"{self.name} is connected to {self.connected} of {self.targets}"
+
+
+class Family(msgspec.Struct, frozen=True):
+    """One metric of prometheus_client with its samples: name, labels, value."""
+
+    name: str
+    help: str
+    kind: str
+    samples: list[tuple[str, dict[str, str], float]]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """One report.
+
+    Attributes:
+        loop_age: seconds since the event loops of the process last turned.
+        metrics: of now.
+        failure: why it is about to end by itself; empty when it is not.
+    """
+
+    phase: Phase = Phase.STARTING
+    loop_age: float = 0.0
+    consumers: list[ConsumerReport] = []
+    metrics: list[Family] = []
+    failure: str = ""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether messages can arrive at each of its consumers."""
+        return self.phase is Phase.RUNNING and bool(self.consumers) and all(each.is_ready for each in self.consumers)
+
+    def line(self) -> bytes:
+        """As it is sent."""
+        return msgspec.json.encode(self) + b"\n"
+
+
+def parse_report(line: bytes) -> Report:
+    """A report from its line."""
+    return msgspec.json.decode(line, type=Report)
 
 
 class ProcessState(NamedTuple):
@@ -75,3 +163,62 @@ def _what_is_missing(process: ProcessState) -> list[str]:
     head = f"process {process.number} (pid {process.pid})"
     waiting = [f"{head}: {each}" for each in process.report.consumers if not each.is_ready]
     return waiting or [f"{head} is {process.report.phase.value}"]
+
+
+KEPT = ("counter", "histogram", "summary")
+"""Kinds of metrics that count: what a process has counted is counted when it has ended."""
+
+HIGHEST = (
+    "nsq_fast_consumer_backoff_level", "nsq_fast_consumer_backoff_seconds", "nsq_fast_consumer_paused",
+    "nsq_fast_consumer_running", "nsq_fast_consumer_starved", "process_start_time_seconds",
+    "process_max_fds", "python_info",
+)  # fmt: skip
+"""Gauges of which the highest is shown. The others are added up."""
+
+_CREATED = "_created"
+
+Labels = tuple[tuple[str, str], ...]
+Sums = dict[str, tuple[Family, dict[tuple[str, Labels], float]]]
+
+
+class Totals:
+    """What processes that have ended had counted. It never changes: threads may read it.
+
+    There are as many series as one process has.
+    """
+
+    def __init__(self, past: Sums | None = None) -> None:
+        self._past: Sums = past or {}
+
+    def with_ended(self, metrics: Iterable[Family]) -> Totals:
+        """These, and what another process had counted when it reported last."""
+        sums = self._copy()
+        _add(sums, (each for each in metrics if each.kind in KEPT))
+        return Totals(sums)
+
+    def _copy(self) -> Sums:
+        return {name: (family, dict(values)) for name, (family, values) in self._past.items()}
+
+    def now(self, processes: Iterable[Iterable[Family]]) -> list[Family]:
+        """The sums of those that run, and of what those that have ended had counted."""
+        sums = self._copy()
+        for metrics in processes:
+            _add(sums, metrics)
+        return [
+            Family(family.name, family.help, family.kind, [(name, dict(labels), value) for (name, labels), value in
+                                                           values.items()])
+            for family, values in sums.values()
+        ]  # fmt: skip
+
+
+def _add(sums: Sums, metrics: Iterable[Family]) -> None:
+    for family in metrics:
+        _, values = sums.setdefault(family.name, (family, {}))
+        for name, labels, value in family.samples:
+            if name.endswith(_CREATED):
+                continue
+            key = name, tuple(sorted(labels.items()))
+            if family.name in HIGHEST:
+                values[key] = max(value, values.get(key, value))
+            else:
+                values[key] = value + values.get(key, 0.0)

@@ -1,25 +1,119 @@
-"""The configuration of a worker, from flags, the environment and a TOML file, checked before anything starts.
+"""What a worker is told: the handlers that a program declares, and options from flags, the environment and a TOML file,
+checked before anything starts.
 
 What is named in several places counts where it stands first in this order: a flag, ``NSQ_FAST_...`` in the
 environment, ``[subscription."topic/channel"]`` in the file, ``[consumer]`` or ``[worker]`` in the file, the
 declaration in the program, the default.
+
+Programs import this to declare: it connects nothing, and does not import gevent.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
+import inspect
+import logging
+import os
+import pickle
+import struct
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, WorkerConfig, refuse_unknown
+from nsq_fast.config import HANDLER_PLACES, ConnectionConfig, ConsumerConfig, LookupConfig, WorkerConfig, refuse_unknown
 from nsq_fast.errors import ConfigError, NameInvalid
-from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, listed, parse_addresses
+from nsq_fast.logs import NO_EVENT, JsonFormatter, make_handler
+from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, check_channel, check_topic, listed, parse_addresses
 
-from .subscriptions import ARGUMENTS, CONSUMER_OPTIONS, Subscription
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from nsq_fast.keywords import SubscriptionKeywords
+
+H = TypeVar("H", bound=Callable[..., Any])
+
+ARGUMENTS = frozenset(("nsqd_tcp_addresses", "lookupd_http_addresses", "start_position", "give_up", "blocked_policy"))
+"""What a Consumer takes beside its options."""
+
+CONSUMER_OPTIONS = ARGUMENTS.union(*(config.names() for config in (ConsumerConfig, ConnectionConfig, LookupConfig)))
+PLACES = (*HANDLER_PLACES, "asyncio")
+
+_declared: list[Subscription] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Subscription:
+    """A handler and what it is to consume.
+
+    Attributes:
+        handler: as ``message_handler`` of a Consumer, or as ``batch_handler`` with ``batch``.
+        place: where it runs: gevent, threads or asyncio; None: asyncio for a coroutine function, threads where
+            ``handler_threads`` is given, otherwise as the worker's option ``handlers`` says.
+        options: of the Consumer, as declared.
+    """
+
+    topic: str
+    channel: str
+    handler: Callable[..., Any]
+    batch: bool = False
+    place: str | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What it is called in logs, metrics and configuration: ``topic/channel``."""
+        return f"{self.topic}/{self.channel}"
+
+    def place_of(self, handlers: str) -> str:
+        """Where the handler runs, with the worker's option ``handlers``."""
+        if self.place is not None:
+            return self.place
+        if _is_coroutine_function(self.handler):
+            return "asyncio"
+        return "threads" if self.options.get("handler_threads") else handlers
+
+
+def subscribe(
+    topic: str, channel: str, *, batch: bool = False, place: str | None = None, **options: Unpack[SubscriptionKeywords]
+) -> Callable[[H], H]:
+    """Declare that a function handles the messages of a topic and channel; it is returned as it is.
+
+    Args:
+        batch: it takes a list of messages, as a ``batch_handler``.
+        place: where it runs, see ``Subscription``.
+        options: of ``nsq_fast.Consumer``. Where the servers are may be left to the configuration of the worker.
+
+    Raises ConfigError or NameInvalid for what is wrong, where it is declared.
+    """
+    check_topic(topic)
+    check_channel(channel)
+    refuse_unknown(options, CONSUMER_OPTIONS)
+    if place is not None and place not in PLACES:
+        raise ConfigError(f"place={place!r}: must be one of {', '.join(PLACES)}, or None")
+
+    def declare(handler: H) -> H:
+        if not callable(handler):
+            raise ConfigError(f"subscribe({topic!r}, {channel!r}): {handler!r} cannot be called")
+        if place not in (None, "asyncio") and _is_coroutine_function(handler):
+            raise ConfigError(f"place={place!r}: {handler!r} is a coroutine function, which runs with asyncio only")
+        _declared.append(Subscription(topic, channel, handler, batch, place, {**options}))
+        return handler
+
+    return declare
+
+
+def declared(handler: object = None) -> list[Subscription]:
+    """All that were declared in this interpreter, or those of one handler."""
+    return [each for each in _declared if handler is None or each.handler is handler]
+
+
+def _is_coroutine_function(handler: Any) -> bool:
+    """Also of an object whose class has an ``async def __call__``."""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
 
 PREFIX = "NSQ_FAST_"
 FILE_VARIABLE = "NSQ_FAST_CONFIG"
@@ -167,3 +261,58 @@ def _check_alone(name: str, value: Any) -> None:
         for config in _CONFIGS:
             if name in config.names():
                 config.of({name: value})
+
+
+_LENGTH = struct.Struct("!I")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """All that a process has to know.
+
+    Attributes:
+        target, folder: what to run, see ``program.load``.
+        is_check: whether the process shall only say what it would run.
+    """
+
+    target: str
+    folder: str
+    settings: Settings
+    is_check: bool = False
+
+
+def pack(task: Task) -> bytes:
+    """A task as it is sent. It may hold secrets, so that it is neither an argument nor in the environment."""
+    content = pickle.dumps(task)
+    return _LENGTH.pack(len(content)) + content
+
+
+def unpack(read: Callable[[int], bytes]) -> Task:
+    """A task that ``pack`` made; ``read`` gives so many bytes. Only for what the supervisor sends."""
+    (length,) = _LENGTH.unpack(read(_LENGTH.size))
+    task: Task = pickle.loads(read(length))
+    return task
+
+
+TEXT = "%(asctime)s %(levelname)s [%(process)d] %(name)s %(event)s: %(message)s"
+
+
+def write_logs(config: WorkerConfig) -> None:
+    """Have all log records written to stderr, as the options say. Repeats are limited of those of nsq_fast only: what
+    a program says is its own business."""
+    ours, others = make_handler(config.log_format), make_handler(config.log_format, first=0)
+    ours.addFilter(_is_ours)
+    others.addFilter(lambda record: not _is_ours(record))
+    for handler in (ours, others):
+        handler.setFormatter(_formatter(config.log_format))
+    logging.basicConfig(handlers=[ours, others], level=config.log_level.upper(), force=True)
+
+
+def _formatter(log_format: str) -> logging.Formatter:
+    if log_format == "json":
+        return JsonFormatter({"process": os.getpid()})
+    return logging.Formatter(TEXT, defaults={"event": NO_EVENT})
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return record.name.partition(".")[0] == "nsq_fast"

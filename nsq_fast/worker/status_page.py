@@ -1,25 +1,92 @@
-"""What a worker answers to probes and to Prometheus, from the last snapshot that the supervisor took."""
+"""The HTTP of a worker, in native threads of the supervisor: what it answers to browsers, to probes and to Prometheus,
+from the last snapshot that the supervisor took."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from html import escape
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import WORKER_LISTENING
 from nsq_fast.names import parse_listen_address
 
-from .health import Snapshot, Verdict, liveness, readiness
-from .reports import Family
-from .status_server import TEXT, Answer, StatusServer
-from .totals import Totals
+from .health import Family, Snapshot, Totals, Verdict, liveness, readiness
 
 logger = logging.getLogger(__name__)
 
+TEXT = "text/plain; charset=utf-8"
+HTML = "text/html; charset=utf-8"
 JSON = "application/json"
+REQUEST_TIMEOUT = 10.0
+RATE_SECONDS = 5
+"""Rates are those over about so long."""
+
+
+class Answer(NamedTuple):
+    """What is answered."""
+
+    status: int
+    body: str | bytes
+    kind: str = TEXT
+
+
+class _Server(ThreadingHTTPServer):
+    """Answers requests; listens as soon as it is made. Raises OSError when it cannot.
+
+    Args:
+        address: host and port; an empty host for all interfaces.
+        pages: by path; each is made anew for each request, in a thread of its own.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], pages: Mapping[str, Callable[[], Answer]]) -> None:
+        host, _ = address
+        if not host and socket.has_dualstack_ipv6():
+            listening = socket.create_server(("", address[1]), family=socket.AF_INET6, dualstack_ipv6=True)
+        else:
+            listening = socket.create_server(address, family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        super().__init__(listening.getsockname(), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self.port = listening.getsockname()[1]
+        self.pages = pages
+        threading.Thread(target=self.serve_forever, name="nsq_fast status", daemon=True).start()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is none."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = REQUEST_TIMEOUT
+    server_version = "nsq-fast"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        make = self.server.pages.get(self.path.partition("?")[0])
+        known = " ".join(self.server.pages)
+        page = make() if make is not None else Answer(404, f"there is no such page; there are {known}\n")
+        body = page.body.encode() if isinstance(page.body, str) else page.body
+        self.send_response(page.status)
+        self.send_header("Content-Type", page.kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Probes come every few seconds."""
 
 
 class StatusPage:
@@ -28,24 +95,36 @@ class StatusPage:
     Args:
         timeout: ``alive_timeout``.
 
-    Attributes:
-        shown: of now: the processes, and what those that have ended had counted. The supervisor replaces it, and the
-            threads of requests read it.
+    The supervisor says how it is with ``show``; the threads of requests read what it said last.
     """
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._server: StatusServer | None = None
-        self.shown = Snapshot(monotonic()), Totals()
+        self._server: _Server | None = None
+        self._now = Snapshot(monotonic())
+        self._earlier = deque([self._now], RATE_SECONDS + 1)
+        self._past = Totals()
+
+    def show(self, snapshot: Snapshot, past: Totals) -> None:
+        """Answer from these: the processes of now, and what those that have ended had counted."""
+        self._past = past
+        self._now = snapshot
+        if snapshot.at - self._earlier[-1].at >= 1.0:
+            self._earlier.append(snapshot)
 
     def listen(self, address: str | None) -> None:
         """Serve at ``host:port`` or ``:port``; None: nowhere. Raises ConfigError."""
         if address is None:
             return
         host, port = parse_listen_address(address, "http")
-        pages = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}
+        pages = {
+            "/": lambda: Answer(200, self.html(), HTML),
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+            "/metrics": self._metrics,
+        }
         try:
-            self._server = StatusServer((host, port), pages)
+            self._server = _Server((host, port), pages)
         except OSError as error:
             raise ConfigError(f"http={address!r}: cannot listen there: {error.strerror or error}") from error
         logger.info(
@@ -55,19 +134,25 @@ class StatusPage:
     def close(self) -> None:
         """Serve no longer."""
         if self._server is not None:
-            self._server.close()
+            self._server.shutdown()
+            self._server.server_close()
+
+    def html(self) -> str:
+        """The page for people."""
+        now = self._now
+        return _html(now, self._earlier[0], readiness(now, monotonic(), self._timeout))
 
     def _healthz(self) -> Answer:
-        return self._answer(liveness(self.shown[0], monotonic(), self._timeout))
+        return self._answer(liveness(self._now, monotonic(), self._timeout))
 
     def _readyz(self) -> Answer:
-        return self._answer(readiness(self.shown[0], monotonic(), self._timeout))
+        return self._answer(readiness(self._now, monotonic(), self._timeout))
 
     def _answer(self, verdict: Verdict) -> Answer:
         status = 200 if verdict.is_well else 503
         processes = [
             {"number": each.number, "pid": each.pid, "phase": each.report.phase.value, "leaving": each.is_leaving}
-            for each in self.shown[0].processes
+            for each in self._now.processes
         ]
         body = {"ok": verdict.is_well, "reasons": verdict.reasons, "processes": processes}
         return Answer(status, json.dumps(body) + "\n", JSON)
@@ -77,7 +162,7 @@ class StatusPage:
             from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
         except ImportError:
             return Answer(501, "metrics need prometheus-client: pip install 'nsq-fast[metrics]'\n", TEXT)
-        snapshot, past = self.shown
+        snapshot, past = self._now, self._past
         families = [*past.now(each.report.metrics for each in snapshot.processes), *_own(snapshot)]
         return Answer(200, generate_latest(_Collected(families)), CONTENT_TYPE_LATEST)
 
@@ -110,3 +195,85 @@ class _Collected:
             for name, labels, value in each.samples:
                 metric.add_sample(name, labels, value)
             yield metric
+
+
+# The page for people
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1100px; padding: 1rem; color: #1b1b1b; }
+h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; margin-top: 1.5rem; }
+.well { color: #176b2c; } .ill { color: #a3161a; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: right; padding: .35rem .6rem; border-bottom: 1px solid #ddd; font-variant-numeric: tabular-nums; }
+th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere; }
+@media (max-width: 640px) {
+  thead { display: none; }
+  tr { display: block; border-bottom: 1px solid #ddd; padding: .4rem 0; }
+  td { display: flex; justify-content: space-between; border: 0; padding: .1rem 0; }
+  td:first-child { font-weight: 600; }
+  td:not(:first-child)::before { content: attr(data-name); color: #666; }
+}
+"""
+
+
+def _html(snapshot: Snapshot, earlier: Snapshot, ready: Verdict) -> str:
+    """The page of a moment; ``earlier`` is what rates are reckoned from. It needs no script, and asks again itself."""
+    word = "ending" if snapshot.is_stopping else "ready" if ready.is_well else "not ready"
+    reasons = "".join(f"<li>{escape(each)}</li>" for each in ready.reasons)
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="refresh" content="2"><title>worker: {word}</title><style>{STYLE}</style></head><body>
+<h1>Worker: <span class="{"well" if ready.is_well else "ill"}">{word}</span></h1>
+<ul>{reasons}</ul>
+<h2>Consumers</h2>
+{_table(CONSUMER_COLUMNS, _consumer_rows(snapshot, earlier))}
+<h2>Processes</h2>
+{_table(PROCESS_COLUMNS, _process_rows(snapshot))}
+<p>Started again: {snapshot.restarts} times. <a href="healthz">healthz</a> <a href="readyz">readyz</a>
+<a href="metrics">metrics</a></p>
+</body></html>
+"""
+
+
+CONSUMER_COLUMNS = ("topic/channel", "finished/s", "finished", "requeued", "in flight", "connected", "processes")
+PROCESS_COLUMNS = ("", "pid", "phase", "consumers ready", "loop turned ago")
+
+
+def _consumer_rows(snapshot: Snapshot, earlier: Snapshot) -> Iterator[tuple[object, ...]]:
+    """Of all processes together: what processes that have ended did is not in it."""
+    before = {(each.pid, it.name): it.finished for each in earlier.processes for it in each.report.consumers}
+    found = [(each.pid, it) for each in snapshot.processes for it in each.report.consumers]
+    seconds = max(snapshot.at - earlier.at, 1.0)
+    for name in sorted({it.name for _, it in found}):
+        own = [(pid, it) for pid, it in found if it.name == name]
+        # A process that is new has no figure before: it began at 0.
+        rate = sum(it.finished - before.get((pid, name), 0) for pid, it in own) / seconds
+        of = [it for _, it in own]
+        connected, targets = sum(it.connected for it in of), sum(it.targets for it in of)
+        sums = sum(it.finished for it in of), sum(it.requeued for it in of), sum(it.in_flight for it in of)
+        yield name, f"{rate:,.1f}", *(f"{each:,}" for each in sums), f"{connected} of {targets}", len(own)
+
+
+def _process_rows(snapshot: Snapshot) -> Iterator[tuple[object, ...]]:
+    for each in snapshot.processes:
+        consumers = each.report.consumers
+        ready = f"{sum(it.is_ready for it in consumers)} of {len(consumers)}"
+        phase = "leaving" if each.is_leaving else each.report.phase.value
+        age = snapshot.at - each.reported_at + each.report.loop_age
+        yield f"process {each.number}", each.pid, phase, ready, f"{age:.1f} s"
+    for number in snapshot.missing:
+        yield f"process {number}", "", "to be started again", "", ""
+
+
+def _table(columns: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+    head = "".join(f"<th>{escape(each)}</th>" for each in columns)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td data-name="{escape(name)}">{escape(str(value))}</td>'
+            for name, value in zip(columns, row, strict=True)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

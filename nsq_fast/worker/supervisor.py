@@ -11,32 +11,463 @@ import logging
 import os
 import selectors
 import signal
+import socket
+import subprocess
 import sys
+import threading
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
+from time import CLOCK_MONOTONIC, clock_gettime_ns, monotonic
+from typing import Any
 
+import msgspec
+
+from nsq_fast.config import WorkerConfig
+from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import (
     WORKER_DRAINING,
     WORKER_KILLED,
+    WORKER_PROCESS_DELAYED,
+    WORKER_PROCESS_DIED,
+    WORKER_PROCESS_ENDED,
+    WORKER_PROCESS_LATE,
     WORKER_PROCESS_STARTED,
     WORKER_PROGRAM_FAILED,
     WORKER_RESTART_BEGAN,
     WORKER_RESTART_ENDED,
 )
+from nsq_fast.printable import printable
 
-from .health import ProcessState, Snapshot, liveness, readiness
-from .notify import Notifier
-from .process import Process
-from .reports import WRONG_PROGRAM, Phase
-from .slot import Slot
+from .health import (
+    DRAIN,
+    EXIT_GRACE,
+    UNFINISHED,
+    WRONG_PROGRAM,
+    Phase,
+    ProcessState,
+    Report,
+    Snapshot,
+    Totals,
+    liveness,
+    parse_report,
+    readiness,
+)
+from .settings import Task, pack
 from .status_page import StatusPage
-from .task import Task
-from .totals import Totals
-from .watch import FileWatch
 
 logger = logging.getLogger(__name__)
+
+KILL_GRACE = 2.0
+"""Seconds after ``drain_timeout`` and ``EXIT_GRACE``, when the process ought to have ended itself, until SIGKILL."""
+
+_LONGEST_LINE = 65536
+_LONGEST_SAID = 200
+_READ_SIZE = 65536
+_MOST_READS = 16
+_TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+
+
+class Process:
+    """A fresh interpreter that does a task, and the ends of its pipes.
+
+    Args:
+        number: which of the worker's processes it is.
+        selector: calls what its keys have as data when there is something to read.
+
+    Attributes:
+        report: the last one.
+        reported_at: when it came, or when the process was started; monotonic.
+        last_line: the last line that it wrote on stderr.
+        is_leaving: whether it was asked to end.
+    """
+
+    def __init__(self, number: int, task: Task, selector: selectors.BaseSelector) -> None:
+        self.number = number
+        self.report = Report()
+        self.started_at = self.reported_at = monotonic()
+        self.last_line = ""
+        self.is_leaving = False
+        self._kill_at: float | None = None
+        self._drain_timeout = task.settings.worker.drain_timeout
+        self._selector = selector
+        self._lines = b""
+        self._errors = b""
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = _start(theirs)
+        self.pid = self._process.pid
+        with suppress(OSError):  # it has ended already
+            self._socket.sendall(pack(task))
+        assert self._process.stderr is not None
+        self._stderr = self._process.stderr.fileno()
+        selector.register(self._socket, selectors.EVENT_READ, self._read_reports)
+        selector.register(self._stderr, selectors.EVENT_READ, self._read_errors)
+
+    def __str__(self) -> str:
+        return f"process {self.number} (pid {self.pid})"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether messages can arrive at each of its consumers, as it said last."""
+        return not self.is_leaving and self.report.is_ready
+
+    def drain(self) -> None:
+        """Ask it to end in good order. Does not block; ``enforce`` sees to it that it does."""
+        if self.is_leaving:
+            return
+        self.is_leaving = True
+        self._kill_at = monotonic() + self._drain_timeout + EXIT_GRACE + KILL_GRACE
+        with suppress(OSError):  # it has ended
+            self._socket.sendall(DRAIN)
+
+    def enforce(self, now: float) -> None:
+        """Kill it when it has not ended in time."""
+        if self._kill_at is not None and now > self._kill_at:
+            self._kill_at = None
+            text = "%s did not end in time, and is killed; nsqd delivers again what it held"
+            logger.error(text, self, extra=WORKER_PROCESS_LATE)
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL. What it held is delivered again by nsqd when it times out."""
+        self.is_leaving = True
+        self._process.kill()
+
+    def ended(self) -> int | None:
+        """Its exit code if it has ended, negative for the signal that ended it; then its pipes are closed, too."""
+        code = self._process.poll()
+        if code is not None and self._process.stderr is not None:
+            self._close()
+        return code
+
+    def why(self, code: int) -> str:
+        """How it ended, for people."""
+        if code < 0:
+            with suppress(ValueError):
+                how = f"was killed by {signal.Signals(-code).name}"
+                return f"{self} {how}{self._last_words()}"
+            return f"{self} was killed by signal {-code}{self._last_words()}"
+        if code == UNFINISHED:
+            return f"{self} ended before its handlers had finished: nsqd delivers again what they held"
+        return f"{self} ended with exit code {code}{self._last_words()}"
+
+    def _last_words(self) -> str:
+        if self.report.failure:
+            return f": {self.report.failure}"
+        return f"; its last line: {printable(self.last_line)}" if self.last_line else ""
+
+    def _close(self) -> None:
+        """Take what is left in the pipes, and no more than they hold: what it has started itself may still write."""
+        os.set_blocking(self._socket.fileno(), False)
+        os.set_blocking(self._stderr, False)
+        for read in (self._read_reports, self._read_errors):
+            for _ in range(_MOST_READS):
+                if not read():
+                    break
+        if self._errors:
+            self._show(self._errors + b"\n")
+        for each in (self._socket, self._stderr):
+            self._forget(each)
+        self._socket.close()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        self._process.stderr = None
+
+    def _forget(self, source: socket.socket | int) -> None:
+        """Look at it no more: it has ended, maybe before the process."""
+        with suppress(KeyError):
+            self._selector.unregister(source)
+
+    def _read_reports(self) -> bool:
+        """Whether there may be more."""
+        try:
+            piece = self._socket.recv(_READ_SIZE)
+        except BlockingIOError:
+            return False
+        except OSError:
+            piece = b""
+        if not piece:
+            self._forget(self._socket)
+        *lines, self._lines = (self._lines + piece).split(b"\n")
+        for line in lines:
+            with suppress(msgspec.DecodeError):
+                self.report = parse_report(line)
+                self.reported_at = monotonic()
+        return bool(piece)
+
+    def _read_errors(self) -> bool:
+        """Hand on whole lines of stderr, so that those of several processes do not mix. Whether there may be more."""
+        try:
+            piece = os.read(self._stderr, _READ_SIZE)
+        except BlockingIOError:
+            return False
+        if not piece:
+            self._forget(self._stderr)
+        whole, end, self._errors = (self._errors + piece).rpartition(b"\n")
+        if len(self._errors) > _LONGEST_LINE:
+            whole, end, self._errors = whole + end + self._errors, b"\n", b""
+        if end:
+            self._show(whole + end)
+        return bool(piece)
+
+    def _show(self, lines: bytes) -> None:
+        last = lines.rstrip().rpartition(b"\n")[2].strip()
+        self.last_line = _said(last.decode("utf-8", "replace")) or self.last_line
+        with suppress(OSError):  # nobody reads our stderr any more
+            sys.stderr.buffer.write(lines)
+            sys.stderr.flush()
+
+
+def _said(line: str) -> str:
+    """What a line says, short enough for a line of ours: of a record in JSON its message."""
+    with suppress(msgspec.DecodeError, msgspec.ValidationError):
+        record = msgspec.json.decode(line, type=dict[str, Any])
+        exception = str(record.get("exception") or "").strip().rpartition("\n")[2]
+        line = ": ".join(filter(None, (str(record.get("message") or ""), exception))) or line
+    return line if len(line) <= _LONGEST_SAID else line[:_LONGEST_SAID] + "..."
+
+
+def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    """Signals are held back until it can handle them: those of a terminal come to every process."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINAL_SIGNALS)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "nsq_fast.worker.child", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+LEAST_DELAY = 0.1
+"""Seconds: the second pause where ``restart_delay`` is 0."""
+
+GOOD_AFTER = 60.0
+"""Seconds: a process that ran so long was well; the next pause is the first one again."""
+
+
+class Slot:
+    """One place.
+
+    Args:
+        start: starts a process for this place.
+
+    Attributes:
+        current: what runs there; None while it waits to be started again.
+        successor: what takes its place as soon as it is ready.
+        leaving: those that were asked to end and have not ended.
+        restarts: how often one was started in place of one that had ended by itself.
+        is_wrong: whether the first process ended because there is nothing that it could run.
+    """
+
+    def __init__(self, number: int, config: WorkerConfig, start: Callable[[int], Process]) -> None:
+        self.number = number
+        self.current: Process | None = None
+        self.successor: Process | None = None
+        self.leaving: list[Process] = []
+        self.restarts = 0
+        self.is_wrong = False
+        self._config = config
+        self._start = start
+        self._delay = config.restart_delay
+        self._start_at: float | None = None
+        self._unsaid_delay: float | None = None
+        self._has_run = False
+
+    def processes(self) -> Iterator[Process]:
+        """All of them."""
+        yield from self.leaving
+        for each in (self.current, self.successor):
+            if each is not None:
+                yield each
+
+    def start(self) -> None:
+        """Start a process, now; where the system cannot, after a pause."""
+        self._start_at = self._unsaid_delay = None
+        self.current = self._started()
+        if self.current is None:
+            self._start_later(monotonic())
+
+    def _started(self) -> Process | None:
+        try:
+            return self._start(self.number)
+        except OSError as error:
+            logger.error("process %d cannot be started: %s", self.number, error, extra=WORKER_PROCESS_DIED)
+            return None
+
+    @property
+    def is_replacing(self) -> bool:
+        """Whether ``replace`` has begun, and the old process has not ended."""
+        return self.successor is not None or bool(self.leaving)
+
+    def replace(self) -> bool:
+        """Start another process; the old one is asked to end as soon as the new one is ready. Whether it is started."""
+        if self.current is None:
+            self.start()
+            return self.current is not None
+        self.successor = self._started()
+        return self.successor is not None
+
+    def drain(self) -> None:
+        """Ask everything here to end, for good."""
+        self._start_at = self._unsaid_delay = None
+        for each in list(self.processes()):
+            each.drain()
+        self.leaving = list(self.processes())
+        self.current = self.successor = None
+
+    def look(self, now: float) -> bool:
+        """Start, replace and kill what is due; whether a replacement has failed."""
+        for each in self.leaving:
+            each.enforce(now)
+        self._say_delay()
+        if self._start_at is not None and now >= self._start_at:
+            self.restarts += 1
+            self.start()
+        if self.current is not None and self.current.report.phase is Phase.RUNNING:
+            self._has_run = True
+        if self.successor is None:
+            return False
+        if self._may_change_over(self.successor):
+            self._change_over()
+            return False
+        return self._is_overdue(self.successor, now)
+
+    def _may_change_over(self, successor: Process) -> bool:
+        """Where the old one is not ready either, there is no gap to fear: the servers are away."""
+        is_running = successor.report.phase is Phase.RUNNING
+        return self.current is None or successor.is_ready or (is_running and not self.current.is_ready)
+
+    def _is_overdue(self, successor: Process, now: float) -> bool:
+        """End a successor that is not ready in time."""
+        limit = self._config.start_timeout
+        if now - successor.started_at < limit:
+            return False
+        text = "%s is not ready after %g s (start_timeout): %s goes on"
+        logger.error(text, successor, limit, self.current, extra=WORKER_PROCESS_LATE)
+        successor.drain()
+        self.leaving.append(successor)
+        self.successor = None
+        return True
+
+    def _change_over(self) -> None:
+        if self.current is not None:
+            self.current.drain()
+            self.leaving.append(self.current)
+        self.current, self.successor = self.successor, None
+
+    def ended(self, process: Process, code: int, now: float) -> bool:
+        """A process has ended. Whether a replacement has failed with it."""
+        if process in self.leaving:
+            self.leaving.remove(process)
+            level = logging.INFO if code == 0 else logging.WARNING
+            text = process.why(code) if code else f"{process} has ended"
+            logger.log(level, "%s", text, extra=WORKER_PROCESS_ENDED)
+        elif process is self.successor:
+            self.successor = None
+            old = self.current or f"process {self.number}"
+            logger.error("%s; %s goes on", process.why(code), old, extra=WORKER_PROCESS_DIED)
+            return True
+        elif process is self.current:
+            self._lost(process, code, now)
+        return False
+
+    def _lost(self, process: Process, code: int, now: float) -> None:
+        self.current, self.successor = self.successor, None
+        if self.current is not None:
+            text = "%s; %s takes its place"
+            logger.error(text, process.why(code), self.current, extra=WORKER_PROCESS_DIED)
+        else:
+            self.is_wrong |= code == WRONG_PROGRAM and not self._has_run
+            if now - process.started_at >= GOOD_AFTER:
+                self._delay = self._config.restart_delay
+            logger.error("%s", process.why(code), extra=WORKER_PROCESS_DIED)
+            self._start_later(now)
+
+    def _start_later(self, now: float) -> None:
+        """``look`` says so: until then it may turn out that nothing is started again."""
+        self._start_at, self._unsaid_delay = now + self._delay, self._delay
+        self._delay = min(2 * self._delay or LEAST_DELAY, self._config.max_restart_delay)
+
+    def _say_delay(self) -> None:
+        if self._unsaid_delay is None:
+            return
+        text = "process %d is started again in %g s"
+        if self.is_wrong and not self._has_run and not self._config.reload:
+            text += ", unless no process can run the program"
+        logger.warning(text, self.number, self._unsaid_delay, extra=WORKER_PROCESS_DELAYED)
+        self._unsaid_delay = None
+
+    def due_at(self) -> float:
+        """When ``look`` has something to do at the latest; monotonic."""
+        return self._start_at if self._start_at is not None else monotonic() + 1.0
+
+
+class Notifier:
+    """Tells systemd; does nothing where there is none.
+
+    Attributes:
+        watchdog_interval: seconds between WATCHDOG=1, half of what systemd allows; None: it does not watch.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._path = environment.get("NOTIFY_SOCKET", "")
+        usec = environment.get("WATCHDOG_USEC", "")
+        is_ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        self.watchdog_interval = int(usec) / 2e6 if usec.isdecimal() and int(usec) and is_ours else None
+        self._status = ""
+
+    def tell(self, *words: str) -> None:
+        """Send ``READY=1`` and such, all in one."""
+        if not self._path:
+            return
+        path = "\0" + self._path[1:] if self._path.startswith("@") else self._path
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.connect(path)
+            sock.sendall("\n".join(words).encode())
+
+    def reloading(self) -> None:
+        """A restart begins; READY=1 ends it."""
+        self.tell("RELOADING=1", f"MONOTONIC_USEC={clock_gettime_ns(CLOCK_MONOTONIC) // 1000}")
+
+    def status(self, text: str) -> None:
+        """Say how it is, where it differs from the last time."""
+        if text != self._status:
+            self._status = text
+            self.tell(f"STATUS={text}")
+
+
+class FileWatch:
+    """Watches the Python files below a folder, in a native thread. Raises ConfigError without watchfiles.
+
+    Args:
+        on_change: called in that thread with one of the files that changed.
+    """
+
+    def __init__(self, folder: Path, on_change: Callable[[str], object]) -> None:
+        try:
+            import watchfiles
+        except ImportError as error:
+            raise ConfigError("reload needs watchfiles: pip install 'nsq-fast[reload]'") from error
+        self._stop = threading.Event()
+        changes = watchfiles.watch(
+            folder, watch_filter=watchfiles.PythonFilter(), stop_event=self._stop, raise_interrupt=False
+        )
+
+        def follow() -> None:
+            for changed in changes:
+                on_change(min(path for _, path in changed))
+
+        threading.Thread(target=follow, name="nsq_fast reload", daemon=True).start()
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._stop.set()
+
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LONGEST_WAIT = 1.0
@@ -215,7 +646,7 @@ class Supervisor:
 
     def _tell(self, now: float) -> None:
         snapshot = self._snapshot(now)
-        self._status.shown = snapshot, self._past
+        self._status.show(snapshot, self._past)
         ready = readiness(snapshot, now, self._config.alive_timeout)
         self._notifier.status("ready" if ready.is_well else "; ".join(ready.reasons))
         if not self._is_up and all(_is_running(slot) for slot in self._slots):

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import defaultdict, deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,7 @@ from nsq_fast.threads import Producer
 
 ROOT = Path(__file__).parent.parent.parent
 WAIT = 30.0
-
-
-@pytest.fixture
-def filled(nsqd_process: Any) -> str:
-    """An nsqd with the messages 0 to 99 in the topic t."""
-    with Producer(nsqd_process.address) as producer:
-        producer.multipublish("t", [b"%d" % number for number in range(100)])
-    return str(nsqd_process.address)
+FILLED = 100
 
 
 async def until_async(probe: Any) -> None:
@@ -97,11 +91,11 @@ def test_a_message_that_comes_while_the_last_handler_ends_is_handled(nsqd_proces
     with Producer(nsqd_process.address) as producer:
         producer.publish("t", b"first")
 
-        def handle(consumer: Consumer, message: Message) -> None:  # not a coroutine: the loop takes nothing meanwhile
+        async def handle(consumer: Consumer, message: Message) -> None:
             if not handled:
                 producer.publish("t", b"second")
-                until(lambda: consumer.stats().totals.received == 2)
-                consumer.stats()  # the thread of the client has had its turn: the message was handed to the loop
+                while consumer.stats().totals.received < 2:
+                    await asyncio.sleep(0.001)  # sleep: until another message waits behind this one
             handled.append(message.body)
 
         async def main() -> None:
@@ -253,30 +247,6 @@ def test_a_handler_that_exits_leaves_what_waits_in_the_loop_to_others(nsqd_proce
     loop.run_until_complete(consumer.close())
     loop.close()
     assert sorted(handled) == [b"1", b"2"]
-
-
-def test_a_call_in_the_loop_that_raises_keeps_no_other_back(filled: str) -> None:
-    found: list[bytes] = []
-    refused: list[int] = []
-
-    async def handle(consumer: Consumer, message: Message) -> None:
-        found.append(message.body)
-
-    def refuse_first(loop: asyncio.AbstractEventLoop, coroutine: Any, **arguments: Any) -> Any:
-        if not refused and "_serve" in repr(coroutine):
-            refused.append(1)
-            coroutine.close()
-            raise MemoryError
-        return asyncio.Task(coroutine, loop=loop, **arguments)
-
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-        asyncio.get_running_loop().set_task_factory(refuse_first)
-        async with Consumer("t", "c", filled, message_handler=handle, max_in_flight=20, concurrency=4):
-            await until_async(lambda: len(found) == 100)
-
-    asyncio.run(main())
-    assert refused
 
 
 def test_another_loop_is_told_that_it_may_not_close_it(filled: str) -> None:
@@ -450,27 +420,6 @@ def test_a_loop_that_is_closed_in_the_middle_loses_nothing(filled: str, caplog: 
     assert not [record for record in caplog.records if "destroyed" in record.message]
 
 
-def test_a_blocked_loop_keeps_no_heartbeat(filled: str, caplog: pytest.LogCaptureFixture) -> None:
-    handled = 0
-
-    async def handle(consumer: Consumer, message: Message) -> None:
-        nonlocal handled
-        handled += 1
-        if handled == 1:
-            time.sleep(4.0)  # sleep: a handler that blocks the loop
-
-    async def main() -> None:
-        options: dict[str, Any] = {"max_in_flight": 3, "heartbeat_interval": 1.0, "concurrency": 2}
-        async with Consumer("t", "c", filled, message_handler=handle, **options) as consumer:
-            await until_async(lambda: consumer.stats().totals.finished == 100)
-            assert len(consumer.stats().connections) == 1
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(main())
-    assert [record for record in caplog.records if "time.sleep(4.0)" in record.message]
-    assert not [record for record in caplog.records if "closed by the server" in record.message]
-
-
 def test_an_ordered_topic_keeps_its_order_in_the_loop() -> None:
     seen: dict[int | None, list[int]] = defaultdict(list)
     running: set[int | None] = set()
@@ -630,3 +579,21 @@ def test_one_consumer_takes_several_topics(filled: str, new_loop: NewLoop) -> No
                     return
 
     run(main(), new_loop)
+
+
+async def handle_later(consumer: Consumer, message: Message, more: object = None) -> None:
+    """A handler."""
+
+
+class Later:
+    async def __call__(self, consumer: Consumer, message: Message) -> None:
+        """Another."""
+
+
+def test_a_handler_that_is_not_async_is_refused_with_the_cure(closed_port: int) -> None:
+    for argument in ("message_handler", "batch_handler"):
+        for wrong in (lambda consumer, message: None, partial(lambda more, consumer, message: None, 1), print):
+            with pytest.raises(ConfigError, match=f"{argument}=.*write `async def`"):
+                Consumer("t", "c", f"127.0.0.1:{closed_port}", **{argument: wrong})
+        for right in (handle_later, Later(), partial(handle_later, more=1), partial(Later())):
+            Consumer("t", "c", f"127.0.0.1:{closed_port}", **{argument: right})

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 from support.held_publishes import OK, PublishNsqd
-from support.waiting import WAIT, block_until
+from support.waiting import WAIT
 
 from nsq_fast.aio import Producer
-from nsq_fast.errors import BodyInvalid, PublishFailed, PublishTimeout
+from nsq_fast.errors import BodyInvalid, NotRunning, PublishFailed, PublishTimeout
 
 TASKS = 20
 BODIES = [b"%d" % number for number in range(TASKS)]
@@ -29,23 +27,6 @@ async def happens(probe: Callable[[], object], about: str) -> None:
     while not probe():
         assert asyncio.get_running_loop().time() < deadline, about
         await asyncio.sleep(0.001)  # sleep: looks again and again
-
-
-@asynccontextmanager
-async def none_taken(producer: Producer) -> AsyncIterator[None]:
-    """Meanwhile the hub thread is kept from taking what is published, however long a turn of the loop takes."""
-    held, go_on = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        held.set()
-        go_on.wait(WAIT)
-
-    producer._place.thread.submit(hold)
-    assert await asyncio.to_thread(held.wait, WAIT)
-    try:
-        yield
-    finally:
-        go_on.set()
 
 
 class Joined:
@@ -66,13 +47,11 @@ def joined(then: Callable[[Joined], Coroutine[Any, Any, None]], bodies: list[byt
             async with Producer(nsqd.address, **options) as producer:
                 first = asyncio.create_task(producer.publish("t", b"first"))
                 await happens(lambda: nsqd.commands, "the first command")
-                nsqd.reply(0)
-                await first
-                async with none_taken(producer):
-                    tasks = [asyncio.create_task(producer.publish("t", body)) for body in bodies]
-                    await asyncio.sleep(0)
+                tasks = [asyncio.create_task(producer.publish("t", body)) for body in bodies]
                 await happens(lambda: len(nsqd.commands) > 1, "the command of the others")
                 assert nsqd.bodies[1:] == [sorted(bodies)]
+                nsqd.reply(0)
+                await first
                 await then(Joined(nsqd, producer, tasks))
                 nsqd.react = lambda sock, _: sock.sendall(OK)
 
@@ -137,7 +116,7 @@ def test_each_times_out() -> None:
     async def then(joined: Joined) -> None:
         errors = await joined.results()
         assert all(isinstance(error, PublishTimeout) and error.possibly_stored for error in errors)
-        joined.nsqd.reply(1)
+        joined.nsqd.reply(-1)
 
     joined(then, publish_timeout=3.0)
 
@@ -184,20 +163,18 @@ async def _possibly_stored(task: asyncio.Task[Any]) -> bool:
     raise AssertionError("it was not cancelled")
 
 
-def test_one_that_is_cancelled_before_it_was_taken_is_not_sent() -> None:
+def test_one_that_is_cancelled_before_it_was_sent_is_not_sent() -> None:
     async def main() -> None:
         with PublishNsqd(lambda sock, _: sock.sendall(OK)) as nsqd:
-            async with Producer(nsqd.address) as producer:
-                await producer.publish("t", b"first")
-                async with none_taken(producer):
-                    tasks = [asyncio.create_task(producer.publish("t", body)) for body in BODIES]
-                    await asyncio.sleep(0)
-                    cancelled = tasks.pop(3)
-                    cancelled.cancel()
-                    await asyncio.sleep(0)
+            async with Producer(nsqd.address, linger=WAIT, linger_max_messages=TASKS + 1) as producer:
+                tasks = [asyncio.create_task(producer.publish("t", body)) for body in BODIES]
+                await happens(lambda: producer.stats()["waiting"] == TASKS, "all wait")
+                cancelled = tasks.pop(3)
+                cancelled.cancel()
                 assert await _possibly_stored(cancelled) is False
-                assert await asyncio.gather(*tasks) == (TASKS - 1) * [b"OK"]
-            assert nsqd.bodies == [[b"first"], sorted(body for body in BODIES if body != BODIES[3])]
+                tasks.append(asyncio.create_task(producer.publish("t", b"last")))
+                assert await asyncio.gather(*tasks) == TASKS * [b"OK"]
+            assert nsqd.bodies == [sorted([b"last", *(body for body in BODIES if body != BODIES[3])])]
 
     asyncio.run(main())
 
@@ -265,40 +242,19 @@ def _ours() -> int:
 
 
 def test_a_loop_that_is_closed_with_one_on_its_way_ends_the_producer() -> None:
-    """It was sent by the loop itself while the hub thread slept, and that takes it over."""
-    with PublishNsqd(lambda sock, _: sock.sendall(OK)) as nsqd:
+    with PublishNsqd() as nsqd:
         loop = asyncio.new_event_loop()
         producer = Producer(nsqd.address)
-        direct = producer._place.get().direct
         loop.run_until_complete(producer.start())
 
-        async def begin() -> asyncio.Task[Any]:
-            while True:
-                while not direct.permit.number:
-                    await producer.publish("t", b"x")
-                agree, nsqd.react = nsqd.react, None
-                count = len(nsqd.commands)
-                task = asyncio.create_task(producer.publish("t", b"last"))
-                await asyncio.sleep(0)
-                is_direct = direct.is_used  # the hub thread may have woken up just before
-                await happens(lambda count=count: len(nsqd.commands) > count, "the publish")
-                if is_direct:
-                    return task
-                nsqd.react = agree
-                nsqd.reply(count)
-                await task
+        async def begin() -> None:
+            producer.publish_nowait("t", b"last")
+            await happens(lambda: nsqd.commands, "the publish")
 
-        task = loop.run_until_complete(begin())
+        loop.run_until_complete(begin())
         loop.close()
-        count = len(nsqd.commands)
-        assert producer.stats()["stored"] == count - 1
-        nsqd.reply(-1)
-        block_until(lambda: not producer.is_running, "the end of the producer")
-        block_until(lambda: producer.stats()["stored"] == count, "the reply")
-        _silence(task)
-
-
-def _silence(task: asyncio.Task[Any]) -> None:
-    """Of a loop that is closed: nobody can end it any more, which asyncio would tell."""
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
-    task.get_coro().close()  # type: ignore[union-attr]
+        assert not producer.is_running
+        assert (producer.stats()["stored"], producer.stats()["pending"]) == (0, 1)
+        with pytest.raises(NotRunning):
+            asyncio.run(producer.publish("t", b"x"))
+        asyncio.run(producer.close())

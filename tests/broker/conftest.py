@@ -79,9 +79,13 @@ def embedded() -> Iterator[Callable[..., NsqdServer]]:
 
 
 @pytest.fixture
-def cluster() -> Iterator[RedesignedCluster]:
-    """A redesigned cluster with the topics ``plain``, ``ord`` (three partitions, ordered, two replicas) and ``ext``."""
-    with RedesignedCluster(move_step=0.01, takeover_delay=0.05, queue_scan_interval=0.02, kind=True) as cluster:
+def cluster(request: pytest.FixtureRequest) -> Iterator[RedesignedCluster]:
+    """A redesigned cluster with the topics ``plain``, ``ord`` (three partitions, ordered, two replicas) and ``ext``.
+
+    Its parameter is ``takeover_delay``, for tests that look at the time before.
+    """
+    delay = getattr(request, "param", 0.05)
+    with RedesignedCluster(move_step=0.01, takeover_delay=delay, queue_scan_interval=0.02, kind=True) as cluster:
         cluster.create_topic("plain", 1, 2, channels=["ch"])
         cluster.create_topic("ord", 3, 2, ordered=True, channels=["ch"])
         cluster.create_topic("ext", 1, 1, ext=True, channels=["ch"])

@@ -13,9 +13,9 @@ from gevent import sleep
 from support.wire import WireClient
 
 from nsq_fast.broker import NsqdOptions, NsqdServer
-from nsq_fast.broker.http.router import HttpFace, Request, Router, style_negotiated
-from nsq_fast.broker.net.faults import Faults
-from nsq_fast.broker.tcp.auth import AuthState, query_auth
+from nsq_fast.broker.auth import AuthState, query_auth
+from nsq_fast.broker.http import HttpFace, Request, Router, style_negotiated
+from nsq_fast.broker.net import Faults, bind
 from nsq_fast.errors import AuthFailed
 
 GRANT = {"topic": "^t", "channels": [".*"], "permissions": ["subscribe", "publish"]}
@@ -33,7 +33,7 @@ class AuthServer:
         for method in ("GET", "POST"):
             router.add(method, "/auth", self._auth)
             router.add(method, "/elsewhere", self._auth)
-        self.face = HttpFace("auth", "127.0.0.1:0", router, self.faults)
+        self.face = HttpFace("auth", bind("127.0.0.1:0"), router, self.faults)
         self.face.start()
         self.address = str(self.face.address)
 

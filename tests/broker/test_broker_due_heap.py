@@ -9,8 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from nsq_fast.broker.nsqd.due_heap import SPARE, DueHeap
-from nsq_fast.broker.nsqd.in_flight import InFlight
+from nsq_fast.broker.queue import SPARE, DueHeap
 
 
 class Item:
@@ -126,14 +125,3 @@ def test_a_message_that_is_touched_again_and_again_leaves_no_trail() -> None:
         assert heap.places <= SPARE + 2
     assert heap.pop_due(5 * SPARE - 2) == []
     assert heap.pop_due(5 * SPARE - 1) == [item]
-
-
-def test_a_touch_goes_no_further_than_the_longest_time() -> None:
-    in_flight: InFlight[Item] = InFlight(None, 10.0)  # type: ignore[arg-type]
-    item = Item(1)
-    in_flight.put([item], 10.0)
-    for now in (5.0, 9.0, 14.0, 14.5):
-        assert in_flight.touch(item.id, now, 20.0)
-    assert in_flight.pop_due(19.9) == []
-    assert in_flight.pop_due(20.0) == [item]
-    assert not in_flight.touch(item.id, 20.0, 20.0)

@@ -15,7 +15,7 @@ from support.waiting import WAIT
 from support.wire import WireClient
 
 from nsq_fast.broker import Faults, LookupdServer, NsqdServer
-from nsq_fast.broker.net.faults import reset
+from nsq_fast.broker.net import reset
 from nsq_fast.errors import ConfigError
 
 NSQD = EmbeddedNsqd

@@ -11,8 +11,7 @@ from gevent import socket
 from gevent.event import Event
 from support.waiting import WAIT, until
 
-from nsq_fast.broker.net.faults import Faults
-from nsq_fast.broker.net.listener import Listener, bind
+from nsq_fast.broker.net import Faults, Listener, bind
 
 
 class Served:

@@ -209,3 +209,25 @@ def test_messages_are_not_counted_by_zone_here(start_nsqd: Callable[..., Any]) -
     WireClient(server.tcp_address).publish("t", b"1")
     assert consume(server, 1) == [b"1"]
     assert ("global_msg_count" in channel(server)) is not is_ours(server)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/debug/pprof/", b"", 404),
+        ("GET", "/debug/pprof/cmdline", b"", 404),
+        ("POST", "/debug/freememory", b"", 404),
+        ("PUT", "/debug/setblockrate?rate=1", b"", 404),
+        ("GET", "/config/mem_queue_size", b"", 400),
+        ("PUT", "/config/log_level", b"info", 400),
+    ],
+)
+def test_routes_of_the_runtime_are_missing_here(
+    start_nsqd: Callable[..., Any], method: str, path: str, body: bytes, status: int
+) -> None:
+    server = start_nsqd()
+    answer = ask(server.http_address, method, path, body)
+    if isinstance(server, NsqdServer):
+        assert answer.status == status
+    else:  # what they do is done, though two of them answer 500
+        assert answer.status in (200, 500)

@@ -15,7 +15,7 @@ from support.http import ask
 from support.waiting import until
 from support.wire import MESSAGE, WireClient
 
-from nsq_fast.broker.tcp.flush_ticker import FlushTicker
+from nsq_fast.broker.connection import FlushTicker
 
 WAITS_FOR_EVER = {"heartbeat_interval": 60000, "output_buffer_timeout": -1}
 

@@ -190,7 +190,7 @@ def test_a_process_does_not_outlive_its_parent() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_process_with_its_state_saved(tmp_path: Path, number: int) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-m", "nsq_fast.broker.servers.process"],
+        [sys.executable, "-m", "nsq_fast.broker.process", "Broker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

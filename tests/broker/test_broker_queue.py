@@ -11,11 +11,8 @@ from support.waiting import until
 from support.wire import WireClient
 
 from nsq_fast.broker import NsqdServer
-from nsq_fast.broker.diskqueue.log import SegmentLog
-from nsq_fast.broker.diskqueue.record import deferred_frame
-from nsq_fast.broker.diskqueue.segments import Position
-from nsq_fast.broker.message import encode_frames
-from nsq_fast.broker.nsqd.guid import SnowflakeIds
+from nsq_fast.broker.journal import Journal, Position
+from nsq_fast.broker.message import SnowflakeIds, encode_frames
 
 IDS = SnowflakeIds(1)
 
@@ -25,7 +22,7 @@ def records(first: int, count: int, size: int = 20) -> list[bytes]:
     return encode_frames(IDS.take(count), bodies, 0)
 
 
-def read_all(log: SegmentLog, position: Position) -> list[int]:
+def read_all(log: Journal, position: Position) -> list[int]:
     numbers: list[int] = []
     while position.sequence < log.end.sequence:
         messages, position = log.read(position, 1000)
@@ -57,8 +54,8 @@ def test_an_id_that_a_disk_has_changed_is_not_followed(last: bytes) -> None:
     assert id[:1] == SnowflakeIds(1).take(1)[0][:1]
 
 
-def test_log_gives_back_what_it_took_over_many_segments(tmp_path: Path) -> None:
-    log = SegmentLog(tmp_path / "log", 4096)
+def test_log_gives_back_what_it_took_over_many_files(tmp_path: Path) -> None:
+    log = Journal(tmp_path / "log", 4096)
     for first in range(0, 1000, 10):
         log.append(records(first, 10))
     assert len(list(log.folder.iterdir())) > 5
@@ -67,14 +64,28 @@ def test_log_gives_back_what_it_took_over_many_segments(tmp_path: Path) -> None:
 
 
 def test_log_reads_records_that_are_larger_than_a_read(tmp_path: Path) -> None:
-    log = SegmentLog(tmp_path / "log", 4096)
+    log = Journal(tmp_path / "log", 4096)
     for n in range(3):
         log.append(records(n, 1, size=700_000))
     assert read_all(log, Position(0, 0)) == [0, 1, 2]
 
 
-def test_log_removes_whole_segments_only(tmp_path: Path) -> None:
-    log = SegmentLog(tmp_path / "log", 4096)
+def test_log_reads_a_few_of_a_large_publish(tmp_path: Path) -> None:
+    log = Journal(tmp_path / "log", 1 << 20)
+    log.append(records(0, 3000))
+    position, numbers = Position(0, 0), []
+    for count in (1, 499, 1, 700, 3000):
+        messages, position = log.read(position, count)
+        assert len(messages) == min(count, 3000 - len(numbers))
+        numbers += [message.sequence for message in messages]
+    assert numbers == list(range(3000))
+    for n in (0, 1, 499, 500, 501, 2999):
+        assert log.read(Position(n, 0), 1)[0][0].sequence == n
+        assert log.read(log.seek(n), 1)[0][0].sequence == n
+
+
+def test_log_removes_whole_files_only(tmp_path: Path) -> None:
+    log = Journal(tmp_path / "log", 4096)
     for n in range(400):
         log.append(records(n, 1))
     log.remove_before(250)
@@ -86,11 +97,11 @@ def test_log_removes_whole_segments_only(tmp_path: Path) -> None:
 
 
 def test_log_that_is_opened_again_goes_on(tmp_path: Path) -> None:
-    log = SegmentLog(tmp_path / "log", 4096)
+    log = Journal(tmp_path / "log", 4096)
     for n in range(200):
         log.append(records(n, 1))
     log.close()
-    log = SegmentLog(tmp_path / "log", 4096)
+    log = Journal(tmp_path / "log", 4096)
     assert log.end.sequence == 200
     log.append(records(200, 1))
     assert read_all(log, log.seek(0)) == list(range(201))
@@ -98,20 +109,22 @@ def test_log_that_is_opened_again_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", [1, 5, 30, 57])
 def test_log_drops_a_record_that_was_not_written_whole(tmp_path: Path, cut: int) -> None:
-    log = SegmentLog(tmp_path / "log", 1 << 20)
-    log.append(records(0, 10))
+    log = Journal(tmp_path / "log", 1 << 20)
+    for n in range(10):
+        log.append(records(n, 1))
     log.close()
-    [path] = log.folder.iterdir()
+    [path] = log.folder.glob("*.log")
     os.truncate(path, path.stat().st_size - cut)
-    log = SegmentLog(tmp_path / "log", 1 << 20)
+    log = Journal(tmp_path / "log", 1 << 20)
     assert log.end.sequence == 9
     log.append(records(9, 1))
     assert read_all(log, log.seek(0)) == list(range(10))
 
 
 def test_log_keeps_when_a_message_is_due(tmp_path: Path) -> None:
-    log = SegmentLog(tmp_path / "log", 4096)
-    log.append([deferred_frame(records(0, 1)[0], 1234.5), *records(1, 1)])
+    log = Journal(tmp_path / "log", 4096)
+    log.append(records(0, 1), 1234.5)
+    log.append(records(1, 1))
     messages, _ = log.read(Position(0, 0), 10)
     assert [(message.due, int(message.body)) for message in messages] == [(1234.5, 0), (0.0, 1)]
 

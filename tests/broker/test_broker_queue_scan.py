@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.http import ask
 from support.waiting import until
 
-from nsq_fast.broker.nsqd.queue_scan import QueueScan
-from nsq_fast.broker.nsqd.store import Store
+from nsq_fast.broker.nsqd import QueueScan
+from nsq_fast.broker.store import Store
 
 
 def scan_of(count: int, *, selection: int = 20, workers: int = 4, dirty: float = 0.25) -> QueueScan[int]:
@@ -55,19 +54,6 @@ def test_what_was_refreshed_counts() -> None:
     scan = scan_of(100)
     scan.refresh(["a"])  # type: ignore[list-item]
     assert [channel for channels in scan.select() for channel in channels] == ["a"]
-
-
-def test_the_flags_are_those_of_config(start_nsqd: Callable[..., Any]) -> None:
-    server = start_nsqd(queue_scan_selection_count=7, queue_scan_worker_pool_max=2)
-    shown = {
-        name: ask(server.http_address, "GET", f"/config/{name}").body
-        for name in ("queue_scan_selection_count", "queue_scan_worker_pool_max", "queue_scan_interval")
-    }
-    assert shown == {
-        "queue_scan_selection_count": b"7",
-        "queue_scan_worker_pool_max": b"2",
-        "queue_scan_interval": b'{"message":"INVALID_OPTION"}',
-    }
 
 
 def test_each_interval_scans_as_many_channels_as_the_flag_says(embedded: Any, monkeypatch: pytest.MonkeyPatch) -> None:

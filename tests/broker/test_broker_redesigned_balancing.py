@@ -8,17 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nsq_fast.broker.redesigned.balancing import Move, Placement, next_move, ring
-from nsq_fast.broker.redesigned.load import (
-    NO_LOAD,
-    HourlyBytes,
-    Load,
-    load_factors,
-    load_of,
-    most_load,
-    publish_level,
-    total,
-)
+from nsq_fast.broker.redesigned.coordinator import Move, Placement, next_move, ring
 
 MOST_MOVES = 2000
 
@@ -64,21 +54,6 @@ def replicas(placements: list[Placement]) -> Counter[str]:
     return Counter(node for each in placements for node in each.nodes)
 
 
-def busy(megabytes: int) -> Load:
-    """The load of a partition to which so many megabytes an hour are published."""
-    return Load(megabytes << 20, 1, 1, 1, 1)
-
-
-def factors(placements: list[Placement], nodes: list[str]) -> list[float]:
-    return [
-        load_factors(
-            total(each.load for each in placements if each.nodes[0] == node),
-            total(each.load for each in placements if node in each.nodes),
-        )[0]
-        for node in nodes
-    ]
-
-
 def random_placements(dice: random.Random, nodes: list[str]) -> Iterator[Placement]:
     for topic in range(dice.randrange(1, 8)):
         may_share = dice.random() < 0.6
@@ -86,7 +61,7 @@ def random_placements(dice: random.Random, nodes: list[str]) -> Iterator[Placeme
         free = dice.sample(nodes, len(nodes))
         for number in range(dice.randrange(1, 10) if may_share else len(nodes) // count):
             chosen = dice.sample(nodes, count) if may_share else [free.pop() for _ in range(count)]
-            yield Placement(f"t{topic}", number, tuple(chosen), busy(dice.choice((0, 0, 1, 500, 20_000))), may_share)
+            yield Placement(f"t{topic}", number, tuple(chosen), may_share)
 
 
 @pytest.mark.parametrize("group", range(4))
@@ -154,65 +129,6 @@ def test_a_node_that_leaves_keeps_what_nobody_can_take() -> None:
     placements = [Placement("t", 0, ("a", "b"))]
     after = balanced(placements, ["a", "b"], ("a",))
     assert after[0].nodes == ("b", "a")  # it leads no more
-
-
-def test_a_busy_node_gives_load_away_although_the_numbers_are_equal() -> None:
-    nodes = ["a", "b", "c"]
-    placements = [Placement(f"t{number}", 0, ("a",), busy(4000)) for number in range(3)]
-    placements += [Placement(f"u{number}", 0, (node,), busy(1)) for number, node in enumerate("bbbccc")]
-    before = factors(placements, nodes)
-    assert max(before) > most_load(sum(before) / 3, max(before))
-    after = balanced(placements, nodes)
-    assert max(factors(after, nodes)) <= most_load(sum(factors(after, nodes)) / 3, max(factors(after, nodes)))
-    assert {each.nodes[0] for each in after if each.topic.startswith("t")} == set(nodes)
-
-
-def test_idle_nodes_are_not_balanced_by_load() -> None:
-    placements = [Placement("t", 0, ("a",), busy(1)), Placement("u", 0, ("b",))]
-    assert next_move(placements, ["a", "b"]) is None
-
-
-def test_what_shares_nodes_is_never_moved_for_its_load() -> None:
-    nodes = ["a", "b", "c"]
-    placements = [
-        Placement("t", number, ring("t", number, 1, nodes), busy(5000), may_share=True) for number in range(2)
-    ]
-    assert next_move(placements, nodes) is None
-
-
-@pytest.mark.parametrize(
-    ("kilobytes_a_second", "level"),
-    [(0, 1), (3, 4), (6, 5), (30, 13), (300, 31), (1000, 51), (1001, 52), (2001, 62), (8001, 75), (16001, 100)],
-)
-def test_levels_of_publishing_are_those_of_the_real_server(kilobytes_a_second: int, level: int) -> None:
-    assert publish_level(kilobytes_a_second) == pytest.approx(level)
-
-
-def test_load_factors_are_those_of_the_real_server() -> None:
-    idle = load_of([0] * 24, 0, [0])
-    assert load_factors(NO_LOAD, NO_LOAD) == (0.8, 0.8)
-    leader, held = load_factors(idle, idle)
-    assert leader == pytest.approx(0.8 + 2 / 51200 * 10 + 2 / 204800 * 10)
-    assert held == pytest.approx(leader + 2 / 204800 * 5)
-    assert load_factors(NO_LOAD, idle)[0] == 0.8
-    full = Load(1 << 50, 1 << 40, 1 << 40, 1, 1)
-    assert load_factors(full, full) == (100.0, 105.0)
-
-
-def test_the_quietest_hours_of_a_day_do_not_count() -> None:
-    hours = [0] * 6 + [18_000] * 18
-    assert load_of(hours, 3 << 20, [0, 5 << 20]) == Load(18_000, 7, 4, 1, 1)
-
-
-def test_bytes_count_for_the_hour_in_which_they_came() -> None:
-    hourly = HourlyBytes(100)
-    hourly.note(150, 3)
-    hourly.note(170, 3)
-    hourly.note(200, 4)
-    assert (hourly.hours[3], hourly.hours[4], sum(hourly.hours)) == (70, 30, 100)
-    for hour in (5, 2, 3):
-        hourly.note(200, hour)
-    assert hourly.hours[3] == 0  # a day later
 
 
 def test_a_dead_node_is_left_alone() -> None:

@@ -15,7 +15,7 @@ from support.waiting import holds, until
 from support.wire import WireClient
 
 from nsq_fast.broker import RedesignedCluster
-from nsq_fast.broker.redesigned.moves import ClusterError
+from nsq_fast.broker.redesigned.coordinator import ClusterError
 
 ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
 NOT_LEADER, NOT_WRITABLE = b"E_FAILED_ON_NOT_LEADER ", b"E_FAILED_ON_NOT_WRITABLE "
@@ -157,6 +157,7 @@ def test_a_killed_node_resets_its_connections(cluster: RedesignedCluster) -> Non
         socket.create_connection(node.tcp_address)
 
 
+@pytest.mark.parametrize("cluster", [3.0], indirect=True)
 def test_a_replica_takes_over(cluster: RedesignedCluster) -> None:
     publish(cluster, "ord", b"a", b"b")
     dead, heir = cluster.leader_of("ord", 0), replica_of(cluster, "ord", 0)

@@ -17,10 +17,9 @@ from support.waiting import until
 from support.wire import WireClient
 
 from nsq_fast.broker import ClusterProcess, RedesignedCluster
-from nsq_fast.broker.diskqueue.open_files import OPEN_FILES
-from nsq_fast.broker.errors import DataPathError
+from nsq_fast.broker.journal import OPEN_FILES
+from nsq_fast.broker.message import DataPathError
 from nsq_fast.broker.redesigned.log import Draft, PartitionLog
-from nsq_fast.broker.redesigned.log_file import LogFile
 
 Start = Callable[..., RedesignedCluster]
 
@@ -155,9 +154,9 @@ def test_a_sigkill_loses_nothing_that_was_confirmed(tmp_path: Path) -> None:
 
 
 def make_log(path: Path) -> list[bytes]:
-    log = PartitionLog(1, True, LogFile(path))
-    log.append([Draft(b"a"), Draft(b"bc", 7, b"{}")])
-    log.append([Draft(b"")])
+    log = PartitionLog(1, True, path)
+    for draft in (Draft(b"a"), Draft(b"bc", 7, b"{}"), Draft(b"")):
+        log.append([draft])
     log.close()
     return [b"a", b"bc", b""]
 
@@ -171,7 +170,7 @@ def test_damage_at_every_byte_leaves_what_is_before_it(tmp_path: Path, change: A
         path = tmp_path / f"{at}"
         bad = data[:at] if change is None else data[:at] + bytes([change(data[at])]) + data[at + 1 :]
         path.write_bytes(bad)
-        log = PartitionLog(1, True, LogFile(path))
+        log = PartitionLog(1, True, path)
         found = [record.body for record in log.read(0, 9)]
         assert found == whole[: len(found)]
         lengths.add(len(found))
@@ -179,7 +178,7 @@ def test_damage_at_every_byte_leaves_what_is_before_it(tmp_path: Path, change: A
         assert (tmp_path / f"{at}.bad").exists() is is_noticed
         log.append([Draft(b"next")])
         log.close()
-        again = PartitionLog(1, True, LogFile(path))
+        again = PartitionLog(1, True, path)
         assert [record.body for record in again.read(0, 9)] == [*found, b"next"]
         again.close()
     assert lengths == set(range(len(whole)))
@@ -189,7 +188,7 @@ def ends_of(data: bytes) -> list[int]:
     """Where a file may be cut so that nothing shows it: behind its head and behind each record."""
     ends, at = [36], 36
     while at < len(data):
-        at += 8 + int.from_bytes(data[at + 4 : at + 8], "big")
+        at += 24 + int.from_bytes(data[at + 4 : at + 8], "big")
         ends.append(at)
     return ends
 
@@ -215,9 +214,9 @@ def test_a_damaged_replica_gets_what_it_lost_from_another_one(
         assert bodies(cluster) == [b"0", b"1", b"2"]
         assert len(cluster.partition("t", 0).in_sync) == 2
     assert caplog.text.count("is damaged at byte") == 1
-    assert path.read_bytes() == data
     with start(tmp_path) as cluster:
         assert bodies(cluster) == [b"0", b"1", b"2"]
+    assert caplog.text.count("is damaged at byte") == 1
 
 
 def test_damaged_metadata_are_found_on_another_node(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.http import ask
 from support.redesigned import Consumer, headed, identify, sized
+from support.waiting import promptly
 from support.wire import WireClient
 
 EXT = {"extend_support": True}
@@ -66,6 +67,9 @@ def test_untagged_clients_get_the_messages_of_a_tag_that_has_gone(node: Any) -> 
     [
         (2, "^a$", b"1"),  # the $ of Go is not before a newline at the end
         (2, r"^\d$", b"3"),  # of ASCII
+        (2, r"^\p{Arabic}$", b"4"),
+        (2, r"^\p{Greek}$", b""),
+        (2, r"\C", b"12345"),  # of RE2 alone
         (2, "(?!a)", b"12345"),  # no regular expression for Go: the filter is ignored
         (2, "", b"12345"),
         (3, "[v", b"12345"),
@@ -80,6 +84,14 @@ def test_filters_are_read_as_go_does(node: Any, kind: int, pattern: str, passed:
     publish(node, *(({"k": value}, b"%d" % number) for number, value in enumerate(values, 1)))
     assert b"".join(take(consumer) for _ in passed) == passed
     assert consumer.is_quiet(0.05)
+    consumer.close()
+
+
+def test_no_regular_expression_keeps_a_server_busy(node: Any) -> None:
+    consumer = consume(node, ext_filter={"type": 2, "filter_ext_key": "k", "filter_data": "(a+)+$"})
+    with promptly():
+        publish(node, ({"k": "a" * 60 + "!"}, b"1"), ({"k": "a" * 60}, b"2"))
+        assert take(consumer) == b"2"
     consumer.close()
 
 

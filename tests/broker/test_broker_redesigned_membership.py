@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsq_fast.broker.redesigned.log import Draft, PartitionLog, Record
-from nsq_fast.broker.redesigned.membership import LEASE_SHARE, Membership
-from nsq_fast.broker.redesigned.replication import UNKNOWN, Replica, ReplicaFailed, ReplicaSet
+from nsq_fast.broker.redesigned.replication import LEASE_SHARE, UNKNOWN, Membership, Replica, ReplicaFailed, ReplicaSet
 from nsq_fast.errors import NotLeader, NotWritable
 
 COORDINATOR = "coordinator"

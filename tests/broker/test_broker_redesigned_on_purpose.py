@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from gevent import socket
 from support.http import ask
 from support.redesigned import Consumer, headed, sized
 from support.waiting import until
 from support.wire import WireClient
 
-from nsq_fast.broker.redesigned.servers import NodeServer
+from nsq_fast.broker.redesigned.cluster import NodeServer
 
 
 def is_ours(node: Any) -> bool:
@@ -38,14 +39,6 @@ def take(consumer: Consumer) -> str:
     frame = consumer.receive()
     consumer.finish(frame)
     return frame.data[-2:].decode()
-
-
-def test_names_of_scripts_are_not_known_here(node: Any) -> None:
-    consumer = filtered(node, 2, r"^\p{Greek}$")
-    publish(node, "ж", "λ", "д")
-    assert [take(consumer) for _ in range(3 if is_ours(node) else 1)] == (["ж", "λ", "д"] if is_ours(node) else ["λ"])
-    assert consumer.is_quiet()
-    consumer.close()
 
 
 def test_an_empty_brace_at_the_end_kills_no_server_here(node: Any) -> None:
@@ -85,3 +78,23 @@ def test_delayed_messages_are_not_on_disk_here(node: Any) -> None:
 
 def test_a_route_of_metrics_is_missing_here(node: Any) -> None:
     assert ask(node.http_address, "GET", "/metric").status == (404 if is_ours(node) else 200)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/debug/pprof/cmdline", 404),
+        ("POST", "/loglevel/set?loglevel=2", 404),
+        ("GET", "/config/log_level", 400),
+    ],
+)
+def test_routes_of_a_nodes_runtime_are_missing_here(node: Any, method: str, path: str, status: int) -> None:
+    assert ask(node.http_address, method, path).status == (status if is_ours(node) else 200)
+
+
+def test_why_a_header_is_no_json_is_said_in_other_words_here(node: Any) -> None:
+    client = WireClient(node.tcp_address)
+    reply = client.command(b"PUB_EXT ext 0\n" + sized(headed(b"{", b"x")))
+    client.close()
+    assert reply.startswith(b"E_INVALID_JSON_HEADER fail to parse json header:cannot parse JSON: ")
+    assert reply.endswith(b'unparsed tail: ""') is not is_ours(node)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gevent import sleep
+from gevent import sleep, spawn
 from support.http import ask
 from support.redesigned import Consumer, publish, sized
-from support.waiting import until
+from support.waiting import WAIT, until
 from support.wire import WireClient
 
 from nsq_fast.broker import RedesignedCluster
@@ -198,3 +199,44 @@ def test_nothing_that_was_confirmed_is_lost_whatever_happens(seed: int) -> None:
         kept = stored(cluster)
         assert [body for body in kept if body in set(confirmed)] == confirmed
         assert confirmed
+
+
+def test_what_is_finished_around_a_change_of_leader_is_counted_once(cluster: RedesignedCluster) -> None:
+    """Records that the old leader has delivered come again; whoever finishes them, the depth is what is not done."""
+    channel = cluster.partition("t", 0).channel("ch")
+    for _ in range(5):
+        first = cluster.leader_of("t", 0)
+        publisher = WireClient(first.tcp_address)
+        for number in range(20):
+            assert publisher.command(b"PUB t 0\n" + sized(b"%d" % number)) == b"OK"
+        publisher.close()
+        old = Consumer(first, "SUB t ch 0", rdy=20)
+        frames = [old.receive() for _ in range(20)]
+        moving = spawn(cluster.move_leader, "t", 0)
+        for frame in frames[::2]:  # some before it moves, some in between, some too late
+            with contextlib.suppress(OSError):
+                old.finish(frame)
+            assert channel.depth >= 0
+            sleep(0)
+        moving.get(timeout=WAIT)
+        second = cluster.leader_of("t", 0)
+        assert second is not first
+        new = Consumer(second, "SUB t ch 0", rdy=20)
+        finishing = spawn(finish_all, new)
+        until(lambda: channel.depth <= 0)
+        assert channel.depth == 0
+        finishing.kill()
+        (shown,) = [
+            each
+            for topic in ask(second.http_address, "GET", "/stats?format=json&topic=t").json["data"]["topics"]
+            for each in topic["channels"]
+            if topic["is_leader"]
+        ]
+        assert shown["depth"] == 0
+        old.close()
+        new.close()
+
+
+def finish_all(consumer: Consumer) -> None:
+    while True:
+        consumer.finish(consumer.receive())

@@ -55,7 +55,7 @@ def traced_node(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
         server.create_topic("t")
         yield Traced(server, lambda: LINE.findall((tmp_path / "nsqd.INFO").read_text()))
     else:
-        with caplog.at_level(logging.INFO, "nsq_fast.broker.redesigned.tracing"), RedesignedCluster(1, 1) as cluster:
+        with caplog.at_level(logging.INFO, "nsq_fast.broker.redesigned.channel"), RedesignedCluster(1, 1) as cluster:
             cluster.create_topic("t", channels=["c"])
             yield Traced(cluster.nsqds[0], lambda: [line for line in caplog.messages if LINE.match(line)])
 

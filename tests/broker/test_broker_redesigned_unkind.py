@@ -27,7 +27,7 @@ def shown(cluster: RedesignedCluster, access: str) -> dict[str, Any]:
 
 
 def test_a_new_topic_takes_its_time() -> None:
-    with RedesignedCluster(nodes=2, lookupds=1, readiness=1.0) as cluster:
+    with RedesignedCluster(nodes=2, lookupds=1, readiness=6.0) as cluster:
         assert not is_stable(cluster)  # nodes have come just now
         assert ask(cluster.lookupds[0].http_address, "POST", CREATE).status == 200
         assert (shown(cluster, "r"), shown(cluster, "w")) == ({}, {})

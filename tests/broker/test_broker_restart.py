@@ -18,11 +18,11 @@ from support.waiting import until
 from support.wire import WireClient
 
 from nsq_fast.broker import BrokerProcess, NsqdOptions, NsqdServer
-from nsq_fast.broker.diskqueue.open_files import OPEN_FILES
-from nsq_fast.broker.errors import DataPathError
-from nsq_fast.broker.nsqd.nsqd import Nsqd
-from nsq_fast.broker.nsqd.store import Store
-from nsq_fast.broker.nsqd.topic import Topic
+from nsq_fast.broker.journal import OPEN_FILES
+from nsq_fast.broker.message import DataPathError
+from nsq_fast.broker.nsqd import Nsqd
+from nsq_fast.broker.store import Store
+from nsq_fast.broker.topic import Topic
 
 
 @pytest.fixture
@@ -198,7 +198,8 @@ def test_without_a_checkpoint_everything_comes_again(server: NsqdServer, damage:
 
 def test_half_a_record_is_dropped_and_the_log_goes_on(server: NsqdServer) -> None:
     server.nsqd.get_topic("t").get_channel("c")
-    publish(server, "t", 0, 10)
+    for n in range(10):
+        publish(server, "t", n, 1)
     [path] = server.nsqd.topics["t"].log.folder.glob("*.log")
     server.kill()
     os.truncate(path, path.stat().st_size - 3)
@@ -224,7 +225,7 @@ def test_a_disk_that_fails_refuses_the_publish_and_is_reported(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("nsq_fast.broker.diskqueue.segment.os.pwrite", fail)
+        patched.setattr("nsq_fast.broker.journal.os.pwrite", fail)
         answer = client.command(b"PUB t\n\0\0\0\x012")
         over_http = [ask(server.http_address, "POST", f"/{route}?topic=t", b"2") for route in ("pub", "mpub")]
     assert answer == b"E_PUB_FAILED PUB failed [Errno 28] No space left on device"
@@ -242,7 +243,7 @@ def test_messages_are_synced_before_ok_whenever_sync_every_is_reached(
     with NsqdServer(options) as server:
         server.nsqd.get_topic("t")
         synced: list[int] = []
-        monkeypatch.setattr("nsq_fast.broker.nsqd.nsqd.os.fsync", synced.append)
+        monkeypatch.setattr("nsq_fast.broker.nsqd.os.fsync", synced.append)
         client = WireClient(server.tcp_address)
         for n in range(5):
             client.publish("t", b"%d" % n)
@@ -340,8 +341,8 @@ def test_a_topic_without_a_data_path_takes_no_file_for_a_few_messages() -> None:
 def test_topics_that_are_made_in_great_numbers_come_back_before_they_are_named_in_nsqd_dat(
     server: NsqdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nsq_fast.broker.nsqd.nsqd._MANY_TOPICS", 3)
-    monkeypatch.setattr("nsq_fast.broker.nsqd.nsqd._SAVE_SHARE", 1e-9)
+    monkeypatch.setattr("nsq_fast.broker.nsqd._MANY_TOPICS", 3)
+    monkeypatch.setattr("nsq_fast.broker.nsqd._SAVE_SHARE", 1e-9)
     for number in range(20):
         server.nsqd.get_topic(f"t{number}").get_channel("c")
         publish(server, f"t{number}", 0, 1)
@@ -394,8 +395,8 @@ class Watched(Store):
 @pytest.fixture
 def often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nsqd]:
     """An nsqd that writes checkpoints again and again, and gives way after each topic."""
-    monkeypatch.setattr("nsq_fast.broker.nsqd.nsqd.Store", Watched)
-    monkeypatch.setattr("nsq_fast.broker.nsqd.nsqd._TURN", 0.0)
+    monkeypatch.setattr("nsq_fast.broker.nsqd.Store", Watched)
+    monkeypatch.setattr("nsq_fast.broker.nsqd._TURN", 0.0)
     nsqd = Nsqd(NsqdOptions(data_path=str(tmp_path), sync_timeout=0.01))
     nsqd.start()
     yield nsqd

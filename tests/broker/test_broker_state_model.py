@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from nsq_fast.broker.nsqd.in_flight import InFlight
-from nsq_fast.broker.nsqd.nsqd import Nsqd
+from nsq_fast.broker.nsqd import Nsqd
 from nsq_fast.broker.options import NsqdOptions
+from nsq_fast.broker.queue import InFlight
 
 FAR = 1e12
 

@@ -11,7 +11,7 @@ from gevent import Timeout, socket
 from support.http import ask
 
 from nsq_fast.broker import NsqdOptions, NsqdServer
-from nsq_fast.broker.nsqd.statsd import StatsdPusher, key_prefix, packets
+from nsq_fast.broker.stats import StatsdPusher, key_prefix, packets
 
 
 @pytest.fixture

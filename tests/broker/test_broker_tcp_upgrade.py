@@ -133,7 +133,6 @@ def test_tls_below_the_lowest_version_is_refused(start_nsqd: Any, tls: Any, cont
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises(OSError):  # noqa: PT011
         exchange(Layered(server.tcp_address, context))
-    assert ask(server.http_address, "GET", "/config/tls_min_version").body == b"772"
 
 
 def test_deflate_level_is_capped(address: Any) -> None:

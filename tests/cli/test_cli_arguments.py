@@ -65,6 +65,9 @@ def test_the_list_of_commands_says_what_each_is_for() -> None:
         (["broker", "--max-rdy-count", "0"], "max_rdy_count"),
         (["broker", "--tls-required", "true"], "tls_cert"),
         (["broker", "--nodes", "3"], "--nodes: for --redesigned only"),
+        (["broker", "--redesigned", "--mem-queue-size", "5"], "--mem-queue-size: not for --redesigned"),
+        (["broker", "--redesigned", "--statsd-address", "a:1"], "--statsd-address: not for --redesigned"),
+        (["broker", "--redesigned", "--lookupd-tcp-address", "a:1"], "--lookupd-tcp-address: not for --redesigned"),
         (["no-such-command"], "No such command"),
     ],
 )

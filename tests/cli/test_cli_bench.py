@@ -8,6 +8,7 @@ import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -160,7 +161,7 @@ def test_a_folder_without_nsqd_is_refused(tmp_path: Path) -> None:
         ("consume-snappy", ("floor: core",)),
         ("consume-deflate", ("floor: core",)),
         ("publish-batch", ("floor: ready bytes",)),
-        ("publish-concurrent", ("nsq_fast separate",)),
+        ("publish-concurrent", ("nsq_fast separate", "floor: pipelined")),
         ("publish-key", ("nsq_fast keyed",)),
         ("ordered-1", ("nsq_fast", "floor: ordered")),
     ],
@@ -186,6 +187,22 @@ def test_the_import_and_the_first_message_are_measured(tmp_path: Path) -> None:
     assert 0 < ours["package_ms"] < ours["import_ms"]
 
 
+def test_the_suite_goes_on_when_a_server_fails_and_says_what_it_lacks(tmp_path: Path) -> None:
+    broken = tmp_path / "nsqd"
+    broken.write_text("#!/bin/sh\necho no room for it >&2\nexit 1\n")
+    broken.chmod(0o755)
+    target = tmp_path / "run.json"
+    scenarios = ("--only", "publish-single", "--only", "ordered-1")  # the second is of the embedded cluster
+    small = ("--rounds", "1", "--duration", "0.002", "--patience", "0", "--short", *OURS)
+    done = bench("suite", *scenarios, *small, "--servers", str(tmp_path), "--json", str(target))
+    assert done.exit_code == 1
+    assert "not measured: publish-single: nsqd did not start:\nno room for it" in done.output
+    assert done.output.rstrip().endswith("not measured, for the reasons given above: publish-single")
+    assert [scenario.name for scenario in results.load(target).scenarios] == ["ordered-1"]
+    alone = bench("suite", *scenarios[:2], *small, "--servers", str(tmp_path))
+    assert (alone.exit_code, "nsqd did not start:\nno room for it" in alone.output) == (1, True)
+
+
 @pytest.fixture(scope="module")
 def suite_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two scenarios with two clients."""
@@ -196,6 +213,67 @@ def suite_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.exit_code == 0, done.output
     assert "consume: client CPU per message" in done.output
     return target
+
+
+@pytest.fixture
+def unsettled_run(suite_run: Path, tmp_path: Path) -> results.Run:
+    """The same, where one of two rounds makes a ratio unknown, and the others are all alike; in ``run.json``."""
+    run = results.load(suite_run)
+    for scenario in run.scenarios:
+        for client in scenario.clients:
+            client.rounds[1] = client.rounds[0]
+    consume = run.scenarios[0].clients[0]
+    consume.rounds[1] = msgspec.structs.replace(consume.rounds[0], cpu_seconds=10 * consume.rounds[0].cpu_seconds)
+    (tmp_path / "run.json").write_text(results.as_json(run))
+    return run
+
+
+def test_a_run_goes_on_with_what_is_not_settled(unsettled_run: results.Run, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    done = bench("suite", "--more", str(path), "--patience", "30", "--client", "nsq_fast", "--client", "floor: core")
+    assert done.exit_code == 0, done.output
+    assert "consume: round 3 until the ratio is settled, nsq_fast" in done.output
+    consume, publish = results.load(path).scenarios
+    assert publish == unsettled_run.scenarios[1]
+    for before, after in zip(unsettled_run.scenarios[0].clients, consume.clients, strict=True):
+        assert after.rounds[:2] == before.rounds
+    ours, floor = consume.clients
+    assert len(ours.rounds) == len(floor.rounds) > 2
+
+
+def test_a_run_that_is_settled_is_left_as_it_is(suite_run: Path, unsettled_run: results.Run, tmp_path: Path) -> None:
+    path, target = tmp_path / "run.json", tmp_path / "same.json"
+    consume = unsettled_run.scenarios[0].clients[0]
+    consume.rounds[1] = consume.rounds[0]
+    path.write_text(results.as_json(unsettled_run))
+    done = bench("suite", "--more", str(path), "--json", str(target))
+    assert (done.exit_code, "all ratios are settled" in done.output) == (0, True)
+    assert results.load(target) == unsettled_run
+
+
+def test_rounds_of_other_code_are_not_added(unsettled_run: results.Run, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    unsettled_run.about.nsq_fast = "0.0.1"
+    path.write_text(results.as_json(unsettled_run))
+    done = bench("suite", "--more", str(path))
+    assert done.exit_code == 2
+    assert "run.json is of another machine or other code: nsq_fast: 0.0.1, now " in done.output
+    assert results.load(path) == unsettled_run
+
+
+def test_rounds_on_another_server_are_not_added(unsettled_run: results.Run, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    unsettled_run.scenarios[0].server = "nsqd v0.0.1"
+    path.write_text(results.as_json(unsettled_run))
+    done = bench("suite", "--more", str(path))
+    assert done.exit_code == 2
+    assert "consume was measured with nsqd v0.0.1, and this is " in done.output
+    assert results.load(path) == unsettled_run
+
+
+def test_what_goes_on_counts_nothing(suite_run: Path) -> None:
+    done = bench("suite", "--more", str(suite_run), "--syscalls")
+    assert (done.exit_code, "leave --syscalls and --instructions out" in done.output) == (2, True)
 
 
 def test_compare_with_itself_finds_no_change(suite_run: Path) -> None:
@@ -224,6 +302,22 @@ def test_compare_fails_when_a_client_became_slower(suite_run: Path, tmp_path: Pa
     assert bench("compare", str(slower), str(suite_run)).exit_code == 0
     assert bench("compare", str(suite_run), str(slower), "--client", "floor: core").exit_code == 0
     assert bench("compare", str(suite_run), str(slower), "--relative-to", "floor: core").exit_code == 1
+
+
+@pytest.mark.parametrize(("more", "code"), [(1.02, 0), (1.08, 1)])
+def test_what_was_counted_is_compared_and_figures_are_chosen_by_name(
+    suite_run: Path, tmp_path: Path, more: float, code: int
+) -> None:
+    paths = []
+    for number, factor in enumerate((1.0, more)):
+        run = results.load(suite_run)
+        for client in run.scenarios[0].clients:
+            client.counted["instructions"] = 1000.0 * factor
+        paths.append(tmp_path / f"{number}.json")
+        paths[-1].write_text(results.as_json(run))
+    done = bench("compare", *map(str, paths), "--figure", "instructions/message", "--json")
+    assert done.exit_code == code
+    assert {each["metric"] for each in json.loads(done.stdout)} == {"instructions/message"}
 
 
 def test_the_report_stands_alone_and_has_the_numbers_of_the_run(suite_run: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from support.browser import Browser, check_readable
 
 from nsq_fast.bench.report import html
 from nsq_fast.bench.results import load
-from nsq_fast.page.style import COLOURS, DASHES
+from nsq_fast.page import COLOURS, DASHES
 
 RUN = Path(__file__).parents[2] / "docs" / "performance.json"
 

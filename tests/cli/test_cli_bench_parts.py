@@ -14,6 +14,7 @@ import time
 import xml.etree.ElementTree
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -23,29 +24,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.waiting import WAIT
 
-from nsq_fast.bench import instructions
 from nsq_fast.bench.clients import PROGRAMS, Client, names
-from nsq_fast.bench.compare import verdict_on
-from nsq_fast.bench.counting import Counter, per_message
-from nsq_fast.bench.figures import Figure, figure, limit_of, value_of
-from nsq_fast.bench.goals import judge
-from nsq_fast.bench.instructions import INSTRUCTIONS
-from nsq_fast.bench.machine import about
-from nsq_fast.bench.report import about_rows
-from nsq_fast.bench.results import About, ClientResult, Round, Run, Scenario
+from nsq_fast.bench.counting import INSTRUCTIONS, SYSCALLS, Counter, per_message, read_cachegrind, read_calls
+from nsq_fast.bench.figures import Figure, figure, limit_of, value_of, verdict_on
+from nsq_fast.bench.report import about_rows, header, rows
+from nsq_fast.bench.results import About, ClientResult, Round, Run, Scenario, Settings, about
 from nsq_fast.bench.runner import MOST_ROUNDS, Task, run_scenarios
-from nsq_fast.bench.servers import Server
-from nsq_fast.bench.settings import Settings
-from nsq_fast.bench.shares import floor_of, is_settled, middle, shares_among
-from nsq_fast.bench.suite import in_turns, plans
-from nsq_fast.bench.syscalls import SYSCALLS, read_report
-from nsq_fast.bench.tables import header, rows
+from nsq_fast.bench.servers import Server, embedded
+from nsq_fast.bench.suite import floor_of, in_turns, is_settled, judge, middle, plans, shares_among
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
-from nsq_fast.page.bars import Bar, Piece, bars
-from nsq_fast.page.curves import Line, by_share, over_time
-from nsq_fast.page.document import prose
-from nsq_fast.page.svg import duration, picture
+from nsq_fast.page import Bar, Line, Piece, bars, by_share, duration, over_time, picture, prose
 
 
 def meter() -> ModuleType:
@@ -189,17 +178,17 @@ def test_stamps_survive_the_way() -> None:
 
 
 def test_the_reports_of_perf_and_strace_are_read() -> None:
-    assert read_report("# started\n\n29;;raw_syscalls:sys_enter;123;100.00;;\n") == 29
-    assert read_report("<not counted>;;raw_syscalls:sys_enter;0;100.00;;\n") is None
+    assert read_calls("# started\n\n29;;raw_syscalls:sys_enter;123;100.00;;\n") == 29
+    assert read_calls("<not counted>;;raw_syscalls:sys_enter;0;100.00;;\n") is None
     strace = "% time seconds usecs/call calls errors syscall\n100.00 0.000123 4 29 1 total\n"
-    assert read_report(strace) == 29
-    assert read_report("nothing") is None
+    assert read_calls(strace) == 29
+    assert read_calls("nothing") is None
 
 
 def test_the_report_of_valgrind_is_read() -> None:
     text = "desc: Cachegrind\ncmd: python x\nevents: Ir\nfl=x.c\nfn=main\n7 123\nsummary:  505604956\n"
-    assert instructions.read_report(text) == 505_604_956
-    assert instructions.read_report("desc: killed on its way\n") is None
+    assert read_cachegrind(text) == 505_604_956
+    assert read_cachegrind("desc: killed on its way\n") is None
 
 
 def in_shell(script: str) -> Counter:
@@ -426,6 +415,7 @@ def test_figures_are_shown_as_shares_of_the_floor() -> None:
     ("name", "floor"),
     [
         ("publish-batch", "floor: ready bytes"),
+        ("publish-concurrent", "floor: pipelined"),
         ("ordered-1", "floor: ordered"),
         ("connections-10", "floor: core"),
         ("spark-read", "floor: ready rows"),
@@ -529,3 +519,36 @@ def test_points_that_stand_alone_are_whole_rings_of_different_sizes() -> None:
     rings = re.findall(r"<circle [^>]*>", shown)
     assert all("stroke-dasharray:none" in ring for ring in rings)
     assert len({re.search(r'r="(\d+)"', ring)[1] for ring in rings}) == len(rings) == 3
+
+
+@pytest.mark.parametrize("span", [0.0, 0.05, 0.3, 0.7, 3.0, 60.0, 7200.0, 86_400.0 * 3])
+def test_the_words_below_an_axis_of_time_do_not_overlap(span: float) -> None:
+    """Neither in small letters, on a wide screen, nor in large ones, for which fewer words are shown."""
+    begin = 1_700_000_000.0
+    shown = over_time("End to end", [Line("p50", ((begin, 1.0), (begin + span, 3.0)))])
+    pattern = r'<text x="([\d.]+)" y="254.0" text-anchor="(\w+)"( class="every-other")?>([^<]+)</text>'
+    found = re.findall(pattern, shown)
+    assert found
+    for size, hidden in ((11, ()), (15, (' class="every-other"',))):
+        places = []
+        for x, anchor, name, words in found:
+            width = 0.55 * size * len(words)
+            if name not in hidden:
+                left = float(x) - (width if anchor == "end" else width / 2)
+                places.append((left, left + width))
+        places.sort()
+        assert all(before[1] < after[0] for before, after in pairwise(places)), places
+
+
+def test_what_spark_does_in_processes_of_its_own_is_not_counted() -> None:
+    asked: list[Path] = []
+
+    def wrapper(report: Path) -> list[str]:
+        asked.append(report)
+        return []
+
+    counter = Counter(what="steps", wrapper=wrapper, read=len, share=1.0)
+    client = Client(name="fails", command=("/bin/false",), kinds=frozenset({"spark"}), modes=frozenset({"read"}))
+    task = Task("spark-read", Settings(kind="spark", mode="read", count=10_000, rounds=1), [client], embedded)
+    (found,) = run_scenarios([task], counters=[counter])
+    assert (asked, found.clients[0].counted) == ([], {})

@@ -12,8 +12,7 @@ from click.testing import CliRunner, Result
 from support.browser import Browser, check_readable
 
 from nsq_fast.bench.results import About
-from nsq_fast.bench.scale import Curve, Point, ScaleRun, explained, knee_of, limit_of
-from nsq_fast.bench.scale_report import html, picture_of, rows
+from nsq_fast.bench.scale import Curve, Point, ScaleRun, explained, html, knee_of, limit_of, picture_of, rows
 from nsq_fast.cli import main
 
 ABOUT = About(date="today", nsq_fast="", git_commit="", python="", gevent="", system="", cpu="", cores=4, memory_mib=1)

@@ -20,13 +20,14 @@ import pytest
 from click.testing import CliRunner, Result
 from gevent import subprocess as gevent_subprocess
 from support.cluster import Standalone
+from support.http import ask
 from support.servers import SERVERS, RealLookupd, RealNsqd, find_server
 from support.waiting import until
 from support.wire import WireClient
 
 from nsq_fast import LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.broker import BrokerProcess, ClusterProcess
-from nsq_fast.broker.servers.process import ServerAddresses
+from nsq_fast.broker.process import ServerAddresses
 from nsq_fast.cli import main
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
@@ -358,7 +359,7 @@ def test_stat_shows_a_redesigned_cluster(topic: str) -> None:
 def test_tail_ends_cleanly_at_a_signal(broker: Servers, topic: str, start: Any, number: int) -> None:
     nsqd = str(broker.nsqd.tcp)
     other = f"{topic}-other"
-    command = start("tail", topic, other, "--print-topic", "--take-backlog", "--nsqd", nsqd)
+    command = start("tail", topic, other, "--print-topic", "--channel", "kept", "--nsqd", nsqd)
     pub(topic, b"hello\n", "--nsqd", nsqd)
     assert command.line() == f"{topic} | hello\n"
     pub(other, b"there\n", "--nsqd", nsqd)
@@ -368,7 +369,7 @@ def test_tail_ends_cleanly_at_a_signal(broker: Servers, topic: str, start: Any, 
 
 def test_tail_ends_quietly_when_nobody_reads_any_more(broker: Servers, topic: str, start: Any) -> None:
     nsqd = str(broker.nsqd.tcp)
-    command = start("tail", topic, "--take-backlog", "--nsqd", nsqd)
+    command = start("tail", topic, "--channel", "kept", "--nsqd", nsqd)
     pub(topic, b"one\n", "--nsqd", nsqd)
     assert command.line() == "one\n"
     command.stdout.close()
@@ -442,6 +443,34 @@ def test_broker_serves_until_ctrl_c_and_keeps_its_data(topic: str, tmp_path: Pat
     printed = run("tail", topic, "-n", "1", "--take-backlog", "--nsqd", servers["nsqds"][0]["tcp"])
     assert printed.stdout == "kept\n"
     assert command.interrupt(signal.SIGTERM) == (0, "")
+
+
+@pytest.mark.parametrize("nodes", ["1", "3"])
+def test_broker_prints_how_to_create_a_topic_and_that_works(nodes: str, start: Any) -> None:
+    ports = ["--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0", "--lookupd-listen-tcp-address"]
+    flags = [*ports, "127.0.0.1:0", "--lookupd-listen-http-address", "127.0.0.1:0"]
+    command = start("broker", "--redesigned", "--nodes", nodes, *flags)
+    while not (line := command.line()).startswith("a topic:"):
+        assert line
+    url = line.split("'")[1]
+    address, _, path = url.removeprefix("http://").partition("/")
+    assert ask(tuple(address.split(":")), "POST", f"/{path}").status == 200, line
+    assert command.interrupt() == (0, "")
+
+
+def test_broker_measures_the_latencies_that_it_is_asked_for(topic: str, start: Any) -> None:
+    ports = ["--no-lookupd", "--tcp-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0"]
+    flag = "--e2e-processing-latency-percentile"
+    command = start("broker", "--json", *ports, flag, "0.99", flag, "0.5")
+    admin = NsqdHTTPClient.from_url(json.loads(command.line())["nsqds"][0]["http"])
+    admin.create_topic(topic)
+    admin.create_channel(topic, "c")
+    shown = admin.stats(topic=topic)["topics"][0]["channels"][0]["e2e_processing_latency"]
+    assert "percentiles" in shown
+    assert command.interrupt() == (0, "")
+    refused = run("broker", flag, "high")
+    assert refused.exit_code == 2
+    assert "not a valid float" in refused.output
 
 
 def test_broker_runs_a_redesigned_cluster_that_is_ready_for_topics(topic: str, start: Any) -> None:

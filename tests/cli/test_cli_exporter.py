@@ -17,8 +17,7 @@ from nsq_fast import Consumer, Message, NsqdHTTPClient, Producer
 from nsq_fast.broker import Broker, RedesignedCluster
 from nsq_fast.cli import main
 from nsq_fast.config import LookupConfig
-from nsq_fast.exporter.cluster import Cluster
-from nsq_fast.exporter.figures import Families
+from nsq_fast.exporter import Cluster, Families
 from nsq_fast.runtime import parse_endpoint
 
 

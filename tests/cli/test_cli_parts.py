@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from nsq_fast.cli import demotraces, options
-from nsq_fast.cli.channel_stats import add_up
+from nsq_fast.cli import demo, options
 from nsq_fast.cli.console import counted, grid, notes
-from nsq_fast.cli.ledger import Ledger
-from nsq_fast.cli.splitter import Splitter
-from nsq_fast.errors import BodyInvalid
+from nsq_fast.cli.jobs import Ledger
+from nsq_fast.cli.pub import Splitter
+from nsq_fast.cli.stat import add_up
+from nsq_fast.errors import BodyInvalid, PublishFailed
 from nsq_fast.names import Address
 
 
@@ -51,10 +51,14 @@ def test_splitter_does_not_hold_a_stream_without_delimiters() -> None:
         splitter.feed(b"x" * 102)
 
 
+def refuse() -> None:
+    raise PublishFailed("no")
+
+
 def test_ledger_calls_lost_what_was_published_and_never_settled() -> None:
     ledger = Ledger(10)
-    ledger.mark_published(0, 6)
-    ledger.mark_failed(4)
+    ledger.account(range(6), lambda: None)
+    ledger.account(range(6, 10), refuse)
     for number in (0, 1, 2, 7):
         ledger.mark_finished(number)
     ledger.mark_given_up(3)
@@ -88,8 +92,10 @@ def test_ledger_settles_a_message_once_though_it_is_finished_and_given_up() -> N
 def test_ledger_wakes_at_the_count_it_was_told() -> None:
     ledger = Ledger(10)
     ledger.mark_finished(0)
-    assert ledger.wake_when(1).is_set()
-    assert not ledger.wake_when(2).is_set()
+    ledger.wake_when(1)
+    assert ledger.woken.is_set()
+    ledger.wake_when(2)
+    assert not ledger.woken.is_set()
     ledger.mark_finished(1)
     assert ledger.woken.is_set()
 
@@ -162,13 +168,13 @@ def test_a_report_that_cannot_be_made_leaves_no_folder(
     (tmp_path / "bin").mkdir()
     folders = tmp_path / "folders"
     folders.mkdir()
-    monkeypatch.setattr(demotraces, "why_not", lambda: missing)
+    monkeypatch.setattr(demo, "why_not", lambda: missing)
     monkeypatch.setattr(tempfile, "tempdir", str(folders))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    with pytest.raises(demotraces.NoReport) as raised:
-        demotraces.report_on(tmp_path / "no.log", None)
+    with pytest.raises(demo.NoReport) as raised:
+        demo.report_on(tmp_path / "no.log", None)
     assert str(raised.value)
     assert not list(folders.iterdir())
 

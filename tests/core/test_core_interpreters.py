@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.compiled import BUILT_TWICE
 from support.threads import THREADS, in_threads
 
 import nsq_fast
@@ -119,6 +120,28 @@ except ImportError as error:
 '''))
 """
 
+# A session from connect to a publish that is answered, and a message.
+SESSION = r"""
+from nsq_fast import protocol
+from nsq_fast._codec import encode_frame, encode_message
+
+def work(rounds):
+    for _ in range(rounds):
+        session = protocol.Session(protocol.ConnectionConfig())
+        assert session.connect().startswith(b"  V2IDENTIFY")
+        session.receive(encode_frame(0, b'{"max_rdy_count": 2500}'))
+        assert session.is_ready
+        assert session.pub("t", b"body", token="first") == b"PUB t\n\0\0\0\x04body"
+        message, reply = session.receive(encode_message(1, 1, b"0123456789abcdef", b"body") + encode_frame(0, b"OK"))
+        assert message.body == b"body" and reply.token == "first"
+"""
+
+SESSIONS_BESIDE = """
+import builtins
+work(10)
+builtins.kept = [protocol.Session(protocol.ConnectionConfig()), work]
+"""
+
 REFUSED = """
 import _xxsubinterpreters as interpreters
 for _ in range(3):
@@ -153,6 +176,24 @@ def test_interpreters_run_the_core_beside_one_another(kinds: list[str]) -> None:
     assert printed(names + WORK + INTERPRETERS) == "went on\n"
 
 
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="before Python 3.13 msgspec is for one interpreter")
+def test_interpreters_that_share_a_lock_have_sessions_beside_one_another() -> None:
+    names = f"KINDS, BESIDE = {['legacy'] * 2}, {SESSION + SESSIONS_BESIDE!r}\n"
+    assert printed(names + SESSION + INTERPRETERS) == "went on\n"
+
+
+def test_all_compiled_modules_of_the_protocol_are_built_for_each_interpreter() -> None:
+    """What was not is refused there: "this module can only be loaded into one interpreter per process"."""
+    code = """
+import sys, nsq_fast.protocol
+for name, module in sys.modules.items():
+    if name.startswith("nsq_fast.") and not module.__file__.endswith(".py"):
+        print(name.rpartition("._")[2])
+"""
+    built = {path.stem for path in (PACKAGE / "_per_interpreter").glob("*.c")}
+    assert set(printed(code).split()) == built == {name[1:] for name in BUILT_TWICE}
+
+
 @several
 @pytest.mark.parametrize("kind", ["isolated", "legacy"])
 def test_a_consumer_says_that_this_is_not_the_main_interpreter(kind: str) -> None:
@@ -170,7 +211,7 @@ def test_another_interpreter_is_refused_with_a_reason_and_harms_nothing() -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["_codec", "_frame"])
+@pytest.mark.parametrize("name", BUILT_TWICE)
 def test_a_module_reads_no_object_from_a_variable_of_c(name: str, tmp_path: Path) -> None:
     """All interpreters of a process share those. Cython puts ``cdef`` variables of a module there, and builtins."""
     pytest.importorskip("Cython")

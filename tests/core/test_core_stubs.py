@@ -131,13 +131,17 @@ def _declared(node: ast.FunctionDef) -> list[tuple[str, Any, ast.expr | None]]:
     arguments = node.args
     missing: list[ast.expr | None] = [None] * (len(arguments.args) - len(arguments.defaults))
     kind = inspect.Parameter
-    return [
-        (each.arg, kind.POSITIONAL_OR_KEYWORD, default)
-        for each, default in zip(arguments.args, [*missing, *arguments.defaults], strict=True)
-    ] + [
-        (each.arg, kind.KEYWORD_ONLY, default)
-        for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    ]
+    return (
+        [
+            (each.arg, kind.POSITIONAL_OR_KEYWORD, default)
+            for each, default in zip(arguments.args, [*missing, *arguments.defaults], strict=True)
+        ]
+        + [(each.arg, kind.VAR_POSITIONAL, None) for each in (arguments.vararg,) if each is not None]
+        + [
+            (each.arg, kind.KEYWORD_ONLY, default)
+            for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        ]
+    )
 
 
 @pytest.mark.parametrize(("function", "node"), functions())

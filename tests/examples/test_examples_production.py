@@ -15,8 +15,7 @@ import yaml
 from support.waiting import PROCESS
 
 from nsq_fast.config import WorkerConfig
-from nsq_fast.worker.settings import Settings, SettingsReader
-from nsq_fast.worker.subscriptions import Subscription
+from nsq_fast.worker.settings import Settings, SettingsReader, Subscription
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "examples" / "production"

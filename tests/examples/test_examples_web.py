@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ from nsq_fast.threads import Consumer, Producer
 ROOT = Path(__file__).parent.parent.parent
 WEB = ROOT / "examples" / "web"
 WAIT = 30.0
+SOON = 15.0
+"""Seconds that mean: gunicorn has not killed its workers, which it does after 30."""
 
 
 @contextmanager
@@ -86,23 +89,56 @@ print(sorted(map(int, fastapi_app.handled)) == list(range(20)))
     assert (process.returncode, output) == (0, "True\n"), errors
 
 
-def test_flask_publishes_from_the_threads_of_gunicorn(nsqd_process: Any) -> None:
+def test_fastapi_says_503_while_nsqd_is_down(closed_port: int) -> None:
+    pytest.importorskip("fastapi")
+    pytest.importorskip("fastapi.testclient")
+    program = """
+from fastapi.testclient import TestClient
+import fastapi_app
+with TestClient(fastapi_app.app) as client:
+    answers = [client.post("/orders", content=b"1"), client.get("/health")]
+print(*(answer.status_code for answer in answers))
+"""
+    with running("-c", program, nsqd=f"127.0.0.1:{closed_port}") as process:
+        output, errors = process.communicate(timeout=2 * WAIT)
+    assert (process.returncode, output) == (0, "503 503\n"), errors
+
+
+@contextmanager
+def gunicorn(nsqd: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Gunicorn with the example for Flask in threads, and its URL."""
     pytest.importorskip("flask")
     pytest.importorskip("gunicorn")
     with listening() as (descriptor, url):
-        command = ["-m", "gunicorn", "-k", "gthread", "--threads", "4", "-b", f"fd://{descriptor}", "flask_app:app"]
-        environment = {**os.environ, "NSQD": nsqd_process.address, "PYTHONPATH": f"{ROOT}:{WEB}"}
+        command = ["-m", "gunicorn", "-k", "gthread", "--threads", "4", "-b", f"fd://{descriptor}", *arguments]
+        environment = {**os.environ, "NSQD": nsqd, "PYTHONPATH": f"{ROOT}:{WEB}"}
         process = subprocess.Popen(
-            [sys.executable, *command], cwd=WEB, env=environment, pass_fds=[descriptor],
+            [sys.executable, *command, "flask_app:app"], cwd=WEB, env=environment, pass_fds=[descriptor],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:
-            until(lambda: asked(f"{url}/health") == 200, timeout=2 * WAIT)
-            assert [asked(f"{url}/orders", b"%d" % number) for number in range(20)] == 20 * [202]
-            ended(process)
+            yield process, url
         finally:
             process.kill()
-            process.wait()
+            process.communicate()
+
+
+def test_flask_says_503_while_nsqd_is_down(closed_port: int) -> None:
+    with gunicorn(f"127.0.0.1:{closed_port}") as (process, url):
+        assert asked(f"{url}/orders", b"1") == 503
+        assert asked(f"{url}/health") == 503
+        ended(process)
+
+
+# With --preload the application, and with it the producer, is made before the workers are forked.
+@pytest.mark.parametrize("arguments", [(), ("--preload", "--workers", "2")], ids=["plain", "preloaded"])
+def test_flask_publishes_from_the_threads_of_gunicorn(nsqd_process: Any, arguments: tuple[str, ...]) -> None:
+    with gunicorn(nsqd_process.address, *arguments) as (process, url):
+        assert [asked(f"{url}/orders", b"%d" % number) for number in range(20)] == 20 * [202]
+        until(lambda: asked(f"{url}/health") == 200)  # each worker connects when it is asked
+        began = time.monotonic()
+        ended(process)
+        assert time.monotonic() - began < SOON
     found: set[bytes] = set()
     with Consumer("orders", "c", nsqd_process.address, max_in_flight=20) as consumer:
         for message in consumer:

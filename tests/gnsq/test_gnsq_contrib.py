@@ -177,11 +177,14 @@ def test_giving_up_writes_and_finishes(scripted, make_consumer):
     consumer = make_consumer(message_handler=print)
     handler = LogGiveupHandler(lines.append)
     consumer.on_giving_up.connect(handler)
+    finished = []
+    consumer.on_finish.connect(lambda sender, message_id: finished.append(message_id), weak=False)
     consumer.start(block=False)
     conn = scripted.connection()
     conn.push(1, body=b"hopeless", attempts=9)
     conn.wait_for(lambda: conn.answered(b"FIN") == [1])
     assert lines == ["hopeless\n"]
+    assert finished == [b"%016x" % 1], "as gnsq has it, a message that is given up is finished"
 
 
 # Sentry

@@ -25,9 +25,8 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue, binding
 from kombu.common import Broadcast
 from kombu.exceptions import ChannelError, ContentDisallowed, OperationalError
 
-import nsq_fast.integrations.celery  # noqa: F401  # which makes nsq:// known
-from nsq_fast.integrations.celery import channel as kombu_channel
-from nsq_fast.integrations.celery.names import nsq_name
+import nsq_fast.integrations.celery  # which makes nsq:// known
+from nsq_fast.integrations.celery_queues import nsq_name
 
 QUEUE = Queue("orders", Exchange("orders"), "orders")
 
@@ -181,7 +180,7 @@ class BusyDeque(deque[Any]):
 def test_a_message_that_comes_while_another_queue_is_cancelled_harms_nobody(
     nsqd_process: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kombu_channel, "deque", BusyDeque)
+    monkeypatch.setattr(nsq_fast.integrations.celery, "deque", BusyDeque)
     monkeypatch.setattr(BusyDeque, "made", [])
     client, other = connect(f"nsq://{nsqd_process.address}"), connect(f"nsq://{nsqd_process.address}")
     waiting = BusyDeque.made[0]

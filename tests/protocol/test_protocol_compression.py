@@ -8,7 +8,7 @@ import lz4.block
 import pytest
 import snappy
 
-from nsq_fast.protocol.compression import CODEC_NUMBERS, compressed
+from nsq_fast.protocol.publishing import CODEC_NUMBERS, compressed
 
 BODY = b"hello, hello, hello, " * 100
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nsq_fast._codec import encode_frame, encode_message
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import RemoteProtocolError
-from nsq_fast.protocol.delivery_limit import STRAGGLERS, DeliveryLimit
+from nsq_fast.protocol.in_flight import STRAGGLERS, DeliveryLimit
 from nsq_fast.protocol.session import Session
 
 MESSAGE = encode_message(1, 1, b"0123456789abcdef", b"body")

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
-from nsq_fast.protocol.discovery import keep_of, only
 from nsq_fast.protocol.targets import is_complete
-from nsq_fast.protocol.topology import Meta, Nsqd, Topology, parse_lookup
+from nsq_fast.protocol.topology import Meta, Nsqd, Topology, keep_of, only, parse_lookup
 
 
 def nsqd(number: int, **fields: str) -> Nsqd:

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from nsq_fast.errors import ConfigError
-from nsq_fast.protocol.dynamic_config import NOTHING, DynamicConfig, Route, changes, parse
+from nsq_fast.protocol.dynamic_config import NOTHING, DynamicConfig, changes, parse
 
 WHOLE = {
     "trace": {"orders": True, "payments": 0.05, "*": False},
     "lookupds": {"add": ["new:4161", "https://two"], "remove": ["http://old:4161/"]},
-    "routes": {"orders": {"lookupds": ["other:4161"], "percent": 25, "consume": "old_first"}},
 }
 TOML = """
 [trace]
@@ -24,18 +23,12 @@ payments = 0.05
 [lookupds]
 add = ["new:4161", "https://two"]
 remove = ["http://old:4161/"]
-
-[routes.orders]
-lookupds = ["other:4161"]
-percent = 25
-consume = "old_first"
 """
 
 
 def test_json_toml_and_mappings_say_the_same() -> None:
     found = parse(json.dumps(WHOLE))
     assert found == parse(TOML, "toml") == parse(TOML.encode(), "toml") == parse(WHOLE)
-    assert found.routes == {"orders": Route(lookupds=("other:4161",), percent=25, consume="old_first")}
     assert [found.share(topic) for topic in ("orders", "payments", "else")] == [1.0, 0.05, 0.0]
     assert parse("{}") == NOTHING
     assert NOTHING.share("orders") is None
@@ -52,11 +45,6 @@ def test_json_toml_and_mappings_say_the_same() -> None:
         ({"lookupds": {"remove": ["a:0"]}}, "lookupds.remove: invalid address 'a:0'"),
         ({"lookupds": {"add": ["ftp://a"]}}, "lookupds.add: invalid address 'ftp://a'"),
         ({"lookupds": {"add": ["a"], "remove": ["a"]}}, "a is in add and in remove"),
-        ({"routes": {"orders": {"lookupds": ["a"]}}}, "percent"),
-        ({"routes": {"orders": {"lookupds": ["a"], "percent": 101}}}, "<= 100.0"),
-        ({"routes": {"orders": {"lookupds": [], "percent": 1}}}, "routes.orders.lookupds is empty"),
-        ({"routes": {"orders": {"lookupds": ["a"], "percent": 1, "consume": "none"}}}, "Invalid enum value 'none'"),
-        ({"routes": {"a/b": {"lookupds": ["a"], "percent": 1}}}, "routes: invalid topic name 'a/b'"),
     ],
 )
 def test_a_wrong_document_is_refused_with_what_is_wrong(document: dict[str, Any], said: str) -> None:
@@ -90,12 +78,10 @@ def test_changes_are_one_line() -> None:
     assert changes(NOTHING, parse(WHOLE)) == (
         "trace *: as the program says -> off; trace orders: as the program says -> on;"
         " trace payments: as the program says -> 5 %;"
-        " lookupds.add: none -> new:4161, https://two; lookupds.remove: none -> http://old:4161/;"
-        " route orders: not moved -> 25 % to other:4161, consume old_first"
+        " lookupds.add: none -> new:4161, https://two; lookupds.remove: none -> http://old:4161/"
     )
-    more = parse({**WHOLE, "routes": {"orders": {"lookupds": ["other:4161"], "percent": 50}}})
-    assert changes(parse(WHOLE), more) == (
-        "route orders: 25 % to other:4161, consume old_first -> 50 % to other:4161, consume both"
+    assert changes(parse(WHOLE), parse({**WHOLE, "lookupds": {}})) == (
+        "lookupds.add: new:4161, https://two -> none; lookupds.remove: http://old:4161/ -> none"
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_fast.protocol.idempotence import SeenKeys
+from nsq_fast.protocol.publishing import SeenKeys
 
 
 def test_another_message_with_the_key_is_a_copy_and_the_first_is_none_however_often_it_comes() -> None:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from nsq_fast._codec import Message, encode_frame, encode_message
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.protocol.identify import ServerInfo
+from nsq_fast.protocol.events import ServerInfo
 from nsq_fast.protocol.in_flight import SLACK, InFlight
 from nsq_fast.protocol.session import Session
 

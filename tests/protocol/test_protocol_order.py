@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
 from nsq_fast.protocol.order import OrderLedger, Position, Verdict
-from nsq_fast.protocol.position import parse_start
-from nsq_fast.protocol.targets import Mode, Target, impossible, is_complete, targets
+from nsq_fast.protocol.targets import Mode, Target, impossible, is_complete, parse_start, targets
 from nsq_fast.protocol.topology import Meta, Nsqd, Topology
 
 HA = "0.3.7-HA.1.13.0"

@@ -12,9 +12,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nsq_fast import errors
-from nsq_fast.protocol.publish import PublishState, State, sent, stored, take_command
-from nsq_fast.protocol.retry import RetryPolicy
-from nsq_fast.protocol.wire_form import COUNT_BYTES, LENGTH_BYTES, PLAIN_BATCH, WireForm
+from nsq_fast.protocol.publishing import (
+    COUNT_BYTES,
+    LENGTH_BYTES,
+    PLAIN_BATCH,
+    PublishState,
+    RetryPolicy,
+    State,
+    WireForm,
+    sent,
+    stored,
+    take_command,
+)
 
 POLICY = RetryPolicy(max_attempts=3, retry_unknown_outcome=True, base_delay=0.05, max_delay=2.0, awaits_leader=True)
 CAREFUL = replace(POLICY, retry_unknown_outcome=False)
@@ -170,6 +179,15 @@ def test_what_failed_because_of_another_in_its_command_is_tried_alone() -> None:
 
 
 # What shares a command
+
+
+@pytest.mark.parametrize(
+    "take",
+    [lambda: sent([None], ATTEMPT), lambda: stored([None]), lambda: take_command(deque([None]), 1, 1, 1)],  # type: ignore
+)
+def test_what_is_no_publish_is_an_error(take: Callable[[], object]) -> None:
+    with pytest.raises(AttributeError, match="NoneType"):
+        take()
 
 
 def named(bodies: list[bytes], form: Any = None) -> deque[PublishState]:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from nsq_fast._codec import Message
 from nsq_fast.protocol import rdy
-from nsq_fast.protocol.identify import ServerInfo
+from nsq_fast.protocol.events import ServerInfo
 from nsq_fast.protocol.in_flight import InFlight
 from nsq_fast.protocol.rdy import Share
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from nsq_fast import errors
-from nsq_fast.protocol.retry import RetryPolicy, Verdict, classify, decide, publish_failed, retry_delay
+from nsq_fast.protocol.publishing import RetryPolicy, Verdict, classify, decide, publish_failed, retry_delay
 
 POLICY = RetryPolicy(max_attempts=3, retry_unknown_outcome=True, base_delay=0.05, max_delay=2.0)
 CAREFUL = replace(POLICY, retry_unknown_outcome=False)

@@ -27,7 +27,6 @@ from nsq_fast.errors import (
     SubFailed,
     TouchFailed,
 )
-from nsq_fast.protocol.conversation import MAX_HANDSHAKE_FRAME
 from nsq_fast.protocol.dialect import ORIGINAL, REDESIGNED
 from nsq_fast.protocol.events import (
     AnswerFailed,
@@ -42,7 +41,7 @@ from nsq_fast.protocol.events import (
     ServerFailed,
     UpgradeNeeded,
 )
-from nsq_fast.protocol.session import Session
+from nsq_fast.protocol.session import MAX_HANDSHAKE_FRAME, Session
 
 ID = b"0123456789abcdef"
 
@@ -328,7 +327,7 @@ def test_oks_and_nothing_else_give_the_tokens_of_their_publishes() -> None:
         session.pub("t", b"x", token=token)
     assert session.receive_oks(OK * 2) == ["a", "b"]
     assert session.receive_oks(OK) == ["c"]
-    assert session.is_quiet
+    assert not session.pending
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import random
+import runpy
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
@@ -78,3 +82,14 @@ def test_damaged_streams(frames: list[bytes], place: int, damage: int) -> None:
     data[place % len(data)] ^= damage
     drive([bytes(data)], True)
     drive([bytes(data)], False)
+
+
+def test_each_fuzzer_has_seeds_and_a_target(tmp_path):
+    """Seeds are made of what is a conversation; tests/data holds other records, too."""
+    fuzz = Path(__file__).parents[2] / "fuzz"
+    subprocess.run([sys.executable, fuzz / "corpus.py", tmp_path], check=True)
+    run = runpy.run_path(str(fuzz / "run.py"))
+    assert sorted(run["TARGETS"]) == sorted(folder.name for folder in tmp_path.iterdir())
+    assert all(len(list(folder.iterdir())) > 5 for folder in tmp_path.iterdir())
+    targets = (fuzz / "targets.py").read_text()
+    assert all(f"def {target}(data: bytes)" in targets for target in run["TARGETS"] if target != "readers")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nsq_fast.errors import ConfigError, NameInvalid
-from nsq_fast.protocol.topic_choice import TopicChoice
+from nsq_fast.protocol.targets import TopicChoice
 
 
 def test_one_name() -> None:

@@ -13,8 +13,7 @@ from nsq_fast._codec import Records
 from nsq_fast.config import MAX_PARTITION
 from nsq_fast.names import Address
 from nsq_fast.protocol.dialect import ORIGINAL, REDESIGNED
-from nsq_fast.protocol.rows_form import RowsForm, StoredRows
-from nsq_fast.protocol.wire_form import (
+from nsq_fast.protocol.publishing import (
     COUNT_BYTES,
     LENGTH_BYTES,
     OK,
@@ -22,6 +21,8 @@ from nsq_fast.protocol.wire_form import (
     PLAIN_BATCH,
     BatchForm,
     Receipt,
+    RowsForm,
+    StoredRows,
     WireForm,
     batch_command,
 )

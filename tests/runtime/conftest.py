@@ -8,7 +8,7 @@ from typing import Any
 
 import gevent
 import pytest
-from support.partitions import HasAddress, ScriptedLookup
+from support.partitions import HasAddress, ProducerLookup, ScriptedLookup
 from support.publishing import REDESIGNED, Leaders, LookupProducers, Nsqds, Producers, PublishNsqd
 from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import WAIT
@@ -107,7 +107,7 @@ def make_lookupd(family: str, request: pytest.FixtureRequest) -> Iterator[Callab
 @pytest.fixture
 def scripted_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lookup of consumers is told by the test what it finds: ``consumer._subscriptions.lookup.tell(...)``."""
-    monkeypatch.setattr("nsq_fast.runtime.lookup.LookupPoller", ScriptedLookup)
+    monkeypatch.setattr("nsq_fast.client.lookup.LookupPoller", ScriptedLookup)
 
 
 @pytest.fixture
@@ -185,13 +185,13 @@ def new_producer() -> Iterator[Producers]:
 @pytest.fixture
 def lookup_producer(monkeypatch: pytest.MonkeyPatch, new_producer: Producers) -> LookupProducers:
     """A factory of producers whose lookup says what a test wants: ``make(topology, **options)``."""
-    lookups: list[ScriptedLookup] = []
+    lookups: list[ProducerLookup] = []
 
-    def scripted(*args: Any) -> ScriptedLookup:
-        lookups.append(ScriptedLookup(*args))
+    def scripted(*args: Any) -> ProducerLookup:
+        lookups.append(ProducerLookup(*args))
         return lookups[-1]
 
-    def make(answer: Topology | None = None, **options: Any) -> tuple[Producer, ScriptedLookup]:
+    def make(answer: Topology | None = None, **options: Any) -> tuple[Producer, ProducerLookup]:
         sender = new_producer(lookupd_http_addresses=["127.0.0.1:1"], **options)
         lookup = lookups[-1]
         if answer is not None:
@@ -205,7 +205,7 @@ def lookup_producer(monkeypatch: pytest.MonkeyPatch, new_producer: Producers) ->
             monkeypatch.setattr(lookup, "add_topic", add_topic)
         return sender, lookup
 
-    monkeypatch.setattr("nsq_fast.runtime.lookup.LookupPoller", scripted)
+    monkeypatch.setattr("nsq_fast.client.lookup.LookupPoller", scripted)
     return make
 
 

@@ -21,11 +21,10 @@ from gevent.socket import socket as Socket
 from support.servers import RealLookupd, RealNsqd
 from support.waiting import PROCESS, WAIT, promptly, until
 
+from nsq_fast.client.admin import AdminClient, LookupdHTTPClient, LookupPoller, NsqdHTTPClient
+from nsq_fast.client.http import Endpoint, HttpClient, parse_endpoint
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import BodyInvalid, ConfigError, HttpError, NameInvalid, RemoteProtocolError
-from nsq_fast.runtime.admin import AdminClient, LookupdHTTPClient, NsqdHTTPClient
-from nsq_fast.runtime.lookup import LookupPoller
-from nsq_fast.runtime.net.http import Endpoint, HttpClient, parse_endpoint
 
 
 class Recorder:
@@ -439,7 +438,7 @@ def test_kept_connections_in_a_patched_process(recorder: Recorder) -> None:
     program = f"""
 import gevent.monkey
 gevent.monkey.patch_all()
-from nsq_fast.runtime.admin import NsqdHTTPClient
+from nsq_fast.client.admin import NsqdHTTPClient
 client = NsqdHTTPClient("127.0.0.1", {recorder.port})
 print([client.ping() for _ in range(3)])
 """

@@ -26,9 +26,9 @@ from support.waiting import WAIT, until
 
 from nsq_fast import Consumer, Message, Producer, RequeueMessage
 from nsq_fast.broker import Broker, BrokerProcess, NsqdOptions, NsqdServer
+from nsq_fast.client.give_up import PublishTo
 from nsq_fast.errors import ConnectionLost, NoNsqd, RemoteProtocolError
 from nsq_fast.names import Address
-from nsq_fast.runtime.consuming.failures import PublishTo
 from nsq_fast.testing import FaultyLink
 
 NSQD = EmbeddedNsqd

@@ -23,6 +23,7 @@ from nsq_fast import NsqdHTTPClient
 from nsq_fast._codec import encode_frame, encode_message
 from nsq_fast._frame import Columns
 from nsq_fast.broker import Broker, RedesignedCluster
+from nsq_fast.client.transport import Transport
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
     AuthFirst,
@@ -39,9 +40,7 @@ from nsq_fast.errors import (
     SubFailed,
 )
 from nsq_fast.names import Address
-from nsq_fast.runtime.column_subscription import ColumnSubscription
-from nsq_fast.runtime.in_flight_ids import InFlightIds
-from nsq_fast.runtime.net.transport import Transport
+from nsq_fast.runtime.column_subscription import ColumnSubscription, InFlightIds
 
 BODIES = [b"%d " % number + b"x" * (number * 37 % 300) for number in range(5000)]
 Subscribe = Callable[..., ColumnSubscription]
@@ -500,7 +499,7 @@ def test_the_reason_is_found_when_sending_fails(
         raise BrokenPipeError("gone")
 
     subscription = subscribe(script(lambda peer: (peer.frame(1, b"E_INVALID why"), peer.read_all())))
-    monkeypatch.setattr(Transport, "try_send", fail)
+    monkeypatch.setattr(Transport, "send_encoded", fail)
     with pytest.raises(ServerError, match="why"):
         subscription.finish(bytes(16))
     assert not subscription.is_open

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import pytest
 from gevent.event import Event
 from gevent.pywsgi import WSGIServer
-from support.etcd import Etcd, RealEtcd, StandInEtcd, has_etcd
 from support.ports import free_address
 from support.waiting import until
 
@@ -22,7 +21,6 @@ from nsq_fast import (
     ConfigDocument,
     ConfigSource,
     Consumer,
-    EtcdConfigSource,
     FileConfigSource,
     HttpConfigSource,
     Producer,
@@ -30,8 +28,8 @@ from nsq_fast import (
     threads,
 )
 from nsq_fast.broker import Broker, RedesignedCluster
+from nsq_fast.client.trace_records import PublishRecord
 from nsq_fast.errors import ConfigError
-from nsq_fast.runtime.trace_records import PublishRecord
 
 
 class Kept(Protocol):
@@ -104,26 +102,12 @@ class KeptUrl:
         self._server.stop(timeout=0)
 
 
-class KeptKey:
-    def __init__(self, etcd: Etcd) -> None:
-        self._etcd = etcd
-        self.source = EtcdConfigSource(str(etcd.address), "/nsq/config.json")
-        self.away, self.back, self.stop = etcd.stop, etcd.start, etcd.stop
-
-    def write(self, content: str) -> None:
-        self._etcd.put("/nsq/config.json", content)
-
-
-@pytest.fixture(params=["file", "http", "http-without-tags", "etcd-stand-in", "etcd"])
+@pytest.fixture(params=["file", "http", "http-without-tags"])
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    if request.param == "etcd" and not has_etcd():
-        pytest.skip("no etcd on PATH")
     made: dict[str, Callable[[], Any]] = {
         "file": lambda: KeptFile(tmp_path),
         "http": lambda: KeptUrl(has_tags=True),
         "http-without-tags": lambda: KeptUrl(has_tags=False),
-        "etcd-stand-in": lambda: KeptKey(StandInEtcd()),
-        "etcd": lambda: KeptKey(RealEtcd(tmp_path)),
     }
     place = made[request.param]()
     yield place
@@ -193,7 +177,6 @@ def test_documents_are_followed_and_the_last_good_one_stays(
             "refusal": "",
             "trace": {},
             "lookupds": {"add": [], "remove": []},
-            "routes": {},
         }
     changed = [each.getMessage() for each in caplog.records if getattr(each, "event", "") == "config_changed"]
     assert [each.partition(str(kept.source))[2] for each in changed] == [
@@ -338,10 +321,8 @@ def test_what_is_no_source_is_refused(source: Any) -> None:
         (lambda: HttpConfigSource("ftp://host/x"), "must be http://host:port/path"),
         (lambda: HttpConfigSource("http://me:secret@host/x"), "no user name or password"),
         (lambda: HttpConfigSource("http://host/x", interval=0), "interval=0: must be a number of seconds above 0"),
-        (lambda: EtcdConfigSource("host", "key"), "key='key': must be a path"),
-        (lambda: EtcdConfigSource([], "/key"), "no etcd address is given"),
     ],
-    ids=["scheme", "password", "interval", "key", "no-address"],
+    ids=["scheme", "password", "interval"],
 )
 def test_sources_refuse_what_they_cannot_use(make: Callable[[], object], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:

@@ -332,7 +332,7 @@ def test_a_fault_of_ours_requeues_the_message(servers, consume, monkeypatch):
     def broken(*args):
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(consumer.disposition, "failed", broken)
+    monkeypatch.setattr(consumer.acknowledger, "failed", broken)
     conn = server.connection()
     conn.push(1)
     conn.wait_for(lambda: conn.answered(b"REQ") == [1])

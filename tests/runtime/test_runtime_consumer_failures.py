@@ -13,7 +13,7 @@ from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import WAIT, holds, until
 
 from nsq_fast import Consumer, RequeueMessage
-from nsq_fast.runtime.consuming.failures import Discard, LogMessage, PublishTo, WriteToFolder
+from nsq_fast.client.give_up import Discard, LogMessage, PublishTo, WriteToFolder
 
 
 def raising(error):

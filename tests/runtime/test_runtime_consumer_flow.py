@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import gevent
 import pytest
 from gevent.event import Event
@@ -10,6 +12,7 @@ from support.waiting import holds, until
 
 from nsq_fast import Consumer
 from nsq_fast.errors import ConnectFailed, ConnectionLost, SubFailed
+from nsq_fast.names import Address
 
 
 def ignore(consumer, message):
@@ -210,9 +213,8 @@ def test_a_refused_subscription_is_told_and_tried_again(servers, consume, caplog
     server.wait_for(lambda: server.connections[-1].rdy == 10)
 
 
-def test_an_nsqd_that_is_not_there_does_not_stop_the_others(servers, consume, caplog):
-    gone, here = servers(), servers()
-    gone.stop()
+def test_an_nsqd_that_is_not_there_does_not_stop_the_others(servers, consume, closed_port, caplog):
+    gone, here = SimpleNamespace(address=Address("127.0.0.1", closed_port)), servers()
     errors = []
     consumer = consume(ignore, gone, here, max_reconnect_delay=0.05)
     consumer.on_error.connect(lambda c, error: errors.append(error), weak=False)
@@ -267,7 +269,7 @@ made_lookups = []
 class FakeLookup:
     """Stands for LookupPoller: tells its listener what the test says."""
 
-    def __init__(self, lookupds, config, access, listener, supervisor):
+    def __init__(self, lookupds, config, access, listener):
         self.listener = listener
         self.refreshed = 0
         self.is_stopped = False
@@ -277,7 +279,7 @@ class FakeLookup:
     def add_topic(self, topic, is_sought=True):
         self.topic = topic
 
-    def start(self):
+    def start(self, *where):
         pass
 
     def stop(self):
@@ -294,7 +296,7 @@ class FakeLookup:
 
 @pytest.fixture
 def lookup(monkeypatch):
-    monkeypatch.setattr("nsq_fast.runtime.lookup.LookupPoller", FakeLookup)
+    monkeypatch.setattr("nsq_fast.client.lookup.LookupPoller", FakeLookup)
 
     def start(**options):
         consumer = consume_found(**options)

@@ -186,7 +186,7 @@ def test_a_lost_leader_is_looked_up_at_once_and_followed(nsqds, consume):
 
 
 def test_lookup_is_asked_until_it_knows_the_new_leader(nsqds, consume, monkeypatch):
-    monkeypatch.setattr("nsq_fast.runtime.consuming.seeker.SEEK_INTERVAL", 0.02)
+    monkeypatch.setattr("nsq_fast.client.subscriptions.SEEK_INTERVAL", 0.02)
     before, after = nsqds(), nsqds()
     consumer = consume(ignore, max_reconnect_delay=60)
     lookup = consumer._subscriptions.lookup
@@ -205,7 +205,7 @@ def test_lookup_is_asked_until_it_knows_the_new_leader(nsqds, consume, monkeypat
 
 def test_a_leader_that_is_not_ready_is_asked_at_a_pace_of_its_own(nsqds, consume, monkeypatch):
     """However often leaders change: the pauses of lost connections would be a minute long by the tenth attempt."""
-    monkeypatch.setattr("nsq_fast.runtime.consuming.subscriber.LONGEST_LEADER_DELAY", 0.02)
+    monkeypatch.setattr("nsq_fast.client.subscriptions.LONGEST_LEADER_DELAY", 0.02)
     nsqd = nsqds()
     not_leader = frame(1, b"E_FAILED_ON_NOT_LEADER ")
     consumer = consume(ignore, max_reconnect_delay=600)
@@ -222,7 +222,7 @@ def test_a_leader_that_is_not_ready_is_asked_at_a_pace_of_its_own(nsqds, consume
 
 
 def test_so_is_one_whose_nsqd_is_down(nsqds, consume, monkeypatch, caplog):
-    monkeypatch.setattr("nsq_fast.runtime.consuming.subscriber.LONGEST_LEADER_DELAY", 0.02)
+    monkeypatch.setattr("nsq_fast.client.subscriptions.LONGEST_LEADER_DELAY", 0.02)
     nsqd = nsqds()
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # nobody listens: connections are refused
@@ -239,7 +239,7 @@ def test_so_is_one_whose_nsqd_is_down(nsqds, consume, monkeypatch, caplog):
 
 
 def test_other_refusals_keep_the_pauses_of_reconnecting(nsqds, consume, monkeypatch):
-    monkeypatch.setattr("nsq_fast.runtime.consuming.subscriber.LONGEST_LEADER_DELAY", 0.0)
+    monkeypatch.setattr("nsq_fast.client.subscriptions.LONGEST_LEADER_DELAY", 0.0)
     nsqd = nsqds(replies={b"SUB": frame(1, b"E_INVALID no")})
     consumer = consume(ignore)
     lookup = consumer._subscriptions.lookup
@@ -250,7 +250,7 @@ def test_other_refusals_keep_the_pauses_of_reconnecting(nsqds, consume, monkeypa
 
 
 def test_a_leader_whose_heartbeat_is_late_is_left_when_lookup_knows_another(nsqds, consume, monkeypatch):
-    monkeypatch.setattr("nsq_fast.runtime.net.connection.SILENT_INTERVALS", 1000)  # the connection itself does not end
+    monkeypatch.setattr("nsq_fast.client.connection.SILENT_INTERVALS", 1000)  # the connection itself does not end
     silent, after = nsqds(), nsqds()
     consumer = consume(ignore, heartbeat_interval=1.0)
     lookup = consumer._subscriptions.lookup

@@ -16,10 +16,10 @@ from support.scripted_nsqd import ScriptedNsqd, frame
 from support.waiting import until
 
 from nsq_fast._codec import Message
+from nsq_fast.client.bodies import decompressed, is_compressed
+from nsq_fast.client.trace import TraceLog, read_records
+from nsq_fast.client.trace_records import ConsumeRecord, ReceiveRecord
 from nsq_fast.errors import BodyInvalid
-from nsq_fast.runtime.consuming.bodies import decompressed, is_compressed
-from nsq_fast.runtime.trace import TraceLog, read_records
-from nsq_fast.runtime.trace_records import ConsumeRecord, ReceiveRecord
 
 CONSUME = {"topic": "t", "channel": "c"}
 

@@ -12,6 +12,7 @@ from support.waiting import WAIT, until
 
 from nsq_fast import NsqdHTTPClient, Producer
 from nsq_fast._codec import encode_frame, mpub, pub_ext
+from nsq_fast.client.http import HttpClient
 from nsq_fast.errors import OrderedSubRequired
 from nsq_fast.names import Address
 
@@ -275,16 +276,16 @@ def test_a_channel_begins_where_start_position_says_once(place, begin):
 
 def test_what_comes_once_a_channel_was_made_at_the_end_is_not_skipped(place, begin, monkeypatch):
     producer = place[0]
-    call = NsqdHTTPClient.call
+    ask = HttpClient.ask
 
-    def publish_after_creation(self, method, path, *arguments, **query):
-        reply = call(self, method, path, *arguments, **query)
+    async def publish_after_creation(self, loop, method, path, *arguments, **options):
+        reply = await ask(self, loop, method, path, *arguments, **options)
         if path == "/channel/create":
             producer.publish("t", b"1")
         return reply
 
     producer.publish("t", b"before")
-    monkeypatch.setattr(NsqdHTTPClient, "call", publish_after_creation)
+    monkeypatch.setattr(HttpClient, "ask", publish_after_creation)
     consumer, seen = begin("new", "end")
     finished(consumer, 1)
     assert seen == [b"1"]

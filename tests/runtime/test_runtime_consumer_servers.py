@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from time import monotonic
 
 import gevent
 import pytest
 from gevent.event import Event
-from geventhttpclient import HTTPClient
+from support.http import ask
 from support.waiting import until
 
 from nsq_fast import Consumer, Producer, RequeueMessage
-from nsq_fast.runtime.consuming.failures import PublishTo
+from nsq_fast.client.give_up import PublishTo
 
 TOUCHED = 3.0  # the msg_timeout of messages that auto_touch keeps; half of it is what a busy machine may be late
 TOUCHES = 3  # so many of them take longer than one timeout
 
 
 def post(server, path, body=b""):
-    client = HTTPClient(*server.http_address)
-    response = client.post(path, body)
-    assert response.status_code == 200, response.read()
-    client.close()
+    answer = ask(server.http_address, "POST", path, body)
+    assert answer.status == 200, answer.body
 
 
 def publish(server, topic, bodies):
@@ -40,9 +37,7 @@ def with_quick_timeouts(server):
 
 
 def channel_stats(server, topic, channel):
-    client = HTTPClient(*server.http_address)
-    stats = json.loads(client.get(f"/stats?format=json&topic={topic}").read())
-    client.close()
+    stats = ask(server.http_address, "GET", f"/stats?format=json&topic={topic}").json
     (found,) = [each for each in stats["topics"][0]["channels"] if each["channel_name"] == channel]
     return found
 

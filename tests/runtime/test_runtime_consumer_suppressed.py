@@ -11,9 +11,9 @@ from support.partitions import PartitionNsqd, answers, push_record, topology
 from support.waiting import until
 
 from nsq_fast import Consumer, Message
+from nsq_fast.client.give_up import PublishTo
 from nsq_fast.errors import ConfigError
-from nsq_fast.protocol.idempotence import IDEMPOTENCE_HEADER
-from nsq_fast.runtime.consuming.failures import PublishTo
+from nsq_fast.protocol.publishing import IDEMPOTENCE_HEADER
 
 CONSUME = {"topic": "t", "channel": "c", "requeue_delay": 1}
 NSQD = PartitionNsqd

@@ -11,7 +11,7 @@ import pytest
 from support.servers import RealLookupd, RealNsqd
 from support.waiting import until
 
-from nsq_fast import Consumer, NsqdHTTPClient, Producer
+from nsq_fast import Consumer, LookupdHTTPClient, NsqdHTTPClient, Producer
 from nsq_fast.broker import LookupdServer, NsqdOptions, NsqdServer, RedesignedCluster
 from nsq_fast.errors import NoNsqd
 from nsq_fast.names import Address
@@ -63,6 +63,8 @@ def create(zones: Zones, topic: str) -> None:
     for address in zones.http.values():
         with NsqdHTTPClient(*address) as client:
             client.create_topic(topic)
+    with LookupdHTTPClient(*zones.lookupd) as lookupd:  # nsqds register after they have answered
+        until(lambda: [topic in nsqd["topics"] for nsqd in lookupd.nodes()["producers"]].count(True) == len(zones.http))
 
 
 def refusal(producer: Producer, **where: Any) -> str:

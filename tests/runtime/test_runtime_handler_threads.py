@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -16,6 +15,7 @@ import gevent
 import pytest
 from support.outside_nsqd import Server, handle_many, server
 from support.partitions import PartitionNsqd, ScriptedLookup, answers, push_record, topology
+from support.processes import FORKING_PYTHON
 from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import holds, until
 
@@ -50,10 +50,12 @@ class Gate:
     def __init__(self) -> None:
         self.running: list[Message] = []
         self.most = 0
+        self.threads: set[int] = set()  # the native ids of those in which it ran
         self._open = threading.Event()
 
     def __call__(self, consumer: Consumer, message: Message) -> None:
         assert threading.get_ident() != HUB_THREAD
+        self.threads.add(threading.get_native_id())
         self.running.append(message)
         self.most = max(self.most, len(self.running))
         self._open.wait(20)
@@ -287,16 +289,18 @@ def test_a_handler_may_close_the_consumer(nsqd: ScriptedNsqd, start: Callable[..
 
 
 def test_the_threads_end_with_the_consumer(nsqd: ScriptedNsqd, start: Callable[..., Consumer]) -> None:
-    before = native_threads()
-    consumer = start(lambda c, m: None, handler_threads=7)
-    until(lambda: native_threads() >= before + 7)
+    gate = Gate()
+    consumer = start(gate, handler_threads=7)
+    nsqd.connection().push(*range(7))
+    until(lambda: len(gate.threads) == 7)
+    gate.open()
     consumer.close()
-    until(lambda: native_threads() <= before)
+    until(lambda: not gate.threads & native_threads())
 
 
-def native_threads() -> int:
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("Threads:"))
+def native_threads() -> set[int]:
+    """The ids of all of this process: others' threads, too, which may end at any moment."""
+    return {int(name) for name in os.listdir("/proc/self/task")}
 
 
 def test_long_handlers_are_touched(nsqd: ScriptedNsqd, start: Callable[..., Consumer]) -> None:
@@ -311,7 +315,7 @@ def test_long_handlers_are_touched(nsqd: ScriptedNsqd, start: Callable[..., Cons
 
 
 def test_an_ordered_partition_has_one_handler_at_a_time_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsq_fast.runtime.lookup.LookupPoller", ScriptedLookup)
+    monkeypatch.setattr("nsq_fast.client.lookup.LookupPoller", ScriptedLookup)
     nsqds = {number: PartitionNsqd() for number in range(2)}
     seen: dict[int | None, list[int]] = {0: [], 1: []}
     running: Counter[int | None] = Counter()
@@ -392,7 +396,7 @@ print("done")
 @pytest.mark.parametrize("patch", ["", "from gevent import monkey; monkey.patch_all()"], ids=["unpatched", "patched"])
 def test_it_works_in_programs_that_are_patched_and_that_fork(server: Server, patch: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", patch + PROGRAM, server.tcp],
+        [*FORKING_PYTHON, "-c", patch + PROGRAM, server.tcp],
         capture_output=True, text=True, timeout=50, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
@@ -406,9 +410,8 @@ def test_what_waits_for_a_thread_when_the_consumer_is_closed_is_not_handled(
     connection = nsqd.connection()
     connection.push(*range(5))
     until(lambda: len(gate.running) == 1 and consumer.stats().unstarted == 0)
-    before = native_threads()
     consumer.close(drain=False)
     gate.open()
-    until(lambda: native_threads() < before)
+    until(lambda: not gate.threads & native_threads())
     assert gate.most == 1
     assert not gate.running

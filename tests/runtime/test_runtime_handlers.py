@@ -13,8 +13,8 @@ from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import until
 
 from nsq_fast import Consumer, errors
+from nsq_fast.client.give_up import Discard
 from nsq_fast.errors import ConfigError, HandlerDeferred
-from nsq_fast.runtime.consuming.failures import Discard
 
 
 async def asynchronous(consumer: object, message: object) -> None:

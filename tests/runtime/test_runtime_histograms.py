@@ -17,7 +17,7 @@ from support.waiting import until
 
 from nsq_fast import Consumer, Producer, aio, threads
 from nsq_fast.broker import BrokerProcess, NsqdServer, RedesignedCluster
-from nsq_fast.runtime.histogram import BOUNDS, Histogram, HistogramStats
+from nsq_fast.client.histogram import BOUNDS, Histogram, HistogramStats
 
 NSQD = EmbeddedNsqd
 PAUSE = 0.05

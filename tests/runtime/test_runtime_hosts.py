@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,10 @@ from typing import Any
 import pytest
 from support.peers import Peer, PeerServer
 from support.scripted_nsqd import ScriptedNsqd
-from support.waiting import until
+from support.waiting import PROCESS, until
 
 from nsq_fast import ColumnSubscription, Consumer, NsqdHTTPClient, Producer
-from nsq_fast.broker import LookupdServer, NsqdOptions, NsqdServer
+from nsq_fast.broker import BrokerProcess, LookupdServer, NsqdOptions, NsqdServer
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConnectFailed, HttpError, NoNsqd, RemoteProtocolError
 from nsq_fast.names import Address
@@ -135,6 +137,28 @@ def test_what_nobody_foresaw_while_connecting_is_a_failed_connection(monkeypatch
     def fail(*args: object) -> None:
         raise LookupError("no codec")
 
-    monkeypatch.setattr("nsq_fast.runtime.net.transport.gsocket.getaddrinfo", fail)
+    monkeypatch.setattr("nsq_fast.client.gevent_loop.resolve_name", fail)
     with pytest.raises(ConnectFailed, match="no codec"):
         ColumnSubscription(Address("nsqd", 4150), "topic", "channel", ConnectionConfig()).open()
+
+
+IN_ONE_THREAD = """
+import sys
+from gevent import get_hub
+from nsq_fast import Consumer, NsqdHTTPClient, Producer
+tcp, http, lookupd = sys.argv[1:]
+NsqdHTTPClient.from_url(http).create_topic("t")
+with Producer(tcp) as producer, Consumer("t", "c", lookupd_http_addresses=lookupd) as consumer:
+    producer.publish("t", b"body")
+    next(iter(consumer))
+print(get_hub().threadpool.size)
+"""
+
+
+def test_addresses_are_connected_to_without_a_thread_of_the_resolver() -> None:
+    """A process without threads may fork without the warning that CPython has for it from 3.12 on."""
+    with BrokerProcess() as broker:
+        addresses = [str(each) for each in (broker.nsqd.tcp, broker.nsqd.http, broker.lookupd.http)]
+        program = [sys.executable, "-c", IN_ONE_THREAD, *addresses]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=PROCESS)
+    assert (done.stdout, done.stderr) == ("0\n", "")

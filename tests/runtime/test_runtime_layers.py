@@ -13,10 +13,9 @@ import snappy
 import trustme
 
 from nsq_fast._snappy_chunks import crc32c
-from nsq_fast.config import ConnectionConfig
+from nsq_fast.client.layers import PIECE_SIZE, DeflateLayer, Layer, SnappyLayer, TlsLayer
+from nsq_fast.client.tls import client_context
 from nsq_fast.errors import RemoteProtocolError
-from nsq_fast.runtime.net.layers import PIECE_SIZE, DeflateLayer, Layer, SnappyLayer
-from nsq_fast.runtime.net.tls_layer import TlsLayer
 
 DATA = random.Random(7).randbytes(5000) + b"nsq " * 50_000
 
@@ -103,6 +102,18 @@ def test_deflate_bomb_comes_in_pieces() -> None:
     assert [len(piece) for piece in pieces] == [PIECE_SIZE] * 10
 
 
+@pytest.mark.parametrize("more", [0, 1, 100, 257, 258, 259, 1000])
+def test_what_one_deflate_piece_had_no_room_for_needs_no_more_bytes(more: int) -> None:
+    """The decompressor may have taken in all there is, and keep what it makes of the end: a match of 258 bytes."""
+    layer = DeflateLayer(6)
+    layer.feed(deflated(bytes(PIECE_SIZE + more)))
+    got = 0
+    while piece := layer.read():
+        got += len(piece)
+    assert got == PIECE_SIZE + more
+    assert not layer.holds_more()
+
+
 def test_snappy_bomb_comes_in_pieces() -> None:
     layer = SnappyLayer()
     layer.feed(snapped(bytes(16 << 20))[: 2 * PIECE_SIZE])
@@ -123,7 +134,7 @@ class TlsEnd:
         authority.issue_cert("localhost").configure_cert(context)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self.layer = TlsLayer(ConnectionConfig(tls_options={"cafile": str(folder / "ca.pem")}), "localhost")
+        self.layer = TlsLayer(client_context({"cafile": str(folder / "ca.pem")}), "localhost")
         while not (self.layer.try_handshake() and self._is_done()):
             self._incoming.write(self.layer.take_outgoing())
             self._is_done()

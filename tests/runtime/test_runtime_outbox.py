@@ -13,14 +13,14 @@ import gevent
 import pytest
 from gevent.event import Event
 from support.peers import Peer, PeerServer, RecordingOwner, message
-from support.waiting import WAIT
+from support.waiting import WAIT, until
 
 from nsq_fast import _codec
 from nsq_fast._codec import Message
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConnectionLost
 from nsq_fast.names import Address
-from nsq_fast.runtime.net.connection import Connection
+from nsq_fast.runtime.connection import Connection
 
 MIB = 1 << 20
 Open = Callable[..., tuple[Connection, RecordingOwner]]
@@ -67,10 +67,10 @@ def test_greenlets_that_write_at_once_never_mix(open_to: Open) -> None:
             gevent.sleep(0)
 
     gevent.joinall([gevent.spawn(publish, letter) for letter in b"abc"], raise_error=True)
-    assert not conn._outbox.drain(0.01)  # 6 MB, and nobody reads
+    assert conn.is_blocked  # 6 MB, and nobody reads
     go.set()
     owner.wait(lambda: len(owner.replies) == 60)
-    assert conn._outbox.drain(5)
+    assert not conn.is_blocked
     for letter in b"abc":
         mine = [body for body in bodies if body[0] == letter]
         assert mine == [bytes([letter]) * (100_000 + number) for number in range(20)]
@@ -104,7 +104,7 @@ def test_peer_that_takes_a_little_now_and_then_is_not_given_up(open_to: Open) ->
 
     conn, owner = open_to(script, write_timeout=1.0)  # less than it takes in all, and much more than between two
     conn.write(bytes(64 * MIB))
-    assert conn._outbox.drain(WAIT)
+    until(lambda: not conn.is_blocked)
     assert conn.is_open
     assert owner.ends == []
 
@@ -118,7 +118,7 @@ def test_reset_while_bytes_wait_is_reported_once_and_raises_nowhere(open_to: Ope
     conn, owner = open_to(script)
     conn.request(_codec.pub("t", bytes(16 * MIB)), "PUB", 1)
     assert isinstance(owner.wait_end(), ConnectionLost)
-    assert not conn._outbox.drain(1)
+    assert not conn.is_blocked
     assert len(owner.failed) == 1
 
 
@@ -242,7 +242,7 @@ def test_a_fault_in_building_what_is_sent_ends_the_connection_loudly(
     def fail(messages: list[Any]) -> bytes:
         raise ZeroDivisionError
 
-    conn._outbox._build_fins = fail
+    conn.session.fin_many = fail  # type: ignore[method-assign]
     owner.messages[0].finish()
     assert isinstance(owner.wait_end(), ConnectionLost)
     assert [kind for _, kind, _ in no_unseen_errors] == [ZeroDivisionError]

@@ -7,17 +7,17 @@ from contextlib import suppress
 import gevent
 import pytest
 from gevent.event import Event
-from geventhttpclient import HTTPClient
+from support.http import ask
 from support.scripted_nsqd import ScriptedNsqd, message_frame
 from support.waiting import until
 
 from nsq_fast import ColumnSubscription, Consumer
 from nsq_fast.broker import NsqdServer
 from nsq_fast.broker.options import NsqdOptions
+from nsq_fast.client.give_up import Discard, LogMessage, PublishTo, WriteToFolder
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import MessageTooLarge, RemoteProtocolError
 from nsq_fast.names import parse_address
-from nsq_fast.runtime.consuming.failures import Discard, LogMessage, PublishTo, WriteToFolder
 
 LIMIT = 4096
 LARGE = b"x" * 3_000_000
@@ -37,10 +37,8 @@ def served(request, tmp_path):
 
 
 def publish(server, *bodies):
-    client = HTTPClient(*server.http_address)
     for body in bodies:
-        assert client.post("/pub?topic=t", body).read() == b"OK"
-    client.close()
+        assert ask(server.http_address, "POST", "/pub?topic=t", body).body == b"OK"
 
 
 def test_the_rest_goes_on_and_the_policy_gets_it_in_the_end(served, caplog):
@@ -157,7 +155,7 @@ def test_a_message_that_closing_finds_is_given_back(served):
 
 
 def test_a_column_subscription_gives_it_back_and_goes_on(served, caplog, monkeypatch):
-    monkeypatch.setattr("nsq_fast.runtime.columns.intake.SKIPPED_DELAY_MS", 0)
+    monkeypatch.setattr("nsq_fast.runtime.column_subscription.SKIPPED_DELAY_MS", 0)
     publish(served, b"one", LARGE, b"two")
     address = parse_address(str(served.tcp_address), 4150)
     # What nsqd sends once more while the subscription closes comes back after its timeout only.

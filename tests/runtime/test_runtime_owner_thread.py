@@ -16,16 +16,21 @@ from support.waiting import until
 
 from nsq_fast import ColumnProducer, ColumnSubscription, Consumer, Message, NsqdHTTPClient, Producer
 from nsq_fast.broker import NsqdServer
+from nsq_fast.client.admin import LookupPoller
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import WrongThread
-from nsq_fast.runtime.lookup import LookupPoller
 
 NSQD = EmbeddedNsqd
 
 # They change nothing, and a monitoring thread may call them.
-READING = {"answering", "failure", "stats", "topology"}
+READING = {"answering", "asked_at", "failure", "stats", "topology"}
 # Called by our own greenlets, or by the fork, and by nobody else.
-INTERNAL = {"fail", "forked"}
+# The last are what a consumer asks of its face.
+INTERNAL = {
+    "fail", "forked", "apart", "begin_closing", "check_handler", "dead_letters", "escaped", "give_back",
+    "is_failure", "new_connection", "new_loop", "new_pool", "new_worker", "start_worker",
+}  # fmt: skip
+
 KINDS: list[Any] = [Consumer, Producer, ColumnProducer, ColumnSubscription, LookupPoller]
 SETTERS = {Consumer: ["max_in_flight"]}
 

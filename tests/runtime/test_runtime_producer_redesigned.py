@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import gevent
@@ -12,7 +13,17 @@ import pytest
 from msgspec.structs import replace
 from support.partitions import topology
 from support.peers import Peer
-from support.publishing import REDESIGNED, Command, Leaders, LookupProducers, Nsqds, Producers, receipt, stay_mute
+from support.publishing import (
+    REDESIGNED,
+    Command,
+    Leaders,
+    LookupProducers,
+    Nsqds,
+    Producers,
+    agree,
+    receipt,
+    stay_mute,
+)
 from support.waiting import WAIT, until
 
 from nsq_fast import Receipt, TraceLog, errors
@@ -79,15 +90,61 @@ def test_a_partition_is_named_by_its_number(lookup_producer: LookupProducers, le
     assert placed(leaders) == {b"0": 0, b"1": 1, b"2": 2, b"x": 1, b"y": 1, b"k": murmur3_partition("hello", 3)}
 
 
-def test_two_partitions_of_one_leader_share_its_connection(
-    lookup_producer: LookupProducers, publish_nsqd: Nsqds
+@pytest.mark.parametrize(("option", "connections"), [(None, 3), (1, 1), (2, 2)])
+def test_each_partition_that_is_published_to_has_a_connection_of_its_own_as_far_as_is_allowed(
+    lookup_producer: LookupProducers, publish_nsqd: Nsqds, option: int | None, connections: int
 ) -> None:
     nsqd = publish_nsqd(version=REDESIGNED)
-    sender, _ = lookup_producer(topology({0: nsqd, 1: nsqd}))
-    for number in range(6):
-        sender.publish("t", b"%d" % number, partition=number % 2)
-    assert len(nsqd.peers) == 1
-    assert nsqd.bodies_of(1) == [b"1", b"3", b"5"]
+    sender, _ = lookup_producer(topology(dict.fromkeys(range(4), nsqd)), connections_per_nsqd=option)
+    for number in range(9):
+        sender.publish("t", b"%d" % number, partition=number % 3)
+    until(lambda: len(nsqd.peers) == connections)
+    assert nsqd.bodies_of(1) == [b"1", b"4", b"7"]
+    for number in range(30):
+        sender.publish("t", b"x", partition=number % 3)
+    assert len(sender.stats()["connected"]) == len(nsqd.peers) == connections
+
+
+def test_no_more_than_eight_connections_to_one_nsqd(lookup_producer: LookupProducers, publish_nsqd: Nsqds) -> None:
+    nsqd = publish_nsqd(version=REDESIGNED)
+    sender, _ = lookup_producer(topology(dict.fromkeys(range(20), nsqd)))
+    for number in range(200):
+        sender.publish("t", b"%d" % number, partition=number % 20)
+    until(lambda: len(sender.stats()["connected"]) == 8)
+    assert len(nsqd.peers) == 8
+
+
+def test_a_partition_that_is_frozen_keeps_no_other_waiting(
+    lookup_producer: LookupProducers, publish_nsqd: Nsqds
+) -> None:
+    """A server works the commands of one connection off one after the other: behind a frozen one all would wait."""
+
+    def freeze_one(peer: Peer, command: Command) -> None:
+        if command.partition == 1:
+            frozen.add(peer)
+        if peer not in frozen:
+            peer.ok()
+
+    frozen: set[Peer] = set()
+    nsqd = publish_nsqd(version=REDESIGNED)
+    sender, _ = lookup_producer(topology(dict.fromkeys(range(3), nsqd)), publish_timeout=30.0, attempt_timeout=0.3)
+    for number in range(3):
+        sender.publish("t", b"%d" % number, partition=number)
+    until(lambda: len(sender.stats()["connected"]) == 3)
+    nsqd.answer = freeze_one
+    waits = sender.publish_nowait("t", b"frozen", partition=1)
+    until(lambda: bool(frozen))
+    for number in range(100):
+        sender.publish("t", b"%d" % number, partition=2 * (number % 2), timeout=0.3)
+    until(lambda: sender.stats()["stalled"])
+    for number in range(100):
+        sender.publish("t", b"%d" % number, partition=2 * (number % 2), timeout=0.3)
+    assert not waits.ready()
+    nsqd.answer = agree
+    for peer in frozen:
+        with suppress(OSError):  # it may have been given up meanwhile
+            peer.ok()
+    assert waits.get(timeout=WAIT) == b"OK"
 
 
 def test_old_nsqds_beside_partitions_take_no_publishes(
@@ -179,8 +236,6 @@ def test_without_lookup_a_redesigned_nsqd_takes_partitions_by_number(
         ({"trace_id": -1}, errors.ConfigError, "trace_id"),
         ({"trace_id": 1 << 64}, errors.ConfigError, "trace_id"),
         ({"trace_id": "5"}, errors.ConfigError, "trace_id"),
-        ({"headers": {"a": 1}}, errors.ConfigError, "no extended headers"),
-        ({"tag": "x"}, errors.ConfigError, "no extended headers"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(
@@ -225,13 +280,70 @@ def test_wrong_headers_are_refused(
         sender.publish("t", b"x", **arguments)
 
 
-def test_an_original_nsqd_takes_neither_key_nor_partition(
+@pytest.mark.parametrize("extras", [{"headers": {"a": 1}}, {"tag": "x"}, {"headers": {"a": 1}, "key": "k"}])
+def test_headers_are_refused_when_lookup_was_asked_once_more(
+    lookup_producer: LookupProducers, leaders: Leaders, extras: dict[str, Any]
+) -> None:
+    sender, lookup = lookup_producer(topology(leaders))
+    sender.publish("t", b"first")
+    for call in (
+        lambda: sender.publish("t", b"x", **extras),
+        lambda: sender.publish_nowait("t", b"x", **extras).get(timeout=WAIT),
+        lambda: sender.multipublish("t", [b"x"], **extras),
+        lambda: sender.publish("t", b"x", block=False, **extras),
+    ):
+        asked = lookup.refreshed
+        with pytest.raises(errors.ConfigError, match="carries no extended headers"):
+            call()
+        assert lookup.refreshed > asked
+    assert sender.publish("t", b"good") == b"OK"
+    assert {body for nsqd in leaders.values() for body in nsqd.bodies} == {b"first", b"good"}
+    assert sender.stats()["held"] == sender.stats()["pending"] == 0
+
+
+def test_headers_wait_for_lookup_no_longer_than_their_publish_and_keep_the_order(
     lookup_producer: LookupProducers, publish_nsqd: Nsqds
 ) -> None:
+    nsqd = publish_nsqd(version=REDESIGNED)
+    sender, lookup = lookup_producer(topology({0: nsqd}))
+    sender.publish("t", b"first")
+    lookup.answer = None  # it says nothing from now on
+    with pytest.raises(errors.ConfigError, match="carries no extended headers"):
+        sender.publish("t", b"x", headers={}, timeout=0.05)
+    bound = [
+        sender.publish_nowait("t", b"0", key="k", headers={"a": 1}),
+        sender.publish_nowait("t", b"1", key="k"),
+        sender.publish_nowait("t", b"2", key="k", tag="red"),
+    ]
+    assert sender.publish("t", b"free") == b"OK"  # it waits for nobody
+    with pytest.raises(errors.NoLeader, match="carries headers by now"):
+        sender.publish("t", b"x", key="k", timeout=0.05)
+    assert not any(result.ready() for result in bound)
+    lookup.tell(topology({0: nsqd}, extend_support=True))
+    gevent.joinall(bound, timeout=WAIT, raise_error=True)
+    assert [body for body in nsqd.bodies if len(body) == 1] == [b"0", b"1", b"2"]
+    assert sender.stats()["held"] == 0
+
+
+def test_what_came_after_headers_leaves_when_these_are_refused(
+    lookup_producer: LookupProducers, publish_nsqd: Nsqds
+) -> None:
+    nsqd = publish_nsqd(version=REDESIGNED)
+    sender, lookup = lookup_producer(topology({0: nsqd}))
+    sender.publish("t", b"first")
+    lookup.answer = None
+    refused = sender.publish_nowait("t", b"0", key="k", headers={})
+    after = sender.publish_nowait("t", b"1", key="k")
+    lookup.tell(topology({0: nsqd}))
+    assert after.get(timeout=WAIT) == b"OK"
+    with pytest.raises(errors.ConfigError, match="carries no extended headers"):
+        refused.get(timeout=WAIT)
+    assert nsqd.bodies == [b"first", b"1"]
+
+
+def test_an_original_nsqd_takes_no_partition(lookup_producer: LookupProducers, publish_nsqd: Nsqds) -> None:
     sender, _ = lookup_producer(topology({}, publish_nsqd()))
     for attempt in range(2):  # before lookup has answered, and after
-        with pytest.raises(errors.ConfigError, match=r"key='a': topic 't' has no partitions"):
-            sender.publish("t", b"x", key="a")
         with pytest.raises(errors.ConfigError, match=r"partition=1: topic 't' has no partitions"):
             sender.multipublish("t", [b"x"], partition=1)
         assert attempt or sender.publish("t", b"y") == b"OK"

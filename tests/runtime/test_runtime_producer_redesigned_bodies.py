@@ -16,9 +16,9 @@ from support.waiting import until
 from nsq_fast import Consumer, Producer, Receipt, errors
 from nsq_fast._codec import Message
 from nsq_fast.broker.redesigned.cluster import RedesignedCluster
+from nsq_fast.client.bodies import decompressed
 from nsq_fast.config import ProducerConfig
 from nsq_fast.protocol.partitioner import key_partitioner
-from nsq_fast.runtime.consuming.bodies import decompressed
 
 BODY = b"a body that repeats itself, " * 100
 CODECS = {"gzip": "1", "snappy": "2", "lz4": "3"}
@@ -140,7 +140,7 @@ def test_a_traced_batch_keeps_its_receipts_and_is_not_compressed(
 
 
 def test_an_unknown_codec_is_refused() -> None:
-    with pytest.raises(errors.ConfigError, match="body_compression='zip': must be one of gzip, snappy, lz4, None"):
+    with pytest.raises(errors.ConfigError, match="body_compression='zip': must be one of gzip, snappy, lz4, or None"):
         ProducerConfig(body_compression="zip")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from typing import Any
+from urllib.request import Request, urlopen
 
 import gevent
 import pytest
@@ -192,6 +193,26 @@ def test_headers_on_a_topic_without_them_are_refused_from_the_first_publish_on(c
     assert {record.body for number in range(2) for record in cluster.partition("t", number).log.read(0, 99_999)} == {
         b"plain"
     }
+
+
+def upgrade(cluster: RedesignedCluster, topic: str) -> None:
+    """Give a topic extended headers, as an operator does."""
+    url = f"http://{cluster.lookupds[0].http_address}/topic/meta/update?topic={topic}&upgradeext=true"
+    pool = gevent.get_hub().threadpool  # the cluster runs in this thread
+    with pool.apply(urlopen, (Request(url, method="POST"),)) as reply:
+        assert reply.status == 200
+
+
+@pytest.mark.parametrize("more", [{}, {"key": "k"}])
+def test_a_topic_that_has_just_got_headers_takes_them(cluster: RedesignedCluster, more: dict[str, str]) -> None:
+    for name, extras in {"t": {"headers": {"a": 1}}, "u": {"tag": "red"}}.items():
+        cluster.create_topic(name, 2, 1, channels=["ch"])
+        with producer_of(cluster) as producer:
+            assert producer.publish(name, b"plain", timeout=LONG) == b"OK"
+            upgrade(cluster, name)
+            assert producer.publish(name, b"with headers", timeout=LONG, **extras, **more) == b"OK"
+        records = [record.body for each in range(2) for record in cluster.partition(name, each).log.read(0, 99_999)]
+        assert sum(b"with headers" in body for body in records) == 1
 
 
 def test_other_topics_take_a_body_of_the_whole_size(lookup_producer: LookupProducers, publish_nsqd: Nsqds) -> None:

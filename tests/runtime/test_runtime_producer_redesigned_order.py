@@ -26,7 +26,6 @@ from support.publishing import (
 from support.waiting import WAIT, until
 
 from nsq_fast import errors
-from nsq_fast.config import ProducerConfig
 from nsq_fast.protocol.topology import Nsqd, Topology
 
 NOT_LEADER = b"E_FAILED_ON_NOT_LEADER "
@@ -221,7 +220,7 @@ def test_a_leader_that_dies(lookup_producer: LookupProducers, publish_nsqd: Nsqd
 def test_a_former_leader_that_says_nothing_is_given_up(
     lookup_producer: LookupProducers, publish_nsqd: Nsqds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nsq_fast.runtime.publishing.destination.SILENCE", 0.05)
+    monkeypatch.setattr("nsq_fast.client.routing.SILENCE", 0.05)
     old, new = publish_nsqd(stay_mute, version=REDESIGNED), publish_nsqd(version=REDESIGNED)
     sender, lookup = lookup_producer(one(old))
     results = [sender.publish_nowait("t", body, key="k") for body in numbers(3)]
@@ -281,7 +280,7 @@ def test_a_topic_that_loses_its_nsqds_and_gets_partitions_keeps_what_waits(
     old, new = publish_nsqd(stay_mute), publish_nsqd(version=REDESIGNED)
     sender, lookup = lookup_producer(topology({}, old), max_publish_attempts=9)
     with pytest.raises(errors.ConfigError, match="has no partitions"):
-        sender.publish("t", b"x", key="k")
+        sender.publish("t", b"x", partition=0)
     under_way = sender.publish_nowait("t", b"under way")
     old.wait_commands(1)
     lookup.tell(Topology())  # and no other nsqd is known
@@ -337,11 +336,6 @@ def test_time_ends_a_publish_that_meets_a_moving_leader_and_no_count(
     assert result.get(timeout=30) == b"OK"
 
 
-def test_the_count_of_former_times_is_accepted_and_without_effect() -> None:
-    with pytest.warns(DeprecationWarning, match="waited for until publish_timeout"):
-        ProducerConfig(max_leader_attempts=5)
-
-
 @pytest.mark.parametrize("options", GATHERING)
 def test_what_ends_servers_is_sent_to_two_of_them_and_harms_no_other(
     lookup_producer: LookupProducers, publish_nsqd: Nsqds, options: dict[str, Any]
@@ -391,7 +385,7 @@ def test_what_was_behind_what_ended_servers_is_tried_on(lookup_producer: LookupP
 def test_a_silent_leader_is_asked_about_until_another_leads_and_then_left_at_once(
     lookup_producer: LookupProducers, publish_nsqd: Nsqds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nsq_fast.runtime.publishing.destination.SILENCE", 1000.0)
+    monkeypatch.setattr("nsq_fast.client.routing.SILENCE", 1000.0)
     old, new = publish_nsqd(stay_mute, version=REDESIGNED), publish_nsqd(version=REDESIGNED)
     sender, lookup = lookup_producer(one(old), attempt_timeout=0.1, publish_timeout=60.0, retry_max_delay=0.05)
     results = [sender.publish_nowait("t", body, key="k") for body in numbers(3)]
@@ -426,9 +420,9 @@ def test_publishes_without_key_go_round_a_silent_leader(lookup_producer: LookupP
 def test_giving_a_former_leader_up_harms_no_other_partition_that_it_leads(
     lookup_producer: LookupProducers, publish_nsqd: Nsqds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nsq_fast.runtime.publishing.destination.SILENCE", 0.05)
+    monkeypatch.setattr("nsq_fast.client.routing.SILENCE", 0.05)
     old, new = publish_nsqd(stay_mute, version=REDESIGNED), publish_nsqd(version=REDESIGNED)
-    sender, lookup = lookup_producer(topology({0: old, 1: old}), publish_timeout=60.0)
+    sender, lookup = lookup_producer(topology({0: old, 1: old}), publish_timeout=60.0, connections_per_nsqd=1)
     moved = sender.publish_nowait("t", b"moved", partition=0)
     stays = sender.publish_nowait("t", b"stays", partition=1)
     old.wait_commands(2)

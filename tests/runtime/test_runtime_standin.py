@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -17,11 +18,10 @@ from support.publishing import Command, Nsqds, Producers, refuse, stay_mute
 from support.waiting import WAIT, until
 
 from nsq_fast import Producer, errors
-from nsq_fast._spin import recv_soon
+from nsq_fast._client import SpinReader, recv_soon
 from nsq_fast.broker import BrokerProcess
-from nsq_fast.runtime.net import spin_reader
-from nsq_fast.runtime.net.spin_reader import SpinReader
 
+CROWDED, CROWDED_RESTS, CALM = 0.0005, (240, 3840), 500  # see nsq_fast/_client.pyx, SpinReader
 HEARTBEAT = frame(0, b"_heartbeat_")
 OK = frame(0, b"OK")
 Answer = Callable[[Peer, Command], None]
@@ -180,7 +180,7 @@ def test_a_server_far_away_is_hardly_tried_and_one_that_comes_near_is_found(ends
         return b"OK" if is_near else None
 
     is_near = False
-    reader = SpinReader(ends[0], recv)
+    reader = SpinReader(ends[0], recv, in_a_row=0)
     assert [reader.recv(10) for _ in range(1000)] == [None] * 1000
     assert calls < 15
     is_near = True
@@ -188,28 +188,25 @@ def test_a_server_far_away_is_hardly_tried_and_one_that_comes_near_is_found(ends
     assert found.count(b"OK") > 1500
 
 
-def test_who_loses_the_core_while_it_tries_rests_for_longer_and_longer(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_loses_the_core_while_it_tries_rests_for_longer_and_longer(ends: Ends) -> None:
     """Until nobody has wanted the core for a while."""
-    now, took, calls = 0.0, 0.003, 0
-    monkeypatch.setattr(spin_reader, "monotonic", lambda: now)
+    took, calls = 2 * CROWDED, 0
 
     def recv(fd: int, size: int, microseconds: int) -> bytes | None:
-        nonlocal now, calls
-        now += took
+        nonlocal calls
+        time.sleep(took)  # sleep: others have the core, for so long or longer
         calls += 1
         return None if took else b"OK"
 
-    reader = SpinReader(ends[0], recv)
-    first, longest = spin_reader.CROWDED_RESTS
+    reader = SpinReader(ends[0], recv, in_a_row=0)
+    first, longest = CROWDED_RESTS
     for rest in (first, 4 * first, longest, longest):
         calls = 0
         assert [reader.recv(10) for _ in range(rest + 1)] == [None] * (rest + 1)
         assert calls == 1
     took = 0.0
-    assert [reader.recv(10) for _ in range(spin_reader.CALM)] == [b"OK"] * spin_reader.CALM
-    took, calls = 0.003, 0
+    assert [reader.recv(10) for _ in range(CALM)] == [b"OK"] * CALM
+    took, calls = 2 * CROWDED, 0
     assert [reader.recv(10) for _ in range(first + 1)] == [None] * (first + 1)
     assert calls == 1
 

@@ -11,6 +11,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,26 @@ from support.waiting import WAIT, until
 import nsq_fast
 from nsq_fast import ConfigDocument, Consumer, Message, Producer
 from nsq_fast.broker import LookupdServer, NsqdOptions, NsqdServer
+from nsq_fast.client import loop as port
+from nsq_fast.client.deadlines import Deadlines
+from nsq_fast.client.flow import Flow
+from nsq_fast.client.sender import Pending, ProducerConnection
 from nsq_fast.errors import InternalError, NsqError
 from nsq_fast.runtime import supervised
-from nsq_fast.runtime.consuming.flow import Flow
-from nsq_fast.runtime.consuming.seeker import Seeker
-from nsq_fast.runtime.publishing.pending import Pending
 from nsq_fast.runtime.supervised import Job, Loop, Supervisor
 
-RUNTIME = Path(nsq_fast.__file__).parent / "runtime"
+PACKAGE = Path(nsq_fast.__file__).parent
 MAKERS = {"supervised.py", "fork.py"}
-SOURCES = [path for path in sorted(RUNTIME.rglob("*.py")) if path.name not in MAKERS]
+SOURCES = [
+    path
+    for folder in ("client", "runtime")
+    for path in sorted((PACKAGE / folder).rglob("*.py"))
+    if path.name not in MAKERS
+]
+
+KEPT = ["worker", "nsq_fast subscriber", "topics", "nsq_fast lookup"]
+"""In the names of all that runs for as long as its owner does, but for config: what a config source raises, whatever it
+is, is told by its keeper, and never gets to the supervisor (tests/runtime/test_runtime_config_source.py)."""
 
 
 class Injected(Exception):
@@ -41,7 +52,7 @@ class Injected(Exception):
 
 
 def calls_of(name: str) -> Iterator[tuple[Path, ast.Call]]:
-    """Every call of a function or method ``name`` in runtime/."""
+    """Every call of a function or method ``name`` in client/ and runtime/."""
     for path in SOURCES:
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call):
@@ -51,41 +62,36 @@ def calls_of(name: str) -> Iterator[tuple[Path, ast.Call]]:
                     yield path, node
 
 
-def loop_bodies() -> list[str]:
-    """The methods that are run as loops: the second argument of each ``supervisor.loop``."""
-    found = []
-    for path, call in calls_of("loop"):
-        body = call.args[1]
-        assert isinstance(body, ast.Attribute), f"{path}: the body of a loop is to be a method: {ast.unparse(call)}"
-        (owner,) = {
-            node.name
-            for node in ast.walk(parsed(path))
-            if isinstance(node, ast.ClassDef) and node.lineno < call.lineno <= (node.end_lineno or 0)
-        }
-        found.append(f"{owner}.{body.attr}")
-    return sorted(set(found))
-
-
-# What a config source raises, whatever it is, is told by its keeper, and never gets to the supervisor.
-LOOPS = sorted({*loop_bodies()} - {"ConfigKeeper._follow"})  # tests/runtime/test_runtime_config_source.py
-
-
 @pytest.mark.parametrize("maker", ["Greenlet", "spawn", "spawn_later", "spawn_raw"])
 def test_no_greenlet_is_made_without_supervision(maker: str) -> None:
     assert [f"{path.name}:{call.lineno}" for path, call in calls_of(maker)] == []
 
 
-def test_the_loops_are_found() -> None:
-    assert {"Flow._run", "Deadlines._run", "Worker._run", "Link._connect_loop", "LookupPoller._poll_loop"} <= {*LOOPS}
+def test_a_connection_of_a_producer_survives_a_fault(
+    no_unseen_errors: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = ProducerConnection._opened
+    faults = [Injected("once")]
+
+    def failing(link: ProducerConnection, conn: Any) -> None:
+        if faults:
+            raise faults.pop()
+        opened(link, conn)
+
+    monkeypatch.setattr(ProducerConnection, "_opened", failing)
+    with NsqdServer() as nsqd, Producer(nsqd.tcp_address) as producer:
+        assert producer.publish("topic", b"x", timeout=WAIT) == b"OK"
+    assert [kind for _, kind, _ in no_unseen_errors] == [Injected]
+    no_unseen_errors.clear()
 
 
 # The scenario: a consumer and a producer, lookup, messages under way
 
 
-class Routes:
-    """A config source: another topic moves to another cluster."""
+class Told:
+    """A config source that says something once."""
 
-    document = ConfigDocument({"routes": {"another": {"lookupds": ["127.0.0.1:1"], "percent": 50}}}, 1)
+    document = ConfigDocument({"trace": {"another": True}}, 1)
 
     def next(self, last: ConfigDocument | None) -> ConfigDocument:
         if last is not None:
@@ -105,7 +111,7 @@ class Scenario:
         self.calls: Counter[bytes] = Counter()
         self.finished = 0
         self.told: list[Any] = []
-        lookupds = [str(self.lookupd.http_address), "etcd://127.0.0.1:1/cluster"]  # no etcd: asked again and again
+        lookupds = [str(self.lookupd.http_address)]
         options: dict[str, Any] = {
             "lookupd_poll_interval": 0.2,
             "lookupd_refresh_interval": 0.05,
@@ -114,7 +120,7 @@ class Scenario:
         self.producer = Producer([str(self.nsqds[0].tcp_address)], lookupds, **options)
         self.consumer = Consumer(
             re.compile("topic"), "channel", [], lookupds, message_handler=self.handle, max_in_flight=10,
-            auto_touch=True, max_backoff_duration=0, concurrency=2, config_source=Routes(), **options,
+            auto_touch=True, max_backoff_duration=0, concurrency=2, config_source=Told(), **options,
         )  # fmt: skip
         self.consumer.on_error.connect(self.told_of, weak=False)
         self.producer.on_error.connect(self.told_of, weak=False)
@@ -165,11 +171,8 @@ class Scenario:
 
 
 @pytest.fixture
-def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scenario]:
-    monkeypatch.setattr(Seeker, "_is_seeking", lambda self: not self._stopped.is_set())
+def scenario(tmp_path: Path) -> Iterator[Scenario]:
     made = Scenario(tmp_path)
-    subscriptions = made.consumer._subscriptions.of_topic("topic")
-    subscriptions.lost(until(lambda: list(subscriptions), WAIT)[0])  # the seeker begins
     yield made
     made.close()
 
@@ -179,20 +182,25 @@ def loops() -> list[Loop]:
     return [each for each in gc.get_objects() if type(each) is Loop and each]
 
 
-def running(body: str, scenario: Scenario) -> list[Loop]:
-    """The loops of the scenario that run this method now."""
+def running(name: str, scenario: Scenario) -> list[Loop]:
+    """The loops of the scenario that have this in their names."""
     ours = [each for each in loops() if not any(each is other for other in scenario.others)]
-    return [each for each in ours if getattr(each.body, "__qualname__", "") == body]
+    return [each for each in ours if name in each.name]
 
 
-@pytest.mark.parametrize("body", LOOPS)
+def test_the_loops_are_known(scenario: Scenario) -> None:
+    known = [each for name in (*KEPT, "config") for each in running(name, scenario)]
+    assert [each.name for each in running("", scenario) if not any(each is other for other in known)] == []
+
+
+@pytest.mark.parametrize("name", KEPT)
 def test_a_fault_in_a_loop_ends_nothing(
-    body: str, scenario: Scenario, no_unseen_errors: list[Any], caplog: pytest.LogCaptureFixture
+    name: str, scenario: Scenario, no_unseen_errors: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = until(lambda: running(body, scenario), WAIT)
+    found = until(lambda: running(name, scenario), WAIT)
     with caplog.at_level(logging.ERROR):
         for loop in found:
-            loop.kill(Injected(body), block=False)  # raised where the loop waits
+            loop.kill(Injected(name), block=False)  # raised where the loop waits
         until(lambda: len(no_unseen_errors) >= len(found))
         until(lambda: len(scenario.told) >= len(found))
     assert {type(fault) for _, _, fault in no_unseen_errors} == {Injected}
@@ -202,13 +210,33 @@ def test_a_fault_in_a_loop_ends_nothing(
     assert len(logged) == len(found)
     assert "begins again" in logged[0].getMessage()
     scenario.check()
-    if body == "Deadlines._run":
-        scenario.check_touch()
-    assert running(body, scenario)
+    assert running(name, scenario)
+
+
+@pytest.mark.parametrize(("owner", "look"), [(Flow, "update"), (Deadlines, "look")])
+def test_a_fault_in_what_is_looked_at_again_and_again_ends_nothing(
+    owner: type, look: str, scenario: Scenario, no_unseen_errors: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = [Injected(look)]
+    right = getattr(owner, look)
+
+    def failing(self: Any, now: float) -> object:
+        if faults:
+            raise faults.pop()
+        return right(self, now)
+
+    parts = [each for each in gc.get_objects() if type(each) is port.Repeated and look in repr(each._look)]
+    for part in parts:
+        monkeypatch.setattr(part, "_look", partial(failing, part._look.__self__))
+        part.ask()
+    until(lambda: scenario.told)
+    no_unseen_errors.clear()
+    scenario.check()
+    scenario.check_touch()
 
 
 def test_closing_ends_the_loops_that_pause_after_a_fault(scenario: Scenario, no_unseen_errors: list[Any]) -> None:
-    found = [loop for body in LOOPS for loop in running(body, scenario)]
+    found = [loop for name in KEPT for loop in running(name, scenario)]
     for loop in found:
         loop.kill(Injected("all"), block=False)
     until(lambda: len(no_unseen_errors) >= len(found))
@@ -274,7 +302,7 @@ def test_a_consumer_of_a_real_nsqd_survives_a_fault_in_its_flow(
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervised, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(port, "FIRST_PAUSE", 0.001)
 
 
 @pytest.mark.usefixtures("quick")
@@ -294,7 +322,7 @@ def test_pauses_grow_while_a_loop_fails_again_and_again(
     loop.start()
     loop.join()
     assert pauses == sorted(pauses)
-    assert pauses[-1] == supervised.LONGEST_PAUSE
+    assert pauses[-1] == port.LONGEST_PAUSE
     assert len(told) == 20
     assert str(told[0]).startswith("nsq_fast itself failed in the loop: ")
     no_unseen_errors.clear()

@@ -21,11 +21,11 @@ from support.waiting import holds, until
 
 from nsq_fast import Consumer, LookupdHTTPClient, NsqdHTTPClient, Producer
 from nsq_fast.broker import RedesignedCluster
+from nsq_fast.client.give_up import PublishTo, WriteToFolder
+from nsq_fast.client.subscriptions import TopicSubscriptions
+from nsq_fast.client.trace import TraceLog
 from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.protocol.topology import Nsqd, Topology
-from nsq_fast.runtime.consuming.failures import PublishTo, WriteToFolder
-from nsq_fast.runtime.consuming.topic_subscriptions import TopicSubscriptions
-from nsq_fast.runtime.trace import TraceLog
 
 Factory = Callable[..., Any]
 ORDERS = re.compile("orders_.*")

@@ -15,10 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_fast._codec import Message, TracedReply
-from nsq_fast.errors import ConfigError, NameInvalid
-from nsq_fast.names import Address
-from nsq_fast.runtime import trace
-from nsq_fast.runtime.trace import (
+from nsq_fast.client import trace
+from nsq_fast.client.trace import (
     TraceLog,
     check_trace_id,
     log_to_file,
@@ -27,7 +25,9 @@ from nsq_fast.runtime.trace import (
     split_receipt,
     trace_log,
 )
-from nsq_fast.runtime.trace_records import ConsumeRecord, PublishRecord
+from nsq_fast.client.trace_records import ConsumeRecord, PublishRecord
+from nsq_fast.errors import ConfigError, NameInvalid
+from nsq_fast.names import Address
 
 NSQD = Address("127.0.0.1", 4150)
 LOCAL = Address("::1", 50000)

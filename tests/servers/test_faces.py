@@ -11,7 +11,7 @@ from support.waiting import WAIT, until
 
 from nsq_fast import Message, Receipt
 from nsq_fast.errors import RequeueMessage
-from nsq_fast.protocol.idempotence import IDEMPOTENCE_HEADER
+from nsq_fast.protocol.publishing import IDEMPOTENCE_HEADER
 
 KEYS = [f"key {number}" for number in range(5)]
 COUNT = 100

@@ -7,15 +7,20 @@ real servers too, with 100,000 messages, and takes many minutes (``make proof``)
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
+from gevent import get_hub
 from support.fleet import Fleet
 from support.proofs import expected, ext, identity, is_tagged, mixed, traced
 from support.scenarios import Scale, consuming, following, keyed, new_topic
 from support.waiting import PROMPT, until
 
 from nsq_fast import Message, Producer
-from nsq_fast.runtime.trace_records import ConsumeRecord, PublishRecord
+from nsq_fast.client.trace_records import ConsumeRecord, PublishRecord
 
 
 def test_records_of_publishing_and_consuming_join_one_to_one(fleet: Fleet, small: Scale, report: list[str]) -> None:
@@ -53,6 +58,33 @@ def test_an_original_nsqd_beside_the_partitions_is_consumed_too(
     assert verdict.lost == 0
     assert sources[None] >= small.messages // 2
     assert min(sources[0], sources[1]) > 0
+
+
+def upgrade(url: str) -> None:
+    with suppress(HTTPError), urlopen(Request(url, method="POST")):  # only the leading nsqlookupd takes it
+        pass
+
+
+def test_a_topic_that_has_just_got_headers_takes_them(fleet: Fleet, report: list[str]) -> None:
+    """An operator upgrades a topic under a producer that has asked lookup about it a moment ago."""
+    topic = new_topic("upgraded")
+    fleet.create_topic(topic, 2, 1, channels=("ch",))
+    seen: Counter[str] = Counter()
+
+    def handle(_consumer: object, message: Message) -> None:
+        seen[str((message.headers or {}).get("color"))] += 1
+
+    with Producer((), fleet.lookupds, publish_timeout=120.0) as producer:
+        for _ in range(2):
+            producer.publish(topic, b"plain")
+        for address in fleet.lookupds:
+            get_hub().threadpool.apply(upgrade, (f"http://{address}/topic/meta/update?topic={topic}&upgradeext=true",))
+        began = monotonic()
+        producer.publish(topic, b"with headers", headers={"color": "red"})
+        report.append(f"published with headers {monotonic() - began:.2f} s after the upgrade")
+    with consuming(fleet, topic, handle):
+        until(lambda: seen.total() == 3, 120)
+    assert seen == {"None": 2, "red": 1}
 
 
 def test_a_consumer_follows_a_leader_within_two_seconds(fleet: Fleet, small: Scale, report: list[str]) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from fleet import CASES, PROBE, Case, delay_of, deviation, length, mean, simulated, united
+from fleet_models import Consumer, Curve, Message, Nsqd, Simulation, share
 
 from nsq_fast.protocol.backoff import Backoff
-from nsq_fast.simulation.comparison import CASES, PROBE, Case, delay_of, deviation, length, mean, simulated, united
-from nsq_fast.simulation.delivery import Consumer, Message, Nsqd
-from nsq_fast.simulation.events import Curve, Simulation, share
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another() -> None:

@@ -5,16 +5,12 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
+from fleet import QUESTIONS, _moving, lines_over_seconds
+from fleet_models import AcceptingNsqd, Client, Connection, Lookupd, Producer, Simulation
 
 from nsq_fast.config import LookupConfig
-from nsq_fast.page.curves import Line
-from nsq_fast.page.lines import lines_over_seconds
+from nsq_fast.page import Line
 from nsq_fast.protocol.backoff import ReconnectDelay
-from nsq_fast.simulation.events import Simulation
-from nsq_fast.simulation.leaders import Producer
-from nsq_fast.simulation.lookups import Client, Lookupd
-from nsq_fast.simulation.questions import QUESTIONS, _moving
-from nsq_fast.simulation.reconnects import Connection, Nsqd
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -76,7 +72,7 @@ def test_questions_about_an_nsqd_that_died_are_spread() -> None:
     for is_spread in (False, True):
         simulation = Simulation(1)
         lookupd = Lookupd(simulation, 1000.0, 0.5)
-        nsqd = Nsqd(simulation, 1000.0, 0.5)
+        nsqd = AcceptingNsqd(simulation, 1000.0, 0.5)
         for number in range(100):
             client = Client(simulation, [lookupd], LookupConfig())
             client.start_at(500.0)

@@ -104,6 +104,7 @@ def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
 def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for all tests, ``local[2]``, with the source registered. Its calls block the hub of gevent."""
     from pyspark.sql import SparkSession
+    from support.spark_jvm import remember_classes
     from support.spark_program import register
 
     builder = SparkSession.builder
@@ -113,6 +114,7 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
         for name, value in spark_environment().items():
             patch.setenv(name, value)
         session = builder.getOrCreate()
+    remember_classes()
     register(session)
     yield session
     session.stop()

@@ -11,11 +11,10 @@ import pytest
 from support.spark_settings import quick_environment
 
 from nsq_fast.bench.clients import PROGRAMS, SPARK, SPARK_FLOOR, available
-from nsq_fast.bench.results import Round
+from nsq_fast.bench.results import Round, Settings
 from nsq_fast.bench.runner import Task, run_scenarios
 from nsq_fast.bench.servers import embedded
-from nsq_fast.bench.settings import Settings
-from nsq_fast.spark.schema import arrow_schema
+from nsq_fast.spark.arrow_rows import arrow_schema
 
 ROWS = 80_000
 

@@ -14,9 +14,9 @@ from support.cluster import Standalone
 import nsq_fast
 from nsq_fast.broker import Broker, RedesignedCluster
 from nsq_fast.errors import ConfigError, HttpError, LookupFailed, RemoteProtocolError
-from nsq_fast.spark.choice import choose
 from nsq_fast.spark.discovery import TopicServers, discover, in_cluster, nsqd_client, retried
 from nsq_fast.spark.options import SourceOptions
+from nsq_fast.spark.source import choose
 
 
 def options_of(*, lookupds: Any = (), nsqds: Any = (), **others: str) -> SourceOptions:
@@ -166,6 +166,8 @@ def test_what_will_not_pass_is_raised_at_once(error: Exception) -> None:
 
 def test_which_reader(broker: Broker, cluster: RedesignedCluster) -> None:
     original, redesigned = {"nsqds": broker.nsqds}, {"lookupds": cluster.lookupds}
+    with nsq_fast.NsqdHTTPClient(*broker.nsqds[0].http_address) as client:
+        client.create_topic("t")
     assert choose(options_of(**redesigned), is_stream=True) == "replayable"
     assert choose(options_of(**redesigned), is_stream=False) == "replayable"
     assert choose(options_of(**redesigned, startingOffsets='{"0": 5}'), is_stream=True) == "replayable"

@@ -92,3 +92,27 @@ def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
     assert all(replayable.marks.count(f"{name}-reached") == 1 for name in points)
     assert spark_replay_program.check(folders["replayable"], bodies["replayable"]).replays()
     sinks.check()
+
+
+@pytest.mark.slow
+def test_a_new_checkpoint_after_a_killed_driver(
+    original: Server, spark_driver: Callable[..., Driver], tmp_path: Path
+) -> None:
+    """What the killed query had acknowledged is the first batch of another one, which is killed with it in its sink."""
+    bodies = original.publish(6_000)
+    journal = str(tmp_path / "journal")
+    given = spark_journal_program.arguments(original, tmp_path / "old", {"before seal": "hold"}, journal=journal)
+    old = spark_driver(spark_journal_program.PROGRAM, MASTER, **given)
+    old.start()
+    old.wait_mark("before seal")
+    old.kill_driver()
+    processes.kill(old.marks.pids("before seal")[0])
+    folder = tmp_path / "new"
+    given = spark_journal_program.arguments(original, folder, {"in the sink": "hold"}, journal=journal)
+    new = spark_driver(spark_journal_program.PROGRAM, MASTER, **given)
+    new.start()
+    new.wait_mark("in the sink")
+    new.kill_driver()
+    new.start()
+    new.wait()
+    spark_journal_program.check(original, new.marks, bodies, folder, 1)

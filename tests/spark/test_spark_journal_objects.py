@@ -19,8 +19,8 @@ from support.spark_ledger import account
 
 from nsq_fast.errors import ConfigError, JournalClosed, JournalMissing, JournalStorageFailed, JournalTaken
 from nsq_fast.spark.journal import JournalStreamReader
-from nsq_fast.spark.journal.location import open_storage
-from nsq_fast.spark.journal.storage import Storage
+from nsq_fast.spark.journal.files import Storage
+from nsq_fast.spark.journal.slot import open_storage
 from nsq_fast.spark.journal.stream import LISTING_INTERVAL
 from nsq_fast.spark.options import ObjectStore, SourceOptions
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
+from nsq_fast.spark.journal.collect import Quota
 from nsq_fast.spark.journal.plan import (
     Depth,
     Offset,
@@ -20,7 +21,6 @@ from nsq_fast.spark.journal.plan import (
     plan_slots,
     source_of,
 )
-from nsq_fast.spark.journal.quota import Quota
 
 SOURCES = st.dictionaries(st.sampled_from(["h:1", "h:2", "p0", "p1", "p2"]), st.integers(0, 10_000))
 

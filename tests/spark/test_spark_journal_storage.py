@@ -14,8 +14,8 @@ from support.s3 import BUCKET, REGION
 from support.waiting import PROCESS
 
 from nsq_fast.errors import ConfigError, JournalClosed, JournalTaken
-from nsq_fast.spark.journal.location import check_path, open_storage
-from nsq_fast.spark.journal.storage import Storage
+from nsq_fast.spark.journal.files import Storage
+from nsq_fast.spark.journal.slot import check_path, open_storage
 from nsq_fast.spark.options import ObjectStore
 
 
@@ -162,7 +162,7 @@ def test_a_good_storage_is_left_as_it_was(root: Storage) -> None:
 RACER = """
 import sys
 from nsq_fast.errors import JournalTaken
-from nsq_fast.spark.journal.location import open_storage
+from nsq_fast.spark.journal.slot import open_storage
 from nsq_fast.spark.options import ObjectStore
 storage = open_storage(sys.argv[1], ObjectStore(*sys.argv[3:]))
 print("ready", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import struct
 import subprocess
@@ -17,20 +18,25 @@ from support.waiting import PROCESS
 
 from nsq_fast._codec import encode_message
 from nsq_fast._frame import ColumnReader
-from nsq_fast.errors import ConfigError, JournalClosed, JournalError, JournalMissing, JournalTaken
-from nsq_fast.spark.journal import suspects as suspects_module
-from nsq_fast.spark.journal.chain import Chain, seal, seals, uncertain
-from nsq_fast.spark.journal.file_storage import FileStorage
-from nsq_fast.spark.journal.links import check_links
-from nsq_fast.spark.journal.location import check_path
+from nsq_fast.errors import ConfigError, JournalClosed, JournalError, JournalMissing, JournalStorageFailed, JournalTaken
+from nsq_fast.spark.arrow_rows import to_batch
+from nsq_fast.spark.journal import slot as suspects_module
+from nsq_fast.spark.journal.collect import Screen, take
+from nsq_fast.spark.journal.files import FileStorage, check_links
 from nsq_fast.spark.journal.query import About, QueryJournal
-from nsq_fast.spark.journal.rows import batches
-from nsq_fast.spark.journal.screen import Screen, take
-from nsq_fast.spark.journal.segment import Head, keys_of, read
-from nsq_fast.spark.journal.suspects import Suspects
-from nsq_fast.spark.names import NAMES
-from nsq_fast.spark.options import SourceOptions
-from nsq_fast.spark.schema import to_batch
+from nsq_fast.spark.journal.slot import (
+    Chain,
+    Head,
+    Suspects,
+    batches,
+    check_path,
+    keys_of,
+    read,
+    seal,
+    seals,
+    uncertain,
+)
+from nsq_fast.spark.options import NAMES, SourceOptions
 
 ABOUT = About("orders", "spark")
 
@@ -193,9 +199,27 @@ def test_a_failing_disk_is_told_and_leaves_no_temporary_file(batch, monkeypatch,
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, call, fails)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(JournalStorageFailed, match=r"journal: .*/s0-0 cannot be written: No space.*make room"):
         Chain(batch, 0).claim(0, Head())
     assert os.listdir(batch.path) == []
+
+
+def test_a_disk_that_cannot_be_used_is_told_with_what_to_do(batch, monkeypatch):
+    Chain(batch, 0).claim(0, Head())
+
+    def fails(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(mmap, "mmap", fails)
+    monkeypatch.setattr(os, "mkdir", fails)
+    monkeypatch.setattr(os, "listdir", fails)
+    read = r"journal: \S*{} cannot be read: Input/output error\. Its rows are nowhere else: mend the disk"
+    with pytest.raises(JournalStorageFailed, match=read.format("b1/s0-0")):
+        Chain(batch, 0).read()
+    with pytest.raises(JournalStorageFailed, match=read.format("b1")):
+        batch.names()
+    with pytest.raises(JournalStorageFailed, match=r"journal: \S*b2 cannot be made: Input/output error.*make room"):
+        FileStorage(batch.path.removesuffix("b1") + "b2").make()
 
 
 def test_file_and_folder_are_on_disk_before_a_claim_returns(batch, monkeypatch):
@@ -212,9 +236,9 @@ def test_file_and_folder_are_on_disk_before_a_claim_returns(batch, monkeypatch):
 
 RACER = """
 import sys
-from nsq_fast.spark.journal.chain import Chain
-from nsq_fast.spark.journal.file_storage import FileStorage
-from nsq_fast.spark.journal.segment import Head
+from nsq_fast.spark.journal.slot import Chain
+from nsq_fast.spark.journal.files import FileStorage
+from nsq_fast.spark.journal.slot import Head
 from nsq_fast.errors import JournalTaken
 storage, name = FileStorage(sys.argv[1], durable=False), sys.argv[2]
 print("ready", flush=True)

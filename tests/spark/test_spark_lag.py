@@ -16,7 +16,7 @@ from support.spark_replay import Topic
 import nsq_fast.spark
 from nsq_fast.cli import main
 from nsq_fast.errors import ConfigError
-from nsq_fast.spark.checkpoint import SourceState, read_checkpoint
+from nsq_fast.spark.lag import SourceState, read_checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,12 +134,12 @@ def test_a_query_of_the_journalled_reader(spark: SparkSession, server: Server, t
     assert "in flight" in table
     refused = lag(checkpoint)
     assert refused.exit_code == 2
-    assert "topic: is required" in refused.output
+    assert "topic, channel, lookupd_http_addresses: the checkpoint of a journalled" in " ".join(refused.output.split())
     assert nsq_fast.spark.lags(checkpoint, given)[0].depth == 20
 
 
 def test_the_names_are_those_of_the_exporter() -> None:
-    figures = pytest.importorskip("nsq_fast.exporter.figures")
+    figures = pytest.importorskip("nsq_fast.exporter")
     from nsq_fast.cli.lag import _FIGURES, _PREFIX
 
     names = {family.name for family in figures.Families().all()}

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
+from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
-from nsq_fast.runtime.net.http import Endpoint
-from nsq_fast.spark.choice import check_load, check_use
-from nsq_fast.spark.names import NAMES
-from nsq_fast.spark.options import SinkOptions, SourceOptions
-from nsq_fast.spark.positions import of_topic
+from nsq_fast.spark.options import NAMES, SinkOptions, SourceOptions, of_topic
+from nsq_fast.spark.source import check_load, check_use
 
 SERVERS = {"nsqd_tcp_addresses": "a,b:5150", "nsqd_http_addresses": "a,https://b:5151"}
 NEEDED = {"topic": "t", "channel": "c", **SERVERS}
@@ -428,3 +426,13 @@ def test_a_sink_that_is_given_what_is_for_sources() -> None:
     assert refusal(SinkOptions.parse, {**servers, "startingOffsets": "latest"}).startswith("unknown option")
     assert refusal(SinkOptions.parse, {**servers, "topic": "a b"}).startswith("topic='a b'")
     assert refusal(SinkOptions.parse, {**servers, "nsq.key_strategy": "x"}).startswith("nsq.key_strategy='x'")
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"), [("subscribe", "topic"), ("subscribepattern", "topicPattern"), ("kafka.group.id", "channel")]
+)
+def test_a_name_of_kafka_s_is_told_what_it_is_here(key: str, meant: str) -> None:
+    assert (
+        refusal(SourceOptions.parse, {**NEEDED, key: "1"})
+        == f"unknown option {key!r}, it is Kafka's; here it is {meant}"
+    )

@@ -12,18 +12,15 @@ from hypothesis import strategies as st
 
 from nsq_fast._codec import encode_message
 from nsq_fast._frame import ColumnReader, Columns
+from nsq_fast.client.http import Endpoint
 from nsq_fast.errors import ConfigError
 from nsq_fast.names import Address
-from nsq_fast.runtime.net.http import Endpoint
 from nsq_fast.spark.discovery import Nsqd
 from nsq_fast.spark.options import SourceOptions
-from nsq_fast.spark.replay.assembly import Assembly, Run
-from nsq_fast.spark.replay.log import Log, Record
-from nsq_fast.spark.replay.piece import Route, pieces
-from nsq_fast.spark.replay.planning import Planner, behind, share_out, stretch_of
+from nsq_fast.spark.replay.logs import Log, Record, first_at
 from nsq_fast.spark.replay.position import Identity, Offsets, Position, start_of
-from nsq_fast.spark.replay.reading import own_channel
-from nsq_fast.spark.replay.start import first_at
+from nsq_fast.spark.replay.reading import Assembly, Route, Run, own_channel, pieces
+from nsq_fast.spark.replay.stream import Planner, behind, share_out, stretch_of
 
 NSQD = Nsqd(Address("h", 1), Endpoint("http", Address("h", 2)))
 SIZES = [35, 31, 40, 31, 33, 50, 31, 36, 42, 31]

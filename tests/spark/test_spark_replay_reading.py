@@ -14,13 +14,12 @@ from support.spark_replay import Topic
 from support.waiting import WAIT, holds, until
 
 from nsq_fast.broker import ClusterProcess
-from nsq_fast.errors import ConfigError, ConnectionLost, DataLost, HttpError, LookupFailed, NotLeader, Unauthorized
+from nsq_fast.errors import ConfigError, ConnectionLost, DataLost, LookupFailed, NotLeader, Unauthorized
 from nsq_fast.runtime.column_subscription import ColumnSubscription
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.replay import ReplayBatchReader, ReplayStreamReader
-from nsq_fast.spark.replay.log import TopicLogs
-from nsq_fast.spark.replay.piece import Piece, Route
-from nsq_fast.spark.replay.reading import PieceReader
+from nsq_fast.spark.replay.logs import TopicLogs
+from nsq_fast.spark.replay.reading import Piece, PieceReader, Route
 
 NAMES = (f"topic{number}" for number in count())
 
@@ -155,8 +154,8 @@ def test_the_channel_of_a_query_is_its_own(make_topic: Callable[..., Topic]) -> 
 
 
 def _route(topic: Topic, leader: dict[str, Any]) -> Route:
+    from nsq_fast.client.http import Endpoint
     from nsq_fast.names import Address
-    from nsq_fast.runtime.net.http import Endpoint
     from nsq_fast.spark.discovery import Nsqd
 
     host = leader["broadcast_address"]
@@ -573,9 +572,9 @@ def test_an_end_that_is_not_stored_yet_is_waited_for(make_topic: Callable[..., T
 
 
 def test_an_unknown_topic(cluster: ClusterProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsq_fast.spark.replay.stream.START_TIMEOUT", 0.5)
+    monkeypatch.setattr("nsq_fast.spark.discovery.MISSING_PATIENCE", 0.5)
     topic = Topic("nowhere", str(cluster.lookupds[0].http))
-    with pytest.raises((LookupFailed, HttpError), match="nowhere"):
+    with pytest.raises(LookupFailed, match="nowhere"):
         ReplayStreamReader(options(topic)).initialOffset()
 
 
@@ -608,7 +607,7 @@ def test_servers_are_asked_for_news_now_and_then(
     original = logs.logs
     logs.logs = lambda: (asked.append(1), original())[1]  # type: ignore[method-assign,func-returns-value]
     for interval, most in ((3600.0, 1), (0.0, 20)):
-        monkeypatch.setattr("nsq_fast.spark.replay.topic.POLL_INTERVAL", interval)
+        monkeypatch.setattr("nsq_fast.spark.replay.stream.POLL_INTERVAL", interval)
         asked.clear()
         for _ in range(20):
             assert reader.latestOffset(start, ReadAllAvailable()) == start

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import datetime, timezone
 from inspect import signature
 from typing import Any
@@ -9,10 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from support.waiting import PROCESS
 
 from nsq_fast._codec import encode_message
 from nsq_fast._frame import ColumnReader, Columns
-from nsq_fast.spark.schema import NAMES, arrow_schema, spark_schema, to_batch
+from nsq_fast.spark.arrow_rows import arrow_schema, to_batch
+from nsq_fast.spark.options import NAMES
+from nsq_fast.spark.schema import spark_schema
 
 T0 = 1_700_000_000_123_456_789
 ID = bytes(range(16))
@@ -27,6 +32,12 @@ def columns(*frames: bytes, ext: bool = True, detail: bool = True) -> Columns:
 def full(number: int, ext: bytes = b"{}", version: int = 4) -> bytes:
     options: dict[str, Any] = {"ext_version": version, "ext": ext, "offset": number * 100, "raw_size": 100}
     return encode_message(T0 + number * 1000, number + 1, ID, b"body %d" % number, **options)
+
+
+def test_the_format_and_its_schema_need_no_arrow() -> None:
+    """Spark asks for them in Pythons that read nothing, and importing pyarrow would be half of their CPU."""
+    code = "import sys, nsq_fast.spark.source as s; s.spark_schema(); sys.exit('pyarrow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=PROCESS, check=False).returncode == 0
 
 
 def test_the_two_schemas_are_the_same() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,16 @@ from support.journal import CHANNEL, Query, Server
 from support.spark_replay import Topic
 from support.waiting import until
 
-from nsq_fast.broker import ClusterProcess
+from nsq_fast.broker import BrokerProcess, ClusterProcess
+from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.errors import ConfigError, HttpError, JournalError, LookupFailed
-from nsq_fast.spark import reminder
-from nsq_fast.spark.discovery import TopicFinder
-from nsq_fast.spark.journal import JournalStreamReader
+from nsq_fast.spark import pace as reminder
+from nsq_fast.spark.discovery import TopicFinder, discover, retried
+from nsq_fast.spark.journal import JournalBatchReader
 from nsq_fast.spark.options import SourceOptions
-from nsq_fast.spark.pace import Pace
-from nsq_fast.spark.reminder import Reminder
-from nsq_fast.spark.replay import ReplayStreamReader
+from nsq_fast.spark.pace import Pace, Reminder
+from nsq_fast.spark.replay import ReplayBatchReader, ReplayStreamReader
+from nsq_fast.spark.source import choose
 
 MakeTopic = Callable[[str], Topic]
 
@@ -32,6 +34,12 @@ def make_topic(cluster: ClusterProcess) -> MakeTopic:
         return Topic(name, str(cluster.lookupds[0].http))
 
     return make
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess() as running:
+        yield running
 
 
 class Stream:
@@ -112,7 +120,7 @@ def test_a_leader_that_dies_while_rows_are_counted_is_waited_for(
     node = [nsqd.tcp.port for nsqd in cluster.nsqds].index(topic.leader(0)["tcp_port"])
     with monkeypatch.context() as patched:
         patched.setattr(
-            "nsq_fast.spark.replay.topic.POLL_INTERVAL", 3600.0
+            "nsq_fast.spark.replay.stream.POLL_INTERVAL", 3600.0
         )  # who leads is known, and about to be wrong
         cluster.kill_node(node)
         try:
@@ -200,11 +208,71 @@ def test_a_journalled_stream_of_two_topics(server: Server, tmp_path: Path) -> No
     assert sorted(first) == sorted(f"{name}{number}".encode() for name in ("pay", "refund") for number in range(50))
     assert sorted(query.run()) == sorted(first)  # again, from the journal
     query.done(first)
-    options = {**server.options, "topic": "pay", "channel": CHANNEL, "journal": query.reader.journal}
-    other = JournalStreamReader(SourceOptions.parse(options))
-    assert query.offset is not None
-    with pytest.raises(JournalError, match="is of topic pay,refund"):
-        other.latestOffset(query.offset, other.getDefaultReadLimit())
+    query.change(topic="pay")
+    with pytest.raises(JournalError, match=r"is of topic pay,refund, .* cannot be used for pay, .* not read refund"):
+        query.plan()
+
+
+def fill(server: Server, topic: str, label: str) -> list[bytes]:
+    """Fifty messages, in the channel. A topic that is not there is made with it."""
+    server.client.create_topic(topic)
+    server.client.create_channel(topic, CHANNEL)
+    bodies = [f"{topic}-{label}{number}".encode() for number in range(50)]
+    server.client.multipublish(topic, bodies, binary=True)
+
+    def has_all() -> bool:
+        (found,) = server.client.stats(topic)["topics"]
+        (channel,) = found["channels"]
+        return int(channel["depth"]) >= len(bodies)
+
+    until(has_all)
+    return bodies
+
+
+@pytest.mark.parametrize("server", ["ours", "real"], indirect=True)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"topic": "a"}, {"topic": "a,b"}),
+        ({"topic": "a"}, {"topicPattern": "[ab]"}),
+        ({"topic": "a,b"}, {"topic": "b,a"}),
+        ({"topic": "a,b"}, {"topicPattern": "[a-z]"}),
+        ({"topicPattern": "[ab]"}, {"topic": "b,a"}),
+        ({"topicPattern": "a.?"}, {"topicPattern": "[ab]"}),
+    ],
+    ids=lambda options: ",".join(f"{name}={value}" for name, value in options.items()),
+)
+def test_topics_of_a_journalled_checkpoint_may_change(
+    server: Server, tmp_path: Path, before: dict[str, str], after: dict[str, str]
+) -> None:
+    """The batch that was planned before is run again as it was; what is added is read from its beginning."""
+    bodies = fill(server, "a", "0")
+    query = Query(tmp_path / "journal", {**server.options, **before, "failOnMissingTopic": "false"})
+    query.batch()
+    bodies += fill(server, "a", "1")
+    assert query.plan()
+    planned = query.planned
+    bodies += fill(server, "b", "1")
+    query.change(**after)
+    assert query.planned == planned
+    query.done(query.run())
+    until(lambda: (query.batch(), len(query.rows) >= len(bodies))[1], timeout=30, every=0.05)
+    assert sorted(query.rows) == sorted(bodies)
+
+
+def test_rows_of_a_topic_among_others_are_adopted_by_who_reads_all_of_them(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bodies = fill(server, "a", "0") + fill(server, "b", "0")
+    old = Query(tmp_path, {**server.options, "topic": "a,b"})
+    until(lambda: old.plan() and len(old.planned["slots"]) == 2)  # type: ignore[index]
+    assert len(old.run()) == 100
+    assert not Query(tmp_path, {**server.options, "topic": "a"}).plan()
+    assert "has rows of topic b, too, which topic a does not name" in caplog.text
+    query = Query(tmp_path, {**server.options, "topicPattern": "[a-z]"})
+    assert query.plan()  # and is not run: what was adopted is left to the next one
+    options = {**server.options, "failOnMissingTopic": "false"}
+    assert sorted(Query(tmp_path, {**options, "topic": "b,c,a"}).batch()) == sorted(bodies)
 
 
 # What is said while nobody answers
@@ -213,22 +281,145 @@ def test_a_journalled_stream_of_two_topics(server: Server, tmp_path: Path) -> No
 def test_an_unknown_topic_of_a_stream_is_told_once_and_in_the_progress(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    query = Query(tmp_path / "journal", {**server.options, "topic": "nowhere"})
+    query = Query(tmp_path / "journal", {**server.options, "topic": "nowhere", "failOnMissingTopic": "false"})
     for _ in range(3):
         assert not query.plan()
     told = [each for each in caplog.messages if "topic 'nowhere' is not known to nsqd" in each]
-    assert len(told) == 1
+    assert [each.rpartition("? ")[2] for each in told] == ["Nothing is read of it until it is there"]
     assert query.reader.reportLatestOffset()["metrics"]["unknownTopics"] == ["nowhere"]  # type: ignore[index]
     server.client.create_topic("nowhere")
     until(lambda: (query.plan(), "unknownTopics" not in query.reader.driver.backlog.metrics())[1], timeout=30)
     assert any("over after" in each for each in caplog.messages)
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsq_fast.spark.discovery.MISSING_PATIENCE", 0.2)
+
+
+MISSING = r"topic 'nowhere' is not known to .*failOnMissingTopic=false goes on without it"
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("server", ["ours"], indirect=True)
+def test_a_missing_topic_of_the_journalled_reader(server: Server, tmp_path: Path) -> None:
+    """A new stream fails, and a batch; a stream that has begun waits."""
+    given = {**server.options, "topic": "nowhere,orders"}
+    query = Query(tmp_path / "s", given)
+    query.reader.prepareForTriggerAvailableNow()
+    with pytest.raises(LookupFailed, match=MISSING):
+        query.plan()
+    options = {**given, "channel": CHANNEL, "columns": "body"}
+    with pytest.raises(LookupFailed, match=MISSING):
+        JournalBatchReader(SourceOptions.parse(options)).partitions()
+    bodies = server.publish(3)
+    options["failOnMissingTopic"] = "false"
+    reader = JournalBatchReader(SourceOptions.parse(options))
+    found = [row for task in reader.partitions() for rows in reader.read(task) for row in rows["body"].to_pylist()]
+    assert sorted(found) == bodies
+    query.change(failOnMissingTopic="false")
+    assert sorted(query.batch()) == bodies
+    query.change(failOnMissingTopic="true")
+    assert not query.plan()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_missing_topic_of_the_replayable_reader(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
+    with pytest.raises(LookupFailed, match=MISSING):
+        Stream(cluster, topic="nowhere")
+    bodies = make_topic("there").fill(10)
+    given = {"channel": "spark", "lookupd_http_addresses": str(cluster.lookupds[0].http), "topic": "nowhere,there"}
+    with pytest.raises(LookupFailed, match=MISSING):
+        ReplayBatchReader(SourceOptions.parse(given)).partitions()
+    pieces = ReplayBatchReader(SourceOptions.parse({**given, "failOnMissingTopic": "false"})).partitions()
+    assert {piece.topic for piece in pieces} == {"there"}
+    stream = Stream(cluster, topic="nowhere,there", failOnMissingTopic="false")
+    stream.reader.prepareForTriggerAvailableNow()
+    stream.until(bodies)
+    assert stream.batch() == []
+
+
+@pytest.mark.parametrize("given", [{"topic": "nowhere"}, {"topicPattern": "nowhere.*"}], ids=["topic", "pattern"])
+@pytest.mark.parametrize("family", ["original", "redesigned", "away"])
+@pytest.mark.parametrize("way", ["lookup", "direct"])
+@pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "batch"])
+def test_auto_fails_where_it_cannot_tell(
+    cluster: ClusterProcess,
+    broker: BrokerProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    family: str,
+    way: str,
+    is_stream: bool,
+) -> None:
+    monkeypatch.setattr("nsq_fast.spark.discovery.retried", lambda attempt, timeout=0.0: retried(attempt, 0.1))
+    monkeypatch.setattr("nsq_fast.spark.source.TIMEOUT", 0.1)
+    servers = {"original": broker, "redesigned": cluster}.get(family)
+    nsqds = servers.nsqds if servers else []
+    if way == "lookup":
+        lookupd = {"original": str(broker.lookupd.http), "redesigned": str(cluster.lookupds[0].http)}
+        options = {"lookupd_http_addresses": lookupd.get(family, "127.0.0.1:1")}
+    else:
+        options = {
+            "nsqd_tcp_addresses": ",".join(str(each.tcp) for each in nsqds) or "127.0.0.1:1",
+            "nsqd_http_addresses": ",".join(str(each.http) for each in nsqds) or "127.0.0.1:1",
+        }
+    with pytest.raises((LookupFailed, HttpError), match=r"nowhere.*[cC]reate .* set reader|127\.0\.0\.1:1"):
+        choose(SourceOptions.parse({**given, **options, "channel": "c"}), is_stream=is_stream)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+AWAY = {"lookupd_http_addresses": "127.0.0.1:1,127.0.0.1:2", "topic": "a,b", "channel": CHANNEL}
+
+
+def test_lookup_that_is_away_is_one_warning_of_the_journalled_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nsq_fast.spark.journal.stream.PATIENCE", 0.2)
+    monkeypatch.setattr("nsq_fast.spark.journal.plan.STATS_INTERVAL", 0.0)
+    query = Query(tmp_path, AWAY)
+    assert query.offset is not None
+    for _ in range(4):
+        assert query.reader.latestOffset(query.offset) == query.offset
+    (told,) = warnings(caplog)
+    assert "nothing is read until a server answers, of topic a, b" in told
+    assert "127.0.0.1:1" in told
+    assert "127.0.0.1:2" in told
+    metrics = query.reader.driver.backlog.metrics()
+    assert metrics["lookupAgeSeconds"] > 0.2
+    assert metrics["unknownTopics"] == ["a", "b"]
+
+
+def test_lookup_that_is_away_is_one_warning_of_the_replayable_reader(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nsq_fast.spark.replay.logs.discover", partial(discover, timeout=0.2))
+    monkeypatch.setattr("nsq_fast.spark.replay.stream.POLL_INTERVAL", 0.0)
+    reader = ReplayStreamReader(SourceOptions.parse(AWAY))
+    start = {"channel": CHANNEL, "servers": ["127.0.0.1:1"], "offsets": {"a": {"0": 0}, "b": {"0": 0}}}
+    for _ in range(4):
+        assert reader.latestOffset(start, reader.getDefaultReadLimit()) == start
+    (told,) = warnings(caplog)
+    assert "no news from the servers of topic a, b" in told
+
+
+def test_one_of_two_lookup_services_that_is_away_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with BrokerProcess() as running:
+        NsqdHTTPClient(*running.nsqd.http).create_topic("here")
+        given = {"topic": "here", "channel": "c", "lookupd_http_addresses": f"127.0.0.1:1,{running.lookupd.http}"}
+        for _ in range(3):
+            assert discover(SourceOptions.parse(given)).nsqds
+    assert len(warnings(caplog)) <= 1  # none where the one that answers is faster
+
+
 def test_a_state_that_lasts_is_told_every_minute(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("nsq_fast.spark.reminder.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("nsq_fast.spark.pace.time.monotonic", lambda: clock[0])
     told = Reminder(logging.getLogger("test"))
     for second in range(0, 130, 10):
         clock[0] = float(second)

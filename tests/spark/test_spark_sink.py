@@ -17,9 +17,9 @@ from support.spark_ledger import account
 from support.spark_sink import lookupds, numbered, taken
 
 from nsq_fast.broker import BrokerProcess, ClusterProcess
+from nsq_fast.client.admin import LookupdHTTPClient
 from nsq_fast.names import Address
 from nsq_fast.protocol.partitioner import murmur3_partition
-from nsq_fast.runtime.admin import LookupdHTTPClient
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -22,8 +22,8 @@ from pyspark.sql.types import (
 
 from nsq_fast.errors import ConfigError
 from nsq_fast.spark.options import SinkOptions
-from nsq_fast.spark.sink import ArrowWriter, stream_writer
-from nsq_fast.spark.sink.schema import COLUMNS, column_names
+from nsq_fast.spark.sink.plan import COLUMNS, column_names
+from nsq_fast.spark.sink.writer import ArrowWriter, stream_writer
 
 TYPES: dict[str, DataType] = {
     "binary": BinaryType(),

@@ -21,12 +21,11 @@ from support.spark_sink import batch, numbered, taken, write
 from nsq_fast.broker import Broker
 from nsq_fast.broker.redesigned.cluster import RedesignedCluster
 from nsq_fast.errors import BadTopic, ConfigError, NoNsqd, RowInvalid, WriteFailed
-from nsq_fast.protocol.idempotence import IDEMPOTENCE_HEADER
 from nsq_fast.protocol.partitioner import hashcode_partition, murmur3_partition
+from nsq_fast.protocol.publishing import IDEMPOTENCE_HEADER
 from nsq_fast.spark.options import SinkOptions
-from nsq_fast.spark.sink.report import RECEIPTS, WriteReport
-from nsq_fast.spark.sink.row_keys import RowKeys, keys_of_batch, keys_of_stream
-from nsq_fast.spark.sink.task import TaskWriter
+from nsq_fast.spark.sink.plan import RowKeys, keys_of_batch, keys_of_stream
+from nsq_fast.spark.sink.task import RECEIPTS, TaskWriter, WriteReport
 
 PARTITIONS = 3
 

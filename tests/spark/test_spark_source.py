@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ import pytest
 from pyspark.errors import AnalysisException
 from support.spark_driver import Driver
 from support.spark_made_up import MadeUp
+from support.spark_settings import ROOT
 from support.waiting import PROCESS
 
 import nsq_fast.spark
@@ -196,3 +199,21 @@ def test_names() -> None:
     assert nsq_fast.spark.SourceOptions.__name__ == "SourceOptions"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         nsq_fast.spark.nothing  # noqa: B018
+
+
+def test_spark_finds_the_format_of_an_editable_install(tmp_path: Path) -> None:
+    """It lists modules. The package itself is left out here: it would be compiled."""
+    tree, target = tmp_path / "tree", tmp_path / "site"
+    (tree / "nsq_fast").mkdir(parents=True)
+    target.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "pyspark_nsq.py"):
+        shutil.copy(ROOT / name, tree)
+    (tree / "nsq_fast" / "__init__.py").touch()
+    (tree / "setup.py").write_text("from setuptools import setup\nsetup(version='1')\n")
+    build = f"from setuptools import build_meta; print(build_meta.build_editable({str(target)!r}))"
+    done = subprocess.run([sys.executable, "-c", build], cwd=tree, capture_output=True, text=True, check=True)
+    with zipfile.ZipFile(target / done.stdout.split()[-1]) as wheel:
+        wheel.extractall(target)
+    look = f"import pkgutil, site; site.addsitedir({str(target)!r}); print([m.name for m in pkgutil.iter_modules()])"
+    found = subprocess.run([sys.executable, "-IS", "-c", look], capture_output=True, text=True, check=True)
+    assert "'pyspark_nsq'" in found.stdout

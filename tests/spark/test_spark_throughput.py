@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsq_fast.spark.throughput import Throughput
+from nsq_fast.spark.pace import Throughput
 
 
 def test_a_query_without_batches_reads_nothing() -> None:

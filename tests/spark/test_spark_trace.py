@@ -14,12 +14,12 @@ from support.waiting import until
 
 from nsq_fast import Consumer, Message, Producer
 from nsq_fast.broker import RedesignedCluster
+from nsq_fast.client.trace import TraceLog, log_to_file
+from nsq_fast.client.trace_records import ConsumeRecord, ReceiveRecord, TraceRecord
 from nsq_fast.errors import ConfigError
-from nsq_fast.runtime.trace import TraceLog, log_to_file
-from nsq_fast.runtime.trace_records import ConsumeRecord, ReceiveRecord, TraceRecord
 from nsq_fast.spark.trace import TABLES, TraceSettings, parse_lines, read_logs, read_table, write_tables
-from nsq_fast.spark.trace.order import judged, violations_of
-from nsq_fast.spark.trace.settings import Order
+from nsq_fast.spark.trace.queries import judged, violations_of
+from nsq_fast.spark.trace.schema import Order
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -398,7 +398,7 @@ def test_the_logs_of_an_embedded_cluster_and_of_its_clients_are_joined(spark: Sp
 
     client_logger = logging.getLogger("test.clients")
     client_logger.setLevel(logging.INFO)
-    server_logger = logging.getLogger("nsq_fast.broker.redesigned.tracing")
+    server_logger = logging.getLogger("nsq_fast.broker.redesigned.channel")
     handlers = log_to_file(tmp_path / "client", log=client_logger), log_to_file(tmp_path / "server", log=server_logger)
     level, trace = server_logger.level, TraceLog(client_logger)
     server_logger.setLevel(logging.INFO)

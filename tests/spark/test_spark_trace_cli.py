@@ -97,6 +97,7 @@ def test_the_demo_ends_with_a_report_on_its_own_traces(java: None, tmp_path: Pat
     page = tmp_path / "traces.html"
     done = run("demo", "--messages", "2000", "--ordered-messages", "1000", "--trace-html", page, "--json")
     assert done.returncode == 0, done.stderr
+    assert "Spark reports on them" in done.stderr  # it takes long, and nothing else is said meanwhile
     found = json.loads(done.stdout)["traces"]
     assert (found["finished"], found["lost"], found["violations"]) == (1000, 0, 0)
     assert "NSQ traces" in page.read_text()

@@ -30,7 +30,7 @@ from nsq_fast.spark.trace import (
     read_logs,
     write_tables,
 )
-from nsq_fast.spark.trace.settings import Order
+from nsq_fast.spark.trace.schema import Order
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -212,7 +212,7 @@ def test_little_memory_and_many_batches_give_the_same(tmp_path: Path, monkeypatc
     path = logged(tmp_path, random_lines(6, 4000))
     shares: list[tuple[str, float]] = []
     whole = local_figures(path)
-    monkeypatch.setattr("nsq_fast.spark.trace.local.records.ROWS", 100)
+    monkeypatch.setattr("nsq_fast.spark.trace.local.ROWS", 100)
     assert local_figures(path, memory="100m", tell=lambda stage, share: shares.append((stage, share))) == whole
     assert list(dict.fromkeys(stage for stage, _ in shares)) == ["reading", "joining", "counting"]
     reading = [share for stage, share in shares if stage == "reading"]

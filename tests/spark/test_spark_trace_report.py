@@ -12,10 +12,10 @@ from support import trace_logs
 from support.browser import Browser, check_readable
 from support.trace_logs import BAD_LINES, SECOND, Figures, Planted
 
+from nsq_fast.client.trace_records import TraceRecord
 from nsq_fast.errors import ConfigError
-from nsq_fast.runtime.trace_records import TraceRecord
 from nsq_fast.spark.trace import TraceSettings, read_logs, write_report, write_tables
-from nsq_fast.spark.trace.text import duration
+from nsq_fast.spark.trace.page import duration
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,8 +12,8 @@ from support.trace_logs import SECOND
 from support.waiting import until
 
 from nsq_fast.broker import BrokerProcess
-from nsq_fast.runtime.admin import NsqdHTTPClient
-from nsq_fast.runtime.trace_records import TraceRecord
+from nsq_fast.client.admin import NsqdHTTPClient
+from nsq_fast.client.trace_records import TraceRecord
 from nsq_fast.spark.trace import (
     TraceSettings,
     parse_lines,
@@ -23,7 +23,7 @@ from nsq_fast.spark.trace import (
     stream_tables,
     write_tables,
 )
-from nsq_fast.spark.trace.tables import BatchWriter
+from nsq_fast.spark.trace.queries import BatchWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

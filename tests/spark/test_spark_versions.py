@@ -15,9 +15,10 @@ from support.journal import CHANNEL, TOPIC, Server
 from support.spark_replay import Topic
 from support.spark_sink import numbered, taken
 
+import nsq_fast.spark
 from nsq_fast.broker import BrokerProcess
 from nsq_fast.errors import ConfigError
-from nsq_fast.spark import extra, foreach_batch_sink
+from nsq_fast.spark import foreach_batch_sink
 from nsq_fast.spark.journal import JournalStreamReader
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.replay import ReplayStreamReader
@@ -39,7 +40,7 @@ def run(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
     return [body for piece in pieces for batch in reader.read(piece) for body in batch["body"].to_pylist()]
 
 
-def test_the_replayable_reader_knows_itself_where_it_is(topic: Topic) -> None:
+def test_the_replayable_reader_knows_itself_where_it_is(topic: Topic, caplog: pytest.LogCaptureFixture) -> None:
     given = {**topic.options, "channel": "new", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "6"}
     options = SourceOptions.parse(given)
     reader = ReplayStreamReader(options)
@@ -52,6 +53,10 @@ def test_the_replayable_reader_knows_itself_where_it_is(topic: Topic) -> None:
         at, found = end, found + batch
         end = reader.latestOffset()
     assert sorted(found) == bodies
+    assert [each for each in caplog.messages if "rows are left" in each] == [
+        f"topic {topic.name}: the limit of a batch: 4 rows are left for the next one. With the trigger availableNow"
+        " PySpark before 4.2 runs one batch: start the query again for them, or leave maxOffsetsPerTrigger out"
+    ]
     more = topic.fill(8, label="more")
     restarted = ReplayStreamReader(options)
     end = restarted.latestOffset()  # nobody has told where it was: all there is
@@ -63,7 +68,9 @@ def test_the_replayable_reader_knows_itself_where_it_is(topic: Topic) -> None:
 
 
 @pytest.mark.parametrize("server", ["ours"], indirect=True)
-def test_the_journal_knows_where_its_reader_was(server: Server, tmp_path: Path) -> None:
+def test_the_journal_knows_where_its_reader_was(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     given = {"topic": TOPIC, "channel": CHANNEL, "reader": "journalled", "columns": "body", **server.options}
     options = SourceOptions.parse({**given, "journal": str(tmp_path), "maxOffsetsPerTrigger": "6"})
     bodies = server.publish(10)
@@ -73,6 +80,7 @@ def test_the_journal_knows_where_its_reader_was(server: Server, tmp_path: Path) 
     assert (first["j"], first["batch"]) == (start["j"], 1)
     found = run(reader, start, first)
     assert len(found) == 6
+    assert f"topic {TOPIC}: the limit of a batch: 4 rows are left for the next one." in caplog.text
     restarted = JournalStreamReader(options)
     assert run(restarted, start, first) == found  # run again, as after a kill
     restarted = JournalStreamReader(options)
@@ -122,7 +130,7 @@ def test_a_function_for_each_batch_publishes_its_rows(spark: SparkSession, broke
 
 
 def test_a_version_without_data_sources_is_told_what_works() -> None:
-    text = extra._missing("nsq_fast.spark", "pyspark.sql.datasource")
+    text = nsq_fast.spark._missing("nsq_fast.spark", "pyspark.sql.datasource")
     assert "needs PySpark 4.0 or newer" in text
     assert "foreach_batch_sink" in text
-    assert extra._missing("nsq_fast.spark", "pyarrow").endswith("pip install 'nsq-fast[spark]'")
+    assert nsq_fast.spark._missing("nsq_fast.spark", "pyarrow").endswith("pip install 'nsq-fast[spark]'")

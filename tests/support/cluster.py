@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -23,7 +22,7 @@ from typing import Any
 from nsq_fast.names import Address
 
 from .namespaces import INTERFACE, Network
-from .ports import free_address
+from .ports import accepts, free_address
 from .servers import find_server
 from .wire import WireClient
 
@@ -55,6 +54,14 @@ class Daemon:
     def start(self) -> None:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+
+    def answer(self, url: str) -> Any:
+        """What it answers; None: nothing yet. Raises RuntimeError, with what it said last, when it has ended."""
+        assert self._process is not None
+        if self._process.poll() is not None:
+            said = self._log.read_text(errors="replace")[-2000:]
+            raise RuntimeError(f"{self._command[0]} ended with {self._process.returncode}:\n{said}")
+        return _get(url)
 
     def kill(self) -> None:
         """SIGKILL; nothing happens when it has ended already."""
@@ -277,10 +284,11 @@ class Standalone:
         try:
             for name, flags, face in (("nsqlookupd", lookupd, lookupd_http), ("nsqd", nsqd, http)):
                 command = [str(find_server(name, "redesigned")), *common, *flags]
-                self._daemons.append(Daemon(command, path / f"{name}.out"))
-                self._daemons[-1].start()
-                _wait_for(partial(_get, f"http://{face}/info"), name)
-            _wait_for(partial(_accepts, tcp), "the TCP port of nsqd, which may open after that of HTTP")
+                daemon = Daemon(command, path / f"{name}.out")
+                self._daemons.append(daemon)
+                daemon.start()
+                _wait_for(partial(daemon.answer, f"http://{face}/info"), name)
+            _wait_for(partial(accepts, tcp), "the TCP port of nsqd, which may open after that of HTTP")
         except BaseException:
             self.stop()
             raise
@@ -328,14 +336,6 @@ def _replicas(node: dict[str, Any], topic: str, partition: int) -> set[str]:
 
 def _free_ports(count: int) -> list[int]:
     return [free_address().port for _ in range(count)]
-
-
-def _accepts(address: Address) -> bool:
-    try:
-        socket.create_connection(address).close()
-    except ConnectionRefusedError:
-        return False
-    return True
 
 
 def _get(url: str) -> Any:

@@ -8,20 +8,18 @@ from pathlib import Path
 from nsq_fast import _codec, _frame
 
 NAMES = (
-    "_bound_queues",
+    "_client",
     "_codec",
     "_dispatch",
     "_frame",
-    "_latch",
-    "_message_path",
-    "_plain_publish",
-    "_plain_socket",
-    "_send_permit",
+    "_publish",
+    "_publish_path",
     "_snappy_chunks",
-    "_spin",
     "_time_slice",
 )
 """All of them, as setup.py builds them; tests/test_packaging.py compares a wheel with it."""
+BUILT_TWICE = ("_codec", "_frame")
+"""Those that each interpreter of a process has for itself."""
 SOURCES = ("*.pyx", "*.pxd", "*.pxi")
 
 

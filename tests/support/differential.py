@@ -38,6 +38,7 @@ TOPICS = {
 
 _ID_AT = {"message": 2, "traced": 1}
 _TRACED = struct.Struct(">2sQQQI")
+_WHY_NO_JSON = re.compile("(?<=fail to parse json header:).*", re.DOTALL)
 _BYTES = re.compile(r"\[(?:\d+ ){15}\d+\]")
 _SHAPES = ("/nodes", "/topics", "/channels", "/listlookup", "/cluster/stats", "/coordinator/stats", "/serverstats",
            "/message/stats", "/message/historystats", "/lookup", "/info")  # fmt: skip
@@ -205,7 +206,8 @@ class _Connection(Connection):
         if kind == MESSAGE:
             return self._message(body)
         if kind == ERROR:
-            return ["error", _BYTES.sub("[id]", body.decode("utf-8", "replace"))]
+            text = _BYTES.sub("[id]", body.decode("utf-8", "replace"))
+            return ["error", _WHY_NO_JSON.sub("", text)]  # said in other words on purpose
         if len(body) == _TRACED.size and body[:2] == b"OK":
             _, id, trace, _, size = _TRACED.unpack(body)
             return ["traced", id, trace, size]

@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeVar
 from gevent import get_hub
 
 from nsq_fast.broker import ClusterProcess, NsqdOptions, NsqdServer
+from nsq_fast.client.admin import LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
-from nsq_fast.runtime.admin import LookupdHTTPClient, NsqdHTTPClient
 
 from .cluster import RedesignedCluster
 from .servers import RealNsqd

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from nsq_fast.broker import BrokerProcess
+from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.errors import JournalClosed, JournalTaken
 from nsq_fast.names import Address
-from nsq_fast.runtime.admin import NsqdHTTPClient
 from nsq_fast.spark.journal import JournalStreamReader
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.versions import ReadLimit
@@ -99,8 +99,14 @@ class Query:
     def __init__(
         self, journal: Path | str, options: dict[str, str], kind: type[JournalStreamReader] = JournalStreamReader
     ) -> None:
-        given = {"topic": TOPIC, "channel": CHANNEL, "journal": str(journal), "reader": "journalled", "columns": "body"}
-        self._options = SourceOptions.parse({**given, **options})
+        self._given = {
+            "topic": TOPIC,
+            "channel": CHANNEL,
+            "journal": str(journal),
+            "reader": "journalled",
+            "columns": "body",
+        }
+        self._set(options)
         self._kind = kind
         self.rows: list[bytes] = []
         self.offset: dict[str, Any] | None = None
@@ -119,6 +125,17 @@ class Query:
         """Start again, with the journal at another path."""
         self._options = replace(self._options, journal=str(folder))
         self.start()
+
+    def change(self, **options: str) -> None:
+        """Start again, with other options."""
+        self._set(options)
+        self.start()
+
+    def _set(self, options: dict[str, str]) -> None:
+        if options.keys() & {"topic", "topicPattern"}:
+            self._given = {name: value for name, value in self._given.items() if not name.startswith("topic")}
+        self._given = {**self._given, **options}
+        self._options = SourceOptions.parse(self._given)
 
     def plan(self, limit: ReadLimit | None = None) -> bool:
         """Plan a batch, if there is anything to read."""

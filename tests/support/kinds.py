@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent.parent
-OF_FOLDER = {"cli": ("cli",), "spark": ("spark",), "servers": ("kill",), "soak": ("kill",)}
+OF_FOLDER = {"cli": ("cli",), "spark": ("spark",), "servers": ("kill",), "chaos": ("kill",)}
 OF_MODULE = {
     "test_runtime_fork": ("fork",),
     "test_runtime_flat": ("flat",),
@@ -35,6 +35,7 @@ SHARING = {
 LONGEST_FIRST = (
     "test_spark_sink", "test_spark_cluster_kills", "test_spark_driver_kills", "test_spark_day",
     "test_spark_replay_kills", "test_spark_task_faults", "test_spark_docs", "test_spark_trace_cli", "test_spark_bench",
+    "test_soak_run", "test_worker_run",
 )  # fmt: skip
 """Files that take minutes begin first, and those that share a fixture with them: what runs side by side is then done at
 about the same time."""

@@ -276,13 +276,10 @@ _NSQD_ROUTES: tuple[tuple[str, str, str, Any], ...] = (
     ("GET", "/info", "", ""), ("GET", "/ping", "", ""), ("GET", "/nothing", "", ""), ("GET", "/PING", "", ""),
     ("GET", "//ping", "", ""), ("GET", "/pub", "topic", ""), ("GET", "/", "", ""), ("GET", "/ping/", "", ""),
     *[("GET", f"/config/{name}", "", "") for name in (
-        "log_level", "nsqlookupd_tcp_addresses", "mem_queue_size", "msg_timeout", "x", "LOG_LEVEL", "", "tls_required",
-        "max_rdy_count", "broadcast_address", "auth_http_addresses", "log_level/x")],
-    ("PUT", "/config/log_level", "", ("debug", "info", "INFO", "3", "x", "", "[]", '"info"', "info\n")),
+        "nsqlookupd_tcp_addresses", "x", "", "msg_timeout/x")],
     ("PUT", "/config/nsqlookupd_tcp_addresses", "", ("x", "{", "", '"a"', "[1]", "[x]")),
     ("PUT", "/config/verbose", "", ("true", "")), ("PUT", "/config/x", "", ("1",)),
-    ("PUT", "/debug/setblockrate", "rate", ""), ("GET", "/debug/pprof/", "", ""), ("GET", "/debug/pprof/heap", "", ""),
-    ("GET", "/debug/pprof/goroutine", "", ""), ("GET", "/debug/pprof/cmdline", "", ""), ("GET", "/debug", "", ""),
+    ("GET", "/debug", "", ""),
 )  # fmt: skip
 _OF_NSQDS: tuple[tuple[str, str, str, Any], ...] = (
     ("POST", "/topic/tombstone", "topic node", ""), ("POST", "/topic/create", "topic", ""),
@@ -293,8 +290,7 @@ _LOOKUPD_ROUTES: tuple[tuple[str, str, str, Any], ...] = (
     *[("GET", "/lookup", "topic", "")] * 4,
     *[("GET", "/topics", "", "")] * 2, *[("GET", "/channels", "topic", "")] * 3, *[("GET", "/nodes", "", "")] * 2,
     *[("GET", "/debug", "", "")] * 2, ("GET", "/info", "", ""), ("GET", "/ping", "", ""), ("GET", "/nothing", "", ""),
-    ("GET", "/", "", ""), ("GET", "/Lookup", "topic", ""), ("GET", "/stats", "", ""), ("GET", "/debug/pprof", "", ""),
-    ("GET", "/debug/pprof/cmdline", "", ""), ("GET", "/debug/pprof/heap", "", ""), ("GET", "/debug/", "", ""),
+    ("GET", "/", "", ""), ("GET", "/Lookup", "topic", ""), ("GET", "/stats", "", ""), ("GET", "/debug/", "", ""),
     *[("POST", "/topic/create", "topic", "")] * 2, *[("POST", "/topic/delete", "topic", "")] * 2,
     *[("POST", "/channel/create", "topic channel", "")] * 2, *[("POST", "/channel/delete", "topic channel", "")] * 2,
     *[("POST", "/topic/tombstone", "topic node", "")] * 3,

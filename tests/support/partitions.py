@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from time import monotonic
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from nsq_fast.client.lookup import TopicListing
 from nsq_fast.names import Address
 from nsq_fast.protocol.topology import Meta, Nsqd, Topology
-from nsq_fast.runtime.topic_lister import TopicListing
 from support.scripted_nsqd import ScriptedConnection, ScriptedNsqd, frame, wait_for
 from support.waiting import WAIT
 
@@ -101,7 +102,7 @@ def topology(leaders: Mapping[int, HasAddress], *old: HasAddress, partition_num:
 class ScriptedLookup:
     """Stands for LookupPoller: tells its listener what the test says; after ``answer`` was set, at each refresh."""
 
-    def __init__(self, lookupds: Any, config: Any, access: str, listener: Any, supervisor: Any) -> None:
+    def __init__(self, lookupds: Any, config: Any, access: str, listener: Any, supervisor: Any = None) -> None:
         self.listener = listener
         self.refreshed = 0
         self.pauses: list[float] = []
@@ -120,15 +121,13 @@ class ScriptedLookup:
     def remove_topic(self, topic: str) -> None:
         self.added.remove(topic)
 
-    @property
-    def lister(self) -> ScriptedLookup:
-        return self
-
-    def ask(self) -> TopicListing:
-        return self.listing
-
-    def start(self) -> None:
+    def start(self, *where: Any) -> None:
         pass
+
+    async def topics(self, on_names: Any = None, grace: float | None = None) -> TopicListing:
+        if on_names is not None:
+            on_names(self.listing.names)
+        return self.listing
 
     def nodes(self, timeout: float | None = None) -> tuple[Nsqd, ...]:
         self.nodes_asked += 1
@@ -154,6 +153,22 @@ class ScriptedLookup:
         if self.answer is not None:
             spawn(lambda: self.is_stopped or self.listener(self.topic, self.answer))
 
+    def asked_at(self, topic: str) -> float:
+        return monotonic()
+
     def tell(self, answer: Topology, topic: str = "") -> None:
         self.answer = answer
         self.listener(topic or self.topic, answer)
+
+
+class ProducerLookup(ScriptedLookup):
+    """Stands for the LookupPoller of a producer."""
+
+    def __init__(self, lookupds: Any, config: Any, access: str, listener: Any) -> None:
+        super().__init__(lookupds, config, access, listener, None)
+
+    def start(self, *_: Any) -> None:
+        pass
+
+    async def nodes(self, timeout: float | None = None) -> tuple[Nsqd, ...]:  # type: ignore[override]
+        return super().nodes(timeout)

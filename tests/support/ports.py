@@ -23,3 +23,22 @@ def free_address() -> Address:
     sock.bind(("127.0.0.1", 0))
     _held.append(sock)
     return Address(*sock.getsockname())
+
+
+def is_free(address: Address) -> bool:
+    """Whether the system would give the port to a program, for an outgoing connection or for a server."""
+    with socket.socket() as sock:  # without SO_REUSEADDR, with which a port that is only bound may be taken
+        try:
+            sock.bind(address)
+        except OSError:
+            return False
+    return True
+
+
+def accepts(address: Address) -> bool:
+    """Whether something listens there; False where connections are refused."""
+    try:
+        socket.create_connection(address).close()
+    except ConnectionRefusedError:
+        return False
+    return True

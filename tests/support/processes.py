@@ -1,9 +1,10 @@
-"""The processes of a session (as ``setsid`` makes one): found and killed with all their descendants. Linux."""
+"""Processes that tests start: how, and those of a session (as ``setsid`` makes one) found and killed. Linux."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,8 @@ from typing import NamedTuple
 from .spark_marks import poll
 
 GONE_TIMEOUT = 120.0
+FORKING_PYTHON = (sys.executable, "-W", "ignore:This process:DeprecationWarning")
+"""The interpreter for a program that forks beside threads, of which CPython warns from 3.12 on."""
 
 
 class Process(NamedTuple):

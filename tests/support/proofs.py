@@ -12,8 +12,8 @@ from typing import Any
 from gevent import joinall
 
 from nsq_fast import Message, Producer
-from nsq_fast.runtime.trace import TraceLog
-from nsq_fast.runtime.trace_records import ConsumeRecord, PublishRecord
+from nsq_fast.client.trace import TraceLog
+from nsq_fast.client.trace_records import ConsumeRecord, PublishRecord
 
 from .fleet import Fleet
 from .judge import Judge, Verdict, body, parse

@@ -106,7 +106,7 @@ class ScriptedConnection:
     def serve(self) -> None:
         stream = self.sock.makefile("rb")
         try:
-            assert stream.read(4) == b"  V2"
+            assert stream.read(4) in (b"  V2", b"")  # a client may leave before it has said anything
             while command := read_command(stream, self.server.has_binary_ids):
                 body = (
                     stream.read(struct.unpack(">i", stream.read(4))[0]) if command[0] in (b"IDENTIFY", b"AUTH") else b""

@@ -17,7 +17,7 @@ import os, time
 from pyspark import TaskContext
 from support.spark_marks import LIMIT
 from support.spark_program import Collector, arguments, marks, register_faulty, run_to_end, say, session
-from nsq_fast.runtime.admin import NsqdHTTPClient
+from nsq_fast.client.admin import NsqdHTTPClient
 from nsq_fast.spark.journal import JournalStreamReader
 from nsq_fast.spark.journal.collect import Collector as Task
 

@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceReader
 
 from nsq_fast._codec import encode_message
 from nsq_fast._frame import ColumnReader
-from nsq_fast.spark.schema import to_batch
+from nsq_fast.spark.arrow_rows import to_batch
 from nsq_fast.spark.source import NsqDataSource
 
 

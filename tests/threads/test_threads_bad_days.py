@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.faces import FACES, Asyncio, Threads
+from support.processes import FORKING_PYTHON
 from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import PROCESS, WAIT, until
 
@@ -156,7 +156,7 @@ async def main():
 asyncio.run(main())
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PROCESS, check=False, cwd=ROOT,
+        [*FORKING_PYTHON, "-c", program], capture_output=True, text=True, timeout=PROCESS, check=False, cwd=ROOT,
         env=os.environ,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict, deque
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.processes import FORKING_PYTHON
 from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import PROCESS, promptly, until
 
@@ -470,7 +470,7 @@ consumer.close(drain=False)
 
 
 def _run(program: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program]
+    command = [*FORKING_PYTHON, "-c", program]
     return subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, check=False, cwd=ROOT)
 
 

@@ -49,49 +49,40 @@ class Calls:
             assert not thread.is_alive()
 
 
-EARLY = [b"early %d" % number for number in range(4)]
-LATE = [b"late %d" % number for number in range(THREADS)]
+BODIES = [b"%d" % number for number in range(THREADS)]
 
 
 @contextmanager
-def joined(monkeypatch: pytest.MonkeyPatch, late: list[bytes] = LATE, **options: Any) -> Iterator[tuple[Any, ...]]:
-    """An nsqd that has ``late`` as one command, its fifth; those before it were one publish each, and are answered."""
-    monkeypatch.setattr("nsq_fast.runtime.crossing.gathering.LONGEST", WAIT)
+def joined(bodies: list[bytes] = BODIES, **options: Any) -> Iterator[tuple[Any, ...]]:
+    """An nsqd that has ``bodies`` as one command."""
     nsqd = PublishNsqd()
-    producer = Producer(nsqd.address, **options)
+    producer = Producer(nsqd.address, linger=WAIT, linger_max_messages=len(bodies), **options)
     producer.start()
     try:
         calls = Calls(producer)
-        for number, body in enumerate(EARLY, 1):
+        for body in bodies:
             calls.publish(body)
-            block_until(lambda number=number: len(nsqd.commands) == number, f"publish {number}")
-        crossing = producer._place.get()
-        for body in late:
-            calls.publish(body)
-        block_until(lambda: crossing.count_unconfirmed() == len(EARLY) + len(late), "all calls")
-        nsqd.reply(0, OK * len(EARLY))
-        block_until(lambda: len(nsqd.commands) > len(EARLY), "the others")
-        block_until(lambda: all(body in calls.ends for body in EARLY), "replies to those before them")
-        assert nsqd.bodies[len(EARLY)] == sorted(late)
+        block_until(lambda: nsqd.commands, "the command")
+        assert nsqd.bodies == [sorted(bodies)]
         yield nsqd, producer, calls
     finally:
         nsqd.stop()
         producer.close(WAIT)
 
 
-def test_they_count_as_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    with joined(monkeypatch) as (nsqd, producer, calls):
+def test_they_count_as_what_they_are() -> None:
+    with joined() as (nsqd, producer, calls):
         assert (producer.stats()["pending"], producer.stats()["held"]) == (THREADS, THREADS)
-        nsqd.reply(4)
+        nsqd.reply(0)
         calls.join()
-        assert calls.ends == dict.fromkeys(EARLY + LATE, b"OK")
+        assert calls.ends == dict.fromkeys(BODIES, b"OK")
         stats = producer.stats()
-        assert (stats["stored"], stats["pending"], stats["held"]) == (len(EARLY) + THREADS, 0, 0)
+        assert (stats["stored"], stats["pending"], stats["held"]) == (THREADS, 0, 0)
 
 
 @pytest.mark.parametrize("code", [b"E_BAD_MESSAGE MPUB message", b"E_BAD_BODY too big"])
-def test_one_that_is_refused_fails_alone(monkeypatch: pytest.MonkeyPatch, code: bytes) -> None:
-    with joined(monkeypatch, [*LATE, b"bad"]) as (nsqd, producer, calls):
+def test_one_that_is_refused_fails_alone(code: bytes) -> None:
+    with joined([*BODIES, b"bad"]) as (nsqd, producer, calls):
 
         def refuse_the_bad(sock: socket.socket, bodies: list[bytes]) -> None:
             if b"bad" in bodies:
@@ -100,53 +91,53 @@ def test_one_that_is_refused_fails_alone(monkeypatch: pytest.MonkeyPatch, code: 
                 sock.sendall(OK)
 
         nsqd.react = refuse_the_bad
-        nsqd.refuse(nsqd.commands[4][0], code)
+        nsqd.refuse(nsqd.commands[0][0], code)
         calls.join()
         error = calls.ends.pop(b"bad")
         assert isinstance(error, PublishFailed)
         assert code.split()[0].decode() in str(error)
         assert not error.possibly_stored
-        assert calls.ends == dict.fromkeys(EARLY + LATE, b"OK")
-        assert all(len(bodies) == 1 for bodies in nsqd.bodies[5:])
+        assert calls.ends == dict.fromkeys(BODIES, b"OK")
+        assert all(len(bodies) == 1 for bodies in nsqd.bodies[1:])
         stats = producer.stats()
-        assert (stats["stored"], stats["refused"], stats["held"]) == (len(EARLY) + THREADS, 1, 0)
+        assert (stats["stored"], stats["refused"], stats["held"]) == (THREADS, 1, 0)
 
 
-def test_each_has_an_error_of_its_own_when_the_connection_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    with joined(monkeypatch, retry_unknown_outcome=False) as (nsqd, producer, calls):
-        nsqd.commands[4][0].shutdown(socket.SHUT_RDWR)
+def test_each_has_an_error_of_its_own_when_the_connection_is_lost() -> None:
+    with joined(retry_unknown_outcome=False) as (nsqd, producer, calls):
+        nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
         calls.join()
-        errors = [calls.ends[body] for body in LATE]
+        errors = [calls.ends[body] for body in BODIES]
         assert all(isinstance(error, PublishFailed) and error.possibly_stored for error in errors)
         assert len({id(error) for error in errors}) == THREADS
         assert (producer.stats()["unknown"], producer.stats()["held"]) == (THREADS, 0)
 
 
-def test_each_is_sent_again_when_the_connection_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    with joined(monkeypatch) as (nsqd, _, calls):
+def test_each_is_sent_again_when_the_connection_is_lost() -> None:
+    with joined() as (nsqd, _, calls):
         nsqd.react = lambda sock, _: sock.sendall(OK)
-        nsqd.commands[4][0].shutdown(socket.SHUT_RDWR)
+        nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
         calls.join()
-        assert calls.ends == dict.fromkeys(EARLY + LATE, b"OK")
-        assert sorted(body for bodies in nsqd.bodies[5:] for body in bodies) == sorted(LATE)
+        assert calls.ends == dict.fromkeys(BODIES, b"OK")
+        assert sorted(body for bodies in nsqd.bodies[1:] for body in bodies) == sorted(BODIES)
 
 
-def test_each_times_out_and_the_late_reply_gives_their_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    with joined(monkeypatch, publish_timeout=1.0) as (nsqd, producer, calls):
+def test_each_times_out_and_the_late_reply_gives_their_room_back() -> None:
+    with joined(publish_timeout=1.0) as (nsqd, producer, calls):
         calls.join()
-        errors = [calls.ends[body] for body in LATE]
+        errors = [calls.ends[body] for body in BODIES]
         assert all(isinstance(error, PublishTimeout) and error.possibly_stored for error in errors)
         assert len({id(error) for error in errors}) == THREADS
         assert (producer.stats()["unknown"], producer.stats()["held"]) == (THREADS, THREADS)
-        nsqd.reply(4)
+        nsqd.reply(-1)  # it was sent once more: a new connection to a server that is silent may work
         block_until(lambda: producer.stats()["held"] == 0, "room")
 
 
-def test_each_hears_that_the_producer_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with joined(monkeypatch) as (_, producer, calls):
+def test_each_hears_that_the_producer_was_closed() -> None:
+    with joined() as (_, producer, calls):
         producer.close(0.01)
         calls.join()
-        errors = [calls.ends[body] for body in LATE]
+        errors = [calls.ends[body] for body in BODIES]
         assert all(isinstance(error, PublishFailed) and error.possibly_stored for error in errors)
         assert "closed" in str(errors[0])
 
@@ -156,11 +147,9 @@ def test_one_whose_caller_is_interrupted_leaves_the_others_alone() -> None:
     program = f"""
 import sys
 sys.path[:0] = {[str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "threads")]!r}
-import pytest
 from test_threads_joined import interrupted_while_joined
 
-with pytest.MonkeyPatch.context() as patch:
-    interrupted_while_joined(patch)
+interrupted_while_joined()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PROCESS)
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
@@ -170,38 +159,32 @@ class Interrupted(BaseException):
     pass
 
 
-def interrupted_while_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupted_while_joined() -> None:
     def interrupt(*_: object) -> None:
         raise Interrupted
 
-    def interrupt_main(producer: Producer, nsqd: PublishNsqd, calls: Calls) -> None:
-        crossing = producer._place.get()
-        block_until(lambda: crossing.count_unconfirmed() == len(EARLY) + len(LATE) + 1, "the call of the main thread")
-        nsqd.reply(0, OK * len(EARLY))
-        block_until(lambda: len(nsqd.commands) > len(EARLY), "the others")
+    def interrupt_main(nsqd: PublishNsqd) -> None:
+        block_until(lambda: nsqd.commands, "the command")
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
-    monkeypatch.setattr("nsq_fast.runtime.crossing.gathering.LONGEST", WAIT)
     signal.signal(signal.SIGALRM, interrupt)
     nsqd = PublishNsqd()
-    with Producer(nsqd.address) as producer:
+    with Producer(nsqd.address, linger=WAIT, linger_max_messages=THREADS + 1) as producer:
         calls = Calls(producer)
-        for number, body in enumerate(EARLY, 1):
+        for body in BODIES:
             calls.publish(body)
-            block_until(lambda number=number: len(nsqd.commands) == number, f"publish {number}")
-        for body in LATE:
-            calls.publish(body)
-        threading.Thread(target=interrupt_main, args=(producer, nsqd, calls)).start()
+        threading.Thread(target=interrupt_main, args=(nsqd,)).start()
         try:
             producer.publish("t", b"interrupted")
         except Interrupted:
             sys.stdout.write("interrupted\n")
-        assert nsqd.bodies[4] == sorted([*LATE, b"interrupted"])
+        assert nsqd.bodies == [sorted([*BODIES, b"interrupted"])]
         nsqd.react = lambda sock, _: sock.sendall(OK)
-        nsqd.reply(4)
+        nsqd.reply(0)
         calls.join()
-        assert calls.ends == dict.fromkeys(EARLY + LATE, b"OK")
-        assert producer.publish("t", b"after") == b"OK"
+        assert calls.ends == dict.fromkeys(BODIES, b"OK")
+        after = [producer.publish_nowait("t", b"after") for _ in range(THREADS + 1)]
+        assert [each.result(WAIT) for each in after] == [b"OK"] * (THREADS + 1)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import FORKING_PYTHON
 from support.waiting import PROCESS, until
 
 import nsq_fast
@@ -356,7 +357,7 @@ with Producer({nsqd_process.address!r}) as producer:
 
 
 def _run(program: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program]
+    command = [*FORKING_PYTHON, "-c", program]
     return subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, check=False, cwd=ROOT)
 
 

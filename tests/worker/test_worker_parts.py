@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import random
+import re
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from nsq_fast.config import WorkerConfig
-from nsq_fast.worker.health import ProcessState, Snapshot, liveness, readiness
-from nsq_fast.worker.reports import WRONG_PROGRAM, ConsumerReport, Family, Phase, Report, parse_report
-from nsq_fast.worker.slot import GOOD_AFTER, Slot
-from nsq_fast.worker.totals import Totals
+from nsq_fast.worker.health import (
+    WRONG_PROGRAM,
+    ConsumerReport,
+    Family,
+    Phase,
+    ProcessState,
+    Report,
+    Snapshot,
+    Totals,
+    liveness,
+    parse_report,
+    readiness,
+)
+from nsq_fast.worker.status_page import StatusPage
+from nsq_fast.worker.supervisor import GOOD_AFTER, Slot
 
 READY = Report(Phase.RUNNING, consumers=[ConsumerReport("orders/billing", True, 1, 2)])
 WAITING = Report(Phase.RUNNING, consumers=[ConsumerReport("orders/billing", True, 0, 2)])
@@ -230,3 +243,29 @@ def test_gauges_of_processes_that_ended_are_gone_and_levels_do_not_add_up() -> N
     past = Totals().with_ended([family(5, "n", "gauge"), family(9, level, "gauge")])
     shown = past.now([[family(1, "n", "gauge"), family(2, level, "gauge")], [family(1, "n", "gauge")]])
     assert {each.name: each.samples[0][2] for each in shown} == {"n": 2.0, level: 2.0}
+
+
+def consumed(at: float, *processes: tuple[int, int]) -> Snapshot:
+    """Of processes of which each has finished so many messages of one consumer."""
+    reports = {
+        pid: Report(Phase.RUNNING, consumers=[ConsumerReport("<a>/b", True, 1, 1, done)]) for pid, done in processes
+    }
+    states = [ProcessState(number, pid, reports[pid], at) for number, pid in enumerate(reports)]
+    return Snapshot(at, tuple(states))
+
+
+def test_the_page_for_people_adds_up_processes_and_reckons_rates_of_the_last_seconds() -> None:
+    page = StatusPage(timeout=60.0)
+    start = monotonic()
+    for second in range(20):
+        page.show(consumed(start + second, (11, 100 * second), (12, 0)), Totals())
+        page.show(consumed(start + second + 0.5, (11, 100 * second + 50), (12, 0)), Totals())
+    page.show(consumed(start + 20, (11, 2000), (13, 1000)), Totals())  # another process in the place of 12
+    text = page.html()
+    cells = re.findall(r'data-name="([^"]+)">([^<]*)<', text)
+    found = dict(cells[:7])
+    assert found["topic/channel"] == "&lt;a&gt;/b"
+    assert found["finished"] == "3,000"
+    assert 250 < float(found["finished/s"]) < 350
+    assert found["processes"] == "2"
+    assert found["connected"] == "2 of 2"

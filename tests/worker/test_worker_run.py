@@ -193,9 +193,10 @@ def handle(consumer, message):
 """
     worker = run(program, "--processes", "2", "--restart-delay", "0.1").ready()
     bodies = publish(nsqd_process, *map(str, range(20)), "deadly", *map(str, range(20, 40)))
+    # When a message times out, nsqd takes it off the in-flight count before it delivers it again.
+    until(lambda: sum(text == "deadly" for _, text in worker.noted()) >= 2, START, about=worker.log)
     until(lambda: worker.handled() == bodies and channel(nsqd_process)["in_flight_count"] == 0, START, about=worker.log)
     until(worker.is_ready, START, about=worker.log)
-    assert len([pid for pid, text in worker.noted() if text == "deadly"]) >= 2
     assert channel(nsqd_process)["depth"] == 0
     assert "was killed by SIGKILL" in worker.log()
     assert worker.figure("nsq_fast_worker_restarts_total") == 1
@@ -248,6 +249,16 @@ def test_a_process_whose_consumer_closes_by_itself_is_replaced(run: Run, nsqd_pr
         until(worker.is_ready, START, about=worker.log)
         assert f"{channel} close {channel}" in worker.handled()
     assert worker.log().count("has closed: the program closed it") >= 2
+
+
+@embedded
+def test_a_browser_sees_the_consumers(run: Run, nsqd_process: Any) -> None:
+    worker = run(HANDLER).ready()
+    bodies = publish(nsqd_process, "seen")
+    wanted = f'data-name="finished">{len(bodies)}<'
+    until(lambda: wanted in worker.asked("/")[1], about=lambda: worker.asked("/")[1])
+    status, page = worker.asked("/")
+    assert (status, 'class="well">ready<' in page, ">orders/billing<" in page) == (200, True, True)
 
 
 @embedded
@@ -453,3 +464,22 @@ def test_a_stopped_process_is_no_longer_alive(run: Run, nsqd_process: Any) -> No
     os.kill(pid, signal.SIGCONT)
     until(lambda: worker.asked("/healthz")[0] == 200, about=worker.log)
     holds(lambda: worker.children() == {0: pid})
+
+
+@embedded
+@pytest.mark.parametrize("options", [(), ("--log-format", "json")], ids=["text", "json"])
+def test_the_last_line_of_a_killed_process_says_what_it_said(run: Run, options: tuple[str, ...]) -> None:
+    """A line in JSON is not cut in its middle: its message is what is shown."""
+    program = (
+        "import logging, os, signal\n"
+        "logging.getLogger('nsq_fast.app').error('the end is near %s', 'x' * 300)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    worker = run(program, "--processes", "2", *options).start()
+    until(lambda: "was killed by SIGKILL" in worker.log(), START, about=worker.log)
+    (line, *_) = [each for each in worker.lines if "was killed by SIGKILL" in each]
+    text = json.loads(line)["message"] if options else line
+    assert text.rpartition("its last line: ")[2].startswith(
+        "the end is near xxx" if options else ("20", "ERROR", "the")
+    )
+    assert "x..." in text

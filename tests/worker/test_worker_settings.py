@@ -10,10 +10,8 @@ from click.testing import CliRunner
 
 from nsq_fast.cli import main
 from nsq_fast.errors import ConfigError
-from nsq_fast.keywords import SubscriptionKeywords
 from nsq_fast.worker import subscribe
-from nsq_fast.worker.settings import Given, Settings, SettingsReader
-from nsq_fast.worker.subscriptions import CONSUMER_OPTIONS, Subscription, declared
+from nsq_fast.worker.settings import Given, Settings, SettingsReader, Subscription, declared
 
 FILE = """
 [worker]
@@ -205,8 +203,3 @@ def test_an_address_that_is_taken_is_named(program: Path, closed_port: int) -> N
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 2
     assert f"http='127.0.0.1:{closed_port}': cannot listen there: Address already in use" in result.output
-
-
-def test_type_checkers_see_what_a_handler_is_declared_with() -> None:
-    shown = SubscriptionKeywords.__required_keys__ | SubscriptionKeywords.__optional_keys__
-    assert shown == CONSUMER_OPTIONS

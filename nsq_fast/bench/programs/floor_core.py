@@ -5,7 +5,8 @@ reply, the next command. TLS and compression: the same transformation of bytes, 
 its FIN, the next message. Roundtrip: what is due at a time as one MPUB, and what has come of it. Start: what has to be
 imported for that, one lookup, one message.
 
-Variants: ``batches`` gives the handler all that one read brought; ``ready bytes`` writes one MPUB that was made before.
+Variants: ``batches`` gives the handler all that one read brought; ``ready bytes`` writes one MPUB that was made before;
+``pipelined`` has as many PUBs on their way as there are callers.
 """
 
 # ruff: noqa: E402  (what the imports take is measured, so the core comes before those that import the same)
@@ -227,10 +228,25 @@ def publish_mode(link, count):
         for _ in range(count // job["batch"]):
             link.ask(ready or mpub(topic, batch))
         return
+    if job["mode"] == "concurrent":
+        pipeline(link, body, count)
+        return
     for _ in range(count):
         start = time_ns()
         link.ask(pub(topic, body))
         meter.seen(start)
+
+
+def pipeline(link, body, count):
+    """As many on their way as there are callers: what one read replies to is followed by as many."""
+    left, many, replied = count, min(count, job["concurrency"]), 0
+    while replied < count:
+        if many:
+            link.wire.send(b"".join([pub(topic, body) for _ in range(many)]))
+            left -= many
+        many = len(link.read())
+        replied += many
+        many = min(many, left)
 
 
 def publish():

@@ -7,8 +7,7 @@ import socket
 import struct
 import time
 
-from connecting import client_options
-from meter import STAMP_BYTES, seconds_until, settings, stamped, ticks
+from meter import STAMP_BYTES, client_options, seconds_until, settings, stamped, ticks
 
 job = settings()
 nsqd = tuple(job["nsqds"][0])

@@ -1,6 +1,6 @@
 """Shared by the client programs: the job they get, what they measure, and what they report.
 
-A program gets its job as one JSON object in argv[1], and writes JSON lines: ``{"event": "started"}`` when its
+A program gets its job as one JSON object in its last argument, and writes JSON lines: ``{"event": "started"}`` when its
 warm-up is over, and ``{"event": "result", ...}`` at its end: messages, seconds, CPU seconds (user and system, this
 process), peak memory, and quantiles of the latency where it was measured. It runs in interpreters that have no
 nsq_fast, so it imports the standard library only.
@@ -22,7 +22,23 @@ TICK = 0.001
 
 def settings():
     """What to do: nsqds (lists of host and port), topic, channel, count, warmup, max_in_flight, size, kind ..."""
-    return json.loads(sys.argv[1])
+    return json.loads(sys.argv[-1])
+
+
+def client_options():
+    """What the servers ask of clients of nsq_fast, TLS and AUTH; from the environment, since everybody on a machine can
+    read the arguments of its processes."""
+    return json.loads(os.environ.get("NSQ_FAST_BENCH_CLIENT_OPTIONS", "{}"))
+
+
+def connection_options(job):
+    """The same, with the compression and the buffering that the job asks for."""
+    options = client_options()
+    if job["compression"]:
+        options[job["compression"]] = True
+    if job["unbuffered"]:
+        options["output_buffer_size"] = -1
+    return options
 
 
 def emit(**event):

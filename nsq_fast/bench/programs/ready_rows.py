@@ -8,7 +8,8 @@ from functools import cache
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
-from nsq_fast.spark.schema import arrow_schema, spark_schema
+from nsq_fast.spark.arrow_rows import arrow_schema
+from nsq_fast.spark.schema import spark_schema
 from nsq_fast.spark.versions import SupportsTriggerAvailableNow
 
 BATCH_ROWS = 10_000

@@ -3,8 +3,7 @@
 import asyncio
 from time import time_ns
 
-from connecting import connection_options
-from meter import STAMP_BYTES, Alarm, Meter, seconds_until, settings, stamp_of, stamped, ticks
+from meter import STAMP_BYTES, Alarm, Meter, connection_options, seconds_until, settings, stamp_of, stamped, ticks
 
 from nsq_fast.aio import Consumer, Producer
 

@@ -14,11 +14,10 @@ IMPORT_SECONDS = process_time() - BEFORE_IMPORT
 
 from itertools import cycle, islice
 
-from connecting import client_options, connection_options
 from gevent import sleep
 from greenlets import Load, timed
 from greenlets import roundtrip as there_and_back
-from meter import Meter, settings
+from meter import Meter, client_options, connection_options, settings
 
 job = settings()
 meter = Meter(job)

@@ -78,4 +78,4 @@ class EmbeddedConn(nsq.AsyncConn):
 
 nsq.reader.AsyncConn = EmbeddedConn
 
-import use_pynsq  # noqa: E402, F401  # the same program, on the other connection
+import use_reader  # noqa: E402, F401  # the same program, on the other connection

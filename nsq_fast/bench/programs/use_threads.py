@@ -3,8 +3,7 @@
 import time
 from threading import Lock, Thread
 
-from connecting import connection_options
-from meter import Meter, settings
+from meter import Meter, connection_options, settings
 
 from nsq_fast.threads import Consumer, Producer
 

@@ -1,35 +1,571 @@
-"""A channel of one partition: where it is in the log, what is in flight, and the clients that share it.
+"""A channel of one partition: where it is in the log, what is in flight, tags, filters, traces.
 
 youzan/nsq: nsqd/channel.go.
-
-The channel reads the log as clients ask. ``confirmed`` is where it would go on
-after a change of leader: everything before it is done. An *ordered* channel has
-one message in flight at most, over all its clients. On an ext topic messages
-with a tag go to clients with that tag while there are any, and clients may have
-a filter: what it keeps out is done for the whole channel.
-
-What a channel is done with is known to every replica in sync, so that it belongs to
-the partition here, not to a node; ``interrupt`` is what a change of leader does to it.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
+import functools
+import importlib
+import logging
 import random
+import re
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nsq_fast.broker.errors import Exiting, NotOwner
-from nsq_fast.broker.nsqd.channel import SAMPLE_OF
-from nsq_fast.broker.nsqd.in_flight import InFlight, wake
-from nsq_fast.names import is_ephemeral
+import msgspec
 
-from .delivery import Confirmed, Delivery, DeliveryQueue, SortedDeliveryQueue
-from .filters import Matches
-from .log import PartitionLog
-from .tracing import Actor, DeliveryTrace
+from nsq_fast.broker.client import TAG_KEY
+from nsq_fast.broker.go import decode_json_header, translate_glob
+from nsq_fast.broker.message import NotOwner
+from nsq_fast.broker.queue import SAMPLE_OF, BaseChannel, DueHeap
+from nsq_fast.broker.redesigned.log import PartitionLog, Record
+from nsq_fast.log_events import BROKER_MESSAGE_TRACED
+
+if TYPE_CHECKING:
+    from nsq_fast.broker.redesigned.commands import NodeConnection
+
+logger = logging.getLogger("nsq_fast.broker.redesigned.channel")
+
+
+# --- what comes next in a channel of a partition, and what is done ---------------------------------------------------
+# A ``DeliveryQueue`` reads the log as far as clients ask. ``Confirmed`` is where the channel would go on after a
+# change of leader (youzan/nsq: nsqd/channel.go, ConfirmBackendQueue).
+
+
+_SORT_BATCH = 256
+
+
+class Delivery:
+    """A record on its way through one channel. Times are monotonic."""
+
+    __slots__ = ("attempts", "delivered_at", "id", "is_placed", "priority", "record")
+
+    def __init__(self, record: Record) -> None:
+        self.id = record.id
+        self.record = record
+        self.attempts = 0
+        self.priority = 0.0
+        self.is_placed = False
+        self.delivered_at = 0.0
+
+
+class Confirmed:
+    """Which records of the log are done.
+
+    Attributes:
+        position: sequence of the first record that is not done.
+        ahead: sequences of those behind it that are.
+    """
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        self.ahead: set[int] = set()
+
+    def confirm(self, deliveries: Iterable[Delivery]) -> None:
+        """The records of these are done."""
+        ahead, position = self.ahead, self.position
+        for delivery in deliveries:
+            sequence = delivery.record.sequence
+            if sequence > position:
+                ahead.add(sequence)
+            elif sequence == position:  # one before it was delivered twice, around a change of leader, and is done
+                position += 1
+                while position in ahead:
+                    ahead.remove(position)
+                    position += 1
+        self.position = position
+
+    def lacks(self, sequence: int) -> bool:
+        """Whether a record is not done."""
+        return sequence >= self.position and sequence not in self.ahead
+
+    def limit(self, end: int) -> None:
+        """Nothing from ``end`` on is done: the log ends there."""
+        self.position = min(self.position, end)
+        self.ahead = {sequence for sequence in self.ahead if sequence < end}
+
+    def reset(self, position: int) -> None:
+        """Everything before a position is done, and nothing from there on."""
+        self.ahead.clear()
+        self.position = position
+
+
+class DeliveryQueue:
+    """The deliveries that come next, in order: those given back, and those still to be read from the log.
+
+    While there are clients with tags, the first of them is for clients with its tag, or for those without a tag
+    where no client has it, and no other goes out before it: it blocks even clients that are idle
+    (youzan/nsq: nsqd/channel.go, messagePump).
+    """
+
+    def __init__(self, log: PartitionLog, confirmed: Confirmed) -> None:
+        self._log = log
+        self._confirmed = confirmed
+        self._cursor = log.end
+        # Before this sequence some records were done already when the cursor was set back.
+        self._reread_until = log.end
+        self._waiting: deque[Delivery] = deque()
+        self._tags: set[str] = set()
+
+    @property
+    def has_tags(self) -> bool:
+        return bool(self._tags)
+
+    @property
+    def untagged_count(self) -> int:
+        """Deliveries for clients without a tag, counting what is not read yet."""
+        return self._log.end - self._cursor + len(self._waiting)
+
+    def has_ready(self, tag: str, *, is_ordered: bool) -> bool:
+        """Whether there may be something for clients with this tag."""
+        if self._tags:
+            head = self._head()
+            return head is not None and self._tag_for(head.record) == tag
+        return bool(self._waiting) or self._cursor < self._log.end
+
+    def take(self, tag: str, count: int, *, is_ordered: bool) -> list[Delivery]:
+        """Up to ``count`` deliveries for a client with this tag."""
+        if self._tags:
+            return self._take_from_head(tag, count)
+        taken = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+        if len(taken) < count:
+            taken += map(Delivery, self._read(count - len(taken)))
+        return taken
+
+    def _take_from_head(self, tag: str, count: int) -> list[Delivery]:
+        taken: list[Delivery] = []
+        while len(taken) < count and (head := self._head()) is not None and self._tag_for(head.record) == tag:
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def _head(self) -> Delivery | None:
+        if not self._waiting:
+            self._waiting.extend(map(Delivery, self._read(1)))
+        return self._waiting[0] if self._waiting else None
+
+    def _read(self, count: int) -> list[Record]:
+        while records := self._log.read(self._cursor, count):
+            first, self._cursor = records[0].sequence, records[-1].sequence + 1
+            if first >= self._reread_until:
+                return records
+            ahead = self._confirmed.ahead
+            if left := [record for record in records if record.sequence not in ahead]:
+                return left
+        return []
+
+    def _tag_for(self, record: Record) -> str:
+        tag = tag_of(record)
+        return tag if tag in self._tags else ""
+
+    def put_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Deliver these again, behind what waits."""
+        self._waiting.extend(deliveries)
+
+    def put_first(self, deliveries: Sequence[Delivery]) -> None:
+        """Deliver these again, in their order, before what waits."""
+        self._waiting.extendleft(reversed(deliveries))
+
+    def add_tag(self, tag: str) -> None:
+        self._tags.add(tag)
+
+    def drop_tag(self, tag: str) -> None:
+        """There is no client with this tag any more."""
+        self._tags.discard(tag)
+
+    def rewind(self) -> None:
+        """Deliver again what is not done."""
+        self._forget()
+        self._reread_until = self._cursor
+        self._cursor = self._confirmed.position
+
+    def go_to(self, position: int) -> None:
+        self._forget()
+        self._cursor = self._reread_until = position
+
+    def follow(self, log: PartitionLog) -> None:
+        """Read another log, which is that of the new leader; ``rewind`` or ``go_to`` comes next."""
+        self._log = log
+        self._cursor = min(self._cursor, log.end)
+
+    def _forget(self) -> None:
+        self._waiting.clear()
+
+
+class SortedDeliveryQueue(DeliveryQueue):
+    """A queue that lets a message pass those that are for clients with another tag: kinder than the real server."""
+
+    def __init__(self, log: PartitionLog, confirmed: Confirmed) -> None:
+        super().__init__(log, confirmed)
+        self._tagged: dict[str, deque[Delivery]] = {}
+
+    def has_ready(self, tag: str, *, is_ordered: bool) -> bool:
+        """Whether there may be something for clients with this tag."""
+        if self._of(tag):
+            return True
+        if is_ordered and self._tagged and (self._waiting or any(self._tagged.values())):
+            return False  # the next message is for clients with another tag
+        return self._cursor < self._log.end
+
+    def take(self, tag: str, count: int, *, is_ordered: bool) -> list[Delivery]:
+        """Up to ``count`` deliveries for a client with this tag."""
+        if not self._tagged:
+            return super().take(tag, count, is_ordered=is_ordered)
+        queue = self._of(tag)
+        self._sort_until(queue, count, 1 if is_ordered else _SORT_BATCH)
+        return [queue.popleft() for _ in range(min(count, len(queue)))]
+
+    def put_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Deliver these again, behind what waits."""
+        for delivery in deliveries:
+            self._queue_for(delivery.record).append(delivery)
+
+    def put_first(self, deliveries: Sequence[Delivery]) -> None:
+        """Deliver these again, in their order, before what waits."""
+        for delivery in reversed(deliveries):
+            self._queue_for(delivery.record).appendleft(delivery)
+
+    def add_tag(self, tag: str) -> None:
+        super().add_tag(tag)
+        self._tagged.setdefault(tag, deque())
+
+    def drop_tag(self, tag: str) -> None:
+        """There is no client with this tag any more."""
+        super().drop_tag(tag)
+        self._waiting.extendleft(reversed(self._tagged.pop(tag)))
+
+    def _of(self, tag: str) -> deque[Delivery]:
+        return self._tagged[tag] if tag else self._waiting
+
+    def _queue_for(self, record: Record) -> deque[Delivery]:
+        return self._tagged.get(tag_of(record), self._waiting) if self._tagged else self._waiting
+
+    def _sort_until(self, queue: deque[Delivery], count: int, step: int) -> None:
+        """Read on until ``queue`` has enough; what is not for it goes where it belongs. A step of 1 is all of it."""
+        while len(queue) < count and self._cursor < self._log.end:
+            for record in self._read(step):
+                self._queue_for(record).append(Delivery(record))
+            if step == 1:
+                return
+
+    def _forget(self) -> None:
+        super()._forget()
+        for queue in self._tagged.values():
+            queue.clear()
+
+
+# --- what decides whether a client gets a message of an ext topic ----------------------------------------------------
+# Tags, and the four types of ext filters.
+# Keys of filters are paths: a dot means nesting. Only values that are strings can match, and messages without a JSON
+# header never do (so an inverse filter lets them through). Regular expressions and globs are matched by RE2, which
+# reads what Go's regexp reads and takes time in proportion to the text, whatever the pattern: Python's ``re`` needs
+# 10.8 s for ``(a+)+$`` and 27 a's, in which no server of the process answers.
+
+
+EXACT, REGEXP, GLOB, LIST = 1, 2, 3, 4
+
+# RE2 knows one escape that Go refuses, \C, a byte. A quotation may hold it.
+_ESCAPES = re.compile(r"\\Q.*?(?:\\E|\Z)|\\.", re.DOTALL)
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+Matches = Callable[[Record], bool]
+
+
+class FilterItem(msgspec.Struct, omit_defaults=True):
+    """One condition of a filter of type 4."""
+
+    filter_ext_key: str = ""
+    filter_data: str = ""
+
+
+class FilterRequest(msgspec.Struct, omit_defaults=True):
+    """``ext_filter`` of IDENTIFY."""
+
+    type: int = 0
+    inverse: bool = False
+    filter_ext_key: str = ""
+    filter_data: str = ""
+    filter_data_list: list[FilterItem] | None = None
+
+
+def make_filter(request: FilterRequest | None) -> Matches | None:
+    """The filter as a predicate; None when there is none, or one that is invalid: as the server, we ignore it."""
+    if request is None or not request.filter_ext_key:
+        return None
+    match = _list_matcher(request) if request.type == LIST else _single_matcher(request)
+    if match is None:
+        return None
+    inverse = request.inverse
+    return lambda record: _matches(match, record) is not inverse
+
+
+def missing_package(request: FilterRequest | None) -> str:
+    """What to tell a client whose filter needs a package that is not installed; empty where all is well."""
+    if request is None or request.type not in (REGEXP, GLOB):
+        return ""
+    try:
+        _re2()
+    except ImportError:
+        return "a filter with a pattern needs google-re2 in the embedded server: pip install 'nsq-fast[filters]'"
+    return ""
+
+
+def tag_of(record: Record) -> str:
+    """The tag of a message, or an empty string."""
+    if TAG_KEY.encode() not in record.ext:
+        return ""
+    value = decode_header(record.header).get(TAG_KEY)
+    return value if isinstance(value, str) else ""
+
+
+@functools.lru_cache(maxsize=1024)
+def decode_header(header: bytes) -> dict[str, Any]:
+    """An ext header as a mapping; an empty one for JSON that is no object."""
+    decoded = decode_json_header(header) if header else {}
+    return decoded if isinstance(decoded, dict) else {}
+
+
+def _matches(match: Callable[[dict[str, Any]], bool], record: Record) -> bool:
+    return bool(record.header) and match(decode_header(record.header))
+
+
+def _single_matcher(request: FilterRequest) -> Callable[[dict[str, Any]], bool] | None:
+    key, data = request.filter_ext_key, request.filter_data
+    if not data:
+        return None
+    if request.type == EXACT:
+        return lambda header: _value(header, key) == data
+    try:
+        find = {REGEXP: _regexp, GLOB: _glob}[request.type](data)
+    except (KeyError, ValueError, _re2().error):
+        return None
+    return lambda header: find(_SURROGATES.sub("\ufffd", _value(header, key) or "")) is not None
+
+
+def _regexp(pattern: str) -> Any:
+    """What finds a regular expression of Go in a text; an error of RE2, or ValueError, where Go refuses it."""
+    if r"\C" in _ESCAPES.findall(pattern):
+        raise ValueError(f"regexp {pattern!r}: Go has no \\C")
+    return _compiled(pattern).search
+
+
+def _glob(pattern: str) -> Any:
+    return _compiled(translate_glob(pattern)).fullmatch
+
+
+def _compiled(pattern: str) -> Any:
+    options = _re2().Options()
+    options.log_errors = False  # on stderr; a pattern that is refused is no news of the server's
+    return _re2().compile(_SURROGATES.sub("\ufffd", pattern), options)
+
+
+def _re2() -> Any:
+    return importlib.import_module("re2")
+
+
+def _list_matcher(request: FilterRequest) -> Callable[[dict[str, Any]], bool] | None:
+    items = request.filter_data_list or []
+    if not items or not all(item.filter_ext_key and item.filter_data for item in items):
+        return None
+    combine = {"all": all, "any": any}.get(request.filter_ext_key)
+    if combine is None:
+        return lambda header: False
+    return lambda header: combine(_value(header, item.filter_ext_key) == item.filter_data for item in items)
+
+
+def _value(header: dict[str, Any], path: str) -> str | None:
+    value: Any = header
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else None
+
+
+# --- what a node writes to its log of the messages that are traced ---------------------------------------------------
+# A message is traced when it has a trace id, when its topic is traced at the node that stores it, or when its channel
+# is traced at the node that delivers it. The lines are those of the real server (youzan/nsq: nsqd/tracer.go,
+# LogMsgTracer); ``nsq-fast trace-report`` reads both.
+
+
+SLOW = 1.0
+"""Seconds until FIN from which on it is logged as slow."""
+_NANOSECONDS = 1_000_000_000
+
+
+class Actor(NamedTuple):
+    """Who did something to a message: the address of a client, and its id while the message is in flight to it."""
+
+    address: str
+    id: int = 0
+
+
+SERVER = Actor("0")
+NO_CLIENT = Actor("")
+
+
+class TraceSwitches:
+    """What one node traces of a partition, beside messages with a trace id.
+
+    Attributes:
+        is_on: whether it traces the messages that are published.
+        channels: names of those whose deliveries it traces.
+        slow_channels: names of those where it logs a FIN that took long.
+        has_channels: whether there are any of either.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.channels: set[str] = set()
+        self.slow_channels: set[str] = set()
+        self.has_channels = False
+
+    def switch_channel(self, name: str, is_on: bool, *, slow: bool) -> None:
+        """Trace the deliveries of a channel, or log its slow FINs, or stop that."""
+        names = self.slow_channels if slow else self.channels
+        (names.add if is_on else names.discard)(name)
+        self.has_channels = bool(self.channels or self.slow_channels)
+
+
+class PublishTrace:
+    """Logs what is published to a partition.
+
+    Attributes:
+        switches: those of the node that leads it.
+    """
+
+    def __init__(self, topic: str, number: int, switches: TraceSwitches) -> None:
+        self._topic = topic
+        self._number = number
+        self.switches = switches
+
+    def stored(self, records: Sequence[Record]) -> None:
+        for record in records:
+            if self.switches.is_on or record.trace_id:
+                _write(
+                    f"{self._place_of(record)}( 0) put PUB at offset: {record.offset},"
+                    f" current count: {record.sequence + 1} at time {time.time_ns()}, delayed: 0"
+                )
+
+    def answered(self, record: Record, client: str) -> None:
+        """The command of a client, given by its address, has stored one message."""
+        if self.switches.is_on or record.trace_id:
+            _write(
+                f"{self._place_of(record)} put success from client {client} at offset: {record.offset},"
+                f" at time {time.time_ns()}"
+            )
+
+    def _place_of(self, record: Record) -> str:
+        return f"topic {self._topic}-{self._number} trace id {record.trace_id}: message {record.internal_id}"
+
+
+class DeliveryTrace:
+    """Logs what becomes of the messages of a channel.
+
+    Attributes:
+        switches: those of the node that leads the partition.
+    """
+
+    def __init__(self, topic: str, channel: str, switches: TraceSwitches) -> None:
+        self._topic = topic
+        self._channel = channel
+        self.switches = switches
+
+    def follows(self, log: PartitionLog) -> bool:
+        """Whether anything of the messages of a log may have to be logged."""
+        return log.has_traced or self.switches.has_channels
+
+    @property
+    def is_on(self) -> bool:
+        """Whether messages without a trace id are logged."""
+        return self._channel in self.switches.channels
+
+    @property
+    def follows_slow(self) -> bool:
+        """Whether slow FINs are logged of all messages."""
+        return self._channel in self.switches.slow_channels
+
+    def taken(self, deliveries: Iterable[Delivery]) -> None:
+        """Messages come next: from the log, or again."""
+        for delivery in self._traced(deliveries):
+            self._log("READ_REQ" if delivery.delivered_at else "READ_QUEUE", delivery, SERVER)
+
+    def started(self, deliveries: Iterable[Delivery], client: Actor) -> None:
+        """Messages are sent to a client."""
+        for delivery in self._traced(deliveries):
+            self._log("START", delivery, client)
+
+    def finished(self, deliveries: Iterable[Delivery], client: Actor, *, is_internal: bool) -> None:
+        """Messages are done; ``is_internal`` where no command of a client did it."""
+        now = time.monotonic()
+        for delivery in deliveries:
+            is_traced, cost = self._is_traced(delivery), now - delivery.delivered_at
+            if is_traced:
+                self._log("FIN_INTERNAL" if is_internal else "FIN", delivery, client, cost)
+            if cost >= SLOW and not is_internal and (is_traced or self.follows_slow):
+                self._log("SLOW_ACK", delivery, client, cost)
+
+    def requeued(self, deliveries: Iterable[Delivery], client: str) -> None:
+        """Messages were given back by a client, given by its address, to be delivered again at once."""
+        for delivery in self._traced(deliveries):
+            self._log("REQ", delivery, Actor(client), 0.0)
+
+    def deferred(self, delivery: Delivery, client: Actor) -> None:
+        """A message was given back, to be delivered later."""
+        if self._is_traced(delivery):
+            self._log("REQ_DEFER", delivery, client, 0.0)
+
+    def timed_out(self, deliveries: Iterable[Delivery], client: str) -> None:
+        """Messages were not finished in time by a client; that is logged of all messages, traced or not."""
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        for delivery in deliveries:
+            self.requeued((delivery,), SERVER.address)
+            self._log("TIMEOUT", delivery, Actor(client), time.monotonic() - delivery.delivered_at)
+
+    def due(self, delivery: Delivery) -> None:
+        """The time of a deferred message has come."""
+        if self._is_traced(delivery):
+            self._log("REQ", delivery, SERVER, 0.0)
+            self._log("DELAY_TIMEOUT", delivery, NO_CLIENT, time.monotonic() - delivery.delivered_at)
+
+    def _is_traced(self, delivery: Delivery) -> bool:
+        return self.is_on or bool(delivery.record.trace_id)
+
+    def _traced(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
+        return [delivery for delivery in deliveries if self._is_traced(delivery)]
+
+    def _log(self, state: str, delivery: Delivery, actor: Actor, cost: float | None = None) -> None:
+        """Log a state, in the server's word; ``cost`` is in seconds, by default since the message was published."""
+        now, record = time.time_ns(), delivery.record
+        nanoseconds = now - record.timestamp if cost is None else round(cost * _NANOSECONDS)
+        _write(
+            f"topic {self._topic} channel {self._channel} trace id {record.trace_id}: message {record.internal_id}"
+            f" (ts: {record.timestamp}, offset: {record.offset}, pri:{_wall_clock(delivery.priority, now)})"
+            f" consume state {state} from client {actor.address}({actor.id}) at time: {now} cost: {nanoseconds},"
+            f" attempt: {delivery.attempts}"
+        )
+
+
+def _wall_clock(monotonic: float, now: int) -> int:
+    """A monotonic time in nanoseconds since the epoch, of which it is ``now``; 0 for none."""
+    return now + round((monotonic - time.monotonic()) * _NANOSECONDS) if monotonic else 0
+
+
+def _write(line: str) -> None:
+    logger.info("[TRACE] %s", line, extra=BROKER_MESSAGE_TRACED)
+
+
+# --- A channel of one partition --------------------------------------------------------------------------------------
+# Where it is in the log, what is in flight, and the clients that share it.
+# youzan/nsq: nsqd/channel.go.
+# The channel reads the log as clients ask. ``confirmed`` is where it would go on after a change of leader: everything
+# before it is done. An *ordered* channel has one message in flight at most, over all its clients. On an ext topic
+# messages with a tag go to clients with that tag while there are any, and clients may have a filter: what it keeps
+# out is done for the whole channel.
+# What a channel is done with is known to every replica in sync, so that it belongs to the partition here, not to a
+# node; ``interrupt`` is what a change of leader does to it.
+
 
 MAX_ATTEMPTS = 4000
 _MAX_REQUEUES = 2000
@@ -37,43 +573,16 @@ _MANY_REQUEUES = 100
 _REQUEUE_PAUSE = 0.1
 
 
-class Consumer(Protocol):
-    """A client that has subscribed.
-
-    ``tag`` is empty without one; ``gets_ext`` and ``gets_detail`` say which layout its frames have.
-    """
-
-    id: int
-    remote_address: str
-    in_flight: InFlight[Delivery]
-    tag: str
-    matches: Matches | None
-    gets_ext: bool
-    gets_detail: bool
-
-    def wake(self) -> None:
-        """There may be something to do."""
-
-    def limit_rdy(self, limit: int) -> None:
-        """From now on it has no more messages in flight than this."""
-
-    def close(self) -> None:
-        """Disconnect."""
-
-    def stats(self) -> dict[str, Any]:
-        """Figures under the server's JSON names."""
-
-
-class PartitionChannel:
+class PartitionChannel(BaseChannel[Delivery]):
     """One channel of a partition. It begins at the end of the log.
 
     Attributes:
-        clients: by their ids.
         confirmed: which records are done.
-        deferred: heap of (when it is ready, tie, message) of those that wait for their time.
-        is_ordered, is_paused, is_skipped: its modes; a skipped channel is done with all that comes.
+        is_ordered, is_skipped: its modes; a skipped channel is done with all that comes.
         trace: logs what becomes of traced messages.
     """
+
+    _NOT_IN_FLIGHT = "Message ID not in flight"
 
     def __init__(
         self,
@@ -85,36 +594,22 @@ class PartitionChannel:
         *,
         is_kind: bool = False,
     ) -> None:
-        self.name = name
+        super().__init__(name, on_unused, DueHeap())
         self.is_ordered = is_ordered
-        self.is_ephemeral = is_ephemeral(name)
-        self.is_paused = False
         self.is_skipped = False
-        self.clients: dict[int, Consumer] = {}
         self.confirmed = Confirmed(log.end)
-        self.requeue_count = 0
-        self.timeout_count = 0
         self.trace = trace
         self._log = log
-        self._on_unused = on_unused
         self._queue = (SortedDeliveryQueue if is_kind else DeliveryQueue)(log, self.confirmed)
-        self.deferred: list[tuple[float, int, Delivery]] = []
-        self._waiting: dict[Consumer, None] = {}
-        self._ties = itertools.count()
 
     @property
     def depth(self) -> int:
         """Messages that are not done."""
         return self._log.end - self.confirmed.position - len(self.confirmed.ahead)
 
-    @property
-    def in_flight_count(self) -> int:
-        """Messages delivered, and neither finished nor requeued."""
-        return sum(len(client.in_flight) for client in self.clients.values())
-
     # --- messages out ------------------------------------------------------------------------------------------------
 
-    def deliver(self, client: Consumer, count: int, sample_rate: int = 0) -> list[bytes]:
+    def deliver(self, client: NodeConnection, count: int, sample_rate: int = 0) -> list[bytes]:
         """Up to ``count`` frames for a client; its messages are in flight from now on."""
         if self.is_skipped or not self.has_ready(client):
             return []
@@ -132,33 +627,38 @@ class PartitionChannel:
             taken = _keep(self.confirmed, taken, lambda delivery: matches(delivery.record))
         return _start(taken, client, self.trace if self.trace.follows(self._log) else None)
 
-    def has_ready(self, client: Consumer) -> bool:
+    def has_ready(self, client: NodeConnection) -> bool:
         """Whether there may be messages for a client right now."""
         if self.is_skipped or (self.is_ordered and self.in_flight_count):
             return False
         return self._queue.has_ready(client.tag, is_ordered=self.is_ordered)
 
-    def wait(self, client: Consumer) -> None:
-        """Put a client that is ready, and found nothing, in line."""
-        self._waiting[client] = None
-
     def notify(self) -> None:
         """Wake those in line as far as there are messages for them."""
         if self.is_skipped:
             self.set_position(self._log.end)
-        waiting = self._waiting
-        if not waiting or self.is_paused:
-            return
-        count = 1 if self.is_ordered else self._queue.untagged_count
+        super().notify()
+
+    def _count_for_waiting(self) -> int:
         if self._queue.has_tags:
-            count = len(waiting)  # who gets the next message depends on its tag
-        for client in list(itertools.islice(waiting, count)):
-            del waiting[client]
-            client.wake()
+            return len(self._waiting)  # who gets the next message depends on its tag
+        return 1 if self.is_ordered else self._queue.untagged_count
 
-    # --- FIN, REQ, TOUCH ---------------------------------------------------------------------------------------------
+    def _put_back(self, messages: Sequence[Delivery]) -> None:
+        self._queue.put_back(messages)
 
-    def finish(self, client: Consumer, ids: list[bytes], *, is_internal: bool = False) -> list[bytes]:
+    def _timed_out(self, messages: Sequence[Delivery], client: NodeConnection) -> None:
+        self.trace.timed_out(messages, client.remote_address)
+
+    def _pop_deferred(self, now: float, wall_now: float) -> list[Delivery]:
+        due = self.deferred.pop_due(now)
+        for delivery in due:
+            self.trace.due(delivery)
+        return due
+
+    # --- FIN, REQ ----------------------------------------------------------------------------------------------------
+
+    def finish(self, client: NodeConnection, ids: list[bytes], *, is_internal: bool = False) -> list[bytes]:
         """Done with messages; the ids of those that the client has not got in flight. A trace id is not looked at.
 
         Args:
@@ -181,7 +681,21 @@ class PartitionChannel:
             self.notify()
         return missing
 
-    def requeue(self, client: Consumer, id: bytes, delay: float) -> None:
+    def finish_anywhere(self, internal_id: int) -> bool:
+        """Finish a message, whichever client has it in flight; False if no client has."""
+        half = internal_id.to_bytes(8, "big", signed=True)
+        for client in list(self.clients.values()):
+            if not self.finish(client, [half + bytes(8)], is_internal=True):
+                client.wake()
+                return True
+        return False
+
+    def finish_deferred(self) -> None:
+        """Count the messages that wait for the end of a delay as finished."""
+        self.confirmed.confirm(self.deferred)
+        self.deferred.clear()
+
+    def requeue(self, client: NodeConnection, id: bytes, delay: float) -> None:
         """Give a message back, ready after ``delay`` seconds; NotOwner when that is refused.
 
         An ordered channel ignores what asks for a delay: the message stays in flight until it times out.
@@ -193,40 +707,29 @@ class PartitionChannel:
             raise NotOwner("Message too much requeue")
         delivery = client.in_flight.pop(id) or _pop_by_internal_id(client, id)
         if delivery is None:
-            raise not_owner(self, id)
+            raise self.not_owner(id)
         self.requeue_count += 1
         if delay > 0:
-            delivery.priority = time.monotonic() + delay
-            heapq.heappush(self.deferred, (delivery.priority, next(self._ties), delivery))
+            self.deferred.put((delivery,), time.monotonic() + delay)
             self.trace.deferred(delivery, Actor(client.remote_address, client.id))
             return
         self.trace.requeued([delivery], client.remote_address)
         self._queue.put_back([delivery])
         self.notify()
 
-    def touch(self, client: Consumer, id: bytes, longest: float) -> None:
-        """Start a message's timeout again; NotOwner if the client has not got it."""
-        if not client.in_flight.touch(id, time.monotonic(), longest):
-            raise not_owner(self, id)
-
     # --- clients -----------------------------------------------------------------------------------------------------
 
-    def add_client(self, client: Consumer, limit: int = 0) -> None:
+    def add_client(self, client: NodeConnection, limit: int = 0) -> None:
         """Subscribe a client; Exiting when the channel has ``limit`` clients."""
-        if limit and len(self.clients) >= limit:
-            raise Exiting(f"consumers for {self.name} exceeds limit of {limit}")
-        self.clients[client.id] = client
+        super().add_client(client, limit)
         if client.tag:
             self._queue.add_tag(client.tag)
 
-    def remove_client(self, client: Consumer) -> None:
-        """Forget a client. What it has in flight is ready again at once, as if it had not been delivered.
+    def _left(self, client: NodeConnection) -> None:
+        """What it has in flight is ready again at once, as if it had not been delivered.
 
         youzan/nsq: nsqd/channel.go, RequeueClientMessages.
         """
-        if self.clients.pop(client.id, None) is None:
-            return
-        self._waiting.pop(client, None)
         returned = sorted(client.in_flight, key=lambda delivery: delivery.record.sequence)
         client.in_flight.clear()
         for delivery in returned:
@@ -236,11 +739,14 @@ class PartitionChannel:
         if self.trace.follows(self._log):
             self.trace.requeued(returned, client.remote_address)
         self._queue.put_first(returned)
-        self.notify()
-        if not self.clients and self.is_ephemeral:
-            self._on_unused()
 
-    def disconnect(self, which: Callable[[Consumer], bool] = lambda client: True) -> None:
+    def limit_clients(self, prefix: str, limit: int) -> None:
+        """From now on clients that are there, and whose address begins so, have no more in flight than this."""
+        for client in self.clients.values():
+            if client.remote_address.startswith(prefix):
+                client.limit_rdy(limit)
+
+    def disconnect(self, which: Callable[[NodeConnection], bool] = lambda client: True) -> None:
         """End the connections of clients, without a word."""
         for client in list(self.clients.values()):
             if which(client):
@@ -253,12 +759,16 @@ class PartitionChannel:
             log: that of the new leader, where there is one.
         """
         self.disconnect()
-        _forget_deliveries(self)
+        self._forget_deliveries()
         if log is not None:
             self._log = log
             self.confirmed.limit(log.end)
             self._queue.follow(log)
         self._queue.rewind()
+
+    def _forget_deliveries(self) -> None:
+        self.forget_in_flight()
+        self.deferred.clear()
 
     # --- administration ----------------------------------------------------------------------------------------------
 
@@ -272,75 +782,27 @@ class PartitionChannel:
         """Stop delivery, or go on with it."""
         self.is_paused = is_paused
         if not is_paused:
-            wake(self.clients.values())
+            self.wake()
 
     def set_skipped(self, is_skipped: bool) -> None:
-        """Be done with all there is and all that comes, or deliver what comes from now on."""
+        """Drop what is there and what comes, or deliver what comes from now on."""
         self.is_skipped = is_skipped
         if is_skipped:
             self.empty()
 
     def empty(self) -> None:
-        """Be done with all there is."""
         self.set_position(self._log.end)
 
     def set_position(self, sequence: int) -> None:
         """Go on at a record, forward or back; what is in flight is forgotten."""
-        _forget_deliveries(self)
+        self._forget_deliveries()
         position = max(self._log.first, min(sequence, self._log.end))
         self.confirmed.reset(position)
         self._queue.go_to(position)
-        wake(self.clients.values())
-
-    def scan(self, now: float) -> None:
-        """Give back what has timed out and what is due."""
-        back: list[Delivery] = []
-        for client in self.clients.values():
-            expired = client.in_flight.pop_due(now)
-            if expired:
-                self.trace.timed_out(expired, client.remote_address)
-                client.wake()
-            back += expired
-        self.timeout_count += len(back)
-        while self.deferred and self.deferred[0][0] <= now:
-            back.append(heapq.heappop(self.deferred)[2])
-            self.trace.due(back[-1])
-        if back:
-            self._queue.put_back(back)
-            self.notify()
+        self.wake()
 
 
-def finish_anywhere(channel: PartitionChannel, internal_id: int) -> bool:
-    """Finish a message, whichever client has it in flight; False if no client has."""
-    half = internal_id.to_bytes(8, "big", signed=True)
-    for client in list(channel.clients.values()):
-        if not channel.finish(client, [half + bytes(8)], is_internal=True):
-            client.wake()
-            return True
-    return False
-
-
-def limit_clients(channel: PartitionChannel, prefix: str, limit: int) -> None:
-    """From now on clients that are there, and whose address begins so, have no more messages in flight than this."""
-    for client in channel.clients.values():
-        if client.remote_address.startswith(prefix):
-            client.limit_rdy(limit)
-
-
-def finish_deferred(channel: PartitionChannel) -> None:
-    """Be done with the messages that wait for the end of a delay."""
-    channel.confirmed.confirm([delivery for _, _, delivery in channel.deferred])
-    channel.deferred.clear()
-
-
-def not_owner(channel: PartitionChannel, id: bytes) -> NotOwner:
-    """Why a client cannot finish, requeue or touch a message that it has not got in flight."""
-    if any(id in client.in_flight for client in channel.clients.values()):
-        return NotOwner("client does not own message")
-    return NotOwner("Message ID not in flight")
-
-
-def _pop_by_internal_id(client: Consumer, id: bytes) -> Delivery | None:
+def _pop_by_internal_id(client: NodeConnection, id: bytes) -> Delivery | None:
     for delivery in client.in_flight:
         if delivery.id[:8] == id[:8]:
             return client.in_flight.pop(delivery.id)
@@ -356,19 +818,13 @@ def _keep(confirmed: Confirmed, taken: list[Delivery], wanted: Callable[[Deliver
     return kept
 
 
-def _forget_deliveries(channel: PartitionChannel) -> None:
-    for client in channel.clients.values():
-        client.in_flight.clear()
-    channel.deferred.clear()
-
-
 def _is_requeued_too_much(delivery: Delivery) -> bool:
     if delivery.attempts >= _MAX_REQUEUES:
         return True
     return delivery.attempts > _MANY_REQUEUES and time.monotonic() - delivery.delivered_at < _REQUEUE_PAUSE
 
 
-def _start(deliveries: list[Delivery], client: Consumer, trace: DeliveryTrace | None) -> list[bytes]:
+def _start(deliveries: list[Delivery], client: NodeConnection, trace: DeliveryTrace | None) -> list[bytes]:
     """Put messages in flight; their frames. ``trace`` is None where none of them is traced."""
     if trace is not None:
         trace.taken(deliveries)

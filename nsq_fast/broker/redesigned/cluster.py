@@ -1,42 +1,130 @@
-"""``RedesignedCluster``: nsqds and nsqlookupds of the redesigned dialect together, in this process, ready to use.
-
-    with RedesignedCluster(nodes=3) as cluster:
-        cluster.create_topic("orders", partitions=3, replicas=2, ordered=True, channels=["ch"])
-        cluster.move_leader("orders", 0)
-        cluster.kill_node(cluster.leader_of("orders", 1))
-
-Each node has the messages of its replicas in memory, as if on a disk: it has them again when it is started after its
-death. Nothing outlives the process, unless there is a data path: then all does.
-"""
+"""``RedesignedCluster``: nsqds and nsqlookupds of the redesigned dialect together, in this process, ready to use."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+import socket
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from gevent import sleep
 
-from nsq_fast.broker.http.router import Router
-from nsq_fast.broker.options import LookupdOptions, NsqdOptions
-from nsq_fast.broker.servers.group import ServerGroup, count_up, listen_options
-from nsq_fast.broker.servers.lookupd import LookupdServer
-from nsq_fast.broker.servers.nsqd import NsqdServer
+from nsq_fast.broker.http import Router
+from nsq_fast.broker.options import NODE_DEFAULTS, ClusterOptions, LookupdOptions, NsqdOptions, lookupd_options
+from nsq_fast.broker.redesigned.commands import REDESIGNED
+from nsq_fast.broker.redesigned.coordinator import Balancer, ClusterError, Coordinator, Topics
+from nsq_fast.broker.redesigned.http import NodeRoutes
+from nsq_fast.broker.redesigned.keeper import DiskKeeper, ending
+from nsq_fast.broker.redesigned.lookup import ClusterLookupRoutes, Lookup
+from nsq_fast.broker.redesigned.node import Node
+from nsq_fast.broker.redesigned.state import ClusterState, Partition, TopicMeta
+from nsq_fast.broker.servers import LookupdServer, NsqdServer, ServerGroup, count_up, listen_options
 from nsq_fast.config import split_options
 from nsq_fast.errors import ConfigError
 
-from .balancer import Balancer
-from .cluster_http import ClusterRoutes
-from .coordinator import Coordinator
-from .keeper import DiskKeeper, ending
-from .lookup import Lookup
-from .lookupd_http import ClusterLookupRoutes
-from .moves import ClusterError
-from .options import NODE_DEFAULTS, ClusterOptions, lookupd_options
-from .servers import ClusterLookupdServer, NodeServer, listed_lookupds
-from .state import ClusterState, Partition, TopicMeta
-from .store import ClusterStore
-from .topics import Topics
+# --- the servers of the cluster --------------------------------------------------------------------------------------
+# An nsqd and an nsqlookupd of the original with another dialect and other routes.
+
+
+class NodeServer(NsqdServer):
+    """One nsqd of the cluster. It registers nowhere: lookups see what the coordinator knows."""
+
+    dialect = REDESIGNED
+
+    def __init__(self, options: NsqdOptions, coordinator: Coordinator, worker_id: int) -> None:
+        super().__init__(options)
+        self._coordinator = coordinator
+        self._worker_id = worker_id
+
+    @property
+    def node(self) -> Node:
+        """Its state, while it runs."""
+        return cast(Node, self.nsqd)
+
+    @property
+    def id(self) -> str:
+        """What the cluster knows it by: its ``distributed_id``. Known once it has been started."""
+        # There is no RPC port; the port of HTTP stands where it would.
+        host = self.options.broadcast_address
+        return f"{host}:{self.http_address.port}:{self.tcp_address.port}:{self._worker_id}"
+
+    def peer(self) -> dict[str, Any]:
+        """The node as lookups show it."""
+        connection = f"{self.options.broadcast_address}:{self.tcp_address.port}"
+        return {
+            "id": connection,
+            "remote_address": connection,
+            "hostname": socket.gethostname(),
+            "broadcast_address": self.options.broadcast_address,
+            "tcp_port": self.options.broadcast_tcp_port or self.tcp_address.port,
+            "http_port": self.options.broadcast_http_port or self.http_address.port,
+            "version": self.options.version,
+            "distributed_id": self.id,
+        }
+
+    def kill(self) -> None:
+        """End as SIGKILL would: connections are reset. It may be started again."""
+        if self._tcp is not None:
+            self._tcp.reset()
+        super().kill()
+
+    def _make_nsqd(self) -> Any:
+        return Node(self.options, self._coordinator.state, self._coordinator.replica_failed)
+
+    def _make_router(self) -> Router:
+        return NodeRoutes(self.node, lambda: (self.tcp_address, self.http_address), lambda lookupds: None).router()
+
+    def _register(self) -> None:
+        self.node.id = self.id
+        self._coordinator.node_started(self.id)
+
+    def _leave(self) -> None:
+        super()._leave()
+        self._coordinator.node_ended(self.node.id)
+
+    def _push_stats(self) -> None:
+        """Not to statsd: its keys are about the original's figures."""
+
+
+class ClusterLookupdServer(LookupdServer):
+    """One nsqlookupd of the cluster. Nsqds of the original may register at its TCP face."""
+
+    def __init__(self, options: LookupdOptions, make_router: Callable[[ClusterLookupdServer], Router]) -> None:
+        super().__init__(options)
+        self._make_cluster_router = make_router
+
+    def listed(self) -> dict[str, Any]:
+        """How /listlookup shows it: ports are strings."""
+        host, port = self.options.broadcast_address, self.http_address.port
+        return {
+            "ID": f"{host}:{port}:{self.tcp_address.port}:nsqlookup",
+            "NodeIP": host,
+            "TcpPort": str(self.tcp_address.port),
+            "HttpPort": str(port),
+            "RpcPort": str(port),
+            "Epoch": 0,
+        }
+
+    def _make_router(self) -> Router:
+        return self._make_cluster_router(self)
+
+
+def listed_lookupds(lookupds: Sequence[ClusterLookupdServer], tombstones: Container[str]) -> dict[str, Any]:
+    """The answer to /listlookup: those that run, but for those with a tombstone; the first that runs leads."""
+    running = [lookupd.listed() for lookupd in lookupds if lookupd.is_running]
+    shown = [listed for listed in running if listed["ID"] not in tombstones]
+    return {"lookupdnodes": shown, "lookupdleader": running[0] if running else {}}
+
+
+# --- ``RedesignedCluster`` -------------------------------------------------------------------------------------------
+# Nsqds and nsqlookupds of the redesigned dialect together, in this process, ready to use.
+#     with RedesignedCluster(nodes=3) as cluster:
+#         cluster.create_topic("orders", partitions=3, replicas=2, ordered=True, channels=["ch"])
+#         cluster.move_leader("orders", 0)
+#         cluster.kill_node(cluster.leader_of("orders", 1))
+# Each node has the messages of its replicas in memory, as if on a disk: it has them again when it is started after
+# its death. Nothing outlives the process, unless there is a data path: then all does.
+
 
 _POLL = 0.005
 
@@ -142,6 +230,20 @@ class RedesignedCluster(ServerGroup):
         """
         self.partition(topic, number).forget(before)
 
+    def unfinished(self, topic: str, channel: str | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """The id and the body of every message that a channel, or some channel, has not finished."""
+        for partition in self.state.topics.get(topic, ()):
+            channels = [each for each in partition.channels.values() if channel in (None, each.name)]
+            for record in partition.log.read(partition.log.first, len(partition.log)):
+                if any(each.confirmed.lacks(record.sequence) for each in channels) or not partition.channels:
+                    yield record.id, record.body
+
+    def pause_delivery(self, is_paused: bool) -> None:
+        """Pause every channel there is, or go on."""
+        for partition in self.state.all_partitions():
+            for channel in partition.channels.values():
+                channel.set_paused(is_paused)
+
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def leader_of(self, topic: str, number: int) -> NodeServer:
@@ -166,7 +268,7 @@ class RedesignedCluster(ServerGroup):
 
         Raises ClusterError when that cannot be.
         """
-        self._coordinator.moves.move_leader(topic, number, None if to is None else self.node(to).id)
+        self._coordinator.move_leader(topic, number, None if to is None else self.node(to).id)
 
     def kill_node(self, node: int | str | NodeServer) -> None:
         """End a node as SIGKILL would. After ``takeover_delay`` replicas lead what it led."""
@@ -225,9 +327,9 @@ class RedesignedCluster(ServerGroup):
         def listed() -> dict[str, Any]:
             return listed_lookupds(self.lookupds, self.state.lookupd_tombstones)
 
-        nodes = ClusterRoutes(self.state, lookup, self._coordinator, self._balancer, self, listed, leads)
-        version = server.options.version
-        return ClusterLookupRoutes(lookup, self._topics, self._coordinator, nodes, listed, leads, version).router()
+        return ClusterLookupRoutes(
+            lookup, self._topics, self._coordinator, self._balancer, self, listed, leads, server.options.version
+        ).router()
 
     def _start(self) -> None:
         for lookupd in self.lookupds:
@@ -235,8 +337,7 @@ class RedesignedCluster(ServerGroup):
         for nsqd in self.nsqds:
             _start_node(nsqd, self.state)
         if self._data_path is not None:
-            store = ClusterStore(self._data_path)
-            self._keeper = DiskKeeper(self.state, store, self.options, self._interval)
+            self._keeper = DiskKeeper(self.state, self._data_path, self.options, self._interval)
             self._keeper.restore()
             self._coordinator.restored()
         self._balancer.start()

@@ -1,42 +1,102 @@
-"""Has what a cluster knows survive its process, in a data path: written down as it changes, and brought back."""
+"""Has what a cluster knows survive its process: written down as it changes, and brought back.
+
+In the data path::
+
+    nsqd<n>/cluster.json                  topics, and the last decision about each partition: the same on every node
+    nsqd<n>/t.<topic>/<number>.log        what that node has of the partition (log.py)
+    nsqd<n>/t.<topic>/<number>.channels   where its channels are, as that node was last told
+    *.bad                                 what was damaged, as it was found
+
+Nodes are named by their numbers here, as their ids hold ports, which may be others next time. A JSON file is one line,
+and its CRC-32 in a line of its own; it is replaced as a whole.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 from gevent import Greenlet, sleep, spawn
 
-from nsq_fast.broker.nsqd.gaps import ranges_of
+from nsq_fast.broker.channel import ranges_of
+from nsq_fast.broker.journal import check, checked, for_each, read_patiently, replace_file, set_aside
+from nsq_fast.broker.options import ClusterOptions
+from nsq_fast.broker.redesigned.channel import PartitionChannel
+from nsq_fast.broker.redesigned.log import PartitionLog
+from nsq_fast.broker.redesigned.replication import Assignment
+from nsq_fast.broker.redesigned.state import ClusterState, Keeper, Partition, TopicMeta
+from nsq_fast.broker.store import Store as DataPath
 from nsq_fast.log_events import BROKER_METADATA_INVALID, BROKER_WRITE_FAILED, BROKER_WRITE_RECOVERED
-
-from .channel import PartitionChannel
-from .log import File, PartitionLog
-from .options import ClusterOptions
-from .replication import Assignment
-from .state import ClusterState, KeepsNothing, Partition, TopicMeta
-from .store import ClusterStore, StoredChannel, StoredCluster, StoredPartition, StoredTopic, for_each
 
 logger = logging.getLogger("nsq_fast.broker.redesigned.keeper")
 
 
-class DiskKeeper:
+_STATE = "cluster.json"
+_PREFIX = "t."
+"""Keeps a topic called ".." where it belongs."""
+
+
+class StoredChannel(msgspec.Struct):
+    """Where a channel is: everything before ``position`` is done, and so are the ranges ``ahead`` of it."""
+
+    position: int
+    ahead: list[tuple[int, int]] = []
+    ordered: bool = False
+    paused: bool = False
+    skipped: bool = False
+
+
+class StoredPartition(msgspec.Struct):
+    """The last decision about a partition, nodes by their numbers; and the names of its channels."""
+
+    replicas: list[int]
+    epoch: int
+    leader: int | None
+    isr: list[int]
+    channels: list[str] = []
+
+
+class StoredTopic(msgspec.Struct):
+    """A topic: its meta data by name, and its partitions in the order of their numbers."""
+
+    meta: dict[str, int | bool | list[str]]
+    partitions: list[StoredPartition]
+
+
+class StoredCluster(msgspec.Struct):
+    """The content of cluster.json; the copy with the greatest ``version`` is the one that counts."""
+
+    version: int = 0
+    topics: dict[str, StoredTopic] = {}
+
+
+class DiskKeeper(Keeper):
     """Writes decisions at once, and where channels are every ``interval`` seconds.
 
     An error of the disk is logged once, and writing is tried again at the next turn: the cluster goes on.
 
     Args:
         state: what survives.
-        store: the data path.
+        path: the data path, which is locked against others.
         options: of the cluster.
         interval: seconds between two looks at the channels.
     """
 
-    def __init__(self, state: ClusterState, store: ClusterStore, options: ClusterOptions, interval: float) -> None:
+    def __init__(
+        self, state: ClusterState, path: str | os.PathLike[str], options: ClusterOptions, interval: float
+    ) -> None:
+        """Raises OSError, DataPathError, when the path cannot be used."""
+        self._path = Path(path)
+        self._path.mkdir(parents=True, exist_ok=True)
+        self._lock = DataPath(os.fspath(path))
         self._state = state
-        self._store = store
         self._options = options
         self._interval = interval
         self._version = 0
@@ -49,9 +109,9 @@ class DiskKeeper:
 
     # --- what the state tells ----------------------------------------------------------------------------------------
 
-    def log_file(self, node: str, topic: str, number: int, magic_code: int) -> File | None:
-        """Where a node keeps its log of a partition."""
-        return self._store.log_file(self._number(node), topic, number, magic_code)
+    def log_path(self, node: str, topic: str, number: int) -> Path | None:
+        """The file that a node keeps its log of a partition in."""
+        return self._folder(self._number(node), topic) / f"{number}.log"
 
     def decided(self) -> None:
         """Write down topics and decisions."""
@@ -60,14 +120,13 @@ class DiskKeeper:
             self._try(self._save_decisions)
 
     def channels_changed(self, partition: Partition) -> None:
-        """Write down where the channels of a partition are."""
         if not self._is_silent:
             self._try(lambda: self._save_channels(partition))
             self.decided()
 
     def topic_deleted(self, topic: str) -> None:
-        """Remove what there is of a topic."""
-        self._store.delete_topic(topic, range(len(self._state.node_ids)))
+        for node in self._nodes:
+            shutil.rmtree(self._folder(node, topic), ignore_errors=True)
         self._saved_channels = {key: saved for key, saved in self._saved_channels.items() if key[1] != topic}
 
     # --- coming and going --------------------------------------------------------------------------------------------
@@ -77,7 +136,8 @@ class DiskKeeper:
         self._state.keeper = self
         self._state.topics.clear()
         self._is_silent = True
-        stored = self._store.load(range(len(self._state.node_ids)))
+        copies = [_read(self._node_folder(node) / _STATE, StoredCluster) for node in self._nodes]
+        stored = max((copy for copy in copies if copy), key=lambda copy: copy.version, default=StoredCluster())
         self._version = stored.version
         for name, topic in stored.topics.items():
             partitions = self._restored(name, topic)
@@ -102,8 +162,8 @@ class DiskKeeper:
         for partition in self._state.all_partitions():
             for replica in partition.set.replicas.values():
                 replica.log.close()
-        self._store.close()
-        self._state.keeper = KeepsNothing()
+        self._lock.close()
+        self._state.keeper = Keeper()
 
     def _run(self) -> None:
         while True:
@@ -135,7 +195,8 @@ class DiskKeeper:
     def _restore_channels(self, partition: Partition, last: StoredPartition) -> None:
         """Bring channels back as the leader knows them; where it does not, they get every message again."""
         node = self._number(partition.leader or partition.replicas[0])
-        known = self._store.load_channels(node, partition.topic, partition.number)
+        path = self._folder(node, partition.topic) / f"{partition.number}.channels"
+        known = _read(path, dict[str, StoredChannel]) or {}
         for name in (*known, *(name for name in last.channels if name not in known)):
             channel = partition.channel(name)
             stored = known.get(name) or StoredChannel(partition.log.first, ordered=partition.meta.ordered)
@@ -159,7 +220,14 @@ class DiskKeeper:
             for name, partitions in self._state.topics.items()
             if partitions
         }
-        self._store.save(StoredCluster(self._version, topics), range(len(self._state.node_ids)))
+        content = checked(msgspec.json.encode(StoredCluster(self._version, topics)))
+
+        def write(node: int) -> None:
+            folder = self._node_folder(node)
+            folder.mkdir(exist_ok=True)
+            replace_file(folder / _STATE, content, sync=True)
+
+        for_each(self._nodes, write)
         self._is_saved = True
 
     def _stored(self, partition: Partition) -> StoredPartition:
@@ -189,10 +257,24 @@ class DiskKeeper:
         def write(node: int) -> None:
             key = (node, partition.topic, partition.number)
             if self._saved_channels.get(key) != channels:
-                self._store.save_channels(*key, channels)
+                folder = self._folder(node, partition.topic)
+                folder.mkdir(parents=True, exist_ok=True)
+                # Not synced: one that a power loss breaks only makes messages come again.
+                content = checked(msgspec.json.encode(channels))
+                replace_file(folder / f"{partition.number}.channels", content, sync=False)
                 self._saved_channels[key] = channels
 
         for_each(map(self._number, partition.in_sync), write)
+
+    @property
+    def _nodes(self) -> range:
+        return range(len(self._state.node_ids))
+
+    def _folder(self, node: int, topic: str) -> Path:
+        return self._node_folder(node) / f"{_PREFIX}{topic}"
+
+    def _node_folder(self, node: int) -> Path:
+        return self._path / f"nsqd{node}"
 
     def _number(self, node: str) -> int:
         return self._state.node_ids.index(node)
@@ -213,6 +295,23 @@ class DiskKeeper:
             if self._is_failing:
                 logger.warning("what the cluster knows can be written again", extra=BROKER_WRITE_RECOVERED)
             self._is_failing = False
+
+
+FileT = TypeVar("FileT")
+
+
+def _read(path: Path, kind: type[FileT]) -> FileT | None:
+    """The content of a file; None where there is none. One that is damaged is kept under another name.
+
+    Raises OSError when the disk does not give it.
+    """
+    try:
+        return msgspec.json.decode(check(read_patiently(path, path.read_bytes)), type=kind)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        logger.error("%s cannot be read: %s; %s", path, error, set_aside(path), extra=BROKER_METADATA_INVALID)
+        return None
 
 
 def _go_to(channel: PartitionChannel, stored: StoredChannel, log: PartitionLog) -> None:

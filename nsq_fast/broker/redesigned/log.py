@@ -1,17 +1,28 @@
-"""The log of one partition: records with an id, an offset and a size, as the redesigned server's disk queue has them.
+"""The log of one replica of a partition: in memory, and in a file of batches (journal.py) where there is a data path.
 
-It is kept in memory, and in a file too where there is one (``log_file``). Each replica has one; they share the records
-themselves, which do not change. Records are numbered from 0 (``sequence``); what every channel is done
-with is dropped from the front when it is more than a limit.
+Records have an id, an offset and a size as in the redesigned server's disk queue, and are numbered from 0
+(``sequence``). Replicas share the records themselves, which do not change. What every channel is done with is dropped
+from the front when it is more than a limit.
+
+A file with another code than the topic's is of a topic that was deleted: it is removed (youzan/nsq: nsqd/nsqd.go,
+CheckMagicCode). What is behind damage comes from another replica.
 """
 
 from __future__ import annotations
 
 import bisect
+import logging
 import struct
 import time
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from nsq_fast.broker.journal import Damaged, Head, JournalFile, encode, read_patiently, replace_file, set_aside
+from nsq_fast.log_events import BROKER_DATA_DAMAGED, BROKER_FILE_IGNORED
+
+logger = logging.getLogger("nsq_fast.broker.redesigned.log")
 
 PARTITION_SHIFT = 50
 NO_EXT = b"\x00"
@@ -27,6 +38,9 @@ _FIXED = 30  # type, timestamp, attempts, id
 _RECORD_FIXED = 30  # length, timestamp, attempts, id
 _MESSAGE_TYPE = 2
 _TRIM = 10_000
+
+_STORED = struct.Struct(">qH16s")
+"""A record in a file: timestamp, whether an ext field follows, id; then that field, if any, and the body."""
 
 
 class Draft(NamedTuple):
@@ -85,50 +99,12 @@ class Record:
         return _MESSAGE.pack(_FIXED + len(tail), _MESSAGE_TYPE, self.timestamp, attempts, self.id) + tail
 
 
-class Loaded(NamedTuple):
-    """What a file holds: the number of the first record, its offset, and the records."""
-
-    first: int
-    offset: int
-    records: list[Record]
-
-
-class File(Protocol):
-    """Where records survive the process. What writes raises OSError with nothing changed.
-
-    Attributes:
-        unsynced: records written since the last ``sync``.
-    """
-
-    unsynced: int
-
-    def load(self) -> Loaded:
-        """What it holds, as far as it is whole."""
-
-    def append(self, records: Sequence[Record]) -> None:
-        """Write records behind the others."""
-
-    def truncate(self, record: Record) -> None:
-        """Drop a record and all behind it."""
-
-    def rewrite(self, first: int, offset: int, records: Sequence[Record]) -> None:
-        """Hold these records and no others."""
-
-    def sync(self) -> None:
-        """Bring what was written to the disk itself. Blocks."""
-
-    def close(self) -> None:
-        """Write no more."""
-
-    def remove(self) -> None:
-        """Hold nothing, and write no more."""
-
-
 class PartitionLog:
-    """The records of one partition.
+    """The records of one partition, on one node.
 
     Args:
-        file: holds them too; the log begins with what it has. None: nothing survives.
+        path: the file that holds them too; the log begins with what it has. None: nothing survives.
+        code: tells the topic from another that had its name.
 
     What changes the log raises OSError when the file cannot be written; then nothing has changed.
 
@@ -140,16 +116,18 @@ class PartitionLog:
         has_traced: whether a message with a trace id has been stored.
     """
 
-    def __init__(self, partition: int, is_ext: bool, file: File | None = None) -> None:
+    def __init__(self, partition: int, is_ext: bool, path: Path | None = None, code: int = 0) -> None:
         self.partition = partition
         self.is_ext = is_ext
+        self.first = self.end_offset = 0
         self._first_id = (partition << PARTITION_SHIFT) + FIRST_ID
-        self._file = file
-        loaded = Loaded(0, 0, []) if file is None else file.load()
-        self.first = loaded.first
-        self._records = loaded.records
-        last = self._records[-1] if self._records else None
-        self.end_offset = loaded.offset if last is None else last.offset + last.size
+        self._records: list[Record] = []
+        self._code = code
+        self._unsynced = 0
+        self._file: JournalFile | None = None
+        self._size_before = (0, 0)  # the number of the first record that was written last, and what the file was before
+        if path is not None:
+            self._load(path)
         self.has_traced = any(record.trace_id for record in self._records)
 
     def __len__(self) -> int:
@@ -182,7 +160,7 @@ class PartitionLog:
             sequence += 1
             offset += size
         if self._file is not None:
-            self._file.append(records)
+            self._write(self._file, records)
         self._records += records
         self.end_offset = offset
         return records
@@ -196,7 +174,7 @@ class PartitionLog:
         else:
             missing = self._join(other)
         if self._file is not None and missing:
-            self._file.append(missing)
+            self._write(self._file, missing)
         self._records += missing
         self.end_offset = other.end_offset
         self.is_ext = other.is_ext
@@ -220,8 +198,11 @@ class PartitionLog:
         """Drop the records from ``sequence`` on."""
         if sequence < self.end:
             at = max(0, sequence - self.first)
-            if self._file is not None:
-                self._file.truncate(self._records[at])
+            number, size = self._size_before
+            if self._file is not None and number == sequence and size:
+                self._file.truncate(size)
+            elif self._file is not None:
+                self._rewrite(self._file, self.first, self.start_offset, self._records[:at])
             self.end_offset = self._records[at].offset
             del self._records[at:]
 
@@ -256,34 +237,146 @@ class PartitionLog:
             self.drop_before(self.first + surplus)
 
     def drop_before(self, sequence: int) -> None:
-        """Drop the records before ``sequence``."""
         sequence = min(sequence, self.end)
         if sequence > self.first:
             self._reset(sequence, self.offset_of(sequence), self._records[sequence - self.first :])
 
-    def rewrite(self) -> None:
-        """Write all that there is to its file anew."""
-        if self._file is not None:
-            self._file.rewrite(self.first, self.start_offset, self._records)
-
     def _reset(self, first: int, offset: int, records: list[Record]) -> None:
         if self._file is not None:
-            self._file.rewrite(first, offset, records)
+            self._rewrite(self._file, first, offset, records)
         self.first, self._records = first, records
         if not records:
             self.end_offset = offset
 
+    # --- the file ----------------------------------------------------------------------------------------------------
+
+    def rewrite(self) -> None:
+        """Write all that there is to its file anew."""
+        if self._file is not None:
+            self._rewrite(self._file, self.first, self.start_offset, self._records)
+
     def sync(self, every: int) -> None:
-        """Bring what was written to the disk itself, when that are so many records."""
-        if self._file is not None and self._file.unsynced >= every:
+        """Bring what was written to the disk itself, when that are so many records. Blocks."""
+        if self._file is not None and self._unsynced >= every:
             self._file.sync()
+            self._unsynced = 0
 
     def close(self) -> None:
         """Write no more to its file."""
-        if self._file is not None:
-            self._file.close()
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def delete(self) -> None:
         """Remove its file: the replica is not needed any more."""
-        if self._file is not None:
-            self._file.remove()
+        file, self._file = self._file, None
+        if file is not None:
+            file.remove()
+
+    def _write(self, file: JournalFile, records: Sequence[Record]) -> None:
+        first = records[0]
+        if not file.size:
+            file.head = Head(self._code, first.sequence, first.offset)
+            assert file.path is not None
+            file.path.parent.mkdir(parents=True, exist_ok=True)
+        size = file.size
+        file.append(first.sequence - file.head.first, list(map(_encode, records)))
+        self._size_before = (first.sequence, size)
+        self._unsynced += len(records)
+
+    def _rewrite(self, file: JournalFile, first: int, offset: int, records: Sequence[Record]) -> None:
+        assert file.path is not None
+        file.path.parent.mkdir(parents=True, exist_ok=True)
+        head = Head(self._code, first, offset)
+        data = head.encode() + encode(0, list(map(_encode, records)))
+        replace_file(file.path, data, sync=False)
+        file.close()
+        file.head, file.size = head, len(data)
+        self._size_before = (0, 0)
+
+    def _load(self, path: Path) -> None:
+        self._file = file = JournalFile(path, Head(self._code, 0, 0))
+        try:
+            data = read_patiently(path, path.read_bytes)
+        except FileNotFoundError:
+            return
+        if not data:
+            return
+        head = Head.decode(data)
+        older = _head_of_0_2(data) if head is None else None
+        head = head or older
+        if head is None:
+            logger.error("%s is damaged from its first byte on; %s", path, set_aside(path), extra=BROKER_DATA_DAMAGED)
+            return
+        if head.code != self._code:
+            logger.warning("%s is of a topic that was deleted: it is removed", path, extra=BROKER_FILE_IGNORED)
+            path.unlink()
+            return
+        file.head, file.size = head, len(data)
+        self.first, self.end_offset = head.first, head.offset
+        try:
+            if older is not None:
+                self._take(_records_of_0_2(data))
+            else:
+                for batches in file.batches(len(head.encode()), lambda at, size: data[at : at + size]):
+                    for batch in batches:
+                        self._take(batch.records(0, batch.length))
+        except Damaged as damage:
+            logger.error(
+                "%s is damaged at byte %d of %d: its first %d records are whole, what is behind them is lost here; %s",
+                path, damage.offset, len(data), len(self._records), file.cut_off(damage.offset),
+                extra=BROKER_DATA_DAMAGED,
+            )  # fmt: skip
+
+        if older is not None:
+            self._rewrite(file, self.first, self.start_offset, self._records)
+
+    def _take(self, stored: Iterable[bytes]) -> None:
+        for each in stored:
+            record = _decode(each, self.end, self.end_offset)
+            self._records.append(record)
+            self.end_offset += record.size
+
+
+def _encode(record: Record) -> bytes:
+    has_ext = record.has_ext
+    head = _STORED.pack(record.timestamp, has_ext, record.id)
+    return head + record.ext + record.body if has_ext else head + record.body
+
+
+def _decode(stored: bytes, sequence: int, offset: int) -> Record:
+    timestamp, has_ext, id = _STORED.unpack_from(stored)
+    ext, begin = NO_EXT, _STORED.size
+    if has_ext:
+        end = begin + 1
+        if stored[begin:end] != NO_EXT:
+            end = begin + _EXT.size + _EXT.unpack_from(stored, begin)[1]
+        ext, begin = stored[begin:end], end
+    size = _RECORD_FIXED + len(stored) - _STORED.size
+    return Record(sequence, id, timestamp, offset, size, ext, stored[begin:])
+
+
+_HEAD_0_2 = struct.Struct(">8sQQQI")
+
+
+def _head_of_0_2(data: bytes) -> Head | None:
+    """The head of a file of version 0.2, which has a CRC for each record."""
+    if len(data) < _HEAD_0_2.size or not data.startswith(b"nsqlog1\n"):
+        return None
+    _, code, first, offset, crc = _HEAD_0_2.unpack_from(data)
+    return Head(code, first, offset) if zlib.crc32(data[: _HEAD_0_2.size - 4]) == crc else None
+
+
+def _records_of_0_2(data: bytes) -> Iterator[bytes]:
+    """The records as they are stored now. Raises Damaged.
+
+    One is ``uint32 crc | uint32 size | record``; ``size`` counts what is behind it.
+    """
+    at = _HEAD_0_2.size
+    while at < len(data):
+        crc, size = struct.unpack_from(">II", data, at) if at + 8 <= len(data) else (0, 0)
+        end = at + 8 + size
+        if size < _STORED.size or end > len(data) or zlib.crc32(data[at + 4 : end]) != crc:
+            raise Damaged(at)
+        yield data[at + 8 : end]
+        at = end

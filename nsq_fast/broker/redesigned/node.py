@@ -9,14 +9,13 @@ from functools import partial
 
 from gevent import Greenlet, sleep, spawn
 
-from nsq_fast.broker.nsqd.host import Host
+from nsq_fast.broker.nsqd import Host
 from nsq_fast.broker.options import NsqdOptions
+from nsq_fast.broker.redesigned.log import Draft, Record
+from nsq_fast.broker.redesigned.replication import Replica, ReplicaFailed
+from nsq_fast.broker.redesigned.state import ClusterState, Partition
 from nsq_fast.errors import NotLeader, NotWritable, TopicNotExist
 from nsq_fast.log_events import BROKER_WRITE_FAILED, BROKER_WRITE_RECOVERED
-
-from .log import Draft, Record
-from .replication import Replica, ReplicaFailed
-from .state import ClusterState, Partition
 
 logger = logging.getLogger("nsq_fast.broker.redesigned.node")
 
@@ -134,7 +133,6 @@ class Node(Host):
                 cleans_at = now + CLEAN_INTERVAL
                 for partition in self.state.led_by(self.id):
                     partition.clean(time.time_ns())
-                    partition.load(time.localtime().tm_hour)  # what was published belongs to this hour
             for partition in self.state.led_by(self.id):
                 for channel in list(partition.channels.values()):
-                    channel.scan(now)
+                    channel.scan(now, 0.0)

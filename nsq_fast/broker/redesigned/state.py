@@ -1,24 +1,28 @@
-"""What the cluster knows: its topics, their partitions, and which node leads each of them.
-
-A partition stands on some nodes, its *replicas*; each has a log of its own
-(``replication``). A partition whose replicas in sync are all dead has no leader
-until one of them is back. Plain state: what happens when, is for the
-``coordinator``.
-"""
+"""What the cluster knows: its topics, their partitions, and which node leads each of them."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Sequence
-from typing import Protocol
+from pathlib import Path
 
-from .channel import PartitionChannel
-from .disk_sync import DiskSync
-from .load import HourlyBytes, Load, load_of, total
-from .log import File, PartitionLog, Record
-from .replication import Assignment, ReplicaSet
-from .tracing import DeliveryTrace, PublishTrace, TraceSwitches
+from nsq_fast.broker.journal import for_each
+from nsq_fast.broker.redesigned.channel import DeliveryTrace, PartitionChannel, PublishTrace, TraceSwitches
+from nsq_fast.broker.redesigned.log import PartitionLog, Record
+from nsq_fast.broker.redesigned.replication import Assignment, ReplicaSet
+from nsq_fast.log_events import BROKER_WRITE_FAILED, BROKER_WRITE_RECOVERED
+
+logger = logging.getLogger("nsq_fast.broker.redesigned.state")
+
+
+# --- what the cluster knows ------------------------------------------------------------------------------------------
+# Its topics, their partitions, and which node leads each of them.
+# A partition stands on some nodes, its *replicas*; each has a log of its own (replication.py). A partition whose
+# replicas in sync are all dead has no leader until one of them is back. Plain state: what happens when, is for the
+# ``coordinator``.
+
 
 MAX_PARTITIONS = 255
 MAX_SYNC_EVERY = 4000
@@ -82,11 +86,12 @@ class TopicMeta:
         }
 
 
-class Keeper(Protocol):
-    """Sees to it that what the cluster knows survives the process."""
+class Keeper:
+    """Sees to it that what the cluster knows survives the process; this one does not."""
 
-    def log_file(self, node: str, topic: str, number: int, magic_code: int) -> File | None:
-        """Where a node keeps its log of a partition; None where nothing survives."""
+    def log_path(self, node: str, topic: str, number: int) -> Path | None:
+        """The file that a node keeps its log of a partition in; None where nothing survives."""
+        return None
 
     def decided(self) -> None:
         """Topics, or decisions about partitions, are others now."""
@@ -96,23 +101,6 @@ class Keeper(Protocol):
 
     def topic_deleted(self, topic: str) -> None:
         """A topic is gone, and what there was of it."""
-
-
-class KeepsNothing:
-    """Where nothing survives."""
-
-    def log_file(self, node: str, topic: str, number: int, magic_code: int) -> File | None:
-        """As ``Keeper.log_file``."""
-        return None
-
-    def decided(self) -> None:
-        """As ``Keeper.decided``."""
-
-    def channels_changed(self, partition: Partition) -> None:
-        """As ``Keeper.channels_changed``."""
-
-    def topic_deleted(self, topic: str) -> None:
-        """As ``Keeper.topic_deleted``."""
 
 
 class Partition:
@@ -149,7 +137,7 @@ class Partition:
         self.number = number
         self.set = ReplicaSet(
             replicas,
-            lambda node: PartitionLog(number, meta.ext, keeper.log_file(node, topic, number, meta.magic_code)),
+            lambda node: PartitionLog(number, meta.ext, keeper.log_path(node, topic, number), meta.magic_code),
             keeper.decided,
         )
         if last is not None:
@@ -160,8 +148,7 @@ class Partition:
         self.log = self.set.replicas[self._serving].log
         self.channels: dict[str, PartitionChannel] = {}
         self.failed_count = 0
-        self._disk_sync = DiskSync(self.name)
-        self._hourly = HourlyBytes(self.log.end_offset)
+        self._is_sync_failing = False
         self._switches: dict[str, TraceSwitches] = {}
         self.trace = PublishTrace(topic, number, self.switches_of(self._serving))
 
@@ -257,7 +244,7 @@ class Partition:
         for channel in self.channels.values():
             channel.notify()
         if self.meta.sync_every:
-            self._disk_sync.sync((self.set.replicas[node].log for node in self.in_sync), self.meta.sync_every)
+            self._sync()
         if len(log) > _MOST_RECORDS:
             done = min((channel.confirmed.position for channel in self.channels.values()), default=log.end)
             # Where the disk refuses it, the next publish tries again.
@@ -265,15 +252,29 @@ class Partition:
                 for replica in self.set.replicas.values():
                     replica.log.trim(done, RETAINED_RECORDS)
 
+    def _sync(self) -> None:
+        """Bring what was written to the disks themselves. A failure is logged once, and the next publish tries again.
+
+        The messages are confirmed nevertheless, as on the real server (youzan/nsq: nsqd/topic.go, flushData).
+        """
+        try:
+            for_each(self.in_sync, lambda node: self.set.replicas[node].log.sync(self.meta.sync_every))
+        except OSError as error:
+            if not self._is_sync_failing:
+                logger.error(
+                    "failed to bring messages of %s to the disk itself: %s; they are written, but a power loss may take"
+                    " them",
+                    self.name, error, extra=BROKER_WRITE_FAILED,
+                )  # fmt: skip
+            self._is_sync_failing = True
+        else:
+            if self._is_sync_failing:
+                logger.warning("messages of %s reach the disk itself again", self.name, extra=BROKER_WRITE_RECOVERED)
+            self._is_sync_failing = False
+
     def depth_size(self, channel: PartitionChannel) -> int:
         """The bytes from where a channel is to the end of the log."""
         return self.log.end_offset - self.log.offset_of(channel.confirmed.position)
-
-    def load(self, hour: int) -> Load:
-        """What there is to do for it, in this hour of the day."""
-        self._hourly.note(self.log.end_offset, hour)
-        depths = [self.depth_size(channel) for channel in self.channels.values() if not channel.is_ephemeral]
-        return load_of(self._hourly.hours, self.log.end_offset - self.log.start_offset, depths)
 
     def clean(self, now: int) -> None:
         """Drop the records that are older than the retention, as far as every channel is done with them.
@@ -316,7 +317,7 @@ class ClusterState:
     """
 
     def __init__(self) -> None:
-        self.keeper: Keeper = KeepsNothing()
+        self.keeper: Keeper = Keeper()
         self.topics: dict[str, list[Partition]] = {}
         self.node_ids: list[str] = []
         self.alive: set[str] = set()
@@ -341,7 +342,6 @@ class ClusterState:
         return other in self.alive and not self.isolated.intersection((node, other))
 
     def partition(self, topic: str, number: int) -> Partition | None:
-        """The partition, if there is one."""
         partitions = self.topics.get(topic, ())
         return partitions[number] if 0 <= number < len(partitions) else None
 
@@ -349,12 +349,5 @@ class ClusterState:
         """Every partition of every topic."""
         return [partition for partitions in self.topics.values() for partition in partitions]
 
-    def load_of(self, node: str, hour: int) -> tuple[Load, Load]:
-        """What a node leads, and what it has a replica of that is in sync."""
-        held = [each for each in self.all_partitions() if node in each.in_sync]
-        loads = [(each.load(hour), each.leader == node) for each in held]
-        return total(load for load, leads in loads if leads), total(load for load, _ in loads)
-
     def led_by(self, node_id: str) -> list[Partition]:
-        """The partitions that a node leads."""
         return [partition for partition in self.all_partitions() if partition.leader == node_id]

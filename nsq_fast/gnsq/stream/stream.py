@@ -13,7 +13,7 @@ from gevent.ssl import SSLSocket
 
 from nsq_fast.errors import NSQSocketError
 from nsq_fast.gnsq.options import tls_options
-from nsq_fast.runtime import client_context, server_hostname, wrap_socket
+from nsq_fast.runtime import client_context, server_hostname
 
 from .defalte import DefalteSocket
 from .snappy import SnappySocket
@@ -107,7 +107,8 @@ class Stream:
         chosen = tls_options(options) if options else None
         with _socket_errors():
             hostname = server_hostname(chosen, self.address)
-            self.socket = wrap_socket(self.socket, client_context(chosen), hostname)
+            # gevent's class whatever that of the context is, so that a handshake never blocks the process
+            self.socket = SSLSocket(sock=self.socket, server_hostname=hostname, _context=client_context(chosen))
 
     def upgrade_to_snappy(self) -> None:
         """Compress with snappy from now on."""

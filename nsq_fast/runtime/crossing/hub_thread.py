@@ -20,25 +20,26 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from socket import close as close_descriptor  # unlike os.close this one is never patched
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
 
-from gevent import get_hub, joinall
+from gevent import config, get_hub, joinall
 from gevent.event import Event
 from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
 
+from nsq_fast.client.gevent_loop import let_go_of_all
 from nsq_fast.errors import NotRunning, WrongThread
 from nsq_fast.log_events import EXIT_IGNORED, HUB_THREAD_FAILED, INTERNAL_ERROR, PUBLISHES_UNCONFIRMED
 from nsq_fast.runtime.fork import tell_forks
-from nsq_fast.runtime.net.transport import let_go_of_all
 from nsq_fast.runtime.owner_thread import get_ident, refuse_calls, take_calls
 from nsq_fast.runtime.supervised import Job, Supervisor
 
 from .reply import Reply
 
 if TYPE_CHECKING:
-    from nsq_fast.runtime.publishing.publish import Promise
+    from nsq_fast.client.publishes import Promise
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -76,9 +77,13 @@ class Dependent(Protocol):
 class HubThread:
     """The thread. Its methods belong to every thread, but for what says otherwise.
 
+    Calls are handed over by a queue, and each of them wakes the hub: a note that it is being woken already would stay
+    for ever where a handler of a Unix signal (Ctrl-C, an alarm) raises between the note and the wake-up itself.
+
     Raises NotRunning if it cannot begin.
 
     Attributes:
+        calls: functions and their arguments, not called yet.
         ident: its number.
         is_over: whether it takes no calls any more: it ended, or is the parent's.
         is_stopped: whether it ended, with the interpreter.
@@ -86,10 +91,8 @@ class HubThread:
 
     def __init__(self) -> None:
         self.ident = 0
-        self.is_over = False
-        self.is_stopped = False
-        self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self._is_waking = False
+        self.is_over = self.is_stopped = False
+        self.calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._clients: WeakSet[Any] = WeakSet()
         self._dependents: WeakSet[Any] = WeakSet()
         self._answering: dict[Promise, Job | None] = {}  # of calls that run now
@@ -99,6 +102,12 @@ class HubThread:
         self._ended.acquire()
         started = _new_lock()
         started.acquire()
+        try:
+            _check_descriptors()
+            _import_all()
+        except (OSError, ImportError) as error:
+            self.is_over = True
+            raise NotRunning(f"the hub thread of nsq_fast cannot begin: {error!r}") from error
         _start_thread(self._run, (started.release,))
         started.acquire()  # blocks greenlets, too: another one that asks for the thread would find its lock taken
         if self._failure is not None:
@@ -107,16 +116,16 @@ class HubThread:
 
     def submit(self, function: Callable[..., object], *arguments: Any) -> None:
         """Have the hub call ``function`` soon; it must not block. Raises NotRunning when the thread is over."""
-        self._calls.append((function, arguments))
+        self.calls.append((function, arguments))
         if self.is_over:  # looked at afterwards: whoever ends the thread looks at the calls after it has said so
             raise NotRunning(
                 "the thread of nsq_fast has ended: the interpreter ends, this is a child of a fork, or it has failed,"
                 " of which the log tells"
             )
-        if not self._is_waking:
-            self._is_waking = True
-            with suppress(ValueError):  # it failed just now, and answers what was submitted
-                self._watcher.send()
+        try:  # noqa: SIM105  # a publish of a thread does this: suppress() costs more
+            self.wake()
+        except ValueError:
+            pass  # it failed just now, and answers what was submitted
 
     def at_end_of_turn(self, function: Callable[[], object]) -> None:
         """In the hub thread: have the hub call ``function`` when it has done what it is doing now."""
@@ -214,6 +223,7 @@ class HubThread:
         self._stopping = Event()
         self._watcher = hub.loop.async_()
         self._watcher.start(self._make_calls)
+        self.wake = self._watcher.send
         take_calls(self.submit)
 
     def _serve(self) -> None:
@@ -249,7 +259,7 @@ class HubThread:
         )  # fmt: skip
         error = NotRunning(f"the hub thread of nsq_fast has ended of {said}; the next call makes another one")
         error.__cause__ = failure
-        for function, arguments in list(self._calls):
+        for function, arguments in list(self.calls):
             if function == self._start_answering:
                 self._answering[arguments[0]] = None
         for promise in list(self._answering):
@@ -258,8 +268,7 @@ class HubThread:
             _tell(dependent.thread_ended, error)
 
     def _make_calls(self) -> None:
-        self._is_waking = False  # before the calls are looked at: none can come in between and not be seen
-        calls = self._calls
+        calls = self.calls
         try:
             while calls:
                 function, arguments = calls.popleft()
@@ -289,6 +298,18 @@ class HubThread:
         jobs = [self.start_job(client.close_at_exit, EXIT_TIMEOUT) for client in list(self._clients)]
         joinall(jobs, timeout=END_TIMEOUT)
         return sum(job.value or 0 for job in jobs if job.successful())
+
+
+def _import_all() -> None:
+    """Import what the thread would import at its first use of it.
+
+    A fork in the middle of an import in another thread leaves the child with half a module, for good: "cannot import
+    name 'ThreadPool'", "unknown encoding: idna".
+    """
+    for name in ("gevent.threadpool", "gevent.socket", "gevent.ssl", "stringprep"):
+        import_module(name)
+    config.resolver, config.threadpool, config.loop  # noqa: B018  # to read them imports what the program has chosen
+    "a".encode("idna")  # the table of codecs has it from then on
 
 
 def _check_descriptors() -> None:
@@ -328,16 +349,16 @@ def hub_thread() -> HubThread:
         return _the_thread
 
 
-class _Fork:
-    """Frees the lock in a child: who held it is the parent's."""
-
-    def forked(self) -> None:
-        global _lock
-        _lock = _new_lock()
+def _before_fork() -> None:
+    _lock.acquire()  # a fork in the middle of the beginning of the thread would leave half of it to the child
 
 
-_fork = _Fork()
-tell_forks(_fork)
+def _after_fork() -> None:
+    _lock.release()
+
+
+# The child has but the thread that forked, which is the one that holds the lock there.
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 @atexit.register

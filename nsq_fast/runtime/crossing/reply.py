@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from gevent import getcurrent
 from gevent._hub_local import get_hub_if_exists
 from gevent.hub import Waiter
+from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
 
-from nsq_fast._latch import Latch
 from nsq_fast.errors import WrongThread
 from nsq_fast.runtime.owner_thread import is_taking_calls
 from nsq_fast.runtime.waiting import must_go_on
+
+_new_lock = get_original("_thread", "allocate_lock")
 
 
 class Reply:
@@ -24,24 +25,21 @@ class Reply:
     Args:
         blocks_thread: whether to block the thread even where it runs a hub of gevent: for who holds a lock of threads,
             at which the other greenlets of the thread would block it for ever.
-        open_latch: opens the latch, at once or soon.
 
     Attributes:
         error: what it ended with when it did not go well.
         is_set: whether it has ended.
-        latch: what a thread waits for; None where a greenlet waits.
     """
 
-    __slots__ = ("_open_latch", "_value", "_wake", "error", "is_set", "latch")
+    __slots__ = ("_lock", "_value", "_wake", "error", "is_set")
 
-    def __init__(self, *, blocks_thread: bool = False, open_latch: Callable[[Latch], object] = Latch.open) -> None:
+    def __init__(self, *, blocks_thread: bool = False) -> None:
         self.error: BaseException | None = None
         self._value: Any = None
         self.is_set = False
         hub: Any = get_hub_if_exists()
-        self.latch: Latch | None = None
-        self._open_latch = open_latch
-        self._wake: Any = None
+        self._lock: Any = None  # what a thread waits for
+        self._wake: Any = None  # what a greenlet waits for
         if is_taking_calls() and must_go_on():
             raise WrongThread(
                 "a callback in the hub thread of nsq_fast (of a Future, for example) called what waits for that thread:"
@@ -49,7 +47,8 @@ class Reply:
                 " thread of yours"
             )
         if hub is None or getcurrent() is hub or blocks_thread:
-            self.latch = Latch()
+            self._lock = _new_lock()
+            self._lock.acquire()
         else:
             self._wake = hub.loop.async_()
 
@@ -65,7 +64,12 @@ class Reply:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for it; whether it came within ``timeout`` seconds."""
-        return self._wait_on_hub(timeout) if self.latch is None else self.latch.wait(timeout)
+        if self._lock is None:
+            return self._wait_on_hub(timeout)
+        # Once it is set nobody looks at the lock: whoever was interrupted between the next two lines still has it.
+        if not self.is_set and self._lock.acquire(True, -1 if timeout is None else max(0.0, timeout)):
+            self._lock.release()
+        return self.is_set
 
     def get(self) -> Any:
         """Wait for it; return the value or raise the error."""
@@ -80,8 +84,8 @@ class Reply:
 
     def _set(self) -> None:
         self.is_set = True
-        if self.latch is not None:
-            self._open_latch(self.latch)
+        if self._lock is not None:
+            self._lock.release()
         else:
             with suppress(ValueError):  # the hub there was destroyed: nobody waits any more
                 self._wake.send()

@@ -6,7 +6,6 @@ those that other consumers share.
 
 from __future__ import annotations
 
-from .batch import JournalBatchReader
-from .stream import JournalStreamReader
+from .stream import JournalBatchReader, JournalStreamReader
 
 __all__ = ["JournalBatchReader", "JournalStreamReader"]

@@ -16,29 +16,42 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from typing import Any
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from ssl import SSLError
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar, cast
+
+import pyarrow as pa
+from gevent import sleep
 
 from nsq_fast._codec import MESSAGE_ID_SIZE
 from nsq_fast._frame import Columns, join_columns
-from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ServerError
-from nsq_fast.log_events import SPARK_CONNECTION_LOST, SPARK_MESSAGES_LATE, SPARK_SLOT_EMPTY
+from nsq_fast.errors import ConnectFailed, ConnectionLost, NsqError, ProtocolError, ServerError
+from nsq_fast.log_events import SPARK_CONNECTION_LOST, SPARK_MESSAGES_LATE, SPARK_READ_PARTIAL, SPARK_SLOT_EMPTY
 from nsq_fast.runtime import ColumnSubscription
+from nsq_fast.spark.arrow_rows import to_batch
+from nsq_fast.spark.options import SourceOptions
 
-from .chain import Chain, seal, uncertain
-from .claims import Claims
-from .connection import JournalConnection, Work
-from .connections import Connections, is_passing
-from .disk_wait import DiskWait
-from .location import open_storage
-from .quota import Quota
-from .screen import Screen
-from .segment import Head, Stored
-from .slot import Slot
-from .storage import Storage
-from .suspects import Suspects
-from .writer import Writer
+from .files import Storage
+from .slot import (
+    Chain,
+    Head,
+    Slot,
+    Stored,
+    StoredColumns,
+    Suspects,
+    keys_of,
+    open_storage,
+    seal,
+    uncertain,
+    uncertain_elsewhere,
+)
 
 logger = logging.getLogger(__name__)
+
 
 MAX_SEGMENT_BYTES = 32 * 1024 * 1024
 _STEP = 512
@@ -167,7 +180,8 @@ class Collector:
         """What was granted, or as much of it as comes."""
         parts: list[Columns] = []
         size = 0
-        until = connection.deadline
+        # Messages that trickle in would keep the slot, and with it the batch, for as long as others publish.
+        until = min(time.monotonic() + self.slot.max_delay, connection.gather_deadline)
         while connection.outstanding and size < MAX_SEGMENT_BYTES:
             columns = connection.subscription.fetch(
                 self._quota.patience(
@@ -272,3 +286,543 @@ class Collector:
 
 def _is_done(work: Work) -> bool:
     return work.result is None or work.result.done()
+
+
+# One connection that fills one segment after another, and knows which of its FINs the server has processed.
+#
+# It never asks for more messages than were granted: RDY is the number of messages
+# here that are unfinished plus those still to come. So nothing is left over at
+# the end, unless another consumer takes messages of the channel.
+#
+# What the server sends shows which FINs it has processed: it sends the n-th
+# message only when all messages before it but RDY are finished, and it processes
+# FINs in their order. A message may also have left by the server's timeout, so
+# one that was here for long is never taken for finished.
+
+
+STALE = 0.8
+"""After this part of the server's message timeout, messages are left to run into it rather than kept."""
+
+SURE = 0.5
+"""Within this part of it, none can have run into it."""
+
+
+class Claimed(NamedTuple):
+    """A segment of this connection: its number, how many messages had arrived with its last, since when they could."""
+
+    number: int
+    arrived: int
+    granted_at: float
+
+
+class Work(NamedTuple):
+    """What was gathered and is being written.
+
+    Attributes:
+        ids: all that came, to be finished.
+        dropped: the keys of those that are not kept, as the journal holds them already.
+        result: the number of the segment; None when it was too late to keep it, or there was nothing to keep.
+    """
+
+    ids: bytes
+    dropped: frozenset[bytes]
+    arrived: int
+    granted_at: float
+    result: Future[int | None] | None
+
+
+class JournalConnection:
+    """A subscription with its accounts.
+
+    Attributes:
+        outstanding: messages asked for that have not arrived.
+        work: what is being written; its messages are unfinished.
+        unsure: segments of which it is not certain that the server has taken every FIN.
+        dropped: the keys of messages that were finished and not kept.
+    """
+
+    def __init__(self, subscription: ColumnSubscription) -> None:
+        self.subscription = subscription
+        self.outstanding = 0
+        self.work: Work | None = None
+        self.unsure: list[Claimed] = []
+        self.dropped: set[bytes] = set()
+        self._arrived = 0
+        self._largest_rdy = 0
+        self._granted_at = time.monotonic()
+        self._last_granted_at = self._granted_at
+
+    @property
+    def message_timeout(self) -> float:
+        """Seconds."""
+        return self.subscription.info.msg_timeout
+
+    def grant(self, rows: int) -> None:
+        """Ask for so many more messages. To be called before the FINs that make room for them."""
+        self.outstanding += rows
+        self._largest_rdy = max(self._largest_rdy, self.outstanding)
+        self._last_granted_at, self._granted_at = self._granted_at, time.monotonic()
+        self.subscription.set_rdy(self.outstanding)
+
+    def give_up(self) -> None:
+        """Ask for no more messages, and none of those that were granted."""
+        self.outstanding = 0
+
+    def took(self, columns: Columns) -> None:
+        """These have arrived."""
+        self._arrived += columns.count
+        self.outstanding = max(0, self.outstanding - columns.count)
+
+    def begin(self, ids: bytes, dropped: frozenset[bytes], result: Future[int | None] | None) -> None:
+        """All that has arrived is being written."""
+        self.work = Work(ids, dropped, self._arrived, self._last_granted_at, result)
+
+    def claimed(self, work: Work, number: int) -> None:
+        """What was being written is a segment, and is finished next."""
+        self.unsure.append(Claimed(number, work.arrived, work.granted_at))
+
+    def sure(self) -> list[int]:
+        """The segments that are now known to be finished and were not before."""
+        now = time.monotonic()
+        known = [
+            each
+            for each in self.unsure
+            if each.arrived <= self._arrived - self._largest_rdy and now - each.granted_at < SURE * self.message_timeout
+        ]
+        self.unsure = [each for each in self.unsure if each not in known]
+        return [each.number for each in known]
+
+    @property
+    def gather_deadline(self) -> float:
+        """Until when to wait for more, so that there is time to write what has arrived."""
+        return self._last_granted_at + SURE * self.message_timeout
+
+    @property
+    def deadline(self) -> float:
+        """Until when what has arrived may be kept."""
+        return self._last_granted_at + STALE * self.message_timeout
+
+
+CONNECT_PATIENCE = 10.0
+"""Seconds for which an unreachable server is retried; then the slot stays empty."""
+_CONNECT_PAUSE = 0.2
+
+
+class Connections:
+    """In the order in which they were opened; those that are lost stay among them.
+
+    Args:
+        open_one: opens a connection. Raises ConnectFailed, or the server's refusal.
+        quota: of the task; each connection is granted its share.
+        most: of them there may be.
+    """
+
+    def __init__(self, open_one: Callable[[], JournalConnection], quota: Quota, most: int) -> None:
+        self._open_one = open_one
+        self._quota = quota
+        self._most = most
+        self._opened: list[JournalConnection] = []
+
+    def __iter__(self) -> Iterator[JournalConnection]:
+        return iter(self._opened)
+
+    def __len__(self) -> int:
+        return len(self._opened)
+
+    def working(self) -> list[JournalConnection]:
+        """Those from which messages are to come, or whose messages are being written."""
+        return [each for each in self._opened if each.outstanding or each.work]
+
+    def open_first(self) -> None:
+        """Open one. Raises ConnectFailed after `CONNECT_PATIENCE`, or the server's refusal."""
+        until = time.monotonic() + CONNECT_PATIENCE
+        while True:
+            try:
+                self._add()
+                return
+            except (ConnectFailed, ServerError) as error:
+                if time.monotonic() > until or not is_passing(error):
+                    raise
+            sleep(_CONNECT_PAUSE)
+
+    def open_more(self, wanted: int) -> None:
+        """So many in all, or fewer: one is enough, and a server that has refused one is not asked again."""
+        wanted = min(wanted, self._most)
+        try:
+            while self._quota.left and not self._quota.is_over and len(self._opened) < wanted:
+                self._add()
+        except (ConnectFailed, ServerError):
+            self._most = len(self._opened)
+
+    def _add(self) -> None:
+        connection = self._open_one()
+        self._opened.append(connection)
+        with contextlib.suppress(ConnectionLost):
+            self._quota.grant(connection)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the server is merely not there now, or leads no more, as opposed to settings that are wrong."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ServerError):
+            return cause.retriable
+        if isinstance(cause, (ProtocolError, ValueError, SSLError)):
+            return False
+        cause = cause.__cause__
+    return True
+
+
+MAX_WINDOW = 10_000
+"""Most messages in flight on a connection, and so in a segment, where the server's max_rdy_count allows more."""
+
+_FIRST_WAIT = 1.0
+_IDLE_WAIT = 0.2
+_LAST_WAIT = 0.05
+
+
+class Quota:
+    """The rows of a slot, granted to its connections.
+
+    Attributes:
+        is_over: whether nothing more is asked for, as the server has no more, or the disk is too slow.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.left = rows
+        self.is_over = False
+
+    def grant(self, connection: JournalConnection) -> None:
+        """Let a connection ask for as many messages as it may hold."""
+        if self.is_over:
+            connection.give_up()
+        window = min(connection.subscription.info.max_rdy_count, MAX_WINDOW)
+        rows = 0 if self.is_over else min(window - connection.outstanding, self.left)
+        self.left -= rows
+        connection.grant(rows)
+
+    def patience(self, output_buffer_timeout: int, *, has_some: bool) -> float:
+        """Seconds to wait for messages.
+
+        Args:
+            output_buffer_timeout: for how many ms the server may hold them; -1: until its buffer is full, or RDY is
+                reached, which is as many as were asked for.
+            has_some: whether some have come.
+        """
+        if self.is_over:
+            return _LAST_WAIT
+        return max(output_buffer_timeout, 0) / 1000 + (_IDLE_WAIT if has_some else _FIRST_WAIT)
+
+
+LONG = 0.5
+"""From this part on the disk is much slower than the server."""
+
+T = TypeVar("T")
+
+
+class DiskWait:
+    """Counts from when it is made."""
+
+    def __init__(self) -> None:
+        self._began = monotonic()
+        self._waited = 0.0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether most of the time was spent waiting."""
+        return self._waited > LONG * (monotonic() - self._began)
+
+    def result(self, of: Future[T]) -> T:
+        """What is written, once it is. Raises what the writing raised."""
+        began = monotonic()
+        try:
+            return of.result()
+        finally:
+            self._waited += monotonic() - began
+
+
+# The thread that writes segments. What is gathered while it waits for the disk goes into one segment, not several.
+#
+# So the slower the disk, the larger the segments, and the more rows for each fsync.
+
+
+class _Part(NamedTuple):
+    columns: Any
+    deadline: float
+    result: Future[int | None]
+
+
+class Writer:
+    """Writes in the order of the calls. Use it in a ``with`` block: everything is written when the block ends.
+
+    Args:
+        keep: makes a segment of columns, and of so many parts, and returns its number.
+        group: most parts of a segment.
+        max_bytes: of bodies, from which on nothing more is put into a segment.
+    """
+
+    def __init__(self, keep: Callable[[Any, int], int], group: int, max_bytes: int) -> None:
+        self._keep = keep
+        self._group = group
+        self._max_bytes = max_bytes
+        self._waiting: deque[_Part] = deque()
+        self._pool = ThreadPoolExecutor(1, "nsq-journal")
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def write(self, columns: Any, deadline: float) -> Future[int | None]:
+        """The number of the segment to come, or None when it was not begun before ``deadline`` (monotonic)."""
+        result: Future[int | None] = Future()
+        self._waiting.append(_Part(columns, deadline, result))
+        self._pool.submit(self._work)
+        return result
+
+    def _work(self) -> None:
+        parts = self._take()
+        if not parts:  # written with an earlier one
+            return
+        try:
+            columns = parts[0].columns if len(parts) == 1 else join_columns([part.columns for part in parts])
+            number = self._keep(columns, len(parts))
+        except BaseException as error:
+            for part in parts:
+                part.result.set_exception(error)
+        else:
+            for part in parts:
+                part.result.set_result(number)
+
+    def _take(self) -> list[_Part]:
+        parts: list[_Part] = []
+        size = 0
+        while self._waiting and len(parts) < self._group and size < self._max_bytes:
+            if parts and not (isinstance(self._waiting[0].columns, Columns) and isinstance(parts[0].columns, Columns)):
+                break
+            part = self._waiting.popleft()
+            if monotonic() > part.deadline:
+                part.result.set_result(None)
+                continue
+            parts.append(part)
+            size += len(part.columns.body)
+        return parts
+
+
+# What an attempt has claimed so far, and which of it the server may deliver again.
+
+
+Claim = Callable[[int, Head, Any], Stored]
+"""Writes a segment: its number, its head, its columns."""
+
+
+class Claims:
+    """The segments of one attempt at a slot.
+
+    Args:
+        head: what the heads of all segments have in common.
+        suspects: where messages that may come again are written down; None: they pass.
+
+    Attributes:
+        segments: those that were claimed, by number.
+    """
+
+    def __init__(self, chain: Chain, head: Head, claim: Claim, suspects: Suspects | None) -> None:
+        self.segments: list[Stored] = []
+        self._chain = chain
+        self._head = head
+        self._claim = claim
+        self._suspects = suspects
+        self._unsure: Counter[int] = Counter()
+
+    def keep(self, columns: Any, connections: int) -> int:
+        """Write what several connections have gathered as one segment, and return its number. In a thread."""
+        number = len(self.segments)
+        head = self._head.of(columns.count, tuple(self._open()))
+        self.segments.append(self._claim(number, head, columns))
+        self._unsure[number] = connections
+        return number
+
+    def sure(self, numbers: Iterable[int]) -> None:
+        """Of these segments the server has taken every FIN of one connection."""
+        for number in numbers:
+            self._unsure[number] -= 1
+
+    def unfinished(self) -> list[Stored]:
+        """Segments claimed in this batch that may be delivered again.
+
+        They are those of this slot, and of slots whose attempt may have died.
+        """
+        ours = [self.segments[number] for number in self._open()]
+        with contextlib.suppress(FileNotFoundError):  # too late for this attempt, as its next claim will tell
+            return ours + uncertain_elsewhere(self._chain.storage, self._chain.slot)
+        return ours
+
+    def suspect(self, segments: Iterable[Stored]) -> None:
+        """The messages of these may come again."""
+        if self._suspects is not None:
+            self._suspects.add(message_keys(segments))
+
+    def suspect_late(self, ids: set[bytes]) -> None:
+        """The FINs of messages with these ids came too late."""
+        if ids and self._suspects is not None:
+            self._suspects.add(key for key in message_keys(self.segments) if key[:MESSAGE_ID_SIZE] in ids)
+
+    def _open(self) -> list[int]:
+        """The segments whose FINs the server may not have taken."""
+        return sorted(number for number, connections in list(self._unsure.items()) if connections > 0)
+
+
+def message_keys(segments: Iterable[Stored]) -> Iterable[bytes]:
+    """What their messages are known by."""
+    return (key for segment in segments for key in segment.message_keys())
+
+
+# Leaves out messages that the journal holds already. Costs nothing while there are no suspects.
+
+
+_WIDTHS = {
+    "timestamps": 8, "attempts": 2, "ids": MESSAGE_ID_SIZE, "internal_ids": 8, "trace_ids": 8, "offsets": 8, "sizes": 4,
+    "ext_versions": 1,
+}  # fmt: skip
+
+
+class Screen:
+    """Compares what arrives with the suspects; None lets everything pass."""
+
+    def __init__(self, suspects: Suspects | None) -> None:
+        self._suspects = suspects
+        self._known = suspects.load() if suspects is not None else set()
+
+    def drop_known(self, columns: Any, unsure: Callable[[], Iterable[Stored]] = list) -> tuple[Any, frozenset[bytes]]:
+        """The messages that are new, as columns, and the keys of the others.
+
+        ``unsure`` are segments of the same batch that may not be finished; it is called when something comes again.
+        """
+        if self._suspects is None:
+            return columns, frozenset()
+        known = self._known
+        if _has_redelivered(columns):
+            self._known = known = self._suspects.load()  # there may be more by now
+            known = known.union(*(segment.message_keys() for segment in unsure()))
+        if not known:
+            return columns, frozenset()
+        keys = keys_of(columns)
+        met = known.intersection(keys)
+        if not met:
+            return columns, frozenset()
+        return take(columns, [row for row, key in enumerate(keys) if key not in met]), frozenset(met)
+
+
+def _has_redelivered(columns: Any) -> bool:
+    return bool(columns.count) and max(array("H", columns.attempts)) > 1
+
+
+def take(columns: Any, rows: list[int]) -> StoredColumns:
+    """These rows of columns."""
+    found: dict[str, Any] = {}
+    for name, width in _WIDTHS.items():
+        column = getattr(columns, name)
+        found[name] = None if column is None else _fixed(bytes(column), width, rows)
+    found["body_offsets"], found["body"] = _variable(columns.body_offsets, columns.body, rows)
+    if columns.ext is not None:
+        found["ext_offsets"], found["ext"] = _variable(columns.ext_offsets, columns.ext, rows)
+    return StoredColumns(count=len(rows), **found)
+
+
+def _fixed(column: bytes, width: int, rows: list[int]) -> bytes:
+    return b"".join([column[width * row : width * row + width] for row in rows])
+
+
+def _variable(offsets: Any, data: Any, rows: list[int]) -> tuple[bytes, bytes]:
+    starts, view = array("i", bytes(offsets)), memoryview(data)
+    pieces = [view[starts[row] : starts[row + 1]] for row in rows]
+    ends = array("i", [0])
+    for piece in pieces:
+        ends.append(ends[-1] + len(piece))
+    return ends.tobytes(), b"".join(pieces)
+
+
+# Reads the messages of a channel and requeues them.
+#
+# A connection may hold only so many, so they are taken window by window and
+# requeued at once. nsqd puts them at the end of its queue, so the windows go
+# through the queue once; an id that comes a second time is left out.
+
+
+_WAIT = 1.0
+_ROUNDS = 4
+
+
+class Peek:
+    """A slot of a batch read that consumes nothing."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self._seen: set[bytes] = set()
+
+    def batches(self, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+        """The rows, each message once."""
+        slot = self.slot
+        for columns in self._windows():
+            yield to_batch(
+                cast(Any, columns),
+                options.columns,
+                options.headers_as,
+                topic=slot.topic,
+                partition=slot.partition,
+                nsqd=str(slot.address),
+                is_redesigned=slot.is_redesigned,
+            )
+
+    def _windows(self) -> Iterator[Any]:
+        slot = self.slot
+        if slot.address is None or not slot.rows:
+            return
+        subscription = ColumnSubscription(
+            slot.address,
+            slot.topic,
+            slot.channel,
+            slot.connection,
+            partition=slot.partition,
+            advanced=slot.is_redesigned,
+        )
+        with subscription:
+            window = min(slot.rows, subscription.info.max_rdy_count, MAX_WINDOW)
+            for _ in range(1 + _ROUNDS * slot.rows // window):
+                columns = self._take(subscription, window)
+                yield self._new(columns)
+                if columns.count < window or len(self._seen) >= slot.rows:
+                    break
+            else:
+                logger.warning(
+                    "slot %s: %s of %s messages were seen",
+                    slot.name,
+                    len(self._seen),
+                    slot.rows,
+                    extra=SPARK_READ_PARTIAL,
+                )
+
+    def _take(self, subscription: ColumnSubscription, window: int) -> Columns:
+        """A window, requeued at once: nothing is held while Spark works on its rows."""
+        subscription.set_rdy(window)
+        columns = subscription.fetch(_WAIT, window)
+        subscription.set_rdy(0)
+        if columns.count:
+            subscription.requeue(columns.ids)
+        return columns
+
+    def _new(self, columns: Columns) -> Any:
+        size = MESSAGE_ID_SIZE
+        ids = [columns.ids[at : at + size] for at in range(0, size * columns.count, size)]
+        unknown = set(ids)
+        if len(unknown) == len(ids) <= self.slot.rows - len(self._seen) and self._seen.isdisjoint(unknown):
+            self._seen |= unknown
+            return columns
+        rows = []
+        for row, id in enumerate(ids):
+            if id not in self._seen and len(self._seen) < self.slot.rows:
+                self._seen.add(id)
+                rows.append(row)
+        return take(columns, rows)

@@ -1,23 +1,45 @@
-"""Offsets, and how many rows of a batch come from where. Nothing here asks a server or reads a clock.
-
-An offset names the journal, the batch, and each slot with the rows planned for
-it. A batch is planned only once, because an nsqd that has left lookup since may
-have rows in the journal.
-
-A *source* is where messages wait: an nsqd, named by its address, or a partition
-of a redesigned topic, named ``p3``; where several topics are read, with the
-topic before it: ``orders/p3``. A *slot* is one task that reads from a source;
-``#1`` marks the second slot of a source.
-"""
+"""What waits where, and which part of it is a batch: offsets, the depths of channels, slots. For the driver."""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from nsq_fast.errors import ConfigError
+from nsq_fast.errors import ConfigError, LookupFailed, NsqError
 from nsq_fast.names import Address, parse_address
+from nsq_fast.runtime import NsqdHTTPClient
+from nsq_fast.spark.discovery import (
+    NO_ANSWER,
+    TIMEOUT,
+    Nsqd,
+    TopicFinder,
+    TopicServers,
+    check_topics,
+    discover,
+    is_transient,
+    nsqd_client,
+    unknown_topic,
+)
+from nsq_fast.spark.options import SourceOptions
+from nsq_fast.spark.pace import Reminder
+
+logger = logging.getLogger(__name__)
+
+
+# Offsets, and how many rows of a batch come from where. Nothing here asks a server or reads a clock.
+#
+# An offset names the journal, the batch, and each slot with the rows planned for
+# it. A batch is planned only once, because an nsqd that has left lookup since may
+# have rows in the journal.
+#
+# A *source* is where messages wait: an nsqd, named by its address, or a partition
+# of a redesigned topic, named ``p3``; where several topics are read, with the
+# topic before it: ``orders/p3``. A *slot* is one task that reads from a source;
+# ``#1`` marks the second slot of a source.
+
 
 _PARTITION = re.compile(r"p([0-9]{1,4})\Z")
 
@@ -147,3 +169,237 @@ class Target:
         """These were taken from the servers since."""
         for source, rows in taken.items():
             self._left[source] = max(0, self._left.get(source, 0) - rows)
+
+
+# How many messages wait in a channel at each source, from /stats of the nsqds, at most every 200 ms. For the driver.
+#
+# An nsqd that does not answer is left out of this round, and warned about every minute. What
+# lookup said is used until the next poll, and longer while lookup does not answer.
+
+
+STATS_INTERVAL = 0.2
+DISCOVERY_INTERVAL = 5.0
+_STATS_TIMEOUT = 3.0
+_SOON = 1.0
+_AS_BEFORE = "lookup does not answer, and the servers of topics are taken to be as before"
+
+
+class Backlog:
+    """The depths of the channel of one topic, and the servers that were asked for them.
+
+    Args:
+        reminder: that of all topics, so that what they have in common is told once.
+
+    Attributes:
+        silent: the nsqds that did not answer when they were last asked, and why.
+        answered_at: when a source of the topic was last heard of (monotonic); None: never.
+        begun_at: when it was first asked for.
+    """
+
+    def __init__(self, options: SourceOptions, reminder: Reminder) -> None:
+        self._options = options
+        self._servers: TopicServers | None = None
+        self._discovered_at = self._asked_at = float("-inf")
+        self._depths: dict[str, Depth] = {}
+        self._clients: dict[Nsqd, NsqdHTTPClient] = {}
+        self._reminder = reminder
+        self.silent: dict[Nsqd, Exception] = {}
+        self.answered_at: float | None = None
+        self.begun_at = time.monotonic()
+
+    @property
+    def topic(self) -> str:
+        """Its name."""
+        return self._options.topic
+
+    def servers(self, timeout: float = TIMEOUT) -> TopicServers:
+        """The servers of the topic, as of the last few seconds. Raises LookupFailed, HttpError, ConfigError."""
+        if time.monotonic() - self._discovered_at > DISCOVERY_INTERVAL or not self._servers:
+            self.discover(timeout)
+        assert self._servers is not None
+        return self._servers
+
+    def discover(self, timeout: float = TIMEOUT) -> TopicServers:
+        """Ask for the servers now; those known before stay when nobody answers soon."""
+        try:
+            found = discover(self._options, timeout=timeout if self._servers is None else min(timeout, _SOON))
+        except NO_ANSWER as error:
+            if self._servers is None or not is_transient(error):
+                raise
+            self._reminder.warn(_AS_BEFORE, f"{_AS_BEFORE}: {error}")
+            found = self._servers
+        else:
+            self._reminder.over(_AS_BEFORE)
+        if found.is_ordered:
+            raise ConfigError(
+                f"topic {self._options.topic} is ordered: its servers give one message at a time, and the journalled"
+                " reader would have to wait for the disk after each; use the replayable reader"
+            )
+        self._discovered_at = time.monotonic()
+        self._servers = found
+        return found
+
+    def depths(self, timeout: float = TIMEOUT) -> Mapping[str, Depth]:
+        """What waits at each source that answers."""
+        if time.monotonic() - self._asked_at >= STATS_INTERVAL:
+            servers = self.servers(timeout)
+            self._depths = {}
+            for nsqd in servers.nsqds:
+                self._depths.update(self._ask(nsqd, servers))
+            self._asked_at = time.monotonic()
+            self._tell_unknown()
+        return self._depths
+
+    def all_depths(self) -> Mapping[str, Depth]:
+        """What waits at all sources. Raises LookupFailed when the topic is not known, or an nsqd does not answer."""
+        found = self.depths()
+        for nsqd, error in self.silent.items():
+            if self._options.fail_on_data_loss or not found:
+                raise LookupFailed(
+                    f"nsqd {nsqd.tcp} cannot be reached, and its messages of topic {self._options.topic!r} would be"
+                    f" missing: {error}; failOnDataLoss=false leaves it out, as long as another answers"
+                ) from error
+        if not found:
+            raise unknown_topic(self._options)
+        return found
+
+    def _tell_unknown(self) -> None:
+        key = f"topic {self._options.topic} is not known"
+        if self._depths:
+            self.answered_at = time.monotonic()
+            self._reminder.over(key)
+        elif not self.silent:
+            self._reminder.warn(key, f"{unknown_topic(self._options)} Nothing is read of it until it is there")
+
+    def fresh(self, timeout: float = TIMEOUT) -> Mapping[str, Depth]:
+        """As ``depths``, but asked now."""
+        self._asked_at = float("-inf")
+        return self.depths(timeout)
+
+    def close(self) -> None:
+        """Close the connections."""
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+
+    def _ask(self, nsqd: Nsqd, servers: TopicServers) -> dict[str, Depth]:
+        try:
+            topics = self._client(nsqd).stats(self._options.topic).get("topics") or []
+            found = dict(self._channels(nsqd, servers, topics))
+        except (NsqError, OSError) as error:
+            self.silent[nsqd] = error
+            self._reminder.warn(_left_out(nsqd), f"nsqd {nsqd} is left out until it answers: {error}")
+            return {}
+        self.silent.pop(nsqd, None)
+        self._reminder.over(_left_out(nsqd))
+        return found
+
+    def _client(self, nsqd: Nsqd) -> NsqdHTTPClient:
+        if nsqd not in self._clients:
+            self._clients[nsqd] = nsqd_client(self._options, nsqd, _STATS_TIMEOUT)
+        return self._clients[nsqd]
+
+    def _channels(self, nsqd: Nsqd, servers: TopicServers, topics: list[Any]) -> list[tuple[str, Depth]]:
+        found = []
+        for topic in topics:
+            if topic.get("topic_name") != self._options.topic:
+                continue
+            partition = int(topic["topic_partition"]) if servers.leaders else None
+            if partition is not None and servers.leaders.get(partition) != nsqd:
+                continue
+            source = str(nsqd.tcp) if partition is None else partition_source(partition)
+            found.append((source, self._depth(nsqd, topic, partition)))
+        return found
+
+    def _depth(self, nsqd: Nsqd, topic: Mapping[str, Any], partition: int | None) -> Depth:
+        for channel in topic.get("channels") or []:
+            if channel.get("channel_name") == self._options.channel:
+                if channel.get("paused") or topic.get("paused"):
+                    return Depth()
+                return Depth(*(int(channel.get(key) or 0) for key in ("depth", "in_flight_count", "deferred_count")))
+        # Until there is a channel, nothing waits in it; messages of the topic come into the first one that is made.
+        self._client(nsqd).create_channel(self._options.topic, self._options.channel, partition=partition)
+        return Depth(int(topic.get("depth") or 0) if partition is None else 0)
+
+
+def _left_out(nsqd: Nsqd) -> str:
+    return f"nsqd {nsqd} does not answer"
+
+
+# What waits in the channels of all topics of a query, by source.
+#
+# With several topics a source is named ``orders/10.0.0.1:4150``; with one, as before, ``10.0.0.1:4150``.
+
+
+_NOTHING = "nothing is read until a server answers"
+
+
+class Backlogs:
+    """The depths of the channels, and the servers that were asked for them. For the driver."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._finder = TopicFinder(options)
+        self._topics: dict[str, Backlog] = {}
+        self._reminder = Reminder(logger)
+
+    def depths(self, timeout: float = TIMEOUT) -> Mapping[str, Depth]:
+        """What waits at each source that answers; nothing of a topic whose servers do not. Raises ConfigError."""
+        failures: dict[str, Exception] = {}
+
+        def or_nothing(backlog: Backlog) -> Mapping[str, Depth]:
+            try:
+                return backlog.depths(timeout)
+            except NO_ANSWER as error:
+                failures[backlog.topic] = error
+                return {}
+
+        found = self._gathered(or_nothing, timeout)
+        if failures:
+            (error, *_) = failures.values()
+            self._reminder.warn(_NOTHING, f"{_NOTHING}, of topic {', '.join(failures)}: {error}")
+        else:
+            self._reminder.over(_NOTHING)
+        return found
+
+    def fresh(self, timeout: float = TIMEOUT) -> Mapping[str, Depth]:
+        """As ``depths``, but asked now. Raises LookupFailed, HttpError too."""
+        return self._gathered(lambda backlog: backlog.fresh(timeout), timeout)
+
+    def all_depths(self) -> Mapping[str, Depth]:
+        """What waits at all sources. Raises LookupFailed when one cannot be had, or there is no such topic."""
+        if not self._finder.topics(TIMEOUT):
+            raise LookupFailed(f"topicPattern={self._options.topic!r}: no topic matches it")
+        missing = check_topics(self._options)
+        return self._gathered(lambda each: {} if each.topic in missing else each.all_depths(), TIMEOUT)
+
+    def servers(self, topic: str) -> TopicServers:
+        """The servers of one of the topics. Raises LookupFailed, HttpError, ConfigError."""
+        return self.of(topic).servers()
+
+    def of(self, topic: str) -> Backlog:
+        """One of the topics."""
+        if topic not in self._topics:
+            self._topics[topic] = Backlog(self._options.for_topic(topic), self._reminder)
+        return self._topics[topic]
+
+    def metrics(self) -> dict[str, Any]:
+        """How old what is known of the servers is, and which topics nobody has been heard of."""
+        now = time.monotonic()
+        ages = [now - (each.answered_at or each.begun_at) for each in self._topics.values()]
+        unknown = sorted(topic for topic, each in self._topics.items() if each.answered_at is None)
+        return {"lookupAgeSeconds": round(max(ages, default=0.0), 1), **({"unknownTopics": unknown} if unknown else {})}
+
+    def close(self) -> None:
+        """Close the connections."""
+        for backlog in self._topics.values():
+            backlog.close()
+
+    def _gathered(self, ask: Callable[[Backlog], Mapping[str, Depth]], timeout: float) -> dict[str, Depth]:
+        found: dict[str, Depth] = {}
+        for topic in self._finder.topics(timeout):
+            depths = ask(self.of(topic))
+            if self._options.reads_several:
+                depths = {with_topic(topic, source): depth for source, depth in depths.items()}
+            found.update(depths)
+        return found

@@ -1,42 +1,91 @@
-"""The journal of one query, as the driver keeps it.
-
-    <journal>/<id>/about.json     of which topic and channel
-                   committed      the last batch that was committed
-                   b<batch>/      one for each batch that is not, made before its tasks begin
-                   suspects/
-                   position.json  with PySpark before 4.2: the last offset that was planned
-                   plan.json      of a batch read: its plan
-
-Only the driver makes and retires places.
-"""
+"""The journal of one query as its driver keeps it, and what other queries have left in theirs."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import logging
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from nsq_fast.errors import ConfigError, JournalError, JournalMissing, JournalStorageFailed, JournalTaken
+from nsq_fast.log_events import SPARK_ORPHANS
+from nsq_fast.spark.options import ADOPT, REFUSE, SourceOptions
 
-from .chain import Chain, encode_json, seals
-from .segment import Head
-from .storage import Storage
-from .suspects import Suspects
+from .files import Storage
+from .plan import Offset, source_of, topic_of
+from .slot import Chain, Head, Stored, Suspects, encode_json, seals, slots
+
+logger = logging.getLogger(__name__)
+
+
+# The journal of one query, as the driver keeps it.
+#
+#     <journal>/<id>/about.json     of which topic and channel
+#                    committed      the last batch that was committed
+#                    b<batch>/      one for each batch that is not, made before its tasks begin
+#                    suspects/
+#                    position.json  with PySpark before 4.2: the last offset that was planned
+#                    plan.json      of a batch read: its plan
+#                    adopt.json     the folders that it was told to adopt when it starts again
+#                    adopted.json   the folders that it has adopted: by which batch, and up to which of theirs
+#
+# Only the driver makes and retires places.
+
 
 _ABOUT = "about.json"
 _COMMITTED = "committed"
 _POSITION = "position.json"
 _PLAN = "plan.json"
+_ADOPT = "adopt.json"
+_ADOPTED = "adopted.json"
+_SLOTS = "plan.json"
 
 
-class About(msgspec.Struct, frozen=True):
-    """What a journal is of."""
+class About(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a journal is of.
+
+    Attributes:
+        topic: names with commas between them, or a pattern.
+        unnamed: the topic of slots that name none; "" where there are none of these.
+    """
 
     topic: str
     channel: str
     layout: int = 1
+    is_pattern: bool = False
+    unnamed: str = ""
+
+    def reads(self, topic: str) -> bool:
+        """Whether the topic is one of these."""
+        return re.fullmatch(self.topic, topic) is not None if self.is_pattern else topic in self.topic.split(",")
+
+    def check(self, kept: About, path: str) -> None:
+        """Raise JournalError where a query of these topics cannot go on with a journal that is ``kept`` of others.
+
+        As with Kafka's subscribe topics may come, in any order or by a pattern. What is left is that of a name that
+        this query does not read.
+        """
+        named = [] if kept.is_pattern or kept.topic == self.topic else kept.topic.split(",")
+        left = [topic for topic in named if not self.reads(topic)]
+        if left or kept.channel != self.channel:
+            raise JournalError(
+                f"the journal {path} is of topic {kept.topic}, channel {kept.channel}: a checkpoint cannot be used for"
+                f" {self.topic}, {self.channel}"
+                + (f", which does not read {', '.join(left)}; name it, or take a new checkpoint" if left else "")
+            )
+
+    def following(self, kept: About) -> About:
+        """What is kept from now on. Slots that were planned for one topic alone do not name it."""
+        unnamed = self.unnamed or kept.unnamed or ("" if kept.is_pattern or "," in kept.topic else kept.topic)
+        return msgspec.structs.replace(self, unnamed=unnamed)
+
+
+Adoptions = dict[str, tuple[int, int]]
+"""Folder -> the batch that has adopted it, and the last batch of the folder itself."""
 
 
 class Usage(NamedTuple):
@@ -65,6 +114,10 @@ class QueryJournal:
         self.path = self._storage.path
         self.suspects = Suspects(self._storage.below("suspects"))
 
+    def beside(self, id: str) -> QueryJournal:
+        """Another one, in the same place."""
+        return QueryJournal(self._parent, id)
+
     def create(self, about: About) -> None:
         """Make it, readable by its owner only; without effect when it is there. Raises ConfigError, JournalError."""
         try:
@@ -73,25 +126,31 @@ class QueryJournal:
             self._storage.make()
             self.suspects.storage.make()
         except (OSError, JournalStorageFailed) as error:
-            raise ConfigError(f"journal={self._parent.path!r}: cannot be made or written: {error}") from error
+            reason = error.__cause__ if isinstance(error.__cause__, OSError) else error
+            raise ConfigError(f"journal={self._parent.path!r}: cannot be made or written: {reason}") from error
         with contextlib.suppress(JournalTaken):
             self._storage.claim(_ABOUT, [encode_json(about)])
         self.check(about)
 
-    def check(self, about: About) -> None:
-        """Raise JournalMissing when it is not there, JournalError when it is of something else."""
+    def check(self, about: About) -> About:
+        """What it is of. Raises JournalMissing when it is not there, JournalError when it is of something else."""
         found = self._read(_ABOUT)
         if found is None:
             raise JournalMissing(
                 f"the journal {self.path} is not there, but the query's checkpoint was made with it: what was"
                 " acknowledged and not committed would be lost. Bring it back, mount it, or correct the option journal"
             )
-        of = msgspec.json.decode(found, type=About)
-        if of != about:
-            raise JournalError(
-                f"the journal {self.path} is of topic {of.topic}, channel {of.channel}: a checkpoint cannot be"
-                f" used for {about.topic}, {about.channel}"
-            )
+        kept = msgspec.json.decode(found, type=About)
+        about.check(kept, self.path)
+        return kept
+
+    def renew(self, about: About) -> About:
+        """As ``check``; the journal is of these topics from now on. What is kept then is returned."""
+        kept = self.check(about)
+        following = about.following(kept)
+        if following != kept:
+            self._storage.replace(_ABOUT, encode_json(following))
+        return following
 
     # Batches
 
@@ -133,7 +192,7 @@ class QueryJournal:
 
     def commit(self, batch: int) -> None:
         """Spark will not ask again for this batch or one before it: delete them, and forget the suspects they met."""
-        done = [each for each in self._batches() if each <= batch]
+        done = [each for each in self.batches() if each <= batch]
         self.suspects.forget(key for each in done for head in self.seals(each).values() for key in head.seen)
         if batch > self.committed():
             self._storage.replace(_COMMITTED, str(batch).encode())
@@ -141,7 +200,8 @@ class QueryJournal:
             self._storage.retire(f"b{each}")
         self._storage.sweep()
 
-    def _batches(self) -> Iterator[int]:
+    def batches(self) -> Iterator[int]:
+        """Those that there are."""
         for name in self._storage.names():
             if name.startswith("b") and name[1:].isdigit():
                 yield int(name[1:])
@@ -153,6 +213,49 @@ class QueryJournal:
     def position(self) -> bytes | None:
         """The offset that was kept."""
         return self._read(_POSITION)
+
+    # What a query with another checkpoint may need of it
+
+    def rows(self, batch: int) -> dict[int, int]:
+        """How many rows each slot of a batch has; slots without any are left out."""
+        found = {slot: sum(each.head.rows for each in self._files(batch, slot)) for slot in slots(self.batch(batch))}
+        return {slot: rows for slot, rows in found.items() if rows}
+
+    def _files(self, batch: int, slot: int) -> list[Stored]:
+        return self.chain(batch, slot).read()
+
+    def keep_slots(self, batch: int, names: Sequence[str]) -> None:
+        """Keep which slots a batch has: where there are several topics, only their names tell them."""
+        with contextlib.suppress(JournalTaken):  # by the run before
+            self.batch(batch).claim(_SLOTS, [encode_json(sorted(names))])
+
+    def kept_slots(self, batch: int) -> list[str] | None:
+        """What was kept."""
+        with contextlib.suppress(FileNotFoundError):
+            return msgspec.json.decode(bytes(self.batch(batch).view(_SLOTS)), type=list[str])
+        return None
+
+    def ask_to_adopt(self, id: str) -> None:
+        """Have the query adopt another folder when it starts again."""
+        self._storage.replace(_ADOPT, encode_json(sorted({*self.asked_to_adopt(), id})))
+
+    def asked_to_adopt(self) -> list[str]:
+        """What it was asked for, done or not."""
+        found = self._read(_ADOPT)
+        return [] if found is None else msgspec.json.decode(found, type=list[str])
+
+    def adopt(self, by: int, batches: Mapping[str, int]) -> Adoptions:
+        """Keep that batch ``by`` adopts these folders, each up to a batch of its own. All adoptions are returned."""
+        found = {**self.adopted(), **{id: (by, last) for id, last in batches.items()}}
+        self._storage.replace(_ADOPTED, encode_json(found))
+        for id in batches:  # what their dead tasks may not have finished comes to this query
+            self.suspects.add(QueryJournal(self._parent, id).suspects.load())
+        return found
+
+    def adopted(self) -> Adoptions:
+        """The folders that were adopted."""
+        found = self._read(_ADOPTED)
+        return {} if found is None else msgspec.json.decode(found, type=dict[str, tuple[int, int]])
 
     # The plan of a batch read
 
@@ -180,3 +283,168 @@ def positions(parent: Storage, about: About) -> list[bytes]:
             if (position := journal.position()) is not None:
                 found.append(position)
     return found
+
+
+def folders(parent: Storage) -> Iterator[tuple[str, About]]:
+    """The journals of streams below ``parent``, and what they are of."""
+    for name in parent.names():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
+            of = msgspec.json.decode(bytes(parent.below(name).view(_ABOUT)), type=About)
+            if QueryJournal(parent, name).plan() is None:  # that of a batch read is read again by its name
+                yield name, of
+
+
+# Batches that no query will commit: those of another folder of the journal, of the same topics and channel.
+#
+# A new checkpoint gives a query a new folder. What the folder before it holds was
+# acknowledged, so no server has it any more, and whoever had it to commit may have
+# ended with the old checkpoint. It is read where it lies, as slots of the new
+# query's first batch, named ``@<folder>/b<batch>/s<slot>/<topic>``: nothing is
+# copied, so a query that dies before its commit leaves all of it to the next.
+
+
+_MARK = "@"
+
+
+class Orphan(NamedTuple):
+    """What a folder holds that was not committed.
+
+    Attributes:
+        id: of the folder.
+        about: of which topics and channel it is.
+        slots: the rows of each slot, by the name that it has in the batch that adopts it.
+        last: the last of its batches.
+        oldest: when the oldest file was written, in seconds since the epoch.
+    """
+
+    id: str
+    about: About
+    journal: QueryJournal
+    slots: Mapping[str, int]
+    last: int
+    oldest: float | None
+
+    @property
+    def rows(self) -> int:
+        """All of them."""
+        return sum(self.slots.values())
+
+    @property
+    def topics(self) -> list[str]:
+        """Of which they are."""
+        return sorted({found.topic for name in self.slots if (found := parse_adopted(name))})
+
+    def __str__(self) -> str:
+        age = "" if self.oldest is None else f", the oldest {max(time.time() - self.oldest, 0.0):.0f} s old"
+        return f"{self.journal.path} ({self.rows} rows{age})"
+
+
+class Adopted(NamedTuple):
+    """Where a slot of a batch that adopts lies."""
+
+    id: str
+    batch: int
+    slot: int
+    topic: str
+
+
+def parse_adopted(name: str) -> Adopted | None:
+    """What the name of a slot says; None for a slot of the query's own."""
+    if not name.startswith(_MARK):
+        return None
+    id, batch, slot, topic = name[len(_MARK) :].split("/")
+    return Adopted(id, int(batch[1:]), int(slot[1:]), topic)
+
+
+def find_orphans(parent: Storage, options: SourceOptions, own: str) -> list[Orphan]:
+    """The folders below ``parent`` with rows of these topics and this channel, but for the query's own.
+
+    Raises JournalError for a file that is damaged.
+    """
+    found = [
+        uncommitted(parent, id, about)
+        for id, about in folders(parent)
+        if id != own and about.channel == options.channel and _may_have(about, options)
+    ]
+    return [each for each in found if each.slots and _is_of(each, options)]
+
+
+def find_asked_for(parent: Storage, journal: QueryJournal, batch: int) -> list[Orphan]:
+    """What a query that stands behind ``batch`` was told to adopt (``nsq-fast journal adopt``), and has not yet."""
+    if not (asked := set(journal.asked_to_adopt())):
+        return []
+    done = {id: last for id, (by, last) in journal.adopted().items() if by <= batch}
+    found = [uncommitted(parent, id, about) for id, about in folders(parent) if id in asked]
+    return [each for each in found if each.slots and each.last > done.get(each.id, 0)]
+
+
+def judge(orphans: list[Orphan], options: SourceOptions) -> list[Orphan]:
+    """Those that are to be adopted. Raises JournalError when the option ``orphans`` refuses them."""
+    if not orphans:
+        return []
+    told = (
+        f"journal={options.journal!r}: a query with another checkpoint has acknowledged rows of topic {options.topic},"
+        f" channel {options.channel}, and has not committed them: {', '.join(map(str, orphans))}"
+    )
+    if options.orphans == REFUSE:
+        raise JournalError(
+            f"{told}. Start that query again from its checkpoint; or let this one read them, with orphans=adopt; or"
+            " delete the folders, if nobody needs the rows"
+        )
+    if options.orphans == ADOPT:
+        logger.warning(
+            "%s. They are the first batch of this query; those that its sink has already come twice",
+            told,
+            extra=SPARK_ORPHANS,
+        )
+        return orphans
+    logger.warning("%s. Nobody reads them: orphans=adopt does", told, extra=SPARK_ORPHANS)
+    return []
+
+
+def _may_have(about: About, options: SourceOptions) -> bool:
+    return about.is_pattern or any(map(options.names_topic, [about.topic, *about.topic.split(",")]))
+
+
+def _is_of(orphan: Orphan, options: SourceOptions) -> bool:
+    """Whether all of its rows are of topics that are read. A folder is adopted as a whole, or not at all."""
+    topics = orphan.topics
+    others = [topic for topic in topics if not options.names_topic(topic)]
+    if others and len(others) < len(topics):
+        logger.warning(
+            "%s: has rows of topic %s, too, which topic %s does not name: nobody reads them; nsq-fast journal adopt"
+            " has this query do so",
+            orphan,
+            ", ".join(others),
+            options.topic,
+            extra=SPARK_ORPHANS,
+        )
+    return not others
+
+
+def uncommitted(parent: Storage, id: str, about: About) -> Orphan:
+    """What a folder holds of batches that were not committed; it may be nothing."""
+    journal = QueryJournal(parent, id)
+    slots: dict[str, int] = {}
+    done = journal.committed()
+    batches = [batch for batch in journal.batches() if batch > done]
+    for batch in batches:
+        for slot, rows in journal.rows(batch).items():
+            slots[f"{_MARK}{id}/b{batch}/s{slot}/{_topic(journal, batch, slot, about)}"] = rows
+    return Orphan(id, about, journal, slots, max(batches, default=done), journal.usage().oldest if slots else None)
+
+
+def _topic(journal: QueryJournal, batch: int, slot: int, about: About) -> str:
+    kept = journal.kept_slots(batch)
+    if kept is None:
+        return about.unnamed or about.topic
+    names = {number: name for number, name, _ in Offset("", batch, dict.fromkeys(kept, 0)).numbered()}
+    adopted = parse_adopted(names[slot])
+    return adopted.topic if adopted else topic_of(source_of(names[slot])) or about.unnamed
+
+
+def commit_adopted(parent: Storage, batches: Mapping[str, int]) -> None:
+    """The batch that adopted them is committed: so are they, up to these batches of theirs."""
+    for id, batch in batches.items():
+        with contextlib.suppress(FileNotFoundError):  # somebody has deleted the folder
+            QueryJournal(parent, id).commit(batch)

@@ -1,39 +1,67 @@
-"""The journalled reader as a stream: an offset, a plan, tasks, a commit; see ``query`` for what is stored."""
+"""The journalled reader: as a stream (offset, plan, tasks, commit), and as a batch. What is stored: ``query``."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
 from gevent import sleep
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from nsq_fast.errors import ConfigError, JournalStorageFailed
+from nsq_fast.errors import ConfigError, HttpError, JournalStorageFailed, JournalTaken, RemoteProtocolError
 from nsq_fast.log_events import SPARK_JOURNAL_CLEAN_FAILED
 from nsq_fast.names import is_ephemeral
+from nsq_fast.spark.discovery import NO_ANSWER, TopicServers, check_topics
 from nsq_fast.spark.options import ObjectStore, SourceOptions
-from nsq_fast.spark.pace import Pace
-from nsq_fast.spark.plain_errors import plain_errors, plainly
-from nsq_fast.spark.throughput import Throughput
-from nsq_fast.spark.versions import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow, default_limit
+from nsq_fast.spark.pace import Pace, Reminder, Throughput
+from nsq_fast.spark.versions import (
+    LeftOver,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    default_limit,
+    plain_errors,
+    plainly,
+)
 
-from .backlog import STATS_INTERVAL
-from .backlogs import Backlogs
-from .chain import encode_json
-from .collect import Collector
-from .location import check_library, check_path, is_object_store, open_storage
-from .plan import Depth, Offset, Target, source_of
-from .planner import about, make_slots, plan_batch, ready
-from .query import QueryJournal, Usage, positions
-from .rows import batches
-from .slot import Slot
+from .collect import Collector, Peek
+from .files import Storage
+from .plan import (
+    STATS_INTERVAL,
+    Backlogs,
+    Depth,
+    Offset,
+    Target,
+    parse_source,
+    plan_rows,
+    plan_slots,
+    source_of,
+    topic_of,
+)
+from .query import (
+    About,
+    Adoptions,
+    Orphan,
+    QueryJournal,
+    Usage,
+    commit_adopted,
+    find_asked_for,
+    find_orphans,
+    judge,
+    parse_adopted,
+    positions,
+)
+from .slot import Slot, batches, check_library, check_path, encode_json, is_object_store, open_storage
 
 logger = logging.getLogger(__name__)
+
 
 LISTING_INTERVAL = 30.0
 """How old what an object store lists may be, in seconds: Spark asks for metrics five times a second."""
@@ -48,12 +76,18 @@ class _Driver:
     def __init__(self, options: SourceOptions) -> None:
         self.backlog = Backlogs(options)
         self.pace = Pace(options)
+        self.left_over = LeftOver(options.topic, Reminder(logger))
+        self.left = 0
         self.run = uuid.uuid4().hex
         self.initial: Offset | None = None
         self.target: Target | None = None
         self.subtracted = 0
         self.last: Offset | None = None
         self.checked: Offset | None = None
+        self.orphans: list[Orphan] = []
+        self.began_at = 0
+        self.knows_topics = False
+        self.adopted: Adoptions | None = None
         self._throughput = Throughput()
         self._counted: int | None = None
         self._usage: Usage | None = None
@@ -105,6 +139,12 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Name and make the journal of a new query. Spark asks twice, and must hear the same."""
         if self.driver.initial is None:
             offset = self.driver.last or Offset(uuid.uuid4().hex)
+            storage = self._storage()
+            try:
+                orphans = find_orphans(storage, self.options, offset.journal)
+            except (OSError, JournalStorageFailed) as error:
+                raise ConfigError(f"journal={storage.path!r}: cannot be read: {error}") from error
+            self.driver.orphans = judge(orphans, self.options)
             self._journal(offset).create(about(self.options))
             self.driver.initial = self.driver.last = offset
         return self.driver.initial.encode()
@@ -130,12 +170,13 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = Offset.decode(self._latest(offset.encode(), limit or self.getDefaultReadLimit()))
         if found != offset:
             self._journal(found).keep_position(encode_json(found.encode()))
+            self.driver.left_over.tell(self.driver.left)
         self.driver.last = found
         return found.encode()
 
     def _kept(self) -> Offset:
         """Where the last query with this journal was; at the beginning of a new one when there was none."""
-        found = positions(open_storage(self.journal, self.options.object_store), about(self.options))
+        found = positions(self._storage(), about(self.options))
         if len(found) > 1:
             raise ConfigError(
                 f"journal={self.journal!r}: {len(found)} queries have used it, and this PySpark does not say which of"
@@ -146,8 +187,15 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         offset = Offset.decode(start)
         if self.driver.checked != offset:  # once: Spark asks again and again, and a request has its price
-            self._journal(offset).check(about(self.options))
+            self._journal(offset).renew(about(self.options))
+            if self.driver.checked is None:
+                self._begin_at(offset)
             self.driver.checked = offset
+        must_know = offset.batch == 0 and self.options.fail_on_missing_topic and not self.driver.knows_topics
+        if must_know and not self._check_topics():
+            return start
+        if self.driver.orphans and offset.batch == self.driver.began_at:
+            return self._adopt(offset)
         self._subtract(offset)
         self.driver.count(self._journal(offset), offset)
         available = ready(self._depths())
@@ -157,11 +205,44 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             available = {}
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         slots = plan_batch(self.options, available, rows)
+        self.driver.left = sum(available.values()) - sum(slots.values())
         if slots:
             return offset.following(slots).encode()
         if self.driver.target is None:
             sleep(STATS_INTERVAL)  # Spark asks again in 10 ms, and there is no news before
         return start
+
+    def _adopt(self, offset: Offset) -> dict[str, Any]:
+        """The first batch of this run: all that was acknowledged and not committed, whatever the limit."""
+        orphans = self.driver.orphans
+        found = offset.following({name: rows for orphan in orphans for name, rows in orphan.slots.items()})
+        self.driver.adopted = self._journal(offset).adopt(found.batch, {each.id: each.last for each in orphans})
+        return found.encode()
+
+    def _begin_at(self, offset: Offset) -> None:
+        """This run goes on from here. What `initialOffset` has found is for a new query alone."""
+        found = [] if offset.batch else self.driver.orphans
+        self.driver.orphans = found + find_asked_for(self._storage(), self._journal(offset), offset.batch)
+        self.driver.began_at = offset.batch
+
+    def _check_topics(self) -> bool:
+        """Of a new query: fail for a topic that nobody knows. Whether somebody has said so."""
+        try:
+            check_topics(self.options, PATIENCE)
+        except (HttpError, RemoteProtocolError, OSError):
+            self._depths()  # says that nobody answers
+            return False
+        self.driver.knows_topics = True
+        return True
+
+    def _release(self, offset: Offset) -> None:
+        """Commit what was adopted by this batch or one before it."""
+        if self.driver.adopted is None:
+            self.driver.adopted = self._journal(offset).adopted()
+        due = {id: last for id, (by, last) in self.driver.adopted.items() if by <= offset.batch}
+        commit_adopted(self._storage(), due)
+        for id in due:
+            del self.driver.adopted[id]
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The backlog of each source, for the progress of the query."""
@@ -193,9 +274,11 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         self.driver.last = offset
         journal = self._journal(offset)
-        journal.check(about(self.options))
+        unnamed = journal.renew(about(self.options)).unnamed
         journal.open_batch(offset.batch)
-        return make_slots(self.options, journal, offset, self.driver.backlog, self.driver.run)
+        if self.options.reads_several:
+            journal.keep_slots(offset.batch, list(offset.slots))
+        return make_slots(self.options, journal, offset, self.driver.backlog, self.driver.run, unnamed)
 
     @plain_errors
     def commit(self, end: dict[str, Any]) -> None:
@@ -204,6 +287,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._subtract(offset)
         self.driver.count(self._journal(offset), offset)
         try:
+            self._release(offset)  # first, as an orphan that stays is adopted once more
             self._journal(offset).commit(offset.batch)
         except (OSError, JournalStorageFailed) as error:  # costs space until the next commit
             logger.warning(
@@ -235,7 +319,10 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from batches(self.make_collector(slot).run(), self.options, slot.topic)
 
     def _journal(self, offset: Offset) -> QueryJournal:
-        return QueryJournal(open_storage(self.journal, self.options.object_store), offset.journal)
+        return QueryJournal(self._storage(), offset.journal)
+
+    def _storage(self) -> Storage:
+        return open_storage(self.journal, self.options.object_store)
 
     def _depths(self) -> Mapping[str, Depth]:
         return self.driver.backlog.depths(PATIENCE)
@@ -268,3 +355,145 @@ def check_location(options: SourceOptions) -> str:
         raise ConfigError("journalEndpoint, journalRegion: are for a journal in an object store, s3://bucket/prefix")
     check_library(path)
     return path
+
+
+# The journalled reader as a batch: the messages in a channel now, either taken out of it or read and put back.
+
+
+FOLDER = "batch"
+"""The journal of a batch read, below the option ``journal``."""
+
+
+class JournalBatchReader(DataSourceReader):
+    """A channel's messages as a table.
+
+    With ``consume`` the journal is the identity of the read: the first action on
+    it takes the messages out of the channel, every later one, of whatever
+    program, gives the same rows again, until the journal is deleted.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self.journal = check_location(options) if options.consume else None
+        for topic in options.topics:
+            if is_ephemeral(topic):
+                raise ConfigError(f"{topic}: an ephemeral topic keeps nothing to be read later")
+
+    @plain_errors
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks."""
+        backlog = Backlogs(self.options)
+        try:
+            return self._consume(backlog) if self.journal is not None else self._peek(backlog)
+        finally:
+            backlog.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a slot. A batch of none has, for Spark, one partition of its own making: it has no rows."""
+        return plainly(self._read(partition)) if isinstance(partition, Slot) else iter(())
+
+    def make_collector(self, slot: Slot) -> Collector:
+        """Who works on a slot."""
+        return Collector(slot)
+
+    def _read(self, slot: Slot) -> Iterator[pa.RecordBatch]:
+        if self.journal is None:
+            yield from Peek(slot).batches(self.options)
+        else:
+            yield from batches(self.make_collector(slot).run(), self.options, slot.topic)
+
+    def _peek(self, backlog: Backlogs) -> list[Slot]:
+        # One task for each source, whatever minPartitions says: a second task would read what the first has put back.
+        rows = plan_rows(ready(backlog.all_depths()), None)
+        return make_slots(
+            self.options,
+            QueryJournal(open_storage("", self.options.object_store), ""),
+            Offset("", 0, rows),
+            backlog,
+            "",
+            self.options.topic,
+        )
+
+    def _consume(self, backlog: Backlogs) -> list[Slot]:
+        journal = QueryJournal(open_storage(cast(str, self.journal), self.options.object_store), FOLDER)
+        journal.create(about(self.options))
+        plan = journal.plan() or self._keep_plan(journal, backlog)
+        offset = Offset.decode(msgspec.json.decode(plan))
+        journal.open_batch(offset.batch)
+        return make_slots(self.options, journal, offset, backlog, "", journal.renew(about(self.options)).unnamed)
+
+    def _keep_plan(self, journal: QueryJournal, backlog: Backlogs) -> bytes:
+        slots = plan_batch(self.options, ready(backlog.all_depths()), None)
+        with contextlib.suppress(JournalTaken):  # by the same read in another process
+            journal.claim_plan(_encode(Offset(FOLDER, 1, slots).encode()))
+        return cast(bytes, journal.plan())
+
+
+def _encode(value: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(value)
+
+
+# From an offset to the tasks of its batch: which server each slot reads from now. For the driver.
+
+
+_UNKNOWN = TopicServers((), {}, None, False)
+
+
+def about(options: SourceOptions) -> About:
+    """What the journal of these options is of."""
+    is_pattern = options.topic_pattern is not None
+    unnamed = "" if options.reads_several else options.topic
+    return About(options.topic, options.channel, is_pattern=is_pattern, unnamed=unnamed)
+
+
+def plan_batch(options: SourceOptions, depths: Mapping[str, int], limit: int | None) -> dict[str, int]:
+    """The slots of a batch of what waits."""
+    return plan_slots(plan_rows(depths, limit), options.min_partitions)
+
+
+def ready(depths: Mapping[str, Depth]) -> dict[str, int]:
+    """What could be read at once."""
+    return {source: depth.ready for source, depth in depths.items()}
+
+
+def make_slots(
+    options: SourceOptions, journal: QueryJournal, offset: Offset, backlogs: Backlogs, run: str, unnamed: str
+) -> list[Slot]:
+    """The tasks of a batch. A slot whose partition nobody leads has no address. ``unnamed``: see `About`."""
+    common: dict[str, Any] = {
+        "channel": options.channel,
+        "connection": options.connection,
+        "object_store": options.object_store,
+        "suspects": journal.suspects.storage.path if options.suppress_duplicates else None,
+        "max_delay": options.max_slot_delay,
+        "run": run,
+    }
+    if any(map(parse_adopted, offset.slots)):  # such a batch has no others
+        return [_adopted(journal, name, common) for name in offset.slots]
+    topics = {topic_of(name) or unnamed for name in offset.slots}
+    servers = dict.fromkeys(topics, _UNKNOWN)
+    if len(journal.seals(offset.batch)) < len(offset.slots):
+        for topic in topics:
+            with contextlib.suppress(*NO_ANSWER):  # what is in the journal needs no server
+                servers[topic] = backlogs.servers(topic)
+    slots = []
+    for number, name, rows in offset.numbered():
+        topic = topic_of(name) or unnamed
+        found, place = servers[topic], parse_source(source_of(name))
+        partition = place if isinstance(place, int) else None
+        leader = None if partition is None else found.leaders.get(partition)
+        address = (leader.tcp if leader else None) if isinstance(place, int) else place
+        slot = Slot(journal.batch(offset.batch).path, number, name, rows, topic, address=address, **common)
+        if found.has_ext:
+            slot.connection = slot.connection.replace(extend_support=True)
+        slots.append(replace(slot, partition=partition, is_redesigned=found.is_redesigned))
+    return slots
+
+
+def _adopted(journal: QueryJournal, name: str, common: Mapping[str, Any]) -> Slot:
+    """A slot that lies in another folder. It asks no server: what its files hold is all of it."""
+    found = parse_adopted(name)
+    assert found is not None
+    orphan = journal.beside(found.id)
+    orphan.open_batch(found.batch)
+    return Slot(orphan.batch(found.batch).path, found.slot, name, 0, found.topic, address=None, **common)

@@ -14,16 +14,22 @@ When the records that arrive leave a gap, the log is asked why.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import random
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from gevent import sleep
 from pyspark.sql.datasource import InputPartition
 
+from nsq_fast._frame import Columns, join_columns
 from nsq_fast.errors import (
     ConnectionLost,
     ExtendSubForbidden,
@@ -38,16 +44,16 @@ from nsq_fast.errors import (
 from nsq_fast.log_events import SPARK_DATA_LOST, SPARK_READ_AGAIN
 from nsq_fast.names import MAX_NAME_LENGTH
 from nsq_fast.runtime import ColumnSubscription
+from nsq_fast.spark.arrow_rows import to_batch
+from nsq_fast.spark.discovery import Nsqd
 from nsq_fast.spark.options import SourceOptions
-from nsq_fast.spark.plain_errors import plainly
+from nsq_fast.spark.versions import plainly
 
-from .assembly import Assembly, Run
-from .batches import Batches
-from .log import Log, TopicLogs
-from .loss import checked_loss
-from .piece import Piece, Route
+from .logs import Log, TopicLogs, checked_loss
+from .position import TopicOffsets
 
 logger = logging.getLogger(__name__)
+
 
 PATIENCE = 300.0
 """A task fails when it has come no further for so many seconds."""
@@ -277,3 +283,230 @@ def own_channel(channel: str) -> str:
     token = secrets.token_hex(_TOKEN_BYTES)
     room = MAX_NAME_LENGTH - len(EPHEMERAL) - len(token) - 1
     return f"{channel.removesuffix(EPHEMERAL)[:room]}.{token}{EPHEMERAL}"
+
+
+# A piece of work for one task: a range of one partition's log, and how a batch is cut into pieces.
+
+
+Place = tuple[str, int]
+"""A topic and a partition."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a partition was to be read when the batch was planned; a task that finds it out of date asks for itself."""
+
+    nsqd: Nsqd
+    is_ordered: bool
+    is_ext: bool
+    has_fixed_channels: bool
+
+    @classmethod
+    def of(cls, log: Log) -> Route:
+        """The route that a log shows."""
+        return cls(log.nsqd, log.is_ordered, log.is_ext, log.has_fixed_channels)
+
+
+class Piece(InputPartition):
+    """The records of a partition that begin from offset ``start`` up to ``end``. ``route``: None when unknown."""
+
+    def __init__(self, topic: str, partition: int, start: int, end: int, route: Route | None) -> None:
+        super().__init__(f"{topic}-{partition}:{start}-{end}")
+        self.topic = topic
+        self.partition = partition
+        self.start = start
+        self.end = end
+        self.route = route
+
+
+Routes = Mapping[str, Mapping[int, Route]]
+"""Topic -> partition -> route."""
+
+
+def pieces(starts: TopicOffsets, ends: TopicOffsets, routes: Routes, minimum: int | None) -> list[Piece]:
+    """The pieces of a batch: one for each partition that has something, or more to make ``minimum`` of them.
+
+    A cut may fall within a record: that belongs to the piece in which it begins.
+    """
+    begins = {(topic, each): starts.get(topic, {}).get(each, 0) for topic in ends for each in ends[topic]}
+    sizes = {(topic, each): ends[topic][each] - begin for (topic, each), begin in sorted(begins.items())}
+    sizes = {place: size for place, size in sizes.items() if size > 0}
+    counts = _shares(sizes, minimum or 0)
+    return [
+        Piece(topic, partition, begins[topic, partition] + begin, begins[topic, partition] + end, route)
+        for (topic, partition), size in sizes.items()
+        for route in [routes.get(topic, {}).get(partition)]
+        for begin, end in _cuts(size, counts[topic, partition])
+    ]
+
+
+def _shares(sizes: Mapping[Place, int], minimum: int) -> dict[Place, int]:
+    if len(sizes) >= minimum:
+        return dict.fromkeys(sizes, 1)
+    total = sum(sizes.values())
+    return {place: max(1, -(-minimum * size // total)) for place, size in sizes.items()}
+
+
+def _cuts(size: int, count: int) -> list[tuple[int, int]]:
+    cuts = [size * number // count for number in range(count + 1)]
+    return [(begin, end) for begin, end in pairwise(cuts) if end > begin]
+
+
+# Puts a range of a partition's log together from the records that arrive.
+#
+# A record carries its offset and its size, and the next record begins where it
+# ends. So it is known for certain whether the range is complete, whatever arrived
+# twice, too early, or not at all. What is handed on is in order and without a gap
+# from the start of the range to its end. A record belongs to the range in which
+# it begins.
+
+
+class Run(NamedTuple):
+    """Rows ``first`` up to ``stop`` of some columns: contiguous, in order."""
+
+    columns: Columns
+    first: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return self.stop - self.first
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all rows of the columns."""
+        return self.first == 0 and self.stop == self.columns.count
+
+
+class _Held(NamedTuple):
+    """A run that waits. ``offsets`` and ``ends`` are those of all rows of its columns."""
+
+    offset: int
+    tie: int
+    run: Run
+    offsets: Any
+    ends: Any
+
+
+class Assembly:
+    """The range from ``start`` up to ``end``.
+
+    Attributes:
+        expected: the offset at which the next record has to begin.
+        end: the first offset that no longer belongs to the range.
+    """
+
+    def __init__(self, start: int, end: int) -> None:
+        self.expected = start
+        self.end = end
+        self._held: list[_Held] = []
+        self._ties = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every record of the range has been handed on."""
+        return self.expected >= self.end
+
+    @property
+    def held_rows(self) -> int:
+        """How many records wait for those before them."""
+        return sum(held.run.rows for held in self._held)
+
+    def forget_held(self) -> None:
+        """Drop the records that wait; they have to be delivered again."""
+        self._held.clear()
+
+    def add(self, columns: Columns) -> list[Run]:
+        """Take what arrived; what is ready now, in order. Columns must have offsets and sizes."""
+        if columns.count:
+            self._split(columns)
+        return self._ready()
+
+    def skip_to(self, offset: int) -> list[Run]:
+        """Continue at ``offset``: there is nothing before it. Returns what is ready now."""
+        self.expected = max(self.expected, offset)
+        return self._ready()
+
+    def _split(self, columns: Columns) -> None:
+        offsets = np.frombuffer(columns.offsets, np.uint64)
+        ends = offsets + np.frombuffer(columns.sizes, np.uint32)
+        breaks: Any = np.flatnonzero(offsets[1:] != ends[:-1]) + 1
+        for first, stop in pairwise([0, *breaks.tolist(), columns.count]):
+            offset = int(offsets[first])
+            if offset < self.end and int(ends[stop - 1]) > self.expected:
+                self._ties += 1
+                heapq.heappush(self._held, _Held(offset, self._ties, Run(columns, first, stop), offsets, ends))
+
+    def _ready(self) -> list[Run]:
+        ready: list[Run] = []
+        while self._held and not self.is_complete and self._held[0].offset <= self.expected:
+            held = heapq.heappop(self._held)
+            columns, first, stop = held.run
+            first += int(np.searchsorted(held.offsets[first:stop], self.expected))
+            if first == stop:
+                continue  # nothing new
+            offset = int(held.offsets[first])
+            if offset != self.expected:  # the one that is wanted is not among them
+                heapq.heappush(self._held, held._replace(offset=offset, run=Run(columns, first, stop)))
+                continue
+            stop = first + int(np.searchsorted(held.offsets[first:stop], self.end))
+            self.expected = int(held.ends[stop - 1])
+            ready.append(Run(columns, first, stop))
+        if self.is_complete:
+            self._held.clear()
+        return ready
+
+
+# Runs of records, gathered into Arrow batches that are large enough to be cheap for Spark.
+
+
+MAX_ROWS = 10_000
+MAX_BYTES = 8 * 1024 * 1024
+
+
+class Batches:
+    """Takes runs in order, gives batches in order. ``is_full``: it should be emptied."""
+
+    def __init__(self, options: SourceOptions, partition: int) -> None:
+        self._options = options
+        self._partition = partition
+        self._runs: list[tuple[Run, str]] = []
+        self._rows = self._bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it holds enough."""
+        return self._rows >= MAX_ROWS or self._bytes >= MAX_BYTES
+
+    def add(self, runs: Iterable[Run], nsqd: str) -> None:
+        """Runs that were read from an nsqd."""
+        for run in runs:
+            self._runs.append((run, nsqd))
+            self._rows += run.rows
+            self._bytes += len(run.columns.body)
+
+    def take(self) -> Iterator[pa.RecordBatch]:
+        """All of it; it is empty then."""
+        runs, self._runs = self._runs, []
+        self._rows = self._bytes = 0
+        for (is_whole, nsqd), group in groupby(runs, lambda each: (each[0].is_whole, each[1])):
+            parts = [run for run, _ in group]
+            if is_whole:
+                columns = join_columns([run.columns for run in parts])
+                yield self._batch(Run(columns, 0, columns.count), nsqd)
+            else:
+                yield from (self._batch(run, nsqd) for run in parts)
+
+    def _batch(self, run: Run, nsqd: str) -> pa.RecordBatch:
+        return to_batch(
+            run.columns,
+            self._options.columns,
+            self._options.headers_as,
+            topic=self._options.topic,
+            partition=self._partition,
+            nsqd=nsqd,
+            is_redesigned=True,
+            first=run.first,
+            count=run.rows,
+        )

@@ -8,22 +8,34 @@ again, and show how far the query is behind.
 
 from __future__ import annotations
 
+import logging
 import time
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from gevent import sleep
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from nsq_fast.errors import ConfigError, DataLost, HttpError, LookupFailed, NsqError
+from nsq_fast.log_events import SPARK_DATA_LOST, SPARK_LOOKUP_FAILED, SPARK_POSITION_LATER, SPARK_WAITS
+from nsq_fast.spark.discovery import TopicFinder, check_redesigned, check_replayable, retried
 from nsq_fast.spark.options import SourceOptions
-from nsq_fast.spark.pace import NO_LIMITS, Limits
-from nsq_fast.spark.plain_errors import plain_errors
-from nsq_fast.spark.versions import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow, default_limit
+from nsq_fast.spark.pace import NO_LIMITS, Limits, Pace, Reminder, Throughput
+from nsq_fast.spark.versions import (
+    LeftOver,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    default_limit,
+    plain_errors,
+)
 
-from .driver import Driver
-from .piece import pieces
-from .position import Identity, Position, TopicOffsets, by_topic, start_of
-from .reading import ReadsPieces
-from .topic import POLL_INTERVAL
+from .logs import Log, Resolver, TopicLogs, checked_loss
+from .position import Identity, Offsets, Position, TopicOffsets, by_topic, distance, start_of
+from .reading import ReadsPieces, Route, pieces
+
+logger = logging.getLogger(__name__)
+
 
 START_TIMEOUT = 60.0
 """How long a query that begins waits for the servers, in seconds."""
@@ -48,6 +60,7 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         self._planned: TopicOffsets = {}
         self._last: dict[str, Any] | None = None
         self._news_at = time.monotonic()
+        self._left_over = LeftOver(options.topic, Reminder(logger))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_driver": None, "_initial": None, "_target": None, "_planned": {}, "_last": None}
@@ -79,6 +92,7 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         is there already it may be a restart, of which it cannot know where it was: the first batch then ends where
         the logs end, whatever the limits.
         """
+        is_told = start is not None
         start = self._last if start is None else start
         if start is None and self.driver.is_new(START_TIMEOUT):
             start = self.initialOffset()
@@ -86,6 +100,8 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
             self._last = Position(self.driver.ends(START_TIMEOUT), identity=self.identity).to_json()
         else:
             self._last = self._latest(start, limit or self.getDefaultReadLimit())
+            if not is_told and self._last is not start:
+                self._left_over.tell(self.driver.left)
         return self._last
 
     def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -180,3 +196,463 @@ def _has_reached(start: TopicOffsets, target: TopicOffsets) -> bool:
         for topic, offsets in target.items()
         for partition, offset in offsets.items()
     )
+
+
+# What the driver of a stream asks the servers: of all its topics, those too that appear while it runs.
+
+
+_BACKLOG = "backlogBytes"
+_NO_NEWS = "no news from the servers"
+T = TypeVar("T")
+
+
+class Driver:
+    """The driver's view of the topics of a query.
+
+    Attributes:
+        left: rows that the limit of the last batch has left.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._finder = TopicFinder(options)
+        self._pace = Pace(options)
+        self._reminder = Reminder(logger)
+        self._topics: dict[str, TopicDriver] = {}
+        self._throughput = Throughput()
+        self._read: TopicOffsets | None = None
+        self._missing: tuple[str, ...] | None = None
+        self._silent: dict[str, NsqError] = {}
+        self.left = 0
+
+    def begin(self, timeout: float) -> TopicOffsets:
+        """Where a new query begins. Its channel is there then, and stands there. Raises ConfigError, NsqError."""
+        return {topic: driver.begin(timeout) for topic, driver in self._present(timeout).items()}
+
+    def is_new(self, timeout: float) -> bool:
+        """Whether nobody has used the channel yet. Raises ConfigError, NsqError."""
+        return not any(driver.has_channel(timeout) for driver in self._present(timeout).values())
+
+    def ends(self, timeout: float) -> TopicOffsets:
+        """Where all logs end now."""
+        return {topic: driver.ends(timeout) for topic, driver in self._present(timeout).items()}
+
+    def end(
+        self, start: TopicOffsets, limits: Limits, target: TopicOffsets | None, *, must_answer: bool = False
+    ) -> TopicOffsets:
+        """Where the next batch ends: ``start`` while there is nothing, not enough yet, or nobody to ask.
+
+        Args:
+            target: ends that are not passed.
+            must_answer: whether servers that cannot be asked are an error.
+
+        Raises DataLost when the servers have less than ``start``; ConfigError.
+        """
+        self._silent = {}
+        found = self._found()
+        end = self._end(found, start, limits, target, must_answer)
+        if self._silent:
+            (error, *_) = self._silent.values()
+            self._reminder.warn(_NO_NEWS, f"{_NO_NEWS} of topic {', '.join(self._silent)}: {error}")
+        else:
+            self._reminder.over(_NO_NEWS)
+        return end
+
+    def _end(
+        self,
+        found: Mapping[str, TopicDriver],
+        start: TopicOffsets,
+        limits: Limits,
+        target: TopicOffsets | None,
+        must_answer: bool,
+    ) -> TopicOffsets:
+        stretches = self._asked(
+            found,
+            lambda topic: found[topic].stretch(start.get(topic, {}), None if target is None else target.get(topic, {})),
+            must_answer,
+        )
+        if limits.waits and target is None and not self._is_due(stretches, must_answer):
+            return start
+        stretches = self._limited(stretches, limits, must_answer)
+        ends = {topic: behind(start.get(topic, {}), stretch) for topic, stretch in stretches.items()}
+        return {**start, **{topic: offsets for topic, offsets in ends.items() if offsets}}
+
+    def has_read(self, offsets: TopicOffsets) -> None:
+        """All before these offsets has been read: for the metrics."""
+        now = time.monotonic()
+        if self._read is None:
+            self._throughput.begin(now)
+        elif size := distance(self._read, offsets):
+            self._throughput.add(size, now)
+        self._read = offsets
+
+    def routes(self) -> dict[str, dict[int, Route]]:
+        """How to read the partitions, as far as is known."""
+        return {topic: driver.routes() for topic, driver in self._found().items()}
+
+    def release(self, offsets: TopicOffsets) -> None:
+        """Let the channels follow: everything before may be forgotten."""
+        for topic, driver in self._topics.items():
+            driver.release(offsets.get(topic, {}))
+
+    def report(self, planned: TopicOffsets) -> dict[str, Any] | None:
+        """For the progress of the query: where the logs end, what of them is in no batch yet, and what is amiss."""
+        ends = {topic: {p: log.end for p, log in each.known_logs().items()} for topic, each in self._topics.items()}
+        if not any(ends.values()):
+            return None
+        backlog = {
+            topic: {each: max(0, end - planned.get(topic, {}).get(each, end)) for each, end in offsets.items()}
+            for topic, offsets in ends.items()
+        }
+        return {**by_topic(ends), _BACKLOG: by_topic(backlog), "metrics": self._metrics(backlog)}
+
+    def close(self) -> None:
+        """Close connections."""
+        for driver in self._topics.values():
+            driver.close()
+
+    def _found(self, timeout: float | None = None) -> Mapping[str, TopicDriver]:
+        for topic in self._finder.topics() if timeout is None else self._finder.topics(timeout):
+            if topic not in self._topics:
+                self._topics[topic] = TopicDriver(self._options.for_topic(topic))
+        return self._topics
+
+    def _present(self, timeout: float) -> Mapping[str, TopicDriver]:
+        """When a query begins, the topics that there are. Raises LookupFailed for one that nobody knows."""
+        if self._missing is None:
+            self._missing = check_replayable(self._options, timeout)
+        return {topic: driver for topic, driver in self._found(timeout).items() if topic not in self._missing}
+
+    def _asked(self, topics: Iterable[str], ask: Callable[[str], T], must_answer: bool) -> dict[str, T]:
+        """What is found of each topic whose servers answer; of the others it is noted that they do not.
+
+        A server may die between any two questions: each one is asked through here.
+        """
+        found: dict[str, T] = {}
+        for topic in topics:
+            try:
+                found[topic] = ask(topic)
+            except (ConfigError, DataLost):  # noqa: PERF203  # each topic for itself
+                raise
+            except NsqError as error:
+                if must_answer:
+                    raise
+                self._silent[topic] = error
+        return found
+
+    def _rows(self, stretches: Mapping[str, Stretch], must_answer: bool) -> dict[str, dict[int, int]]:
+        """How many records there are, by topic and partition."""
+        return self._asked(stretches, lambda topic: self._topics[topic].planner.rows(stretches[topic]), must_answer)
+
+    def _is_due(self, stretches: Mapping[str, Stretch], must_answer: bool) -> bool:
+        if not self._pace.is_needed:
+            return True
+        return self._pace.is_due(sum(sum(counts.values()) for counts in self._rows(stretches, must_answer).values()))
+
+    def _limited(self, stretches: dict[str, Stretch], limits: Limits, must_answer: bool) -> dict[str, Stretch]:
+        if limits.bytes is not None:
+            sizes = {(topic, each): size for topic, one in stretches.items() for each, size in one.sizes.items()}
+            shares = _by_topic(share_out(sizes, limits.bytes))
+            stretches = {topic: cut_bytes(stretch, shares.get(topic, {})) for topic, stretch in stretches.items()}
+        if limits.rows is not None:
+            stretches = self._limited_in_rows(stretches, limits.rows, must_answer)
+        return stretches
+
+    def _limited_in_rows(self, stretches: dict[str, Stretch], limit: int, must_answer: bool) -> dict[str, Stretch]:
+        rows = self._rows(stretches, must_answer)
+        flat = {(topic, each): count for topic, counts in rows.items() for each, count in counts.items()}
+        shares = _by_topic(share_out(flat, limit))
+        self.left = max(0, sum(flat.values()) - limit)
+        return self._asked(
+            rows,
+            lambda topic: self._topics[topic].planner.cut_rows(stretches[topic], rows[topic], shares.get(topic, {})),
+            must_answer,
+        )
+
+    def _metrics(self, backlog: TopicOffsets) -> dict[str, Any]:
+        """As Spark's Kafka connector names them; offsets are bytes here."""
+        behind = [size for sizes in backlog.values() for size in sizes.values()]
+        now = time.monotonic()
+        ages = [now - (each.answered_at or each.begun_at) for each in self._topics.values()]
+        unknown = sorted(topic for topic, each in self._topics.items() if each.answered_at is None)
+        return {
+            "minOffsetsBehindLatest": min(behind, default=0),
+            "maxOffsetsBehindLatest": max(behind, default=0),
+            "avgOffsetsBehindLatest": sum(behind) / len(behind) if behind else 0,
+            "bytesPerSecond": round(self._throughput.rate(now)),
+            "lookupAgeSeconds": round(max(ages, default=0.0), 1),
+            **({"unknownTopics": unknown} if unknown else {}),
+        }
+
+
+def _by_topic(shares: Mapping[tuple[str, int], int]) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for (topic, partition), share in shares.items():
+        found.setdefault(topic, {})[partition] = share
+    return found
+
+
+# One topic of a stream, as its driver sees it: its logs, asked for now and then, and the channel that it moves.
+
+
+POLL_INTERVAL = 0.2
+"""Fewest seconds between two questions to the servers: Spark asks 50 times a second."""
+
+RELEASE_INTERVAL = 1.0
+
+
+class TopicDriver:
+    """The driver's view of one topic; ``options`` are for it alone.
+
+    Attributes:
+        planner: counts its records.
+        answered_at: when its servers were last asked with success (monotonic); None: never.
+        begun_at: when it was first asked for.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._topic_logs = TopicLogs(options)
+        self.planner = Planner(self._topic_logs)
+        self.answered_at: float | None = None
+        self.begun_at = time.monotonic()
+        self._logs: dict[int, Log] = {}
+        self._asked_at = self._released_at = float("-inf")
+        self._warned: set[int] = set()
+
+    def begin(self, timeout: float) -> Offsets:
+        """Where a new query begins. The channel is there then, and stands there. Raises ConfigError, NsqError."""
+        check_redesigned(self._options, timeout)
+        self._check_channel(self._all_logs(timeout))
+        resolver = Resolver(self._options, self._topic_logs)
+        # Leaders may move or die between two questions: they are asked for again then.
+        starts = retried(lambda left: resolver.starting(self._all_logs(left), None), timeout)
+        for partition, log in self._logs.items():
+            self._move_channel(partition, log, starts[partition])
+        return starts
+
+    def has_channel(self, timeout: float) -> bool:
+        """Whether the channel is there, on any partition. Raises ConfigError, NsqError."""
+        check_redesigned(self._options, timeout)
+        return any(self._options.channel in log.channels for log in self._all_logs(timeout).values())
+
+    def ends(self, timeout: float) -> Offsets:
+        """Where all logs end now. Raises ConfigError, NsqError."""
+        check_redesigned(self._options, timeout)
+        return {partition: log.end for partition, log in self._all_logs(timeout).items()}
+
+    def stretch(self, start: Offsets, target: Offsets | None) -> Stretch:
+        """What there is for the next batch. Raises DataLost when the servers have less than ``start``; NsqError."""
+        logs = self._recent_logs()
+        for partition, log in logs.items():
+            if start.get(partition, log.start) < log.start:
+                self._lost(partition, start[partition], log)
+        return stretch_of(start, logs, target)
+
+    def known_logs(self) -> Mapping[int, Log]:
+        """The logs as they were when they were last asked about."""
+        return self._logs
+
+    def routes(self) -> dict[int, Route]:
+        """How to read the partitions, as far as is known; whoever finds it wrong looks for himself."""
+        if not self._logs:
+            try:
+                self._recent_logs()
+            except NsqError as error:
+                logger.warning(
+                    "topic %s: its leaders are not known: %s", self._options.topic, error, extra=SPARK_LOOKUP_FAILED
+                )
+        return {partition: Route.of(log) for partition, log in self._logs.items()}
+
+    def release(self, offsets: Offsets) -> None:
+        """Move the channel to where everything before it may be forgotten. When that fails, the next call does it."""
+        now = time.monotonic()
+        if now - self._released_at < RELEASE_INTERVAL:
+            return
+        self._released_at = now
+        for partition, offset in offsets.items():
+            log = self._logs.get(partition)
+            if log is not None:
+                self._move_channel(partition, log, offset)
+
+    def close(self) -> None:
+        """Close connections."""
+        self._topic_logs.close()
+
+    def _recent_logs(self) -> Mapping[int, Log]:
+        now = time.monotonic()
+        if now - self._asked_at >= POLL_INTERVAL:
+            self._asked_at = now
+            self._keep(self._topic_logs.logs())
+        return self._logs
+
+    def _all_logs(self, timeout: float) -> Mapping[int, Log]:
+        self._keep(self._topic_logs.all_logs(timeout))
+        return self._logs
+
+    def _keep(self, logs: dict[int, Log]) -> None:
+        if not logs:
+            raise LookupFailed(f"topic {self._options.topic!r} is not known to {', '.join(self._options.server_names)}")
+        self._logs = logs
+        self.answered_at = time.monotonic()
+        if self._options.min_partitions is not None and any(log.is_ordered for log in logs.values()):
+            raise ConfigError(
+                f"minPartitions={self._options.min_partitions}: topic {self._options.topic!r} is ordered, and parts of"
+                " a partition that are read side by side are not in order"
+            )
+
+    def _lost(self, partition: int, offset: int, log: Log) -> None:
+        reason = f"the log begins at {log.start}: retention has overtaken the query"
+        loss = checked_loss(self._options, partition, (offset, log.start), reason)
+        if partition not in self._warned:
+            self._warned.add(partition)
+            logger.warning("%s", loss, extra=SPARK_DATA_LOST)
+
+    # The channel
+
+    def _check_channel(self, logs: Mapping[int, Log]) -> None:
+        name = self._options.channel
+        for partition, log in logs.items():
+            clients = log.channels[name].clients if name in log.channels else 0
+            if clients:
+                raise ConfigError(
+                    f"channel={name!r}: {clients} consumers are attached to it at {log.nsqd}, partition {partition};"
+                    " the channel must be this query's own, which moves it as Spark commits"
+                )
+
+    def _move_channel(self, partition: int, log: Log, offset: int) -> None:
+        if log.has_fixed_channels:
+            return  # it is read from, and moves with that
+        try:
+            self._topic_logs.create_channel(log, partition)
+            self._topic_logs.set_position(log.nsqd, partition, self._options.channel, offset)
+        except HttpError as error:
+            logger.info(
+                "channel %s of partition %d is moved later: %s",
+                self._options.channel,
+                partition,
+                error,
+                extra=SPARK_POSITION_LATER,
+            )
+
+
+# Where the next batch ends: at all that there is, or after so many rows or bytes, shared out among the partitions.
+#
+# Without a limit a batch ends where the logs end. With one, each partition gets a
+# share in proportion to what it has, as in Kafka's connector. For a limit in rows
+# nsqd is asked where the record of that number begins: the batch has exactly so
+# many rows, whatever their size.
+
+
+_MAX_KNOWN = 4096
+Key = TypeVar("Key", bound=Any)
+
+
+class Stretch(NamedTuple):
+    """What the partitions of a topic have for the next batch: from where to where."""
+
+    begins: Offsets
+    ends: Offsets
+    logs: Mapping[int, Log]
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Bytes, by partition."""
+        return {partition: self.ends[partition] - begin for partition, begin in self.begins.items()}
+
+
+class Planner:
+    """Plans batches of one topic; remembers how many records lie before the offsets it has planned.
+
+    Raises HttpError, RemoteProtocolError.
+    """
+
+    def __init__(self, topic_logs: TopicLogs) -> None:
+        self._topic_logs = topic_logs
+        self._counts: dict[tuple[int, int], int] = {}
+
+    def rows(self, stretch: Stretch) -> dict[int, int]:
+        """How many records begin in it, by partition; a few too many while they are being published."""
+        return {partition: self._rows(partition, stretch) for partition in stretch.logs}
+
+    def cut_rows(self, stretch: Stretch, rows: Mapping[int, int], shares: Mapping[int, int]) -> Stretch:
+        """Its first ``shares`` records, of the ``rows`` that it has."""
+        ends = {
+            partition: end if shares[partition] == rows[partition] else self._cut(partition, stretch, shares[partition])
+            for partition, end in stretch.ends.items()
+        }
+        return stretch._replace(ends=ends)
+
+    def _rows(self, partition: int, stretch: Stretch) -> int:
+        begin, end, log = stretch.begins[partition], stretch.ends[partition], stretch.logs[partition]
+        if begin >= end:
+            return 0
+        return max(0, self._count(partition, end, log) - self._count(partition, begin, log))
+
+    def _count(self, partition: int, offset: int, log: Log) -> int:
+        """How many records begin before an offset."""
+        if offset >= log.end:
+            return log.messages
+        known = self._counts.get((partition, offset))
+        if known is None:
+            record = self._topic_logs.record_at(log, partition, offset)
+            known = log.messages if record is None else record.number - 1
+            if record is not None:
+                self._remember(partition, offset, known)
+        return known
+
+    def _cut(self, partition: int, stretch: Stretch, rows: int) -> int:
+        """The offset so many records behind the begin; the begin while nsqd cannot tell."""
+        begin, log = stretch.begins[partition], stretch.logs[partition]
+        if not rows:
+            return begin
+        number = self._count(partition, begin, log) + rows + 1
+        record = self._topic_logs.record_number(log, partition, number)
+        if record is None or record.number != number:
+            logger.info("%s-%d: record %d is not there yet", log.nsqd, partition, number, extra=SPARK_WAITS)
+            return begin
+        self._remember(partition, record.offset, record.number - 1)
+        return min(record.offset, stretch.ends[partition])
+
+    def _remember(self, partition: int, offset: int, count: int) -> None:
+        if len(self._counts) > _MAX_KNOWN:  # only those of the last batch are asked for again
+            self._counts.clear()
+        self._counts[partition, offset] = count
+
+
+def stretch_of(start: Offsets, logs: Mapping[int, Log], target: Offsets | None) -> Stretch:
+    """From ``start`` to where the logs end; never behind ``target``.
+
+    A partition that is new, or has lost its beginning, goes on at its first record.
+    """
+    begins = {partition: max(start.get(partition, log.start), log.start) for partition, log in logs.items()}
+    ends = {partition: max(begins[partition], log.end) for partition, log in logs.items()}
+    if target is not None:
+        ends = {partition: max(begins[partition], target.get(partition, 0)) for partition in ends}
+    return Stretch(begins, ends, logs)
+
+
+def cut_bytes(stretch: Stretch, shares: Mapping[int, int]) -> Stretch:
+    """Its first bytes. A cut may fall within a record: that belongs to where it begins."""
+    ends = {partition: stretch.begins[partition] + shares[partition] for partition in stretch.ends}
+    return stretch._replace(ends=ends)
+
+
+def behind(start: Offsets, stretch: Stretch) -> Offsets:
+    """Where all partitions are behind a batch; those without a log in it stay where they are."""
+    begins = stretch.begins
+    moved = {each: end for each, end in stretch.ends.items() if each in start or end > begins[each]}
+    return {**start, **moved}
+
+
+def share_out(rows: Mapping[Key, int], limit: int) -> dict[Key, int]:
+    """Share ``limit`` out in proportion to ``rows``: all of it when there is enough, to each no more than it has."""
+    total = sum(rows.values())
+    if total <= limit:
+        return dict(rows)
+    shares = {partition: limit * count // total for partition, count in rows.items()}
+    left = limit - sum(shares.values())
+    by_remainder = sorted(sorted(rows), key=lambda partition: -(limit * rows[partition] % total))
+    for partition in by_remainder[:left]:
+        shares[partition] += 1
+    return shares

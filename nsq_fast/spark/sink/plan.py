@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 from array import array
+from collections.abc import Mapping
+from hashlib import blake2b
 from itertools import accumulate
 from sys import byteorder
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.types import (
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from nsq_fast._codec import Records, group_rows
-from nsq_fast.config import ProducerConfig
-from nsq_fast.errors import BodyInvalid, ConfigError
+from nsq_fast.config import MAX_PARTITION, MAX_TAG_SIZE, ProducerConfig
+from nsq_fast.errors import BodyInvalid, ConfigError, NameInvalid, RowInvalid
+from nsq_fast.names import check_topic, is_valid_name
 from nsq_fast.protocol.partitioner import key_partitioner
+from nsq_fast.protocol.publishing import IDEMPOTENCE_HEADER
 from nsq_fast.runtime import ColumnProducer, TopicLayout, new_trace_id
-
-from .row_keys import RowKeys, check_headers
-from .rows import Rows, binary_buffers, number_bytes
+from nsq_fast.spark.options import SinkOptions
+from nsq_fast.spark.schema import BODY
 
 _PARTITIONED_ONLY = ("partition", "key", "trace_id", "headers", "tag")
 
@@ -226,3 +245,322 @@ def _fields(header: Any) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ValueError(f"headers={header[:60]!r}: must be a JSON object")
     return fields
+
+
+# One Arrow batch as the sink sees it: its columns under our names, and the rows that cannot be published.
+#
+# Those rows are found before anything of the batch is sent. Checks are made on
+# whole columns; a Python object is made only of the row that is at fault.
+
+
+_NUMBERS = frozenset({"partition", "trace_id", "defer_ms"})
+_SHOWN = 60
+
+
+class Rows:
+    """Rows of an Arrow batch: all of it, or those of one topic.
+
+    Args:
+        columns: by our names.
+        number: of the batch in its task, from 0.
+        first: number of the batch's first row in its task, from 0.
+        origin: what the rows are numbered in the batch; None: as here.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, pa.Array], number: int, first: int, origin: pa.Array | None = None
+    ) -> None:
+        self.body = columns["body"]
+        self.number = number
+        self._first = first
+        self._columns = columns
+        self._origin = origin
+
+    @classmethod
+    def of_batch(cls, batch: pa.RecordBatch, names: Mapping[str, str], number: int, first: int = 0) -> Rows:
+        """A whole batch. ``names``: column -> what the batch calls it."""
+        columns = {name: batch.column(spelt) for name, spelt in names.items()}
+        columns["body"] = columns["body"].cast(pa.binary())
+        for name in _NUMBERS & columns.keys():
+            columns[name] = columns[name].cast(pa.int64())
+        return cls(columns, number, first)
+
+    def __len__(self) -> int:
+        return len(self.body)
+
+    def column(self, name: str) -> pa.Array | None:
+        """A column; None where there is none, or nothing in it."""
+        found = self._columns.get(name)
+        return None if found is None or found.null_count == len(found) else found
+
+    def refuse(self, row: int, why: str) -> NoReturn:
+        """Raise RowInvalid for a row."""
+        raise RowInvalid(f"{self.describe(row)}: {why}")
+
+    def describe(self, row: int) -> str:
+        """Which row: its number in the batch, and its key where it has one."""
+        key = self._columns["key"][row].as_py() if "key" in self._columns else None
+        named = "" if key is None else f" (key {_shortened(key)})"
+        return f"row {row if self._origin is None else self._origin[row]} of Arrow batch {self.number}{named}"
+
+    def numbers_in_task(self) -> list[int]:
+        """The number of each row in its task."""
+        own = range(len(self)) if self._origin is None else self._origin.to_pylist()
+        return [self._first + number for number in own]
+
+    def refuse_where(self, mask: pa.Array, why: str, column: pa.Array | None = None) -> None:
+        """Raise RowInvalid for the first row where ``mask`` is true, if any; ``{}`` in ``why`` is its value."""
+        row = int(pc.index(mask, True).as_py())
+        if row >= 0:
+            self.refuse(row, why if column is None else why.replace("{}", _shortened(column[row].as_py())))
+
+    def check(self, max_size: int) -> None:
+        """Raise RowInvalid for the first row at fault, as far as a row shows it by itself.
+
+        Args:
+            max_size: of a body.
+        """
+        if self.body.null_count:
+            self.refuse_where(pc.is_null(self.body), "body is null")
+        records = Records(*binary_buffers(self.body))
+        if (row := records.find_misfit(max_size)) >= 0:
+            size = records.size_of(row)
+            self.refuse(row, f"body of {size} bytes is above max_msg_size={max_size}" if size else "body is empty")
+        self._check_ranges()
+        self._check_pairs()
+
+    def _check_ranges(self) -> None:
+        partition, defer, tag = (self.column(name) for name in ("partition", "defer_ms", "tag"))
+        if partition is not None:
+            outside = pc.or_(pc.less(partition, 0), pc.greater(partition, MAX_PARTITION))
+            self.refuse_where(outside, f"partition={{}}: must be 0 to {MAX_PARTITION}", partition)
+        if defer is not None:
+            self.refuse_where(pc.less(defer, 0), "defer_ms={}: must be 0 or more", defer)
+        if tag is not None:
+            sizes = pc.utf8_length(tag)
+            outside = pc.or_(pc.equal(sizes, 0), pc.greater(sizes, MAX_TAG_SIZE))
+            self.refuse_where(outside, f"tag={{}}: must have 1 to {MAX_TAG_SIZE} characters", tag)
+
+    def _check_pairs(self) -> None:
+        key, partition = self.column("key"), self.column("partition")
+        if key is not None and partition is not None:
+            both = pc.and_(pc.is_valid(key), pc.is_valid(partition))
+            self.refuse_where(both, "partition={}: the key names the partition; leave one of them null", partition)
+
+    def by_topic(self) -> dict[str, Rows]:
+        """The rows of each topic in the column ``topic``. Raises RowInvalid for a name that is none."""
+        column = self._columns["topic"]
+        if column.null_count:
+            self.refuse_where(pc.is_null(column), "topic is null")
+        coded = column.dictionary_encode()
+        topics = coded.dictionary.to_pylist()
+        for number, topic in enumerate(topics):
+            if not is_valid_name(topic):
+                self.refuse(pc.index(coded.indices, number).as_py(), _why_invalid(topic))
+        if len(topics) == 1:
+            return {topics[0]: self}
+        groups = map(as_numbers, group_rows(number_bytes(coded.indices), len(topics)))
+        return {topic: self._part(rows) for topic, rows in zip(topics, groups, strict=True)}
+
+    def _part(self, rows: pa.Array) -> Rows:
+        return Rows({name: column.take(rows) for name, column in self._columns.items()}, self.number, self._first, rows)
+
+
+def _why_invalid(topic: str) -> str:
+    try:
+        return check_topic(topic)
+    except NameInvalid as error:
+        return str(error)
+
+
+def as_numbers(rows: bytes) -> pa.Array:
+    """Row numbers as an array, of a buffer of int32."""
+    return pa.Array.from_buffers(pa.int32(), len(rows) // 4, [None, pa.py_buffer(rows)])
+
+
+def number_bytes(numbers: pa.Array) -> memoryview:
+    """The other way round: the buffer of an array of int32 without nulls."""
+    return memoryview(numbers.buffers()[1])[4 * numbers.offset : 4 * (numbers.offset + len(numbers))]
+
+
+def binary_buffers(column: pa.Array) -> tuple[memoryview, Any]:
+    """Offsets and data of a binary array without nulls, as ``Records`` takes them."""
+    _, offsets, data = column.buffers()
+    part = memoryview(offsets)[4 * column.offset : 4 * (column.offset + len(column) + 1)]
+    return part, b"" if data is None else data
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+# Idempotence keys of rows: those of a task that is tried again are the same, so that consumers can drop its copies.
+#
+# A key names the write, the task and the row's number in the task, and holds a digest of what is published. Without the
+# digest a task that has other rows at its second attempt (a stage that is not deterministic, a stream that is split
+# differently after a restart) would publish new messages under keys that consumers know, and they would be lost.
+
+
+_SIZE = 8  # bytes of a name or digest
+# What Spark tells each task of a streaming query. apache/spark: MicroBatchExecution, BATCH_ID_KEY; StreamExecution,
+# QUERY_ID_KEY.
+_QUERY_ID = "sql.streaming.queryId"
+_BATCH_ID = "streaming.sql.batchId"
+
+
+class RowKeys:
+    """The keys of the rows of one task.
+
+    Args:
+        write: what all attempts at the write have in common, and no other write has.
+        task: the number of the task's part of the rows.
+    """
+
+    def __init__(self, write: str, task: int) -> None:
+        self._prefix = f"{write}-{task}-"
+
+    def add_to(self, fields: dict[str, Any], row: int, body: bytes, tag: str | None) -> None:
+        """Put the key of a row into its headers, in place of one that a message had which the row was made of.
+
+        Args:
+            row: its number in the task, from 0.
+        """
+        digest = blake2b(body, digest_size=_SIZE)
+        digest.update(json.dumps([fields, tag], sort_keys=True).encode())
+        fields[IDEMPOTENCE_HEADER] = f"{self._prefix}{row}-{digest.hexdigest()}"
+
+
+def new_write() -> str:
+    """The name of a write of a batch."""
+    return secrets.token_hex(_SIZE)
+
+
+def keys_of_batch(write: str) -> RowKeys:
+    """The keys of the task that runs here, of a write of a batch."""
+    return RowKeys(write, _context().partitionId())
+
+
+def keys_of_stream() -> RowKeys:
+    """The same of a micro-batch: a restart of the query from its checkpoint gives them again."""
+    context = _context()
+    query, batch = (context.getLocalProperty(name) for name in (_QUERY_ID, _BATCH_ID))
+    if not query or batch is None:
+        raise ConfigError("idempotenceKey=true: this Spark does not tell its tasks which micro-batch they belong to")
+    write = blake2b(f"{query}/{batch}".encode(), digest_size=_SIZE).hexdigest()
+    return RowKeys(write, context.partitionId())
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise ConfigError("idempotenceKey=true: there is no task of Spark here whose rows could have keys")
+    return context
+
+
+def check_headers(topic: str, is_ext: bool | None) -> None:
+    """Raise ConfigError for a topic whose messages have no headers. ``is_ext``: None where nobody says."""
+    if is_ext is False:
+        raise ConfigError(
+            f"idempotenceKey=true: messages of topic {topic} have no extended headers to hold a key; leave the option"
+            " out, or create the topic with extend"
+        )
+
+
+# What a DataFrame may have to be written: the columns, and their types. Checked before a task runs.
+
+
+_WHOLE_NUMBERS: tuple[type[DataType], ...] = (ByteType, ShortType, IntegerType, LongType)
+
+COLUMNS: MappingProxyType[str, tuple[type[DataType], ...]] = MappingProxyType(
+    {
+        "body": (BinaryType, StringType),
+        "topic": (StringType,),
+        "partition": _WHOLE_NUMBERS,
+        "key": (StringType, BinaryType, *_WHOLE_NUMBERS),
+        "trace_id": _WHOLE_NUMBERS,
+        "headers": (StringType, MapType),
+        "tag": (StringType,),
+        "defer_ms": _WHOLE_NUMBERS,
+    }
+)
+"""Column -> the types that it may have."""
+
+_IN_TABLES: MappingProxyType[str, DataType] = MappingProxyType(
+    {
+        "body": BODY,
+        "topic": StringType(),
+        "partition": IntegerType(),
+        "key": StringType(),
+        "trace_id": LongType(),
+        "headers": StringType(),
+        "tag": StringType(),
+        "defer_ms": LongType(),
+    }
+)
+"""Column -> its type in a table of SQL."""
+
+_KEYS_OF: MappingProxyType[str, tuple[type[DataType], ...]] = MappingProxyType(
+    {"murmur3": (StringType, BinaryType), "hashcode": (StringType, *_WHOLE_NUMBERS)}
+)
+
+
+def column_names(schema: StructType, *, topic: str | None, key_strategy: str) -> dict[str, str]:
+    """Column -> what the DataFrame calls it: names are matched as Spark matches them, whatever their case.
+
+    Args:
+        topic: the option, which takes every row; None: the column says it.
+    Raises ConfigError for a column that is missing, unknown, there twice, or of another type.
+    """
+    found: dict[str, str] = {}
+    for field in schema.fields:
+        name = field.name.lower()
+        if name not in COLUMNS:
+            raise ConfigError(f"column {field.name!r}: unknown; the columns are {', '.join(COLUMNS)}")
+        if name in found:
+            raise ConfigError(f"column {field.name!r}: there twice, as {found[name]!r} too")
+        _check_type(field.name, field.dataType, COLUMNS[name])
+        found[name] = field.name
+    if "body" not in found:
+        raise ConfigError("column 'body' is missing: it holds the messages, as binary or string")
+    if topic is None and "topic" not in found:
+        raise ConfigError("topic: give the option, or a column 'topic'")
+    if "key" in found:
+        _check_key(schema[found["key"]].dataType, key_strategy)
+    return found
+
+
+def table_schema(options: SinkOptions) -> StructType:
+    """The columns of a table that is made to be written: those of the option ``columns``, or the body and the topic.
+
+    Raises ConfigError for an unknown column.
+    """
+    names = options.columns or (("body",) if options.topic is not None else ("body", "topic"))
+    unknown = [name for name in names if name not in _IN_TABLES]
+    if unknown:
+        raise ConfigError(f"columns: {unknown[0]!r} is unknown; the columns are {', '.join(COLUMNS)}")
+    if "body" not in names or (options.topic is None and "topic" not in names):
+        raise ConfigError("columns: the body is required, and the topic unless there is the option topic")
+    return StructType([StructField(name, _IN_TABLES[name]) for name in names])
+
+
+def _check_type(name: str, kind: DataType, allowed: tuple[type[DataType], ...]) -> None:
+    if not isinstance(kind, allowed) or not _is_text_map(kind):
+        known = ", ".join(dict.fromkeys(map(_shown, allowed)))
+        raise ConfigError(f"column {name!r}: is {kind.simpleString()}; must be {known}")
+
+
+def _is_text_map(kind: DataType) -> bool:
+    """Whether a map is one of texts; whatever is no map is all right."""
+    return not isinstance(kind, MapType) or all(isinstance(each, StringType) for each in (kind.keyType, kind.valueType))
+
+
+def _check_key(kind: DataType, strategy: str) -> None:
+    allowed = _KEYS_OF[strategy]
+    if not isinstance(kind, allowed):
+        known = ", ".join(map(_shown, allowed))
+        raise ConfigError(f"column 'key': is {kind.simpleString()}; key_strategy {strategy!r} takes {known}")
+
+
+def _shown(kind: Any) -> str:
+    return "map<string,string>" if kind is MapType else str(kind.typeName())

@@ -6,25 +6,33 @@ meanwhile, answers heartbeats and takes replies, however long Spark needs.
 
 from __future__ import annotations
 
+import logging
+import os
+import secrets
+import socket
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from functools import partial
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 from gevent import get_hub
 from gevent.event import AsyncResult
 
+from nsq_fast.config import Config
 from nsq_fast.errors import BodyInvalid, ConfigError, NsqError, RowInvalid, WriteFailed
-from nsq_fast.runtime import ColumnProducer, StoredRows
+from nsq_fast.log_events import SPARK_BATCH_WRITTEN
+from nsq_fast.runtime import LOGGER_NAME, ColumnProducer, Receipt, StoredRows, TraceLog, log_to_file
 from nsq_fast.spark.options import SinkOptions
+from nsq_fast.spark.versions import WriterCommitMessage
 
-from .connect import new_producer
-from .plan import Plan, Planner, Send
-from .report import Place, TaskReport, receipts_as_batch, receipts_as_bytes
-from .row_keys import RowKeys
-from .rows import Rows
-from .tracing import TaskTrace
+from .plan import Plan, Planner, RowKeys, Rows, Send, column_names, keys_of_batch, new_write
+
+logger = logging.getLogger(__name__)
+
 
 # More rows of one partition leave together, because a partition has one command on its way at a time.
 _PINNED_SHARE = 2
@@ -191,3 +199,232 @@ def _next(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | BaseException |
         return next(batches, None)
     except BaseException as error:
         return error
+
+
+# The sink as a function for ``foreachBatch``: for PySpark 3.5, which has no Python data sources, and every other.
+
+
+def foreach_batch_sink(**options: Any) -> Callable[[Any, int], None]:
+    """What ``writeStream.foreachBatch`` takes: it publishes each row of a micro-batch, checked as by the sink.
+
+        df.writeStream.foreachBatch(foreach_batch_sink(topic="orders", lookupd_http_addresses="...")).start()
+
+    Options are those of the sink; write one with a dot as ``**{"nsq.publish_timeout": 30}``. For a batch that is no
+    stream: ``foreach_batch_sink(...)(df, 0)``. Raises ConfigError for the options at once, and for the columns when
+    called; the error of a task otherwise. The guarantee is the sink's: at least once.
+    """
+    parsed = SinkOptions.parse({name.lower(): _text(value) for name, value in options.items()})
+
+    def write(frame: Any, batch: int) -> None:
+        names = column_names(frame.schema, topic=parsed.topic, key_strategy=parsed.producer.key_strategy)
+        write_name = new_write()
+
+        def publish(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            keys = keys_of_batch(write_name) if parsed.idempotence_key else None
+            report = TaskWriter(parsed, names, keys).write(iter(batches))
+            yield pa.record_batch({"rows": pa.array([report.rows], pa.int64())})
+
+        tasks = frame.mapInArrow(publish, "rows long").collect()
+        logger.info(
+            "batch-%d: %d rows by %d tasks",
+            batch,
+            sum(task.rows for task in tasks),
+            len(tasks),
+            extra=SPARK_BATCH_WRITTEN,
+        )
+
+    return write
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# The trace log of a task: a file of its own in a folder that many tasks share.
+
+
+class TaskTrace:
+    """Writes ``publish-HOST-PID-RANDOM.jsonl`` in a folder; the name begins with a dot until it is complete.
+
+    So whoever watches the folder (Spark's file source does not see names with a dot) reads whole files. A process
+    that is killed leaves the name with the dot.
+
+    Args:
+        folder: made when it is not there; None: nothing is written.
+
+    Attributes:
+        log: for a producer; it is on for all topics if there is a folder.
+    """
+
+    def __init__(self, folder: str | None) -> None:
+        self._folder = folder
+        self._handler: logging.Handler | None = None
+        self._name = f"publish-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
+        # Not one of logging's own, so that two tasks in a process do not share it.
+        self._logger = logging.Logger(LOGGER_NAME, logging.INFO)
+        self.log = TraceLog(self._logger)
+
+    def __enter__(self) -> TaskTrace:
+        if self._folder is not None:
+            os.makedirs(self._folder, exist_ok=True)
+            self._handler = log_to_file(self._path(f".{self._name}"), 0, 0, log=self._logger)
+            self.log.enable()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._handler is None:
+            return
+        self._logger.removeHandler(self._handler)
+        self._handler.close()
+        path = self._path(f".{self._name}")
+        with suppress(FileNotFoundError):
+            if os.path.getsize(path):
+                os.replace(path, self._path(self._name))
+            else:
+                os.remove(path)
+
+    def _path(self, name: str) -> str:
+        assert self._folder is not None
+        return os.path.join(self._folder, name)
+
+
+def new_producer(options: SinkOptions, trace: TraceLog) -> ColumnProducer:
+    """A producer, not started, for the servers and with the client options of a sink."""
+    return ColumnProducer(
+        [str(address) for address in options.servers.nsqd_tcp],
+        [str(endpoint) for endpoint in options.servers.lookupd_http],
+        trace=trace,
+        **_values(options.producer),
+        **_values(options.connection),
+        **_values(options.lookup),
+    )
+
+
+def _values(config: Config) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in fields(config)}
+
+
+Place = tuple[str, int | None]
+"""A topic and a partition; None where the server chose it, or has none."""
+
+RECEIPTS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("nsqd", pa.string()),
+        ("internal_id", pa.int64()),
+        ("trace_id", pa.int64()),
+        ("offset", pa.int64()),
+        ("size", pa.int32()),
+    ]
+)
+"""Receipts as a table. The ids are unsigned numbers taken as signed, as the source's are."""
+
+
+@dataclass(frozen=True)
+class TaskReport(WriterCommitMessage):
+    """The commit message of one task.
+
+    Attributes:
+        rows: messages that it stored; a retried send may have stored some of them twice.
+        places: how many of them went to each topic and partition.
+        partition_id, attempt: of the task; None outside of Spark.
+        receipts: of its traced rows, as an Arrow stream of ``RECEIPTS``; empty for none.
+    """
+
+    rows: int
+    places: dict[Place, int]
+    partition_id: int | None = None
+    attempt: int | None = None
+    receipts: bytes = field(default=b"", repr=False)
+
+    def receipt_table(self) -> pa.Table:
+        """The receipts."""
+        if not self.receipts:
+            return RECEIPTS.empty_table()
+        return pa.ipc.open_stream(self.receipts).read_all()
+
+
+@dataclass(frozen=True)
+class WriteReport:
+    """All tasks of a write.
+
+    Attributes:
+        rows, places: as of a task.
+        tasks: how many tasks finished; ``failed`` did not: what they stored is not known here, and is stored again
+            if the write is run again.
+        receipts: of all traced rows.
+    """
+
+    rows: int
+    places: dict[Place, int]
+    tasks: int
+    failed: int
+    receipts: pa.Table = field(repr=False)
+
+    @classmethod
+    def of(cls, messages: Sequence[WriterCommitMessage | None]) -> WriteReport:
+        """From what Spark hands to commit and abort: None for a task that failed."""
+        reports = [message for message in messages if isinstance(message, TaskReport)]
+        places: Counter[Place] = Counter()
+        for report in reports:
+            places.update(report.places)
+        return cls(
+            rows=sum(report.rows for report in reports),
+            places=dict(places),
+            tasks=len(reports),
+            failed=len(messages) - len(reports),
+            receipts=pa.concat_tables([report.receipt_table() for report in reports] or [RECEIPTS.empty_table()]),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """All but the receipts, of which it has the number, for a file."""
+        places = [
+            {"topic": topic, "partition": partition, "rows": rows}
+            for (topic, partition), rows in sorted(self.places.items(), key=lambda item: str(item[0]))
+        ]
+        return {
+            "rows": self.rows,
+            "tasks": self.tasks,
+            "failed": self.failed,
+            "places": places,
+            "receipts": self.receipts.num_rows,
+        }
+
+    def __str__(self) -> str:
+        topics: Counter[str] = Counter()
+        for (topic, _), rows in self.places.items():
+            topics[topic] += rows
+        shares = ", ".join(f"{topic}: {rows}" for topic, rows in sorted(topics.items()))
+        return f"{self.rows} rows by {self.tasks} tasks{f' ({shares})' if shares else ''}"
+
+
+def receipts_as_batch(topic: str, receipts: Sequence[Receipt]) -> pa.RecordBatch:
+    """Receipts of a topic in the layout of ``RECEIPTS``: some 40 bytes each, where objects would take hundreds."""
+    columns = {
+        "topic": [topic] * len(receipts),
+        "partition": [each.partition for each in receipts],
+        "nsqd": [str(each.nsqd) for each in receipts],
+        "internal_id": [_signed(each.internal_id) for each in receipts],
+        "trace_id": [_signed(each.trace_id) for each in receipts],
+        "offset": [each.offset for each in receipts],
+        "size": [each.size for each in receipts],
+    }
+    return pa.record_batch(columns, schema=RECEIPTS)
+
+
+def receipts_as_bytes(batches: Sequence[pa.RecordBatch]) -> bytes:
+    """Receipts as an Arrow stream; empty for none."""
+    if not batches:
+        return b""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, RECEIPTS) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number

@@ -29,13 +29,10 @@ from pyspark.sql.types import (
 from nsq_fast.errors import ConfigError
 from nsq_fast.log_events import SPARK_BATCH_WRITTEN, SPARK_WRITE_ABORTED
 from nsq_fast.spark.options import SinkOptions
-from nsq_fast.spark.plain_errors import plain_errors
-from nsq_fast.spark.versions import STREAMS_ARROW, StreamWriterBase, WriterCommitMessage
+from nsq_fast.spark.versions import STREAMS_ARROW, StreamWriterBase, WriterCommitMessage, plain_errors
 
-from .report import TaskReport, WriteReport
-from .row_keys import RowKeys, keys_of_batch, keys_of_stream, new_write
-from .schema import column_names
-from .task import TaskWriter
+from .plan import RowKeys, column_names, keys_of_batch, keys_of_stream, new_write
+from .task import TaskReport, TaskWriter, WriteReport
 
 logger = logging.getLogger(__name__)
 

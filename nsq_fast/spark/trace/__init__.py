@@ -12,37 +12,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsq_fast.spark.extra import names_of_extra
+from nsq_fast.spark import names_of_extra
 
 if TYPE_CHECKING:
-    from .figures import figures_of as figures_of
     from .local import local_figures as local_figures
-    from .records import parse_lines as parse_lines
-    from .records import read_logs as read_logs
-    from .records import stream_logs as stream_logs
-    from .report import html as html
-    from .report import write_report as write_report
+    from .page import html as html
+    from .page import write_report as write_report
+    from .queries import figures_of as figures_of
+    from .queries import parse_lines as parse_lines
+    from .queries import read_logs as read_logs
+    from .queries import read_table as read_table
+    from .queries import stream_logs as stream_logs
+    from .queries import write_tables as write_tables
     from .schema import TABLES as TABLES
-    from .settings import TraceSettings as TraceSettings
-    from .shown import Figures as Figures
+    from .schema import Figures as Figures
+    from .schema import TraceSettings as TraceSettings
     from .stream import stream_tables as stream_tables
-    from .tables import read_table as read_table
-    from .tables import write_tables as write_tables
 
 _HOME = {
-    "Figures": "shown",
+    "Figures": "schema",
     "TABLES": "schema",
-    "TraceSettings": "settings",
-    "figures_of": "figures",
-    "html": "report",
+    "TraceSettings": "schema",
+    "figures_of": "queries",
+    "html": "page",
     "local_figures": "local",
-    "parse_lines": "records",
-    "read_logs": "records",
-    "read_table": "tables",
-    "stream_logs": "records",
+    "parse_lines": "queries",
+    "read_logs": "queries",
+    "read_table": "queries",
+    "stream_logs": "queries",
     "stream_tables": "stream",
-    "write_report": "report",
-    "write_tables": "tables",
+    "write_report": "page",
+    "write_tables": "queries",
 }
 
 __all__ = list(_HOME)

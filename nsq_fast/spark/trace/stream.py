@@ -20,11 +20,21 @@ from pyspark.sql import functions as F
 
 from nsq_fast.errors import ConfigError
 
-from .lives import channels_of, is_publish, lives_of
-from .order import CARRIED, carried, judged, violations_of
-from .schema import KEY, TABLES, columns
-from .settings import TraceSettings
-from .tables import STATE, BatchWriter, run_of, same_message, write_derived
+from .queries import (
+    CARRIED,
+    STATE,
+    BatchWriter,
+    carried,
+    channels_of,
+    is_publish,
+    judged,
+    lives_of,
+    run_of,
+    same_message,
+    violations_of,
+    write_derived,
+)
+from .schema import KEY, TABLES, TraceSettings, columns
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -202,11 +212,11 @@ def _window_time() -> Column:
 
 
 def _keys(rows: DataFrame) -> DataFrame:
-    return rows.select(*(F.col(name).alias(f"key_{name}") for name in KEY)).distinct()
+    return rows.selectExpr(*(f"{name} AS key_{name}" for name in KEY)).distinct()
 
 
 def _still_open(records: DataFrame, undecided: DataFrame, channels: DataFrame, decided_ns: int) -> DataFrame:
     """The records of messages that are not decided, and publishes to topics that nobody consumes yet."""
     of_lives = records.join(_keys(undecided), same_message("key_"), "left_semi")
     young = records.where(is_publish() & (F.col("time_ns") >= decided_ns))
-    return of_lives.unionByName(young.join(channels, "topic", "left_anti")).select(*columns("records"))
+    return of_lives.unionByName(young.join(channels, "topic", "left_anti")).selectExpr(*columns("records"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nsq_fast.client.admin import LookupdHTTPClient, NsqdHTTPClient
 from nsq_fast.errors import HttpError, NsqError
-from nsq_fast.runtime.admin import LookupdHTTPClient, NsqdHTTPClient
 
 from .records import Row
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from gevent import Greenlet, Timeout, killall, sleep, spawn
 
+from nsq_fast.client.admin import LookupdHTTPClient
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
-from nsq_fast.runtime.admin import LookupdHTTPClient
 from support.fleet import leaders
 from support.redesigned import sized
 from support.wire import WireClient

@@ -1,0 +1,169 @@
+"""What a message costs a consumer in instructions of its process, and whether that is more than at another commit.
+
+    python bench/instructions.py [--base COMMIT] [--messages 10000]
+
+Instructions are counted by valgrind and not timed, so it does not matter what else the machine does. What starting and
+ending takes is taken off by running the process with few messages, too. Its nsqd is a program that sends as many
+messages at once as may be in flight, and the next ones when it has a FIN for each: so every run reads and responds in
+the same portions. Publishes are not counted: how often a producer looks for a reply before it waits is up to the nsqd,
+and two runs differ by half.
+
+Valgrind makes the process some fifty times slower. So faketime makes its clock as much slower, since what a client does
+depends on how long things take. Both are packages of Debian. Two runs are 1 % apart, on a machine that does ten other
+things, too.
+
+With ``--base`` that commit is built and counted here as well, with the same interpreter, compiler and libraries. The
+exit code is 1 where a message costs 3 % more than there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+FEW = 2000
+PORTION = 100
+BODY = b"x" * 200
+ALLOWED = 1.03
+SLOWER = 50
+ROOT = Path(__file__).resolve().parent.parent
+VALGRIND = "valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"
+
+
+# The nsqd
+
+
+def frame(kind: int, data: bytes) -> bytes:
+    return struct.pack(">II", len(data) + 4, kind) + data
+
+
+def serve(count: int, portion: int) -> None:
+    """Print a port; send so many messages to who subscribes there."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sys.stdout.write(f"{listener.getsockname()[1]}\n")
+        sys.stdout.flush()
+        sock, _ = listener.accept()
+    with sock, sock.makefile("rb") as lines:
+        lines.read(len(b"  V2IDENTIFY\n"))
+        lines.read(struct.unpack(">I", lines.read(4))[0])
+        sock.sendall(frame(0, b'{"version": "1.3.0", "max_rdy_count": 2500}'))
+        lines.readline()  # SUB
+        sock.sendall(frame(0, b"OK"))
+        lines.readline()  # RDY
+        for first in range(0, count, portion):
+            numbers = range(first, first + portion)
+            heads = [struct.pack(">qH16s", time.time_ns(), 1, b"%016d" % number) for number in numbers]
+            sock.sendall(b"".join(frame(2, head + BODY) for head in heads))
+            wait_for_fins(lines, portion)
+        lines.read()
+
+
+def wait_for_fins(lines: BinaryIO, count: int) -> None:
+    """Read as many FINs, past other commands."""
+    while count:
+        line = lines.readline()
+        if not line:
+            raise SystemExit
+        count -= line.startswith(b"FIN ")
+
+
+# The client
+
+
+def consume(port: int, count: int) -> None:
+    """What is counted."""
+    from nsq_fast import Consumer
+
+    left = count
+
+    def handle(consumer: Consumer, message: object) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            consumer.close(drain=False)
+
+    Consumer("topic", "channel", f"127.0.0.1:{port}", message_handler=handle, max_in_flight=PORTION).start()
+
+
+# The measurement
+
+
+def slow_clock() -> dict[str, str]:
+    """The environment in which time passes more slowly."""
+    for library in Path("/usr/lib").glob("*/faketime/libfaketime.so.1"):
+        return {"LD_PRELOAD": str(library), "FAKETIME": f"+0 x{1 / SLOWER}"}
+    raise SystemExit("there is no libfaketime: apt-get install faketime")
+
+
+def counted(count: int, where: Path) -> int:
+    """Instructions of a whole process that runs the code of a folder."""
+    this = [sys.executable, __file__]
+    with subprocess.Popen([*this, "--serve", str(count), str(PORTION)], stdout=subprocess.PIPE, text=True) as nsqd:
+        assert nsqd.stdout is not None
+        port = nsqd.stdout.readline().strip()
+        environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(where), **slow_clock()}
+        ended = subprocess.run(
+            [*VALGRIND, *this, "--consume", port, str(count)],
+            capture_output=True, text=True, env=environment, cwd=where, check=False,
+        )  # fmt: skip
+        nsqd.kill()
+    found = re.search(r"Collected : (\d+)", ended.stderr)
+    if ended.returncode or not found:
+        raise SystemExit(f"valgrind: exit code {ended.returncode}: {ended.stderr[-2000:]}")
+    return int(found[1])
+
+
+def per_message(messages: int, where: Path) -> float:
+    """Instructions for a message, without what starting and ending takes."""
+    return (counted(FEW + messages, where) - counted(FEW, where)) / messages
+
+
+def is_well(messages: int, base: Path | None) -> bool:
+    """Count, and say how much; whether that is not too much more than in ``base``."""
+    now = per_message(messages, ROOT)
+    line, allowed = f"{now:,.1f} instructions a message", now
+    if base is not None:
+        before = per_message(messages, base)
+        allowed = ALLOWED * before
+        line += f", {before:,.1f} before: {now / before - 1:+.2%}"
+    sys.stdout.write(line + "\n")
+    return now <= allowed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", metavar="COMMIT", help="compare with this commit")
+    parser.add_argument("--messages", type=int, default=10_000)
+    parser.add_argument("--serve", nargs=2, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--consume", nargs=2, type=int, help=argparse.SUPPRESS)
+    told = parser.parse_args()
+    if told.serve:
+        serve(*told.serve)
+        return 0
+    if told.consume:
+        consume(*told.consume)
+        return 0
+    if not told.base:
+        return 0 if is_well(told.messages, None) else 1
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder, "base")
+        subprocess.run(["git", "worktree", "add", "--detach", base, told.base], cwd=ROOT, check=True)
+        try:
+            build = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+            subprocess.run(build, cwd=base, check=True)
+            return 0 if is_well(told.messages, base) else 1
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", base], cwd=ROOT, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""What a producer does for each publish; see the .pyx."""
+
+from ._client cimport ConnectionPath
+from ._publish cimport PublishFields
+
+
+cdef extern from "Python.h" nogil:
+    ctypedef void* PyThread_type_lock
+
+
+cdef class Wakeups:
+    cdef object _hub
+    cdef object _getcurrent
+    cdef object call_soon       # of an asyncio loop
+    cdef readonly object loop
+    cdef list _ready
+    cdef list _due              # being resumed, the next one last
+    cdef public bint is_waking
+
+    cdef int add_all(self, list awaited) except -1
+
+
+cdef class Outcomes:
+    cdef public Py_ssize_t stored
+    cdef public Py_ssize_t refused
+    cdef public Py_ssize_t unknown
+
+
+cdef class PendingPath:
+    cdef readonly set publishes
+    cdef readonly object alarm
+    cdef public object none_left
+
+    cdef int put(self, PublishPath publish) except -1
+
+
+cdef class LimitPath:
+    cdef readonly Py_ssize_t limit
+    cdef public Py_ssize_t used
+    cdef readonly object queue          # a deque
+
+    cdef bint has_room(self, Py_ssize_t weight) except -1
+
+
+cdef class PublishPath(PublishFields):
+    cdef public object destination
+    cdef public object waiter
+    cdef public object promised
+    cdef public object group
+    cdef public double deadline
+    cdef public bint is_prompt
+
+    cpdef bint read_soon(self, Wakeups wakeups) except -1
+
+
+cdef class Command:
+    cdef public object destination
+    cdef public list publishes
+    cdef public object partition
+    cdef public object name
+    cdef public object conn
+    cdef public bint is_overdue
+
+
+cdef class QueuePath:
+    cdef public object topic
+    cdef public list links
+    cdef readonly object waiting        # a deque of PublishPath
+    cdef public object held_bytes
+    cdef public object partition
+    cdef public object successor
+    cdef public Command on_wire
+    cdef public Py_ssize_t in_flight
+    cdef public bint is_idle
+    cdef public SendPath _sender
+    cdef public bint is_for_any_link
+    cdef public bint _is_pipelined
+    cdef bint _is_pumping
+
+    cdef object _choose_link(self)
+    cdef int _join(self, PublishPath publish) except -1
+    cdef bint _send_next(self) except -1
+
+
+cdef class SendPath:
+    cdef public PendingPath pending
+    cdef public LimitPath pending_limit
+    cdef public Outcomes outcomes
+    cdef public object timing
+    cdef public Wakeups wakeups
+    cdef public bint lingers
+    cdef public Py_ssize_t most
+    cdef public Py_ssize_t enough
+    cdef public Py_ssize_t limit
+    cdef public object encode_many
+    cdef public dict heard
+
+    cdef bint has_company(self) except -1
+    cdef int send(self, Command command, link) except -1
+    cdef int _write(self, Command command, bytes data, link) except -1
+
+
+cdef class ProducerPath:
+    cdef public bint _is_running
+    cdef public dict _routes
+    cdef public object _thread
+    cdef public object _trace
+    cdef public double _timeout
+    cdef public LimitPath _pending_limit
+    cdef public Wakeups _wakeups
+    cdef public object _new_publish     # makes a Publish
+    cdef public object _plain           # the form of what says nothing but a body
+    cdef public object _plain_batch     # the same of bodies
+
+    cdef object _route_of(self, topic)
+    cdef PublishPath _make(self, queue, body, form, Py_ssize_t weight)
+    cdef object _end_of(self, PublishPath publish, QueuePath queue)
+
+
+cdef class Latch:
+    cdef PyThread_type_lock _lock  # taken while it is closed
+    cdef readonly bint is_open
+    cdef bint _is_one_of_many  # it was opened together with others
+
+
+cdef class PlainPath:
+    cdef readonly object producer
+    cdef readonly object topic
+    cdef readonly object content
+    cdef readonly Latch latch
+    cdef public object error
+    cdef public object parts
+    cdef public object job
+    cdef public bint is_cancelled
+    cdef readonly bint is_set

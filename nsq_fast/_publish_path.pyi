@@ -1,0 +1,118 @@
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ._publish import PublishFields
+
+class Wakeups:
+    is_waking: bool
+    @property
+    def loop(self) -> Any: ...
+    def __init__(
+        self, hub: Any, getcurrent: Callable[[], Any] | None, call_soon: Callable[..., Any] | None
+    ) -> None: ...
+    def add(self, awaited: Any) -> None: ...
+    def wait_for(self, awaited: Any) -> None: ...
+
+class Outcomes:
+    stored: int
+    refused: int
+    unknown: int
+    def ended(self, error: BaseException | None) -> None: ...
+
+class PendingPath:
+    none_left: Any
+    @property
+    def publishes(self) -> set[Any]: ...
+    @property
+    def alarm(self) -> Any: ...
+    def __init__(self, alarm: Any) -> None: ...
+    def add(self, publish: PublishPath) -> None: ...
+
+class LimitPath:
+    used: int
+    @property
+    def limit(self) -> int: ...
+    @property
+    def queue(self) -> deque[Any]: ...
+    def __init__(self, limit: int) -> None: ...
+
+class PublishPath(PublishFields):
+    destination: Any
+    waiter: Any
+    promised: Any
+    group: Any
+    deadline: float
+    is_prompt: bool
+    def __init__(self, destination: Any, body: Any, deadline: float, form: Any, weight: int = 1) -> None: ...
+    def wait(self, wakeups: Wakeups) -> Any: ...
+    def read_soon(self, wakeups: Wakeups) -> bool: ...
+
+class Command:
+    destination: Any
+    publishes: list[Any]
+    partition: int | None
+    name: str
+    conn: Any
+    is_overdue: bool
+
+def new_command(queue: QueuePath, publishes: list[Any]) -> Command: ...
+
+class QueuePath:
+    topic: str
+    links: list[Any]
+    held_bytes: int | None
+    partition: int | None
+    successor: Callable[[Any], Any] | None
+    on_wire: Command | None
+    in_flight: int
+    is_idle: bool
+    is_for_any_link: bool
+    @property
+    def waiting(self) -> deque[Any]: ...
+    def __init__(self, sender: Any, topic: str, links: list[Any]) -> None: ...
+    def add(self, publish: PublishPath) -> None: ...
+    def pump(self) -> None: ...
+    def stored(self) -> None: ...
+
+class SendPath:
+    pending: Any
+    pending_limit: Any
+    outcomes: Outcomes
+    timing: Any
+    wakeups: Wakeups
+    lingers: bool
+    most: int
+    enough: int
+    limit: int
+    encode_many: Callable[[Command, Any], tuple[str, bytes]]
+    heard: dict[str, Any]
+    def replied(self, conn: Any, command: Command, data: bytes) -> None: ...
+
+class ProducerPath: ...
+
+class Latch:
+    @property
+    def is_open(self) -> bool: ...
+    def wait(self) -> None: ...
+
+class PlainPath:
+    error: BaseException | None
+    parts: Any
+    job: Any
+    is_cancelled: bool
+    @property
+    def producer(self) -> Any: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def content(self) -> bytes: ...
+    @property
+    def latch(self) -> Latch: ...
+    @property
+    def is_set(self) -> bool: ...
+    def __init__(self, producer: Any, topic: str, content: bytes) -> None: ...
+    def set(self, value: Any) -> None: ...
+    def set_exception(self, error: BaseException) -> None: ...
+
+def wake_all(requests: list[Any]) -> None: ...

@@ -1,0 +1,597 @@
+"""The commands of an nsqd: how they are read from bytes in all dialects, and those of the original."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+from nsq_fast.broker.auth import REFUSALS, Refusals, authorize, require_permission
+from nsq_fast.broker.connection import (
+    CLOSE_WAIT,
+    OK,
+    RESPONSE,
+    STATE_CLOSING,
+    STATE_INIT,
+    STATE_SUBSCRIBED,
+    Connection,
+    Dropped,
+    FatalError,
+    frame,
+)
+from nsq_fast.broker.go import decode_json, quote, text
+from nsq_fast.broker.identify import IdentifyError, Negotiation
+from nsq_fast.broker.message import ID_SIZE, Exiting, NotOwner
+from nsq_fast.broker.nsqd import Nsqd
+from nsq_fast.broker.topic import Topic
+from nsq_fast.names import is_valid_name
+
+# --- how commands are read from bytes, in all dialects ---------------------------------------------------------------
+# nsqio/nsq: nsqd/protocol_v2.go, IOLoop and Exec
+# A ``CommandSet`` takes all that has been read and executes every whole command in it. A handler gets the parameters
+# of its line and where the line ended, and returns where the next command begins, or ``INCOMPLETE`` after it has
+# noted in ``conn.needed`` how many bytes of body it waits for. Ids are taken from fixed places, never by splitting: a
+# dialect may have any byte in them.
+
+
+INCOMPLETE = -1
+
+_FIN_SIZE = len("FIN ") + ID_SIZE + 1
+_FIN_RUN = re.compile(rb"(?:FIN .{%d}\n)+" % ID_SIZE, re.DOTALL)
+_FIN_RUN_OF_WORDS = re.compile(rb"(?:FIN [^ \r\n]{%d}\n)+" % ID_SIZE)
+_WITH_ID = (b"FIN", b"REQ", b"TOUCH")
+
+Handler = Callable[[Connection, list[bytes], bytes, int], int]
+
+
+class CommandSet:
+    """The commands of a dialect.
+
+    Args:
+        handlers: by name.
+        finish: executes the FINs of these ids.
+        show: an unknown command, from its words, as the error shows it.
+        max_line: bytes of the longest line.
+        has_binary_ids: whether an id may have any byte in it, also one that ends a line.
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[bytes, Handler],
+        *,
+        finish: Callable[[Connection, list[bytes]], None],
+        show: Callable[[list[bytes]], str],
+        max_line: int,
+        has_binary_ids: bool,
+    ) -> None:
+        self._handlers = handlers
+        self._finish = finish
+        self._show = show
+        self._max_line = max_line
+        self._with_id = _WITH_ID if has_binary_ids else ()
+        self._fin_run = _fin_run if has_binary_ids else _fin_run_of_words
+
+    def execute(self, conn: Connection, data: bytes) -> int:
+        """Execute the whole commands ``data`` begins with; returns the bytes they took. Raises FatalError, Dropped."""
+        at, end = 0, len(data)
+        conn.needed = 0
+        while at < end:
+            if data.startswith(b"FIN ", at) and conn.channel is not None:
+                ids, stop = self._fin_run(data, at)
+                if ids:
+                    self._finish(conn, ids)
+                    at = stop
+                    continue
+            has_id = data.startswith(self._with_id, at)
+            line_end = _line_end_behind_id(data, at) if has_id else data.find(b"\n", at)
+            if (end if line_end < 0 else line_end) - at >= self._max_line:
+                raise Dropped("command line is too long")
+            if line_end < 0:
+                break
+            # After a binary id nothing is stripped: the server takes all of it for the next parameter.
+            if has_id:
+                params = _params_with_id(data[at : line_end + 1])
+            else:
+                params = _params(data, at, line_end - (data[line_end - 1 : line_end] == b"\r"))
+            after = self._handler(conn, params)(conn, params, data, line_end + 1)
+            if after == INCOMPLETE:
+                conn.needed = max(0, conn.needed - at)
+                break
+            at = after
+        return at
+
+    def _handler(self, conn: Connection, params: list[bytes]) -> Handler:
+        name = params[0]
+        is_tls_missing = conn.nsqd.options.tls_required != "false" and not conn.upgrades.tls
+        if is_tls_missing and name != b"IDENTIFY":
+            raise FatalError("E_INVALID", f"cannot {text(name)} in current state (TLS required)")
+        handler = self._handlers.get(name)
+        if handler is None:
+            raise FatalError("E_INVALID", f"invalid command {self._show(params)}")
+        return handler
+
+
+def _fin_run(data: bytes, at: int) -> tuple[list[bytes], int]:
+    """The ids of the FINs that follow each other from ``at`` on, and where they end. None if the first is not whole."""
+    stop = data.rfind(b"\n", at) + 1
+    ids = data[at + 4 : stop - 1].split(b"\nFIN ")
+    if len(ids) * _FIN_SIZE != stop - at or max(map(len, ids)) != ID_SIZE:
+        run = _FIN_RUN.match(data, at)
+        if run is None:
+            return [], at
+        stop = run.end()
+        ids = [data[n : n + ID_SIZE] for n in range(at + 4, stop, _FIN_SIZE)]
+    return ids, stop
+
+
+def _fin_run_of_words(data: bytes, at: int) -> tuple[list[bytes], int]:
+    """As ``_fin_run``, where an id ends at a space and at the end of the line."""
+    stop = data.rfind(b"\n", at) + 1
+    ids = data[at + 4 : stop - 1].split(b"\nFIN ")
+    # Ids that nsqd has given are alphanumeric: the only line ends are those behind them, one for each. When these are
+    # in their places, each id has its length.
+    if b"".join(ids).isalnum() and data[at + _FIN_SIZE - 1 : stop : _FIN_SIZE] == b"\n" * len(ids):
+        return ids, stop
+    run = _FIN_RUN_OF_WORDS.match(data, at)
+    if run is None:
+        return [], at
+    return [data[n : n + ID_SIZE] for n in range(at + 4, run.end(), _FIN_SIZE)], run.end()
+
+
+def _line_end_behind_id(data: bytes, at: int) -> int:
+    """Where a line with an id ends, -1 if that has not come: the id has a place, whatever stands there.
+
+    A line that ends before that goes on behind it; TOUCH ends with the byte after its id then, whatever that is
+    (youzan/nsq: nsqdserver/protocol_v2.go, IOLoop).
+    """
+    line_end = data.find(b"\n", at)
+    is_touch = data.startswith(b"TOUCH", at)
+    id_end = at + (6 if is_touch else 4) + ID_SIZE
+    if not 0 <= line_end < id_end:
+        return line_end
+    if is_touch:
+        return id_end if len(data) > id_end else -1
+    return data.find(b"\n", id_end)
+
+
+def _params_with_id(line: bytes) -> list[bytes]:
+    """The words of such a line, its last byte included; what stands between them is not looked at."""
+    name = b"TOUCH" if line.startswith(b"TOUCH") else line[:3]
+    id_end = len(name) + 1 + ID_SIZE
+    params = [name, line[len(name) + 1 : id_end]]
+    if name == b"REQ" and len(line) > id_end + 1:
+        params.append(line[id_end + 1 : -1])
+    return params
+
+
+def _params(data: bytes, at: int, end: int) -> list[bytes]:
+    return data[at:end].split(b" ")
+
+
+def size_at(conn: Connection, data: bytes, at: int) -> int | None:
+    """The signed size of a body at ``at``; None if it has not come yet."""
+    if len(data) < at + 4:
+        conn.needed = at + 4
+        return None
+    return int.from_bytes(data[at : at + 4], "big", signed=True)
+
+
+def has(conn: Connection, data: bytes, end: int) -> bool:
+    """Whether what ends at ``end`` has come whole."""
+    if len(data) >= end:
+        return True
+    conn.needed = end
+    return False
+
+
+# --- the commands of the original nsqd: their checks and what they do ------------------------------------------------
+# The texts of errors, and which are fatal, are those of nsqio/nsq: nsqd/protocol_v2.go, where each command is a
+# function of its name.
+
+
+_DIGITS = re.compile(rb"[0-9]*\Z")
+_UINT64 = 1 << 64
+
+
+# --- FIN, REQ, TOUCH -------------------------------------------------------------------------------------------------
+
+
+def finish(conn: Connection, ids: list[bytes]) -> None:
+    """FINs that follow each other, in one go; one by one where latency is measured."""
+    channel: Any = conn.channel
+    pop = conn.in_flight.messages.pop
+    one_by_one = channel.latency is not None or conn.server.faults.fail_fin
+    missing = ids if one_by_one else [id for id in ids if pop(id, None) is None]
+    conn.finish_count += len(ids)
+    for id in missing:
+        conn.finish_count -= 1
+        _finish(conn, id)
+    conn.wake()
+
+
+def _finish(conn: Connection, id: bytes) -> None:
+    try:
+        if conn.server.faults.fail_fin:
+            raise NotOwner("refused by the switch fail_fin")
+        _channel(conn).finish(conn, id)
+    except NotOwner as error:
+        conn.send_error("E_FIN_FAILED", b"FIN %b failed %b" % (id, str(error).encode()))
+    else:
+        conn.finish_count += 1
+
+
+def fin(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """FIN <id>, where it is not one of a run."""
+    require_subscribed(conn, "FIN")
+    _finish(conn, message_id(params, 2, "FIN"))
+    conn.wake()
+    return at
+
+
+def req(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """REQ <id> <delay ms>: a delay out of range becomes the nearest one in range, max_req_timeout."""
+    require_subscribed(conn, "REQ")
+    id = message_id(params, 3, "REQ")
+    if not _DIGITS.match(params[2]):
+        raise FatalError("E_INVALID", f"REQ could not parse timeout {text(params[2])}")
+    delay = min(max(0.0, go_delay(params[2])[1]), conn.nsqd.options.max_req_timeout)
+    try:
+        _channel(conn).requeue(conn, id, delay)
+    except NotOwner as error:
+        conn.send_error("E_REQ_FAILED", b"REQ %b failed %b" % (id, str(error).encode()))
+    else:
+        conn.requeue_count += 1
+        conn.wake()
+    return at
+
+
+def touch(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """TOUCH <id>."""
+    require_subscribed(conn, "TOUCH")
+    id = message_id(params, 2, "TOUCH")
+    try:
+        _channel(conn).touch(conn, id, conn.nsqd.options.max_msg_timeout)
+    except NotOwner as error:
+        conn.send_error("E_TOUCH_FAILED", b"TOUCH %b failed %b" % (id, str(error).encode()))
+    return at
+
+
+def go_delay(digits: bytes) -> tuple[int, float]:
+    """A delay in milliseconds, and in seconds: both overflow as Go's uint64 and time.Duration do.
+
+    nsqio/nsq: internal/protocol/byte_base10.go, ByteToBase10.
+    """
+    delay_ms = int(digits or 0) % _UINT64
+    delay_ns = (delay_ms * 1_000_000 + _UINT64 // 2) % _UINT64 - _UINT64 // 2
+    return delay_ms, delay_ns / 1e9
+
+
+def require_subscribed(conn: Connection, name: str) -> None:
+    if conn.state not in (STATE_SUBSCRIBED, STATE_CLOSING):
+        raise FatalError("E_INVALID", f"cannot {name} in current state")
+
+
+def message_id(params: list[bytes], count: int, name: str) -> bytes:
+    if len(params) < count:
+        raise FatalError("E_INVALID", f"{name} insufficient number of params")
+    if len(params[1]) != ID_SIZE:
+        raise FatalError("E_INVALID", "invalid message ID")
+    return params[1]
+
+
+def _channel(conn: Connection) -> Any:
+    return conn.channel
+
+
+def _nsqd(conn: Connection) -> Nsqd:
+    return cast(Nsqd, conn.nsqd)
+
+
+# --- subscribing -----------------------------------------------------------------------------------------------------
+
+
+def sub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """SUB <topic> <channel>."""
+    if conn.state != STATE_INIT:
+        raise FatalError("E_INVALID", "cannot SUB in current state")
+    if not conn.profile.heartbeat_interval:
+        raise FatalError("E_INVALID", "cannot SUB with heartbeats disabled")
+    if len(params) < 3:
+        raise FatalError("E_INVALID", "SUB insufficient number of parameters")
+    topic_name = _name(params[1], "E_BAD_TOPIC", "SUB topic")
+    channel_name = _name(params[2], "E_BAD_CHANNEL", "SUB channel")
+    require_permission(conn, "SUB", topic_name, channel_name)
+    conn.in_flight.timeout = conn.profile.msg_timeout
+    try:
+        channel = _nsqd(conn).get_topic(topic_name).get_channel(channel_name)
+        channel.add_client(conn, conn.nsqd.options.max_channel_consumers)
+    except Exiting as error:
+        raise FatalError("E_SUB_FAILED", f"SUB failed {error}") from error
+    conn.subscribe(channel)
+    conn.send(OK)
+    return at
+
+
+def rdy(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """RDY [<count>]: 1 if none is given; ignored after CLS."""
+    if conn.state == STATE_CLOSING:
+        return at
+    if conn.state != STATE_SUBSCRIBED:
+        raise FatalError("E_INVALID", "cannot RDY in current state")
+    count = 1
+    if len(params) > 1:
+        if not _DIGITS.match(params[1]):
+            raise FatalError("E_INVALID", f"RDY could not parse count {text(params[1])}")
+        count = int(params[1] or 0) % _UINT64
+        count -= _UINT64 if count >= _UINT64 // 2 else 0
+    if not 0 <= count <= conn.nsqd.options.max_rdy_count:
+        raise FatalError("E_INVALID", f"RDY count {count} out of range 0-{conn.nsqd.options.max_rdy_count}")
+    conn.set_rdy(count)
+    return at
+
+
+def cls(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """CLS: no more messages; those in flight may still be answered."""
+    if conn.state != STATE_SUBSCRIBED:
+        raise FatalError("E_INVALID", "cannot CLS in current state")
+    conn.set_rdy(0)
+    conn.state = STATE_CLOSING
+    conn.send(CLOSE_WAIT)
+    return at
+
+
+def nop(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """NOP: a sign of life."""
+    return at
+
+
+def _name(name: bytes, code: str, what: str) -> str:
+    decoded = text(name)
+    if not is_valid_name(decoded):
+        raise FatalError(code, f"{what} name {quote(name)} is not valid")
+    return decoded
+
+
+# --- publishing ------------------------------------------------------------------------------------------------------
+
+
+def pub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """PUB <topic>, a body; with those to the same topic that follow it."""
+    if len(params) < 2:
+        raise FatalError("E_INVALID", "PUB insufficient number of parameters")
+    topic_name = _name(params[1], "E_BAD_TOPIC", "PUB topic")
+    end = _message_end(conn, data, at, "PUB")
+    if end == INCOMPLETE:
+        return INCOMPLETE
+    require_permission(conn, "PUB", topic_name, "")
+    bodies = [data[at + 4 : end]]
+    end = _add_run(data, end, b" ".join(params) + b"\n", bodies, conn.nsqd.options.max_msg_size)
+    topic = _topic(conn, topic_name, "PUB")
+    _publish(conn, "PUB", topic, len(bodies), lambda: topic.put_many(bodies))
+    conn.send(OK * len(bodies))
+    return end
+
+
+def _add_run(data: bytes, at: int, line: bytes, bodies: list[bytes], largest: int) -> int:
+    """Add the bodies of the whole and faultless commands of this line that follow; where they end.
+
+    A client that does not wait for each reply sends them in long runs.
+    """
+    while data.startswith(line, at):
+        body_at = at + len(line) + 4
+        size = int.from_bytes(data[body_at - 4 : body_at], "big")
+        if not 0 < size <= largest or body_at + size > len(data):
+            break
+        at = body_at + size
+        bodies.append(data[body_at:at])
+    return at
+
+
+def dpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """DPUB <topic> <delay ms>, a body: a delay out of range is fatal, unlike REQ's."""
+    if len(params) < 3:
+        raise FatalError("E_INVALID", "DPUB insufficient number of parameters")
+    topic_name = _name(params[1], "E_BAD_TOPIC", "DPUB topic")
+    if not _DIGITS.match(params[2]):
+        raise FatalError("E_INVALID", f"DPUB could not parse timeout {text(params[2])}")
+    delay_ms, delay = go_delay(params[2])
+    longest_ms = round(conn.nsqd.options.max_req_timeout * 1000)
+    if not 0 <= delay <= conn.nsqd.options.max_req_timeout:
+        raise FatalError("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{longest_ms}")
+    end = _message_end(conn, data, at, "DPUB")
+    if end == INCOMPLETE:
+        return INCOMPLETE
+    require_permission(conn, "DPUB", topic_name, "")
+    topic = _topic(conn, topic_name, "DPUB")
+    _publish(conn, "DPUB", topic, 1, lambda: topic.put(data[at + 4 : end], round(delay * 1000)))
+    conn.send(OK)
+    return end
+
+
+def mpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """MPUB <topic>, several bodies."""
+    if len(params) < 2:
+        raise FatalError("E_INVALID", "MPUB insufficient number of parameters")
+    topic_name = _name(params[1], "E_BAD_TOPIC", "E_BAD_TOPIC MPUB topic")
+    require_permission(conn, "MPUB", topic_name, "")
+    topic = _topic(conn, topic_name, "MPUB")
+    size = size_at(conn, data, at)
+    if size is None:
+        return INCOMPLETE
+    if size <= 0:
+        raise FatalError("E_BAD_BODY", f"MPUB invalid body size {size}")
+    if size > conn.nsqd.options.max_body_size:
+        raise FatalError("E_BAD_BODY", f"MPUB body too big {size} > {conn.nsqd.options.max_body_size}")
+    if mpub_count(conn, data, at + 4) is None or not has(conn, data, at + 4 + size):
+        return INCOMPLETE
+    bodies, end, fault = read_bodies(conn, data, at + 4)
+    if fault is not None:
+        raise fault
+    if end == INCOMPLETE:
+        return INCOMPLETE
+    _publish(conn, "MPUB", topic, len(bodies), lambda: topic.put_many(bodies))
+    conn.send(OK)
+    return end
+
+
+def mpub_count(conn: Connection, data: bytes, at: int) -> int | None:
+    """How many bodies an MPUB has; None if that has not come yet. Raises FatalError."""
+    count = size_at(conn, data, at)
+    if count is not None and not 0 < count <= (conn.nsqd.options.max_body_size - 4) // 5:
+        raise FatalError("E_BAD_BODY", f"MPUB invalid message count {count}")
+    return count
+
+
+def read_bodies(conn: Connection, data: bytes, at: int) -> tuple[list[bytes], int, FatalError | None]:
+    """The bodies of an MPUB, which begin with their count; where they end, and what is wrong with the next one.
+
+    It is their count that says where they end, not the size of the command: bytes behind them are the next command, and
+    bodies may reach beyond the size (nsqio/nsq: nsqd/protocol_v2.go, readMPUB).
+    """
+    bodies: list[bytes] = []
+    append, from_bytes = bodies.append, int.from_bytes
+    largest, have = conn.nsqd.options.max_msg_size, len(data)
+    count, at = from_bytes(data[at : at + 4], "big"), at + 4
+    for index in range(count):
+        body_at = at + 4
+        size = from_bytes(data[at:body_at], "big", signed=True)
+        at = body_at + size
+        if not 0 < size <= largest or at > have:
+            if not has(conn, data, body_at):
+                return bodies, INCOMPLETE, None
+            if size <= 0:
+                fault = f"MPUB invalid message({index}) body size {size}"
+                return bodies, INCOMPLETE, FatalError("E_BAD_MESSAGE", fault)
+            if size > largest:
+                return bodies, INCOMPLETE, FatalError("E_BAD_MESSAGE", f"MPUB message too big {size} > {largest}")
+            conn.needed = at
+            return bodies, INCOMPLETE, None
+        append(data[body_at:at])
+    return bodies, at, None
+
+
+def _message_end(conn: Connection, data: bytes, at: int, name: str) -> int:
+    """Where the body whose size is at ``at`` ends; INCOMPLETE if it has not come yet."""
+    size = size_at(conn, data, at)
+    if size is None:
+        return INCOMPLETE
+    if size <= 0:
+        raise FatalError("E_BAD_MESSAGE", f"{name} invalid message body size {size}")
+    if size > conn.nsqd.options.max_msg_size:
+        raise FatalError("E_BAD_MESSAGE", f"{name} message too big {size} > {conn.nsqd.options.max_msg_size}")
+    end = at + 4 + size
+    return end if has(conn, data, end) else INCOMPLETE
+
+
+def _topic(conn: Connection, topic_name: str, name: str) -> Topic:
+    try:
+        return _nsqd(conn).get_topic(topic_name)
+    except Exiting as error:
+        raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
+
+
+def _publish(conn: Connection, name: str, topic: Topic, count: int, put: Callable[[], None]) -> None:
+    try:
+        if conn.server.faults.refuse_publishes:
+            raise Exiting("refused by the switch refuse_publishes")
+        put()
+    except Exiting as error:
+        raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
+    except OSError as error:
+        conn.nsqd.error = error
+        raise FatalError(f"E_{name}_FAILED", f"{name} failed {error}") from error
+    conn.nsqd.error = None
+    conn.pub_counts[topic.name] = conn.pub_counts.get(topic.name, 0) + count
+
+
+# --- introducing oneself ---------------------------------------------------------------------------------------------
+
+
+def identify(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+    """IDENTIFY, a JSON body; then the layers that were agreed on."""
+    if conn.state != STATE_INIT:
+        raise FatalError("E_INVALID", "cannot IDENTIFY in current state")
+    end = _body_end(conn, data, at, "IDENTIFY")
+    if end == INCOMPLETE:
+        return INCOMPLETE
+    negotiation = conn.server.dialect.negotiation
+    try:
+        request = decode_json(data[at + 4 : end], negotiation.request_type)
+    except ValueError as error:
+        raise FatalError("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from error
+    options = conn.nsqd.options
+    try:
+        negotiation.apply(request, conn.profile, options)
+    except IdentifyError as error:
+        raise FatalError("E_BAD_BODY", f"IDENTIFY {error}") from error
+    conn.apply_profile()
+    if not request.feature_negotiation:
+        conn.send(OK)
+        return end
+    try:
+        upgrades = negotiation.choose_upgrades(request, options, has_tls=conn.server.context is not None)
+    except IdentifyError as error:
+        raise FatalError("E_IDENTIFY_FAILED", str(error)) from error
+    conn.send(frame(RESPONSE, negotiation.reply(conn.profile, upgrades, options)))
+    if upgrades.tls or upgrades.snappy or upgrades.deflate:
+        conn.upgrade(upgrades, data[end:])
+    return end
+
+
+def auth(conn: Connection, params: list[bytes], data: bytes, at: int, refusals: Refusals = REFUSALS) -> int:
+    if conn.state != STATE_INIT:
+        raise FatalError("E_INVALID", "cannot AUTH in current state")
+    if len(params) != 1:
+        raise FatalError("E_INVALID", "AUTH invalid number of parameters")
+    end = _body_end(conn, data, at, "AUTH")
+    if end == INCOMPLETE:
+        return INCOMPLETE
+    conn.send(frame(RESPONSE, authorize(conn, data[at + 4 : end], refusals)))
+    return end
+
+
+def _body_end(conn: Connection, data: bytes, at: int, name: str) -> int:
+    size = size_at(conn, data, at)
+    if size is None:
+        return INCOMPLETE
+    if size > conn.nsqd.options.max_body_size:
+        raise FatalError("E_BAD_BODY", f"{name} body too big {size} > {conn.nsqd.options.max_body_size}")
+    if size <= 0:
+        raise FatalError("E_BAD_BODY", f"{name} invalid body size {size}")
+    return at + 4 + size if has(conn, data, at + 4 + size) else INCOMPLETE
+
+
+COMMANDS = CommandSet(
+    {
+        b"IDENTIFY": identify,
+        b"AUTH": auth,
+        b"SUB": sub,
+        b"RDY": rdy,
+        b"FIN": fin,
+        b"REQ": req,
+        b"TOUCH": touch,
+        b"CLS": cls,
+        b"NOP": nop,
+        b"PUB": pub,
+        b"MPUB": mpub,
+        b"DPUB": dpub,
+    },
+    finish=finish,
+    show=lambda params: text(params[0]),
+    max_line=16 * 1024,
+    has_binary_ids=False,
+)
+
+
+# --- what makes an nsqd's TCP face speak the original's dialect, or the redesigned one -------------------------------
+
+
+class Dialect(NamedTuple):
+    """A way to speak: what clients may say, what IDENTIFY settles, and what serves each of them."""
+
+    commands: CommandSet
+    negotiation: Negotiation
+    connection: type[Connection]
+
+
+ORIGINAL = Dialect(COMMANDS, Negotiation(), Connection)

@@ -1,0 +1,562 @@
+"""One client of an nsqd over TCP: its frames, its output buffer, its figures, and the greenlets that serve it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from gevent import get_hub, sleep, socket, spawn
+from gevent.event import Event
+
+from nsq_fast.broker.identify import (
+    CompressedStream,
+    DeflateCodec,
+    Profile,
+    SnappyCodec,
+    Upgrades,
+    upgrade_tls,
+)
+from nsq_fast.broker.net import reset_on_close
+from nsq_fast.broker.queue import BaseChannel, InFlight
+from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED, BROKER_CLIENT_REFUSED
+from nsq_fast.printable import printable
+
+if TYPE_CHECKING:
+    from nsq_fast.broker.servers import NsqdTcp
+
+logger = logging.getLogger("nsq_fast.broker.connection")
+
+
+# --- the frames that an nsqd sends -----------------------------------------------------------------------------------
+# nsqio/nsq: internal/protocol/protocol.go, SendFramedResponse.
+# A frame is ``int32 size | int32 type | data``; the size counts the type and the data.
+
+
+RESPONSE = b"\x00\x00\x00\x00"
+ERROR = b"\x00\x00\x00\x01"
+
+
+def frame(kind: bytes, data: bytes) -> bytes:
+    """One frame of type ``kind``, which is RESPONSE or ERROR."""
+    return b"%b%b%b" % ((len(data) + 4).to_bytes(4, "big"), kind, data)
+
+
+OK = frame(RESPONSE, b"OK")
+HEARTBEAT = frame(RESPONSE, b"_heartbeat_")
+CLOSE_WAIT = frame(RESPONSE, b"CLOSE_WAIT")
+
+
+class FatalError(Exception):
+    """The client gets an ERROR frame, and its connection is closed.
+
+    nsqio/nsq: internal/protocol/errors.go, FatalClientErr.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(code, text)
+        self.code = code
+        self.text = text
+
+    def frame(self) -> bytes:
+        """The ERROR frame that the client gets."""
+        return frame(ERROR, f"{self.code} {self.text}".encode("utf-8", "surrogateescape"))
+
+
+class Dropped(Exception):
+    """The connection is closed without a reply."""
+
+
+class Upgraded(Exception):
+    """The stream was changed; what was read before belongs to the old one."""
+
+
+# --- when messages that a client's output buffer holds go out, although it is not full -------------------------------
+# At the ticks of a clock.
+# nsqio/nsq: nsqd/protocol_v2.go, messagePump, outputBufferTicker. Pure policy: the caller has the clock.
+
+
+class FlushTicker:
+    """A ticker as Go's ``time.Ticker`` is one: a tick that nobody takes waits, and those after it are dropped.
+
+    So the first message after a pause goes out at once, and those that follow it go out together with the next tick.
+
+    Args:
+        period: seconds from tick to tick; 0: there are none.
+        now: when it begins.
+    """
+
+    def __init__(self, period: float, now: float) -> None:
+        self._period = period
+        self._next = now + period
+
+    def take(self, now: float) -> bool:
+        """Take the tick that waits; False if there is none."""
+        if not self._period or now < self._next:
+            return False
+        self._next += self._period * (1 + (now - self._next) // self._period)
+        return True
+
+    def wait(self, now: float) -> float | None:
+        """Seconds to the next tick; None if there is none."""
+        return max(0.0, self._next - now) if self._period else None
+
+
+# --- what goes out on a connection -----------------------------------------------------------------------------------
+# Frames are gathered and written together.
+# Two greenlets send: the reader of commands and the pump. One of them writes at a time; frames that the other adds
+# during a write go out with the next write, so frames never mix. Messages may wait in the buffer; a reply takes them
+# along.
+
+
+_MAX_PENDING = 4096
+_LINGER = 0.25
+_DRAIN_SIZE = 128 * 1024
+
+
+class Output:
+    """The output of one connection.
+
+    Args:
+        stream: what is written to; replaced when a layer is put on.
+        on_idle: called after a write if ``is_awaited`` is set.
+
+    Attributes:
+        frames: what the next write takes.
+        buffered: bytes of the messages among them.
+        is_urgent: whether they are not to wait for more.
+        size: bytes of messages that may wait for more; 1: none waits.
+        ticker: when messages are written although there are fewer.
+        timeout: seconds that a write may take; None: any time.
+        is_writing: whether a write is going on. Set it to keep others from writing.
+        is_awaited: whether a greenlet waits for the end of the write.
+    """
+
+    def __init__(self, stream: Any, on_idle: Callable[[], None]) -> None:
+        self.stream = stream
+        self.frames: list[bytes] = []
+        self.buffered = 0
+        self.is_urgent = False
+        self.size = 1
+        self.ticker = FlushTicker(0.0, 0.0)
+        self.timeout: float | None = None
+        self.is_writing = False
+        self.is_awaited = False
+        self._on_idle = on_idle
+
+    def add(self, frame: bytes) -> None:
+        """Have a frame go out that does not wait: a reply, or a heartbeat."""
+        self.frames.append(frame)
+        self.is_urgent = True
+
+    def is_due(self) -> bool:
+        """Whether messages that could wait are to be written: there are enough, or it is time. A tick is taken."""
+        return self.buffered >= self.size or self.ticker.take(time.monotonic())
+
+    def patience(self) -> float | None:
+        """Seconds that messages may wait for more; None: for ever."""
+        return self.ticker.wait(time.monotonic())
+
+    def flush(self) -> None:
+        """Write the frames; without effect during a write, which takes them too. Raises OSError."""
+        if self.is_writing:
+            return
+        self.is_writing = True
+        frames = self.frames
+        try:
+            while frames:
+                data = b"".join(frames)
+                frames.clear()
+                self.buffered = 0
+                self.is_urgent = False
+                self.stream.settimeout(self.timeout)
+                self.stream.sendall(data)
+        finally:
+            self.is_writing = False
+            if self.is_awaited:
+                self._on_idle()
+
+    def wait_for_room(self) -> None:
+        """Block while a client that sends commands does not read the replies."""
+        while len(self.frames) > _MAX_PENDING and self.is_writing:
+            sleep(0.01)
+
+    def send_last(self, frame: bytes) -> None:
+        """Send a frame that the client is to read before it sees the connection end. Never raises OSError."""
+        self.add(frame)
+        try:
+            self.flush()
+            # Closing with unread input would be a reset, and could cost the client this frame.
+            self.stream.shutdown(socket.SHUT_WR)
+            self.stream.settimeout(_LINGER)
+            while self.stream.recv(_DRAIN_SIZE):
+                pass
+        except OSError:
+            pass
+
+
+# --- the figures of a client as /stats gives them --------------------------------------------------------------------
+# nsqio/nsq: nsqd/client_v2.go, ClientV2Stats
+
+
+def client_stats(client: Connection) -> dict[str, Any]:
+    """The figures of a client under the original's JSON names."""
+    profile = client.profile
+    stats: dict[str, Any] = {
+        "client_id": profile.client_id,
+        "hostname": profile.hostname,
+        "version": "V2",
+        "remote_address": client.remote_address,
+        "state": client.state,
+        "ready_count": client.rdy,
+        "in_flight_count": len(client.in_flight),
+        "message_count": client.message_count,
+        "finish_count": client.finish_count,
+        "requeue_count": client.requeue_count,
+        "connect_ts": int(client.connected_at),
+        "sample_rate": profile.sample_rate,
+        "deflate": client.upgrades.deflate,
+        "snappy": client.upgrades.snappy,
+        "user_agent": profile.user_agent,
+        "topology_zone": profile.topology_zone,
+        "topology_region": profile.topology_region,
+        "tls": client.upgrades.tls,
+    }
+    if client.auth is not None:
+        stats |= {
+            "authed": bool(client.auth.authorizations),
+            "auth_identity": client.auth.identity,
+            "auth_identity_url": client.auth.identity_url,
+        }
+    if client.pub_counts:
+        stats["pub_counts"] = [{"topic": topic, "count": count} for topic, count in client.pub_counts.items()]
+    return {**stats, **_tls_stats(client.tls_socket)}
+
+
+def _tls_stats(tls_socket: Any) -> dict[str, Any]:
+    cipher = tls_socket.cipher() if tls_socket is not None else None
+    protocol = (tls_socket.selected_alpn_protocol() or "") if cipher else ""
+    return {
+        "tls_cipher_suite": cipher[0] if cipher else "",
+        "tls_version": cipher[1].replace("v", "", 1) if cipher else "",
+        "tls_negotiated_protocol": protocol,
+        "tls_negotiated_protocol_is_mutual": bool(protocol),
+    }
+
+
+# --- one client of an nsqd over TCP ----------------------------------------------------------------------------------
+# A greenlet that reads commands, and one that delivers.
+# nsqio/nsq: nsqd/protocol_v2.go, IOLoop and messagePump.
+# The reader parses all that a read has brought in one go, and sends the replies together. The pump waits until the
+# client may have messages and there are some (or a heartbeat is due), and takes as many as it can at once. They wait
+# in the output buffer until it is full, the client may have no more, or the time for it has passed. Whoever finds the
+# connection not being written to writes; what is added meanwhile goes out with the next write, so frames never mix.
+
+
+STATE_INIT = 0
+STATE_SUBSCRIBED = 3
+STATE_CLOSING = 4
+
+READ_SIZE = 128 * 1024
+WRITE_SIZE = 64 * 1024
+_YIELD_AFTER = 64 * 1024
+_FIRST_BATCH = 16
+_MAX_BATCH = 512
+_GRACE = 0.01
+"""Lets the second heartbeat out before the client that answered none is dropped."""
+
+
+class Connection:
+    """One client.
+
+    Attributes:
+        id: unique in the process.
+        profile: what IDENTIFY has settled.
+        state: STATE_INIT, STATE_SUBSCRIBED or STATE_CLOSING.
+        channel: what it has subscribed to.
+        rdy: how many messages it said it would have in flight.
+        max_in_flight: how many it may have.
+        in_flight: those it has.
+        pub_counts: published so far, by topic.
+        needed: bytes that the command which is being read needs in all; 0: not known.
+        silent_intervals: so many heartbeat intervals without a command end the connection.
+        delays_messages: whether messages wait in the output buffer, as the client asked for.
+        auth: what it may do, with ``auth_secret`` and ``auth_expires_at`` (monotonic); None before AUTH.
+        tls_socket: the socket inside TLS; None without.
+        output: what goes out.
+    """
+
+    silent_intervals = 2
+    delays_messages = True
+
+    def __init__(self, server: NsqdTcp, id: int, stream: Any, address: Any) -> None:
+        self.server = server
+        self.nsqd = server.nsqd
+        self.id = id
+        self.host = str(address[0])
+        self.remote_address = f"[{address[0]}]:{address[1]}" if ":" in self.host else f"{address[0]}:{address[1]}"
+        self.profile: Profile = server.dialect.negotiation.default_profile(self.host, self.nsqd.options)
+        self.state = STATE_INIT
+        self.channel: BaseChannel[Any] | None = None
+        self.rdy = self.max_in_flight = 0
+        self.in_flight: InFlight[Any] = InFlight(self, self.profile.msg_timeout)
+        self.pub_counts: dict[str, int] = {}
+        self.upgrades = Upgrades()
+        self.needed = 0
+        self.auth: Any = None
+        self.auth_secret = ""
+        self.auth_expires_at = 0.0
+        self.finish_count = 0
+        self.requeue_count = 0
+        self.message_count = 0
+        self.connected_at = time.time()
+        self.common_name = ""
+        self.tls_socket: Any = None
+        self._wake = Event()
+        self._stream = stream
+        self.output = Output(stream, self._wake.set)
+        self._batch = _FIRST_BATCH
+        self._is_closed = False
+        self._heartbeat_is_due = False
+        self._timer: Any = None
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Read and execute commands until the connection ends."""
+        self.apply_profile()
+        pump = spawn(self._pump)
+        pump.name = f"nsqd-pump-{self.remote_address}"
+        try:
+            self._read_loop()
+        except FatalError as error:
+            logger.debug(
+                "%s: %s %s", self.remote_address, error.code, printable(error.text), extra=BROKER_CLIENT_REFUSED
+            )
+            sleep(0)  # the pump first: what the commands before it have made ready arrives, as from nsqd
+            _leave_channel(self)
+            self.output.send_last(error.frame())
+        except (Dropped, OSError) as error:
+            logger.debug("%s: connection ended: %s", self.remote_address, error, extra=BROKER_CLIENT_DISCONNECTED)
+        finally:
+            self._end()
+            pump.kill()  # a write that a fault delays would hold the end of the server
+
+    def _read_loop(self) -> None:
+        buffer = b""
+        unyielded = 0
+        while True:
+            data = self._read(len(buffer))
+            if not data:
+                return
+            buffer = buffer + data if buffer else data
+            try:
+                used = self.server.dialect.commands.execute(self, buffer)
+            except Upgraded:
+                used = len(buffer)
+            buffer = buffer[used:] if used < len(buffer) else b""
+            if self.output.is_urgent:
+                self.output.flush()
+                self.output.wait_for_room()
+            unyielded += len(data)
+            if unyielded > _YIELD_AFTER:
+                # A read that finds bytes does not give way to others by itself.
+                sleep(0)
+                unyielded = 0
+
+    def _read(self, have: int) -> bytes:
+        """The next bytes; when a command waits for its body, all of it."""
+        data = self._recv()
+        need = self.needed - have - len(data)
+        if need <= 0 or not data:
+            return data
+        chunks = [data]
+        while need > 0 and data:
+            data = self._recv()
+            chunks.append(data)
+            need -= len(data)
+        return b"".join(chunks)
+
+    def _recv(self) -> bytes:
+        interval = self.profile.heartbeat_interval
+        self._stream.settimeout(self.silent_intervals * interval + _GRACE if interval else None)
+        data: bytes = self._stream.recv(READ_SIZE)
+        return data
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def send(self, frames: bytes) -> None:
+        """Add to what goes out with the next write."""
+        self.output.add(frames)
+
+    def send_error(self, code: str, text: bytes) -> None:
+        """Tell the client of an error that is not fatal."""
+        self.output.add(frame(ERROR, b"%b %b" % (code.encode(), text)))
+
+    # --- delivery ----------------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There may be something to do for the pump."""
+        self._wake.set()
+
+    def _pump(self) -> None:
+        output = self.output
+        try:
+            while not self._is_closed:
+                output.is_awaited = output.is_writing
+                if output.is_awaited:
+                    _wait(self._wake)
+                    continue
+                delivered = self._deliver()
+                if output.frames and (output.is_urgent or output.is_due()):
+                    output.flush()
+                    sleep(0)
+                elif delivered:
+                    sleep(0)
+                else:
+                    _wait(self._wake, output.patience() if output.frames else None)
+        except OSError as error:
+            logger.debug("%s: write failed: %s", self.remote_address, error, extra=BROKER_CLIENT_DISCONNECTED)
+            self.close()
+
+    def _deliver(self) -> bool:
+        """Take what the client may have and there is; whether there was anything.
+
+        No message waits in the output buffer when the client may have no more (nsqio/nsq: nsqd/protocol_v2.go,
+        messagePump; nsqd/client_v2.go, IsReadyForMessages).
+        """
+        if self._heartbeat_is_due:
+            self._heartbeat_is_due = False
+            self.output.add(HEARTBEAT)
+        channel = self.channel
+        if channel is None:
+            return False
+        count = self.max_in_flight - len(self.in_flight)
+        if channel.is_paused or count <= 0:
+            if self.output.buffered:
+                self.output.is_urgent = True
+            channel.notify()
+            return False
+        frames = channel.deliver(self, min(count, self._batch), self.profile.sample_rate)
+        if frames:
+            output, taken, size = self.output, len(frames), sum(map(len, frames))
+            output.frames += frames
+            output.buffered += size
+            if taken >= count:
+                output.is_urgent = True
+            self.message_count += taken
+            self._batch = max(1, min(_MAX_BATCH, WRITE_SIZE * taken // size))
+            return True
+        if channel.has_ready(self):
+            return True
+        channel.wait(self)
+        return False
+
+    def subscribe(self, channel: BaseChannel[Any]) -> None:
+        """Begin to get messages of a channel that this client has been added to."""
+        self.channel = channel
+        self.state = STATE_SUBSCRIBED
+
+    def set_rdy(self, count: int) -> None:
+        """How many messages may be in flight from now on."""
+        self.rdy = self.max_in_flight = count
+        self._wake.set()
+
+    # --- heartbeat, upgrade ------------------------------------------------------------------------------------------
+
+    def apply_profile(self) -> None:
+        """Start the timers again, with the intervals of the profile, and take its output buffer."""
+        if self.delays_messages:
+            self.output.size = self.profile.output_buffer_size
+            self.output.ticker = FlushTicker(self.profile.output_buffer_timeout, time.monotonic())
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None
+        interval = self.profile.heartbeat_interval
+        self.output.timeout = interval or None
+        if interval:
+            # One timer of the loop per connection: a wait with a timeout would make one per batch.
+            self._timer = get_hub().loop.timer(interval, interval)
+            self._timer.start(self._on_heartbeat)
+
+    def _on_heartbeat(self) -> None:
+        self._heartbeat_is_due = True
+        self._wake.set()
+
+    def upgrade(self, upgrades: Upgrades, leftover: bytes) -> None:
+        """Put the layers on, each confirmed with an OK inside it. Raises FatalError; Upgraded when it is done."""
+        output = self.output
+        output.flush()
+        self.upgrades = upgrades
+        try:
+            if upgrades.tls:
+                output.is_writing = True  # no heartbeat may come between
+                try:
+                    self._stream = upgrade_tls(self._stream, self.server.context, self.server.faults)
+                finally:
+                    output.is_writing = False
+                self.tls_socket = self._stream.sock
+                self.common_name = _common_name(self.tls_socket.getpeercert())
+                leftover = b""
+                self._confirm_layer()
+            if upgrades.snappy or upgrades.deflate:
+                codec = SnappyCodec() if upgrades.snappy else DeflateCodec(upgrades.deflate_level)
+                self._stream = CompressedStream(self._stream, codec, leftover)
+                self._confirm_layer()
+        except OSError as error:
+            raise FatalError("E_IDENTIFY_FAILED", f"IDENTIFY failed {error}") from error
+        raise Upgraded
+
+    def _confirm_layer(self) -> None:
+        self.output.stream = self._stream
+        self.send(OK)
+        self.output.flush()
+
+    # --- end ---------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the connection; the reader notices and cleans up."""
+        self._is_closed = True
+        self._wake.set()
+        try:
+            self._stream.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            self._stream.close()
+
+    def reset_on_close(self) -> None:
+        """Let the peer see a reset, not an end of stream, when the connection is closed."""
+        reset_on_close(self._stream)
+
+    def _end(self) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None
+        _leave_channel(self)
+        self._wake.set()
+        self._stream.close()
+
+    def stats(self) -> dict[str, Any]:
+        """Figures under the original's JSON names."""
+        return client_stats(self)
+
+
+def _leave_channel(conn: Connection) -> None:
+    """It gets no more messages, and gives those back that it has."""
+    channel, conn.channel = conn.channel, None
+    if channel is not None:
+        channel.remove_client(conn)
+
+
+def _wait(event: Event, timeout: float | None = None) -> None:
+    event.wait(timeout)
+    event.clear()
+
+
+def _common_name(certificate: Any) -> str:
+    for names in (certificate or {}).get("subject", ()):
+        for name, value in names:
+            if name == "commonName":
+                return str(value)
+    return ""

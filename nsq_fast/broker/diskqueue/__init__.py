@@ -1,1 +1,0 @@
-"""What an nsqd keeps on disk: the log of each topic."""

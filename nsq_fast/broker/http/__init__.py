@@ -1,1 +1,0 @@
-"""HTTP for nsqd and nsqlookupd: routes, requests, and how replies look."""

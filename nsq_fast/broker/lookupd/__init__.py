@@ -1,1 +1,0 @@
-"""nsqlookupd: what it knows, its TCP protocol and its HTTP routes."""

@@ -1,0 +1,473 @@
+"""Listening sockets, the ports that servers hold, the switches that make them misbehave, and a faulty link."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import logging
+import os
+import struct
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from gevent import Greenlet, Timeout, get_hub, joinall, sleep, socket, spawn
+from gevent import socket as gsocket
+from gevent.event import Event
+from gevent.pool import Pool
+from gevent.server import StreamServer
+from gevent.ssl import SSLContext
+
+from nsq_fast.config import refuse_unknown
+from nsq_fast.log_events import BROKER_CLIENT_DISCONNECTED
+from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, Address, parse_address
+
+logger = logging.getLogger("nsq_fast.broker.net")
+
+
+# --- switches that make a server of the broker misbehave, for tests of clients ---------------------------------------
+# Every face of a server (TCP, HTTP) has one ``Faults``. All switches are off to begin with, may be turned at any
+# time, and act on open connections too::
+#     broker.nsqd.faults.tcp.drop_replies = True       # mute: no reply, no message, no heartbeat leaves
+#     broker.lookupd.faults.http.lie = b"<html>"       # every HTTP reply has this body
+#     broker.nsqd.faults.tcp.clear()
+# They act on whole writes of a server, above its socket (and above TLS), so a frame is cut by ``close_after`` only.
+
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Faults:
+    """The switches of one face of a server.
+
+    Attributes:
+        refuse_connections: connections are accepted and reset at once.
+        drop_replies: what the server writes is thrown away; over HTTP the request is never answered.
+        delay_replies: seconds that each write waits.
+        close_after: a connection is reset once so many bytes were written to it.
+        lie: bytes written in place of what the server meant to write; over HTTP the body of every reply.
+        lie_status: the status of an HTTP reply that lies.
+        refuse_publishes: an nsqd refuses what is published over TCP, as where its disk is full.
+        fail_fin: an nsqd refuses every FIN; the message stays in flight until it times out.
+        accepted: connections accepted so far, the refused ones included. Not a switch.
+    """
+
+    refuse_connections: bool = False
+    drop_replies: bool = False
+    delay_replies: float = 0.0
+    close_after: int | None = None
+    lie: bytes | None = None
+    lie_status: int = 200
+    refuse_publishes: bool = False
+    fail_fin: bool = False
+
+    SWITCHES = frozenset(
+        {
+            "refuse_connections", "drop_replies", "delay_replies", "close_after", "lie", "lie_status",
+            "refuse_publishes", "fail_fin",
+        }
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.active = False
+        self._cleared = Event()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in self.SWITCHES:
+            # A writer looks at this one attribute only, so a server without faults pays nothing for them.
+            self.active = any(getattr(self, switch) != getattr(Faults, switch) for switch in self.SWITCHES)
+            if not self.drop_replies:
+                self._cleared.set()
+                self._cleared = Event()
+
+    def set(self, **switches: Any) -> None:
+        """Turn several switches at once; raises ConfigError for one that does not exist."""
+        refuse_unknown(switches, self.SWITCHES)
+        for name, value in switches.items():
+            setattr(self, name, value)
+
+    def clear(self) -> None:
+        """Turn all switches off."""
+        self.set(**{switch: getattr(Faults, switch) for switch in self.SWITCHES})
+
+    def refuses(self, sock: Any) -> bool:
+        """Count a new connection; reset it and return True if it is to be refused."""
+        self.accepted += 1
+        if self.refuse_connections:
+            reset(sock)
+        return self.refuse_connections
+
+    def guard(self, sock: Any, *, lies: bool = True) -> FaultySocket:
+        """The connection as a socket whose writes follow the switches. After an upgrade to TLS, guard the TLS socket.
+
+        ``lies=False`` leaves ``lie`` to a caller that knows how to put it: an HTTP server.
+        """
+        return FaultySocket(sock, self, lies)
+
+    def wait_until_heard(self) -> None:
+        """Block while ``drop_replies`` is on."""
+        while self.drop_replies:
+            self._cleared.wait()
+
+
+class FaultySocket:
+    """A connected socket whose writes follow a ``Faults``; everything else is the socket's own."""
+
+    __slots__ = ("_faults", "_lies", "_written", "recv", "recv_into", "sock")
+
+    def __init__(self, sock: Any, faults: Faults, lies: bool) -> None:
+        self.sock = sock
+        self._faults = faults
+        self._lies = lies
+        self._written = 0
+        # Reading is not touched by faults: bound here, it costs what it costs on the socket itself.
+        self.recv = sock.recv
+        self.recv_into = sock.recv_into
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sock, name)
+
+    def sendall(self, data: Any) -> None:
+        """Write all of ``data``, or what the faults make of it; raises OSError when they close the connection."""
+        if self._faults.active:
+            data = self._distort(data)
+        self._written += len(data)
+        self.sock.sendall(data)
+
+    def send(self, data: Any) -> int:
+        """As ``sendall``; the number of bytes that were taken."""
+        self.sendall(data)
+        return len(data)
+
+    def _distort(self, data: Any) -> Any:
+        faults = self._faults
+        if faults.delay_replies:
+            sleep(faults.delay_replies)
+        if faults.drop_replies:
+            return b""
+        if self._lies and faults.lie is not None:
+            data = faults.lie
+        if faults.close_after is not None and self._written + len(data) >= faults.close_after:
+            self.sock.sendall(memoryview(data)[: max(0, faults.close_after - self._written)])
+            reset(self.sock)
+            raise ConnectionResetError(errno.ECONNRESET, "reset by the switch close_after")
+        return data
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerFaults:
+    """The faults of a server with a TCP and an HTTP face."""
+
+    tcp: Faults = dataclasses.field(default_factory=Faults)
+    http: Faults = dataclasses.field(default_factory=Faults)
+
+    def clear(self) -> None:
+        """Turn all switches of both faces off."""
+        self.tcp.clear()
+        self.http.clear()
+
+
+def reset_on_close(sock: Any) -> None:
+    """Let the peer see a reset, not an end of stream, when the connection is closed."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(gsocket.SOL_SOCKET, gsocket.SO_LINGER, _RESET_ON_CLOSE)
+
+
+def reset(sock: Any) -> None:
+    """Close a connection so that the peer sees a reset, not an end of stream."""
+    reset_on_close(sock)
+    with contextlib.suppress(OSError):
+        # A close of the object would wait for the files made of it.
+        os.close(sock.detach())
+
+
+# --- A TCP proxy that misbehaves on demand ---------------------------------------------------------------------------
+# Between a client and a server that behave.
+
+
+_GARBAGE = b"\xff" * 64
+
+
+class FaultyLink:
+    """A TCP proxy whose faults are switched while it runs.
+
+    Args:
+        target: the server behind it.
+        listen: where clients connect; port 0 is a free port.
+
+    Attributes:
+        address: where clients connect.
+        delay: seconds that each chunk waits, in both directions.
+        chunk: most bytes passed on at once; 0 passes them as they come.
+        connections: how many connections were accepted so far.
+    """
+
+    def __init__(self, target: Address | str, listen: Address | tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        self.target = parse_address(target, DEFAULT_NSQD_TCP_PORT)
+        self.delay = 0.0
+        self.chunk = 0
+        self.connections = 0
+        self._refusing = False
+        self._flowing = Event()
+        self._flowing.set()
+        self._pairs: set[tuple[Any, Any]] = set()
+        self._garbled: set[tuple[Any, Any]] = set()
+        self._server = StreamServer(listen, self._serve)
+        self._server.start()
+        self.address = Address(*self._server.address)
+
+    def stall(self) -> None:
+        """Pass nothing on, with every connection left open."""
+        self._flowing.clear()
+
+    def flow(self) -> None:
+        """End ``stall`` and ``refuse``."""
+        self._refusing = False
+        self._flowing.set()
+
+    def refuse(self) -> None:
+        """Close new connections at once."""
+        self._refusing = True
+
+    def cut(self) -> None:
+        """Close every connection that is open now."""
+        for pair in list(self._pairs):
+            self._close(pair)
+
+    def garble(self) -> None:
+        """Put bytes that are no protocol into what the server sends next on each open connection; then stay silent.
+
+        What follows the garbage is swallowed, so that no real bytes are misread as something else.
+        """
+        self._garbled.update(self._pairs)
+
+    def close(self) -> None:
+        """Stop the proxy and close its connections."""
+        self._server.stop()
+        self.cut()
+
+    def _serve(self, client: Any, _peer: object) -> None:
+        self.connections += 1
+        if self._refusing:
+            client.close()
+            return
+        server = self._connect(client)
+        if server is None:
+            return
+        pair = (client, server)
+        self._pairs.add(pair)
+        joinall([spawn(self._pump, client, server, pair), spawn(self._pump, server, client, pair)])
+
+    def _connect(self, client: Any) -> Any:
+        try:
+            return socket.create_connection(self.target)
+        except OSError:
+            client.close()
+            return None
+
+    def _pump(self, source: Any, sink: Any, pair: tuple[Any, Any]) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if pair in self._garbled:
+                    sink.sendall(b"" if source is pair[0] else _GARBAGE)
+                else:
+                    self._pass_on(data, sink)
+        self._close(pair)
+
+    def _pass_on(self, data: bytes, sink: Any) -> None:
+        size = self.chunk or len(data)
+        for start in range(0, len(data), size):
+            self._flowing.wait()
+            if self.delay or self.chunk:
+                sleep(self.delay)
+            sink.sendall(data[start : start + size])
+
+    def _close(self, pair: tuple[Any, Any]) -> None:
+        self._pairs.discard(pair)
+        self._garbled.discard(pair)
+        for sock in pair:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+
+# --- ports that servers of the broker listen on, and those that they will listen on again ----------------------------
+# A port that nobody is bound to belongs to whoever asks next, and every outgoing connection of the machine asks for
+# one. So the ports of a server that has stopped stay bound, without listening: connections are refused, as they are
+# where no server runs, and the system gives the port to nobody.
+
+
+_CAN_SHARE = sys.platform == "linux"
+"""Whether another process can bind a port that is held here, and listen there."""
+
+
+def bind(address: str | tuple[str, int]) -> Any:
+    """A socket on ``host:port`` (IPv6 hosts in brackets; port 0 takes any free one) that does not listen yet.
+
+    Raises OSError, with the address, when the port is in use.
+    """
+    host, port = split_listen_address(address) if isinstance(address, str) else address
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    with closed_on_error(sock, address):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    return sock
+
+
+@contextlib.contextmanager
+def closed_on_error(sock: Any, address: object) -> Iterator[None]:
+    """An OSError within closes the socket, and is raised with the address."""
+    try:
+        yield
+    except OSError as error:
+        sock.close()
+        raise OSError(error.errno, f"{error.strerror}: {address}") from error
+
+
+def split_listen_address(text: str) -> tuple[str, int]:
+    """Split ``host:port``. Unlike an address to connect to, the port may be 0 and the host empty (all of them)."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]") or "0.0.0.0", int(port)
+
+
+class HeldPorts:
+    """Ports that were given up for a while. They are let go when nothing refers to this object, too."""
+
+    def __init__(self) -> None:
+        # Descriptors, not sockets: one of gevent belongs to a hub, and the end of this object may come in any thread.
+        self._held: dict[Address, int] = {}
+        weakref.finalize(self, _let_go, self._held).atexit = False
+
+    def hold(self, address: Address) -> None:
+        """Bind a port that was given up just now. Without effect when somebody else has it already."""
+        if address not in self._held:
+            with contextlib.suppress(OSError):
+                self._held[address] = bind(address).detach()
+
+    def take(self, address: str | Address) -> Any:
+        """As ``bind``; a port that is held is handed over as it is, and nobody comes between."""
+        fd = self._held.pop(address, None) if isinstance(address, Address) else None
+        return bind(address) if fd is None else socket.socket(fileno=fd)
+
+    def offer(self) -> None:
+        """Before another process is to listen on them: let go of them where it could not bind them otherwise."""
+        if not _CAN_SHARE:
+            self.let_go()
+
+    def let_go(self) -> None:
+        _let_go(self._held)
+
+
+def _let_go(held: dict[Address, int]) -> None:
+    while held:
+        os.close(held.popitem()[1])
+
+
+# --- listening sockets of the broker's servers -----------------------------------------------------------------------
+# Listen, accept, hand each connection to its own greenlet.
+# In all that is spoken here the client speaks first, so a connection has a greenlet from its first bytes on: one that
+# is only open costs a socket. One ``Listener`` serves one address. It knows nothing of what is spoken there: nsqd's
+# TCP protocol, nsqlookupd's, HTTP and HTTPS all sit above it. Stopping it closes the listening socket at once, and
+# the connections that are still open.
+
+
+BACKLOG = 1024
+HANDSHAKE_TIMEOUT = 10.0
+_READABLE = 1
+
+
+class Listener:
+    """Listen on a bound socket, accept connections and run ``handle(sock, address)`` for each in a greenlet.
+
+    The greenlet begins when the peer has sent something or has closed; with TLS at once, as the handshake is timed.
+    It applies the switch ``refuse_connections`` of ``faults``; ``handle`` applies the others.
+    The socket is closed when ``handle`` returns; an OSError that ends ``handle`` is only logged:
+    peers come and go.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sock: Any,
+        handle: Callable[[Any, Any], None],
+        faults: Faults,
+        ssl_context: SSLContext | None = None,
+    ) -> None:
+        self.address = Address(*sock.getsockname()[:2])
+        with closed_on_error(sock, self.address):
+            sock.listen(BACKLOG)
+        self._name = name
+        self._handle = handle
+        self._faults = faults
+        self._ssl_context = ssl_context
+        self._silent: dict[Any, Any] = {}
+        self._connections = Pool(greenlet_class=Greenlet)
+        self._server = _Acceptor(sock, self._take)
+
+    def start(self) -> None:
+        """Begin to accept."""
+        self._server.start()
+
+    def close(self) -> None:
+        """Stop accepting: the listening socket is closed. Connections go on."""
+        self._server.close()
+
+    def stop(self) -> None:
+        """Stop accepting, and end every connection that is still open."""
+        self.close()
+        for sock in list(self._silent):
+            self._hear(sock)
+            sock.close()
+        self._connections.kill()
+
+    def _take(self, sock: Any, address: Any) -> None:
+        """Runs in the hub: it must not block."""
+        if self._faults.refuses(sock):
+            return
+        if self._ssl_context is not None:
+            self._connections.spawn(self._serve, sock, address)
+            return
+        watcher = self._silent[sock] = get_hub().loop.io(sock.fileno(), _READABLE)
+        watcher.start(self._begin, sock, address)
+
+    def _begin(self, sock: Any, address: Any) -> None:
+        self._hear(sock)
+        self._connections.spawn(self._serve, sock, address)
+
+    def _hear(self, sock: Any) -> None:
+        watcher = self._silent.pop(sock)
+        watcher.stop()
+        watcher.close()
+
+    def _serve(self, sock: Any, address: Any) -> None:
+        try:
+            # Without it each reply on a kept connection waits for the peer's delayed ACK, 40 ms:
+            # test_replies_on_a_kept_connection_do_not_wait.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._ssl_context is not None:
+                with Timeout(HANDSHAKE_TIMEOUT, TimeoutError("TLS handshake timed out")):
+                    sock = self._ssl_context.wrap_socket(sock, server_side=True)
+            self._handle(sock, address)
+        except OSError as error:
+            logger.debug(
+                "%s: connection from %s ended: %s", self._name, address, error, extra=BROKER_CLIENT_DISCONNECTED
+            )
+        finally:
+            sock.close()
+
+
+class _Acceptor(StreamServer):
+    """Hands each connection to ``take``, in the hub, and leaves the socket to it."""
+
+    def __init__(self, sock: Any, take: Callable[[Any, Any], None]) -> None:
+        super().__init__(sock, take)
+        self._take = take
+
+    def do_handle(self, sock: Any, address: Any) -> None:
+        self._take(sock, address)

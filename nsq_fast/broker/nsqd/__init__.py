@@ -1,1 +1,0 @@
-"""The state of an nsqd: topics, channels and messages, and its HTTP routes."""

@@ -1,0 +1,283 @@
+"""The HTTP routes of nsqd (nsqio/nsq: nsqd/http.go)."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from nsq_fast.broker.http import Request, Router, required, style_text, topic_and_channel
+from nsq_fast.broker.message import Exiting, NotFound
+from nsq_fast.broker.nsqd import Host, Nsqd
+from nsq_fast.broker.stats import memory_stats, producer_stats, render_text, topic_stats
+from nsq_fast.broker.topic import Topic
+from nsq_fast.errors import ConfigError
+from nsq_fast.names import Address, is_valid_name
+
+# --- what the HTTP faces of the original's nsqd and of the redesigned one have in common -----------------------------
+
+
+_LOOKUPDS = "nsqlookupd_tcp_addresses"
+_SIZE = 4
+_SMALLEST_MESSAGE = 5  # in an MPUB body: a length and one byte
+
+
+Addresses = Callable[[], tuple[Address | None, Address | None]]
+
+
+class HostRoutes:
+    """Handlers for ``Router`` that every nsqd has, and what others are made of.
+
+    Args:
+        addresses: called for the TCP and HTTP address of the server.
+        set_lookupds: called with the new addresses of nsqlookupds when they are changed.
+    """
+
+    def __init__(self, host: Host, addresses: Addresses, set_lookupds: Callable[[list[str]], None]):
+        self._host = host
+        self._addresses = addresses
+        self._set_lookupds = set_lookupds
+
+    def health(self) -> str:
+        """What /ping answers: OK, or what is wrong."""
+        return "OK" if self._host.error is None else f"NOK - {self._host.error}"
+
+    def ping(self, request: Request) -> str:
+        if self._host.error is not None:
+            raise request.refuse(500, self.health())
+        return self.health()
+
+    def info(self, request: Request) -> dict[str, Any]:
+        options = self._host.options
+        tcp, http = self._addresses()
+        return {
+            "version": options.version,
+            "broadcast_address": options.broadcast_address,
+            "hostname": socket.gethostname(),
+            "http_port": -1 if http is None else http.port,
+            "tcp_port": -1 if tcp is None else tcp.port,
+            "start_time": int(self._host.started_at),
+            "max_heartbeat_interval": round(options.max_heartbeat_interval * 1e9),
+            "max_output_buffer_size": options.max_output_buffer_size,
+            "max_output_buffer_timeout": round(options.max_output_buffer_timeout * 1e9),
+            "max_deflate_level": options.max_deflate_level,
+            "topology_zone": options.topology_zone,
+            "topology_region": options.topology_region,
+        }
+
+    def split_lines(self, request: Request, body: bytes) -> list[bytes]:
+        """The messages of a body with one on each line."""
+        lines = [line for line in body.split(b"\n") if line]
+        if lines and max(map(len, lines)) > self._host.options.max_msg_size:
+            raise request.refuse(413, "MSG_TOO_BIG")
+        return lines
+
+    def split_binary(self, request: Request, body: bytes) -> list[bytes]:
+        """The messages of a body that is one of MPUB."""
+        count = int.from_bytes(body[:_SIZE], "big", signed=True)
+        most = (self._host.options.max_body_size - _SIZE) // _SMALLEST_MESSAGE
+        if len(body) < _SIZE or not 0 < count <= most:
+            raise request.refuse(413, "BAD_BODY")
+        bodies = []
+        at = _SIZE
+        for _ in range(count):
+            size = int.from_bytes(body[at : at + _SIZE], "big", signed=True)
+            at += _SIZE
+            message = body[at : at + max(size, 0)]
+            if not 0 < size == len(message) or size > self._host.options.max_msg_size:
+                raise request.refuse(413, "BAD_MESSAGE")
+            bodies.append(message)
+            at += size
+        return bodies
+
+    def get_config(self, request: Request) -> list[str]:
+        """GET /config/<option>: of the one that can be changed (nsqio/nsq: nsqd/http.go, doConfig)."""
+        if request.argument != _LOOKUPDS:
+            raise request.refuse(400, "INVALID_OPTION")
+        return list(self._host.options.lookupd_tcp_addresses)
+
+    def put_config(self, request: Request) -> list[str]:
+        body = request.body(self._host.options.max_msg_size, "INVALID_VALUE")
+        if not body:
+            raise request.refuse(413, "INVALID_VALUE")
+        if request.argument == _LOOKUPDS:
+            try:
+                addresses = msgspec.json.decode(body, type=list[str] | None) or []
+                self._host.set_options(lookupd_tcp_addresses=tuple(addresses))
+            except (msgspec.MsgspecError, ConfigError):
+                raise request.refuse(400, "INVALID_VALUE") from None
+            self._set_lookupds(addresses)
+        return self.get_config(request)
+
+
+# --- the HTTP routes of nsqd -----------------------------------------------------------------------------------------
+# nsqio/nsq: nsqd/http.go
+
+
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_INTEGER = re.compile(r"[+-]?[0-9]+\Z")
+
+
+class NsqdRoutes(HostRoutes):
+    """Builds the WSGI application of an nsqd."""
+
+    def __init__(self, nsqd: Nsqd, addresses: Addresses, set_lookupds: Callable[[list[str]], None]):
+        super().__init__(nsqd, addresses, set_lookupds)
+        self._nsqd = nsqd
+
+    def router(self) -> Router:
+        router = Router()
+        router.add("GET", "/ping", self.ping, style_text)
+        router.add("GET", "/info", self.info)
+        router.add("GET", "/stats", self._stats)
+        router.add("POST", "/pub", self._pub)
+        router.add("POST", "/mpub", self._mpub)
+        router.add("POST", "/topic/create", self._create_topic)
+        router.add("POST", "/topic/delete", self._delete_topic)
+        router.add("POST", "/topic/empty", self._empty_topic)
+        router.add("POST", "/topic/pause", lambda request: self._any_topic(request).pause())
+        router.add("POST", "/topic/unpause", lambda request: self._any_topic(request).unpause())
+        router.add("POST", "/channel/create", self._create_channel)
+        router.add("POST", "/channel/delete", self._delete_channel)
+        router.add("POST", "/channel/empty", lambda request: self._channel(request).empty())
+        router.add("POST", "/channel/pause", lambda request: self._channel(request).pause())
+        router.add("POST", "/channel/unpause", lambda request: self._channel(request).unpause())
+        router.add("GET", "/config/*", self.get_config)
+        router.add("PUT", "/config/*", self.put_config)
+        return router
+
+    def _stats(self, request: Request) -> Any:
+        topic, channel = request.get("topic") or "", request.get("channel") or ""
+        include_clients = _BOOLEANS.get(request.get("include_clients") or "", True)
+        include_memory = _BOOLEANS.get(request.get("include_mem") or "", True)
+        topics = topic_stats(self._nsqd, topic, channel, include_clients)
+        # As the original does, a topic that does not exist leaves the producers out.
+        producers = producer_stats(self._nsqd, topic) if include_clients and topics is not None else None
+        memory = memory_stats() if include_memory else None
+        if request.get("format") != "json":
+            return render_text(self._nsqd, topics or [], producers or [], memory, self.health())
+        return {
+            "version": self._nsqd.options.version,
+            "health": self.health(),
+            "start_time": int(self._nsqd.started_at),
+            "topics": topics,
+            **({} if memory is None else {"memory": memory}),
+            "producers": producers,
+        }
+
+    def _pub(self, request: Request) -> str:
+        body = request.body(self._nsqd.options.max_msg_size, "MSG_TOO_BIG")
+        if not body:
+            raise request.refuse(400, "MSG_EMPTY")
+        topic = self._created_topic(request)
+        defer_ms = self._defer(request)
+        with self._publishing(request):
+            topic.put(body, defer_ms)
+        return "OK"
+
+    def _defer(self, request: Request) -> int:
+        text = request.get("defer")
+        if text is None:
+            return 0
+        if not _INTEGER.match(text) or not 0 <= int(text) <= self._nsqd.options.max_req_timeout * 1000:
+            raise request.refuse(400, "INVALID_DEFER")
+        return int(text)
+
+    def _mpub(self, request: Request) -> str:
+        request.check_length(self._nsqd.options.max_body_size, "BODY_TOO_BIG")
+        topic = self._created_topic(request)
+        binary = request.get("binary")
+        body = request.body(self._nsqd.options.max_body_size, "BODY_TOO_BIG")
+        if binary is not None and _BOOLEANS.get(binary, True):
+            bodies = self.split_binary(request, body)
+        else:
+            bodies = self.split_lines(request, body)
+        with self._publishing(request):
+            topic.put_many(bodies)
+        return "OK"
+
+    @contextmanager
+    def _publishing(self, request: Request) -> Iterator[None]:
+        """Refuse a publish that fails, for whatever reason, as nsqio/nsq does: nsqd/http.go, doPUB and doMPUB."""
+        try:
+            with _refusing_when_exiting(request):
+                yield
+        except OSError as error:
+            self._nsqd.error = error
+            raise request.refuse(503, "EXITING") from error
+        self._nsqd.error = None
+
+    def _create_topic(self, request: Request) -> None:
+        self._created_topic(request)
+
+    def _delete_topic(self, request: Request) -> None:
+        with _refusing_when_missing(request, "TOPIC_NOT_FOUND"):
+            self._nsqd.delete_topic(required(request, "topic"))
+
+    def _empty_topic(self, request: Request) -> None:
+        if not is_valid_name(required(request, "topic")):
+            raise request.refuse(400, "INVALID_TOPIC")
+        self._any_topic(request).empty()
+
+    def _create_channel(self, request: Request) -> None:
+        _, channel = topic_and_channel(request)
+        self._any_topic(request).get_channel(channel)
+
+    def _delete_channel(self, request: Request) -> None:
+        _, channel = topic_and_channel(request)
+        topic = self._any_topic(request)
+        with _refusing_when_missing(request, "CHANNEL_NOT_FOUND"):
+            topic.delete_channel(channel)
+
+    def _created_topic(self, request: Request) -> Topic:
+        topic = required(request, "topic")
+        if not is_valid_name(topic):
+            raise request.refuse(400, "INVALID_TOPIC")
+        with _refusing_when_exiting(request):
+            return self._nsqd.get_topic(topic)
+
+    def _any_topic(self, request: Request) -> Topic:
+        with _refusing_when_missing(request, "TOPIC_NOT_FOUND"):
+            return self._nsqd.existing_topic(required(request, "topic"))
+
+    def _channel(self, request: Request) -> Any:
+        _, channel = topic_and_channel(request)
+        topic = self._any_topic(request)
+        with _refusing_when_missing(request, "CHANNEL_NOT_FOUND"):
+            return topic.existing_channel(channel)
+
+
+def require_tls(https_port: int) -> Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]:
+    """The application that plain HTTP gets where TLS is required: 403 for everything."""
+    body = b'{"message": "TLS_REQUIRED", "https_port": %d}' % https_port
+    headers = [
+        ("Content-Type", "application/json; charset=utf-8"),
+        ("X-Nsq-Content-Type", "nsq; version=1.0"),
+        ("Content-Length", str(len(body))),
+    ]
+
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        start_response("403 Forbidden", headers)
+        return [body]
+
+    return application
+
+
+@contextmanager
+def _refusing_when_missing(request: Request, text: str) -> Iterator[None]:
+    try:
+        yield
+    except NotFound as error:
+        raise request.refuse(404, text) from error
+
+
+@contextmanager
+def _refusing_when_exiting(request: Request) -> Iterator[None]:
+    try:
+        yield
+    except Exiting as error:
+        raise request.refuse(503, "EXITING") from error

@@ -1,0 +1,629 @@
+"""The HTTP routes of a node of the cluster (youzan/nsq: nsqdserver/http.go).
+
+Every route that names a topic takes ``partition``; without it the server's default partition is meant. Publishing and
+reading are negotiated (see ``http``). What a route would do to files or memory of the real server, and what needs no
+doing here, is checked and left.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import unquote_plus
+
+import msgspec
+
+from nsq_fast.broker.client import TRACE_ID_KEY
+from nsq_fast.broker.go import parse_integer
+from nsq_fast.broker.http import Request, Router, style_negotiated, style_text, style_v1
+from nsq_fast.broker.nsqd_http import HostRoutes
+from nsq_fast.broker.redesigned.channel import PartitionChannel
+from nsq_fast.broker.redesigned.commands import (
+    COUNT,
+    OFFSET,
+    Position,
+    checked_draft,
+    parse_position,
+    parse_trace_id,
+    sequence_of,
+)
+from nsq_fast.broker.redesigned.log import PARTITION_SHIFT, Draft, Record
+from nsq_fast.broker.redesigned.node import NO_PARTITION, Node
+from nsq_fast.broker.redesigned.state import Partition
+from nsq_fast.errors import ServerError, TopicNotExist
+from nsq_fast.names import is_valid_name
+
+_SWITCHES: Mapping[str, Callable[[PartitionChannel], None]] = {
+    "pause": lambda channel: channel.set_paused(True),
+    "unpause": lambda channel: channel.set_paused(False),
+    "skip": lambda channel: channel.set_skipped(True),
+    "unskip": lambda channel: channel.set_skipped(False),
+    "empty": lambda channel: channel.empty(),
+    "finishmemdelayed": lambda channel: channel.finish_deferred(),
+    # Confirmed positions need no mending, and no delayed messages are on disk.
+    "fixconfirmed": lambda channel: None,
+    "emptydelayed": lambda channel: None,
+    "requeuedelayed": lambda channel: None,
+}
+_SEARCH_MODES = {"count": COUNT, "virtual_offset": OFFSET}
+_HEADER_PREFIX = "X-Nsqext-"
+_HOURS = 22
+"""So many hours of figures /message/historystats has."""
+
+
+class NodeRoutes(HostRoutes):
+    """Builds the WSGI application of a node."""
+
+    _host: Node
+
+    def router(self) -> Router:
+        router = Router()
+        for method, path, handler in (
+            ("GET", "/info", self.info),
+            ("GET", "/stats", self._stats),
+            ("POST", "/pub", self._pub),
+            ("POST", "/pub_ext", self._pub_ext),
+            ("POST", "/mpub", self._mpub),
+        ):
+            router.add(method, path, handler, style_negotiated)
+        router.add("GET", "/ping", self.ping, style_text)
+        router.add("POST", "/pubtrace", self._pub_trace, style_v1)
+        for method, path, handler in (
+            ("GET", "/config/*", self.get_config),
+            ("PUT", "/config/*", self.put_config),
+            ("GET", "/coordinator/stats", self._coordinator_stats),
+            ("GET", "/serverstats", self._server_stats),
+            ("POST", "/disable/write", self._disable_write),
+            ("GET", "/message/get", self._get_message),
+            ("POST", "/message/finish", self._finish_message),
+            ("GET", "/message/stats", self._message_stats),
+            ("GET", "/message/historystats", self._history_stats),
+            ("POST", "/message/trace/enable", lambda request: self._switch_trace(request, True)),
+            ("POST", "/message/trace/disable", lambda request: self._switch_trace(request, False)),
+            ("POST", "/channel/create", self._create_channel),
+            ("POST", "/channel/delete", self._delete_channel),
+            ("POST", "/channel/setoffset", self._set_offset),
+            ("POST", "/channel/setorder", self._set_order),
+            ("POST", "/channel/ratelimit", self._limit_rate),
+            ("POST", "/channel/setclientlimit", self._limit_clients),
+            ("POST", "/channel/skipZanTest", self._skip_test_messages),
+            ("POST", "/channel/unskipZanTest", self._skip_test_messages),
+            ("GET", "/delayqueue/backupto", self._back_up_delayed),
+            ("PUT", "/delayqueue/enable", _check_query),
+            ("PUT", "/filemeta_writer/enable", _check_query),
+            ("POST", "/topic/cleanunused", _check_query),
+            ("POST", "/topic/greedyclean", lambda request: _nothing(self._partition(request))),
+            ("POST", "/topic/fixdata", lambda request: _nothing(self._partition(request))),
+        ):
+            router.add(method, path, handler)
+        for name, switch in _SWITCHES.items():
+            router.add("POST", f"/channel/{name}", self._switch(switch))
+        return router
+
+    # --- what a request is about -------------------------------------------------------------------------------------
+    # youzan/nsq: internal/http_api/topic_channel_args.go; nsqdserver/http.go, getExistingTopicChannelFromQuery
+
+    def _partition(self, request: Request) -> Partition:
+        """The partition that a request names, or the default one of its topic."""
+        return self._find(request, topic_of(request), _number_of(request))
+
+    def _named(self, request: Request) -> tuple[Partition, str]:
+        topic, number = topic_of(request), _number_of(request)
+        channel = channel_of(request)
+        return self._find(request, topic, number), channel
+
+    def _find(self, request: Request, topic: str, number: int) -> Partition:
+        with _refusing(request, status=404):
+            return self._host.find(topic, self._host.default_partition(topic) if number == NO_PARTITION else number)
+
+    def _channel(self, request: Request, *, is_led: bool = True) -> tuple[Partition, PartitionChannel]:
+        """The channel that a request names, of a partition that the node leads."""
+        partition, name = self._named(request)
+        if name not in partition.channels:
+            raise request.refuse(404, "CHANNEL_NOT_FOUND")
+        if is_led:
+            self._require_leader(request, partition)
+        return partition, partition.channels[name]
+
+    def _require_leader(self, request: Request, partition: Partition) -> None:
+        with _refusing(request):
+            self._host.require_leader(partition)
+
+    # --- figures -----------------------------------------------------------------------------------------------------
+
+    def info(self, request: Request) -> dict[str, Any]:
+        tcp, http = self._addresses()
+        return {
+            "version": self._host.options.version,
+            "broadcast_address": self._host.options.broadcast_address,
+            "hostname": socket.gethostname(),
+            "http_port": -1 if http is None else http.port,
+            "tcp_port": -1 if tcp is None else tcp.port,
+            "start_time": int(self._host.started_at),
+            "ha_support": True,
+        }
+
+    def _stats(self, request: Request) -> Any:
+        node = self._host
+        topic, number, channel = (request.get(name) or "" for name in ("topic", "partition", "channel"))
+        leader_only = (request.get("leaderOnly") or "").lower() in ("1", "t", "true")
+        needs_clients = request.get("needClients") == "true" or bool(topic and not request.get("needClients"))
+        rows = [
+            _partition_stats(partition, node, channel, needs_clients)
+            for partition in node.partitions
+            if (not topic or topic == partition.topic)
+            and (not number or number == str(partition.number))
+            and (not leader_only or partition.leader == node.id)
+        ]
+        if request.get("format") != "json":
+            return _stats_text(rows, node)
+        return {
+            "version": node.options.version,
+            "health": self.health(),
+            "start_time": int(node.started_at),
+            "topics": rows,
+        }
+
+    def _server_stats(self, request: Request) -> dict[str, Any]:
+        return {
+            "version": self._host.options.version,
+            "health": self.health(),
+            "start_time": int(self._host.started_at),
+            "server_pub_failed": sum(partition.failed_count for partition in self._host.partitions),
+        }
+
+    def _coordinator_stats(self, request: Request) -> Any:
+        topic, number = request.get("topic"), request.get("partition")
+        try:
+            wanted = parse_integer(number.encode()) if number else NO_PARTITION
+        except ValueError as error:
+            raise request.refuse(400, "INVALID_REQUEST") from error
+        return {
+            "rpc_stats": _NO_RPCS,
+            "ErrStats": _NO_ERRORS,
+            "topic_coord_stats": [
+                {
+                    "node": "",
+                    "name": partition.topic,
+                    "partition": partition.number,
+                    "epoch": partition.epoch,
+                    "isr_stats": _node_rows(partition.in_sync),
+                    "catchup_stats": _node_rows(set(partition.replicas).difference(partition.in_sync)) or None,
+                }
+                for partition in self._host.partitions
+                if topic == partition.topic and wanted in (NO_PARTITION, partition.number)
+            ],
+        }
+
+    def _message_stats(self, request: Request) -> str | None:
+        """A text for people; the real server shows more of its inside."""
+        partition, name = self._named(request)
+        channel = partition.channels.get(name)
+        if channel is None:
+            return None
+        counts = f"inflight {channel.in_flight_count}, req {channel.requeue_count}, deferred: {len(channel.deferred)}"
+        place = f"confirmed: {channel.confirmed.position} of {partition.log.end}"
+        return f"topic {partition.topic} channel {name} \n{counts}\n{place}\n"
+
+    def _history_stats(self, request: Request) -> dict[str, Any]:
+        topic, number = request.get("topic") or "", request.get("partition") or ""
+        if not topic and not number:
+            rows = [
+                {"topic_name": partition.topic, "topic_partition": str(partition.number), "hourly_pub_size": 0}
+                for partition in self._host.partitions
+                if partition.leader == self._host.id
+            ]
+            return {"node_hourly_pub_size_stats": rows or None}
+        try:
+            parsed = parse_integer(number.encode())
+        except ValueError as error:
+            if topic and number:
+                raise request.refuse(400, "INVALID_REQUEST") from error
+            parsed = 0
+        with _refusing(request, status=404):
+            self._host.find(topic, parsed)
+        return {"hourly_pub_size": [0] * _HOURS}
+
+    # --- publishing --------------------------------------------------------------------------------------------------
+
+    def _pub(self, request: Request) -> str:
+        body, partition = self._message(request)
+        self._publish_one(request, partition, Draft(body))
+        return "OK"
+
+    def _pub_trace(self, request: Request) -> Any:
+        body, partition = self._message(request)
+        self._require_leader(request, partition)
+        with _refusing(request):
+            trace_id = parse_trace_id(request.get("trace_id") or "")
+        return _receipt(self._publish_one(request, partition, Draft(body, trace_id)))
+
+    def _pub_ext(self, request: Request) -> Any:
+        body, partition = self._message(request)
+        self._require_leader(request, partition)
+        try:
+            text = unquote_plus(request.get("ext") or "")
+            # A null is a header without keys.
+            header: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any] | None) or {}
+        except msgspec.MsgspecError:
+            raise request.refuse(400, "E_INVALID_JSON_HEADER") from None
+        header |= request.headers_with_prefix(_HEADER_PREFIX)
+        with _refusing(request):
+            draft = checked_draft(msgspec.json.encode(header), body, partition)
+        record = self._publish_one(request, partition, draft)
+        return _receipt(record) if TRACE_ID_KEY in header else "OK"
+
+    def _message(self, request: Request) -> tuple[bytes, Partition]:
+        body = request.body(self._host.options.max_msg_size, "MSG_TOO_BIG")
+        if not body:
+            raise request.refuse(406, "MSG_EMPTY")
+        try:
+            return body, self._partition(request)
+        except Exception as error:
+            raise request.refuse(404, TopicNotExist.code) from error
+
+    def _mpub(self, request: Request) -> str:
+        request.check_length(self._host.options.max_body_size, "BODY_TOO_BIG")
+        partition = self._partition(request)
+        body = request.body(self._host.options.max_body_size, "BODY_TOO_BIG")
+        split = self.split_lines if request.get("binary") is None else self.split_binary
+        self._publish(request, partition, [Draft(message) for message in split(request, body)])
+        return "OK"
+
+    def _publish_one(self, request: Request, partition: Partition, draft: Draft) -> Record:
+        [record] = self._publish(request, partition, [draft])
+        partition.trace.answered(record, request.remote_address)
+        return record
+
+    def _publish(self, request: Request, partition: Partition, drafts: list[Draft]) -> list[Record]:
+        with _refusing(request):
+            return self._host.publish(partition, drafts)
+
+    def _disable_write(self, request: Request) -> None:
+        self._host.state.is_write_disabled = request.get("type") == "all"
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def _get_message(self, request: Request) -> dict[str, Any]:
+        mode = request.get("search_mode") or ""
+        try:
+            value = parse_integer((request.get("search_pos") or "").encode(), "ParseInt")
+            number = (
+                value >> PARTITION_SHIFT if mode == "id" else parse_integer((request.get("partition") or "").encode())
+            )
+        except ValueError as error:
+            raise request.refuse(400, str(error)) from error
+        try:
+            partition = self._host.find(request.get("topic") or "", number)
+        except ServerError as error:
+            raise request.refuse(400, "topic does not exist") from error
+        record = _search(request, partition, mode, value)
+        return {
+            "id": record.internal_id,
+            "trace_id": record.trace_id,
+            "body": record.body.decode("utf-8", "replace"),
+            "timestamp": record.timestamp,
+            "attempts": 0,
+            "offset": record.offset,
+            "queue_cnt_index": record.sequence + 1,
+            "ext": record.header.decode() if request.get("needext") == "true" else "",
+        }
+
+    def _finish_message(self, request: Request) -> None:
+        partition, channel = self._channel(request, is_led=False)
+        try:
+            internal_id = parse_integer((request.get("msgid") or "").encode(), "ParseInt")
+        except ValueError as error:
+            raise request.refuse(400, "INVALID_REQUEST") from error
+        self._require_leader(request, partition)
+        if not channel.finish_anywhere(internal_id):
+            raise request.refuse(500, "ErrType:7 ErrCode:0 : Message ID not in flight")
+
+    def _switch_trace(self, request: Request, is_on: bool) -> None:
+        """Trace a topic, or a channel of it, on this node; what is not here is left out without a word."""
+        topic, channel = request.get("topic"), request.get("channel")
+        for partition in self._host.partitions:
+            switches = partition.switches_of(self._host.id)
+            if partition.topic == topic and not channel:
+                switches.is_on = is_on
+            elif partition.topic == topic and channel in partition.channels:
+                switches.switch_channel(str(channel), is_on, slow=request.get("slow") == "true")
+
+    def _back_up_delayed(self, request: Request) -> None:
+        try:
+            self._host.find(request.get("topic") or "", parse_integer((request.get("partition") or "").encode()))
+        except ValueError as error:
+            raise request.refuse(400, "INVALID_REQUEST") from error
+        except ServerError as error:
+            raise request.refuse(404, error.code) from error
+        raise request.refuse(400, "No delayed queue on this topic")
+
+    # --- channels ----------------------------------------------------------------------------------------------------
+
+    def _create_channel(self, request: Request) -> None:
+        partition, name = self._named(request)
+        self._require_leader(request, partition)
+        if partition.meta.disable_channel_auto_create:
+            text = f"channel {name} not registered. channel should be initialized before use."
+            raise request.refuse(403, text)
+        partition.channel(name)
+
+    def _delete_channel(self, request: Request) -> None:
+        """Nothing happens where there is no such channel."""
+        partition, name = self._named(request)
+        self._require_leader(request, partition)
+        if partition.meta.disable_channel_auto_create:
+            text = f"topic {partition.topic} has channel auto create disabled. channel {name} cuold not be deleted"
+            raise request.refuse(403, f"{text} localy in nsqd.")
+        partition.delete_channel(name)
+
+    def _switch(self, switch: Callable[[PartitionChannel], None]) -> Callable[[Request], None]:
+        return lambda request: switch(self._channel(request)[1])
+
+    def _skip_test_messages(self, request: Request) -> None:
+        """Checked, and without effect: no message is for tests only."""
+        partition, name = self._named(request)
+        if not partition.meta.ext:
+            raise request.refuse(400, "INVALID_REQUEST")
+        if name not in partition.channels:
+            raise request.refuse(404, "CHANNEL_NOT_FOUND")
+
+    def _set_offset(self, request: Request) -> None:
+        partition, channel = self._channel(request, is_led=False)
+        body = request.body(self._host.options.max_msg_size, "MSG_TOO_BIG")
+        if not body:
+            raise request.refuse(406, "MSG_EMPTY")
+        try:
+            position = parse_position(body.decode("utf-8", "replace"))
+        except ValueError as error:
+            raise request.refuse(400, str(error)) from error
+        self._require_leader(request, partition)
+        try:
+            channel.set_position(sequence_of(position, partition.log))
+        except ValueError as error:
+            raise request.refuse(500, str(error)) from error
+
+    def _set_order(self, request: Request) -> None:
+        _, channel = self._channel(request, is_led=False)
+        order = request.get("order")
+        if order not in ("true", "false"):
+            raise request.refuse(400, "INVALID_OPTION")
+        channel.set_ordered(order == "true")
+
+    def _limit_rate(self, request: Request) -> None:
+        """The limit is checked, and has no effect."""
+        self._channel(request, is_led=False)
+        _integer(request, "ratekilobytes")
+
+    def _limit_clients(self, request: Request) -> None:
+        """Of the clients that are there now (youzan/nsq: nsqd/channel.go, SetClientLimitedRdy)."""
+        _, channel = self._channel(request, is_led=False)
+        channel.limit_clients(request.get("client_prefix") or "", _integer(request, "ready"))
+
+
+@contextmanager
+def _refusing(request: Request, *, status: int = 400) -> Iterator[None]:
+    try:
+        yield
+    except ServerError as error:
+        raise request.refuse(status, error.code) from error
+
+
+def topic_of(request: Request) -> str:
+    """The topic that a request names. Refuses the request."""
+    return _name_of(request, "topic")
+
+
+def channel_of(request: Request) -> str:
+    """The channel that a request names. Refuses the request."""
+    return _name_of(request, "channel")
+
+
+def _name_of(request: Request, kind: str) -> str:
+    name = request.get(kind)
+    if not name:
+        raise request.refuse(400, f"MISSING_ARG_{kind.upper()}")
+    if not is_valid_name(name):
+        raise request.refuse(400, f"INVALID_ARG_{kind.upper()}")
+    return name
+
+
+def _number_of(request: Request) -> int:
+    try:
+        return parse_integer((request.get("partition") or str(NO_PARTITION)).encode())
+    except ValueError as error:
+        raise request.refuse(400, str(error)) from error
+
+
+def _integer(request: Request, name: str) -> int:
+    try:
+        return parse_integer((request.get(name) or "").encode())
+    except ValueError as error:
+        raise request.refuse(400, "INVALID_OPTION") from error
+
+
+def _check_query(request: Request) -> None:
+    request.get("")
+
+
+def _nothing(partition: Partition) -> None:
+    """There is nothing to do to it."""
+
+
+def _search(request: Request, partition: Partition, mode: str, value: int) -> Record:
+    if mode == "id":
+        sequence = partition.log.at_id(value)
+    elif mode in _SEARCH_MODES:
+        try:
+            sequence = sequence_of(Position(_SEARCH_MODES[mode], value), partition.log)
+        except ValueError as error:
+            raise request.refuse(404, str(error)) from error
+    else:
+        raise request.refuse(400, "search mode should be one of id/count/virtual_offset")
+    records = partition.log.read(sequence, 1)
+    if not records and mode == "virtual_offset":
+        raise request.refuse(500, "INTERNAL_ERROR")  # the real server panics
+    if not records:
+        raise request.refuse(404, "commit log end of file")
+    return records[0]
+
+
+def _receipt(record: Record) -> dict[str, Any]:
+    return {
+        "status": "OK",
+        "id": record.internal_id,
+        "trace_id": str(record.trace_id),
+        "queue_offset": record.offset,
+        "rawsize": record.size,
+    }
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+# What the broker does not measure; clients of /stats want the keys to be there.
+_NO_LATENCY = {"count": 0, "percentiles": None}
+_NO_BUCKETS = [0] * 12
+_SHORT = {
+    "depth": "depth",
+    "backend_depth": "be-depth",
+    "in_flight_count": "inflt",
+    "deferred_count": "def",
+    "requeue_count": "re-q",
+    "timeout_count": "timeout",
+    "message_count": "msgs",
+    "ready_count": "rdy",
+    "finish_count": "fin",
+}
+_OF_CHANNEL = (*list(_SHORT)[:6], "message_count")
+_EPOCH = "1970-01-01 00:00:00 +0000 UTC"
+
+
+def _partition_stats(partition: Partition, node: Node, channel: str, needs_clients: bool) -> dict[str, Any]:
+    """The row of a partition; with all its channels, or with one if it has that."""
+    channels = [partition.channels[channel]] if channel in partition.channels else [*partition.channels.values()]
+    meta = partition.meta
+    return {
+        "topic_name": partition.topic,
+        "topic_full_name": partition.name,
+        "topic_partition": str(partition.number),
+        "channels": [_channel_stats(item, partition, node, needs_clients) for item in channels],
+        "channel_num": len(channels),
+        # The real server's depth is where the log ends, whatever it has forgotten.
+        "depth": partition.log.end_offset,
+        "backend_depth": partition.log.end_offset,
+        "backend_start": partition.log.start_offset,
+        "message_count": partition.log.end,
+        "is_leader": partition.leader == node.id and partition.is_writable,
+        "hourly_pubsize": 0,
+        "client_pub_stats": None,
+        "client_num": 0,
+        "msg_size_stats": [0] * 16,
+        "msg_write_latency_stats": [0] * 16,
+        "is_multi_ordered": meta.ordered,
+        "is_multi_part": meta.multi_part,
+        "is_ext": meta.ext,
+        "is_channel_auto_create_disabled": meta.disable_channel_auto_create,
+        "statsd_name": f"{partition.topic}.{partition.number}" if meta.may_share_nodes else partition.topic,
+        "pub_failed_cnt": partition.failed_count,
+        "e2e_processing_latency": _NO_LATENCY,
+    }
+
+
+def _channel_stats(channel: PartitionChannel, partition: Partition, node: Node, needs_clients: bool) -> dict[str, Any]:
+    clients = list(channel.clients.values()) if partition.leader == node.id else []
+    depth_size = partition.depth_size(channel)
+    oldest = partition.log.read(channel.confirmed.position, 1)
+    timestamp = oldest[0].timestamp if oldest else 0
+    return {
+        "channel_name": channel.name,
+        "backlogs": channel.depth,
+        "depth": channel.depth,
+        "depth_size": depth_size,
+        "depth_ts": _time_text(timestamp),
+        "depth_ts_nano": timestamp,
+        "backend_depth": channel.depth,  # messages: youzan/nsq: nsqd/stats.go, NewChannelStats
+        "hourly_subsize": 0,
+        "in_flight_count": channel.in_flight_count,
+        "deferred_count": len(channel.deferred),
+        "deferred_from_delay_count": 0,
+        "message_count": partition.log.end,
+        "requeue_count": channel.requeue_count,
+        "timeout_count": channel.timeout_count,
+        "clients": [client.stats() for client in clients] if needs_clients and clients else None,
+        "client_num": len(clients),
+        "paused": channel.is_paused,
+        "skipped": channel.is_skipped,
+        "zan_test_skipped": False,
+        "delayed_queue_count": 0,
+        "delayed_queue_recent": _EPOCH,
+        "delayed_queue_recent_nano": 0,
+        "e2e_processing_latency": _NO_LATENCY,
+        "msg_consume_latency_stats": _NO_BUCKETS,
+        "msg_delivery_latency_stats": _NO_BUCKETS,
+    }
+
+
+def _stats_text(rows: list[dict[str, Any]], node: Node) -> str:
+    """The figures for people (youzan/nsq: nsqdserver/http.go, printStats)."""
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(node.started_at))
+    lines = [
+        f"nsqd v{node.options.version}",
+        f"start_time {started}",
+        f"uptime {time.time() - node.started_at:.3f}s",
+        "",
+    ]
+    if not rows:
+        return "\n".join([*lines, "NO_TOPICS", ""])
+    lines.append("Health: OK" if node.error is None else f"Health: NOK - {node.error}")
+    for row in rows:
+        lines += ["", f"   [{row['topic_name']:<15}] {_in_words(row, 'depth', 'backend_depth', 'message_count')}"]
+        for channel in row["channels"]:
+            mark = "   *P " if channel["paused"] else "      "
+            lines.append(f"{mark}[{channel['channel_name']:<25}] {_in_words(channel, *_OF_CHANNEL)}")
+            for client in channel["clients"] or ():
+                shown = _in_words(client, "in_flight_count", "ready_count", "finish_count", "requeue_count")
+                lines.append(f"        [{client['client_id']} {client['remote_address']:<21}] {shown}")
+    return "\n".join([*lines, ""])
+
+
+def _in_words(row: dict[str, Any], *keys: str) -> str:
+    return " ".join(f"{_SHORT[key]}: {row[key]:<5}" for key in keys)
+
+
+def _time_text(timestamp: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S +0000 UTC", time.gmtime(timestamp // 1_000_000_000))
+
+
+_NO_RPCS = dict.fromkeys(
+    (
+        "RPCCalls",
+        "RPCTime",
+        "BytesWritten",
+        "BytesRead",
+        *(f"{kind}{what}" for kind in ("Read", "Write", "Dial", "Accept") for what in ("Calls", "Errors")),
+    ),
+    0,
+)
+_NO_ERRORS: dict[str, Any] = {
+    **dict.fromkeys(
+        (
+            "WriteEpochError",
+            "WriteNotLeaderError",
+            "WriteQuorumError",
+            "WriteBusyError",
+            "RpcCheckFailed",
+            "LeadershipError",
+            "TopicCoordMissingError",
+            "LocalErr",
+        ),
+        0,
+    ),
+    "OtherCoordErrs": {},
+}
+
+
+def _node_rows(nodes: Iterable[str]) -> list[dict[str, str]]:
+    return [{"hostname": "", "node_id": node} for node in nodes]

@@ -1,0 +1,709 @@
+"""Servers that can be started: nsqd, nsqlookupd, and ``Broker``, which has some of them ready to use here."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from gevent import signal_handler, sleep
+from gevent.event import Event
+from gevent.ssl import SSLContext
+
+from nsq_fast.broker.commands import ORIGINAL, Dialect
+from nsq_fast.broker.connection import ERROR, frame
+from nsq_fast.broker.http import HttpFace, Router
+from nsq_fast.broker.identify import server_context
+from nsq_fast.broker.lookup_peer import Registrar
+from nsq_fast.broker.lookupd import LookupDB, LookupdProtocol, LookupdRoutes
+from nsq_fast.broker.net import Faults, HeldPorts, Listener, ServerFaults
+from nsq_fast.broker.nsqd import Host, Nsqd
+from nsq_fast.broker.nsqd_http import NsqdRoutes, require_tls
+from nsq_fast.broker.options import LookupdOptions, NsqdOptions
+from nsq_fast.broker.stats import StatsdPusher, key_prefix
+from nsq_fast.errors import ConfigError, NotRunning
+from nsq_fast.names import Address
+
+# --- what can be started and stopped, by calls or by a ``with`` ------------------------------------------------------
+
+
+T = TypeVar("T", bound="Startable")
+
+
+class Startable(ABC):
+    """A server, or several. A ``with`` starts it, and stops it at its end whatever happened inside.
+
+    While it is stopped its ports stay bound, so that nobody else has them at the next start; the end of a ``with``
+    lets them go, and so does ``release_ports``.
+    """
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it, and return when it serves."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop it, saving what there is a data path for."""
+
+    @abstractmethod
+    def release_ports(self) -> None:
+        """Let go of the ports that are held since it stopped."""
+
+    def __enter__(self: T) -> T:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+        self.release_ports()
+
+
+# --- the addresses that a server listens on, by the name of what is served there -------------------------------------
+# ``tcp``, ``http``, ``https``.
+
+
+class Faces:
+    """What listens for one server. Its ports are held while it is stopped, and taken again at the next start.
+
+    Args:
+        server: what the server is called in an error.
+        addresses: where each face is to listen, as ``host:port``; an empty one leaves it out.
+    """
+
+    def __init__(self, server: str, addresses: Mapping[str, str]) -> None:
+        self._server = server
+        self._addresses: dict[str, str | Address] = dict(addresses)
+        self._open: list[Listener | HttpFace] = []
+        self._ports = HeldPorts()
+
+    def is_wanted(self, name: str) -> bool:
+        return bool(self._addresses[name])
+
+    def known(self, name: str) -> Address:
+        """Where a face listens, or has listened; raises NotRunning before its first start."""
+        address = self.optional(name)
+        if address is None:
+            raise NotRunning(f"the {self._server} has no {name} address before it is started")
+        return address
+
+    def optional(self, name: str) -> Address | None:
+        """Where a face listens, or has listened; None before its first start, or if there is none."""
+        address = self._addresses[name]
+        return address if isinstance(address, Address) else None
+
+    def open(self, name: str, make: Callable[[Any], Listener | HttpFace]) -> None:
+        """Listen for a face, if it is wanted: ``make`` gets a bound socket. Raises OSError when the port is in use."""
+        if self.is_wanted(name):
+            face = make(self._ports.take(self._addresses[name]))
+            self._addresses[name] = face.address
+            self._open.append(face)
+
+    def start(self) -> None:
+        """Begin to accept on all of them."""
+        for face in self._open:
+            face.start()
+
+    def stop(self) -> None:
+        """Close all of them, and their connections; their ports are held."""
+        for face in self._open:
+            face.close()
+            self._ports.hold(face.address)  # before anything else runs: the end of connections takes its time
+        for face in self._open:
+            face.stop()
+        self._open = []
+
+    def release(self) -> None:
+        """Let go of the ports that are held."""
+        self._ports.let_go()
+
+
+# --- nsqd's TCP server: accepts connections that begin with the magic of V2 ------------------------------------------
+# nsqio/nsq: nsqd/tcp.go, Handle
+
+
+MAGIC_V2 = b"  V2"
+BAD_PROTOCOL = frame(ERROR, b"E_BAD_PROTOCOL")
+
+
+class NsqdTcp:
+    """Serves the clients of an nsqd.
+
+    Attributes:
+        dialect: how it speaks with them.
+        context: TLS, None where there is no certificate.
+    """
+
+    def __init__(
+        self, nsqd: Host, faults: Faults, context: SSLContext | None = None, dialect: Dialect = ORIGINAL
+    ) -> None:
+        self.nsqd = nsqd
+        self.faults = faults
+        self.dialect = dialect
+        self.context = context or server_context(nsqd.options)
+        self._ids = itertools.count(1)
+
+    def handle(self, sock: Any, address: Any) -> None:
+        """Serve one connection until it ends; the caller closes the socket."""
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        magic = _read_magic(sock)  # before there is anything else: a connection may stay silent
+        stream = self.faults.guard(sock)
+        if magic != MAGIC_V2:
+            if len(magic) == len(MAGIC_V2):
+                stream.sendall(BAD_PROTOCOL)
+            return
+        connection = self.dialect.connection(self, next(self._ids), stream, address)
+        self.nsqd.clients.add(connection)
+        try:
+            connection.serve()
+        finally:
+            self.nsqd.clients.discard(connection)
+
+    def close(self) -> None:
+        """Drop every connection."""
+        for connection in list(self.nsqd.clients):
+            connection.close()
+
+    def reset(self) -> None:
+        """See to it that every connection that is closed from now on is reset: how clients see a SIGKILL."""
+        for connection in list(self.nsqd.clients):
+            connection.reset_on_close()
+        # What closes them politely must not find them.
+        self.nsqd.clients.clear()
+
+
+def _read_magic(sock: Any) -> bytes:
+    magic = b""
+    while len(magic) < len(MAGIC_V2):
+        data = sock.recv(len(MAGIC_V2) - len(magic))
+        if not data:
+            break
+        magic += data
+    return magic
+
+
+class Server(Startable):
+    """A server with a TCP and an HTTP face. Use it in a ``with``, or call ``start`` and ``stop``.
+
+    Attributes:
+        faults: switches that make it misbehave.
+    """
+
+    _faces: Faces
+
+    def __init__(self) -> None:
+        self.faults = ServerFaults()
+
+    @property
+    def tcp_address(self) -> Address:
+        """Where TCP is served. Known once it has been started."""
+        return self._faces.known("tcp")
+
+    @property
+    def http_address(self) -> Address:
+        """Where HTTP is served. Known once it has been started."""
+        return self._faces.known("http")
+
+    def release_ports(self) -> None:
+        """Let go of the ports that are held since it stopped."""
+        self._faces.release()
+
+
+# --- an nsqd in this process -----------------------------------------------------------------------------------------
+# Its state with TCP, HTTP and HTTPS faces, registration, and statsd.
+
+
+class NsqdServer(Server):
+    """An embedded nsqd.
+
+    Args:
+        options: what the original's command line would say; port 0 takes a free port.
+
+    Attributes:
+        dialect: how its TCP face speaks.
+        nsqd: its state, while it runs. Without a data path a new start begins empty.
+        registrar: keeps it registered at its nsqlookupds, while it runs.
+    """
+
+    dialect = ORIGINAL
+    nsqd: Nsqd
+    registrar: Registrar
+
+    def __init__(self, options: NsqdOptions | None = None) -> None:
+        self.options = options or NsqdOptions()
+        super().__init__()
+        addresses = {name: getattr(self.options, f"{name}_address") for name in ("tcp", "http", "https")}
+        self._faces = Faces("nsqd", addresses)
+        self._tcp: NsqdTcp | None = None
+        self._statsd: StatsdPusher | None = None
+
+    @property
+    def https_address(self) -> Address | None:
+        return self._faces.known("https") if self._faces.is_wanted("https") else None
+
+    @property
+    def is_running(self) -> bool:
+        return self._tcp is not None
+
+    def start(self) -> None:
+        """Load what was saved, listen, begin to register; a start after a stop takes the same ports again, held for it.
+
+        Raises OSError when a port is in use or data_path cannot be used, ConfigError when options do not fit.
+        """
+        if self.is_running:
+            return
+        context = server_context(self.options)
+        if self.options.https_address and context is None:
+            raise ConfigError("https_address: needs tls_cert and tls_key")
+        self.nsqd = self._make_nsqd()
+        self.registrar = Registrar(
+            self.options.lookupd_tcp_addresses, self._identity, lambda: _registrations(self.nsqd)
+        )
+        try:
+            self._listen(context)
+            self.nsqd.start()
+            self._register()
+            self._push_stats()
+        except BaseException:
+            self.kill()
+            raise
+        self._faces.start()
+
+    def stop(self) -> None:
+        """End connections, save metadata and messages where there is a data path. It may be started again."""
+        if self._tcp is not None:
+            self._leave()
+            self.nsqd.close()
+
+    def kill(self) -> None:
+        """End as SIGKILL would: nothing more is written. It may be started again."""
+        if self._tcp is not None:
+            self._leave()
+            self.nsqd.kill()
+
+    def restart(self) -> None:
+        """Kill, and start again on the same ports and data path."""
+        self.kill()
+        self.start()
+
+    def register_at(self, lookupd: Address) -> None:
+        """Register at one more nsqlookupd, from the next start on."""
+        known = self.options.lookupd_tcp_addresses
+        if str(lookupd) not in known:
+            self.options = self.options.replace(lookupd_tcp_addresses=(*known, str(lookupd)))
+
+    def wait_registered(self, timeout: float | None = None) -> bool:
+        """Block until its nsqlookupds know all it has; False if ``timeout`` seconds passed first."""
+        return self.registrar.wait_registered(timeout)
+
+    def _listen(self, context: Any) -> None:
+        faces, faults = self._faces, self.faults
+        self._tcp = tcp = NsqdTcp(self.nsqd, faults.tcp, context, self.dialect)
+        faces.open("tcp", lambda sock: Listener("nsqd tcp", sock, tcp.handle, faults.tcp))
+        routes = self._make_router()
+        faces.open("https", lambda sock: HttpFace("nsqd https", sock, routes, faults.http, context))
+        plain: Any = routes
+        if self.options.tls_required == "true":
+            https = faces.optional("https")
+            plain = require_tls(https.port if https else 0)
+        faces.open("http", lambda sock: HttpFace("nsqd http", sock, plain, faults.http))
+
+    def _make_nsqd(self) -> Nsqd:
+        return Nsqd(self.options)
+
+    def _make_router(self) -> Router:
+        return NsqdRoutes(
+            self.nsqd,
+            lambda: (self._faces.optional("tcp"), self._faces.optional("http")),
+            lambda addresses: self.registrar.set_addresses(addresses),
+        ).router()
+
+    def _leave(self) -> None:
+        self.registrar.stop()
+        if self._statsd is not None:
+            self._statsd.stop()
+        if self._tcp is not None:
+            self._tcp.close()
+        self._faces.stop()
+        self._tcp = None
+
+    def _register(self) -> None:
+        self.nsqd.subscribe(self._on_change)
+        self.nsqd.lookup_channels = lambda topic: sorted(self.registrar.channels_of(topic))
+        self.registrar.start()
+
+    def _on_change(self, event: str, topic: str, channel: str | None) -> None:
+        tell = self.registrar.register if event == "create" else self.registrar.unregister
+        tell(topic, channel or "")
+
+    def _identity(self) -> dict[str, Any]:
+        tcp, http = self._faces.optional("tcp"), self._faces.optional("http")
+        return {
+            "version": self.options.version,
+            "tcp_port": self.options.broadcast_tcp_port or (tcp.port if tcp else 0),
+            "http_port": self.options.broadcast_http_port or (http.port if http else 0),
+            "hostname": socket.gethostname(),
+            "broadcast_address": self.options.broadcast_address,
+            "topology_zone": self.options.topology_zone,
+            "topology_region": self.options.topology_region,
+        }
+
+    def _push_stats(self) -> None:
+        if not self.options.statsd_address:
+            return
+        prefix = key_prefix(
+            self.options.statsd_prefix, self.options.broadcast_address, int(self._identity()["http_port"])
+        )
+        self._statsd = StatsdPusher(self.nsqd, prefix)
+        self._statsd.start()
+
+
+def _registrations(nsqd: Nsqd) -> Iterator[tuple[str, str]]:
+    for topic in list(nsqd.topics.values()):
+        for channel in list(topic.channels) or [""]:
+            yield topic.name, channel
+
+
+# --- an nsqlookupd in this process: its state with a TCP and an HTTP face --------------------------------------------
+
+
+class LookupdServer(Server):
+    """An embedded nsqlookupd.
+
+    Args:
+        options: what the original's command line would say; port 0 takes a free port.
+
+    Attributes:
+        db: what it knows. Empty again after each start, as it would be in a new process.
+    """
+
+    def __init__(self, options: LookupdOptions | None = None) -> None:
+        self.options = options or LookupdOptions()
+        super().__init__()
+        self.db = LookupDB()
+        self._faces = Faces("nsqlookupd", {"tcp": self.options.tcp_address, "http": self.options.http_address})
+        self._is_running = False
+
+    @property
+    def is_running(self) -> bool:
+        return self._is_running
+
+    def start(self) -> None:
+        """Listen; a start after a stop takes the same ports again, held for it. Raises OSError when one is in use."""
+        if self._is_running:
+            return
+        self.db = LookupDB(self.options.inactive_producer_timeout, self.options.tombstone_lifetime)
+        protocol = LookupdProtocol(self.db, self._identity, self.faults.tcp)
+        faces, faults = self._faces, self.faults
+        try:
+            faces.open("tcp", lambda sock: Listener("nsqlookupd tcp", sock, protocol.handle, faults.tcp))
+            faces.open("http", lambda sock: HttpFace("nsqlookupd http", sock, self._make_router(), faults.http))
+        except OSError:
+            self.stop()
+            raise
+        faces.start()
+        self._is_running = True
+
+    def stop(self) -> None:
+        """Stop listening and end every connection. It may be started again."""
+        self._faces.stop()
+        self._is_running = False
+
+    kill = stop
+
+    def _make_router(self) -> Router:
+        return LookupdRoutes(self.db, self.options.version).router()
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "tcp_port": self.tcp_address.port,
+            "http_port": self.http_address.port,
+            "version": self.options.version,
+            "broadcast_address": self.options.broadcast_address,
+            "hostname": socket.gethostname(),
+        }
+
+
+# --- A group of servers in one process -------------------------------------------------------------------------------
+# Started together, stopped together, waited for.
+
+
+class ServerGroup(Startable):
+    """Servers that are started and stopped together. Use it in a ``with``, or call ``start`` and ``stop``."""
+
+    def __init__(self) -> None:
+        self._stopped = Event()
+
+    @property
+    @abstractmethod
+    def servers(self) -> Mapping[str, NsqdServer | LookupdServer]:
+        """All servers by name, nsqds first."""
+
+    @property
+    def faults(self) -> dict[str, Faults]:
+        """The fault switches of every face, by the name of its server: ``nsqd0.tcp``, ``nsqd0.http``, ..."""
+        return {
+            f"{name}.{face}": getattr(server.faults, face)
+            for name, server in self.servers.items()
+            for face in ("tcp", "http")
+        }
+
+    def start(self) -> None:
+        """Start all, and return when everything is known everywhere. Raises OSError when a port is in use."""
+        self._stopped.clear()
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop all, saving what there is a data path for."""
+        for server in self.servers.values():
+            server.stop()
+        self.end()
+
+    def kill(self) -> None:
+        """Stop all as SIGKILL would."""
+        for server in self.servers.values():
+            server.kill()
+        self.end()
+
+    def release_ports(self) -> None:
+        """Let go of the ports that are held since they stopped."""
+        for server in self.servers.values():
+            server.release_ports()
+
+    def end(self) -> None:
+        """Make ``wait`` return."""
+        self._stopped.set()
+
+    def wait(self) -> None:
+        """Block until the group is stopped, or ``end`` is called."""
+        self._stopped.wait()
+
+    @abstractmethod
+    def _start(self) -> None: ...
+
+    # --- what tests ask ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def unfinished(self, topic: str, channel: str | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """The id and the body of every message that a channel, or some channel, has not finished."""
+
+    @abstractmethod
+    def pause_delivery(self, is_paused: bool) -> None:
+        """Pause every channel there is, or go on."""
+
+    def messages(self, topic: str, channel: str | None = None) -> list[bytes]:
+        """The bodies of the messages that a channel has not finished: those that wait, are deferred, or in flight.
+
+        Without a channel those that some channel has not finished, each once, and those that no channel has got yet.
+        """
+        return list(dict(self.unfinished(topic, channel)).values())
+
+    def depth(self, topic: str, channel: str | None = None) -> int:
+        """How many ``messages`` there are."""
+        return len(self.messages(topic, channel))
+
+    def wait_empty(self, topic: str, channel: str | None = None, timeout: float = 10.0) -> None:
+        """Return when every message is finished; raises TimeoutError when that takes longer."""
+        give_up_at = time.monotonic() + timeout
+        while left := self.depth(topic, channel):
+            if time.monotonic() >= give_up_at:
+                where = topic if channel is None else f"{topic}/{channel}"
+                raise TimeoutError(f"{left} messages of {where} are not finished after {timeout:g} s")
+            sleep(_POLL)
+
+    @contextlib.contextmanager
+    def fault(self, name: str, value: Any = None) -> Iterator[None]:
+        """Let every nsqd misbehave while in the ``with``. Raises ConfigError for a name that does not exist.
+
+        Args:
+            name: ``refuse_publishes``: as where a disk is full. ``fail_fin``: FIN is refused, and messages come again
+                when they time out. ``delay``: every reply waits ``value`` seconds, 0.1 by default. ``drop``: no reply,
+                message or heartbeat leaves. ``pause``: nothing is delivered. ``kill``: they are gone, as by SIGKILL,
+                and start again on their ports at the end.
+        """
+        nsqds = [server for server in self.servers.values() if isinstance(server, NsqdServer)]
+        switches: dict[str, dict[str, Any]] = {
+            "refuse_publishes": {"refuse_publishes": True},
+            "fail_fin": {"fail_fin": True},
+            "delay": {"delay_replies": 0.1 if value is None else value},
+            "drop": {"drop_replies": True},
+        }
+        if name not in switches and name not in ("pause", "kill"):
+            raise ConfigError(f"{name!r} is no fault; there are {', '.join([*switches, 'pause', 'kill'])}")
+        before = [{each: getattr(nsqd.faults.tcp, each) for each in switches.get(name, ())} for nsqd in nsqds]
+        for nsqd in nsqds:
+            nsqd.faults.tcp.set(**switches.get(name, {}))
+            if name == "kill":
+                nsqd.kill()
+        if name == "pause":
+            self.pause_delivery(True)
+        try:
+            yield
+        finally:
+            for nsqd, switched in zip(nsqds, before, strict=True):
+                nsqd.faults.tcp.set(**switched)
+                if name == "kill":
+                    nsqd.start()
+            if name == "pause":
+                self.pause_delivery(False)
+
+
+_POLL = 0.005
+
+
+def serve(group: ServerGroup, ready: Callable[[], object]) -> None:
+    """Run servers until SIGTERM or SIGINT, or until they are stopped; ``ready`` is called when they serve."""
+    watchers = [signal_handler(number, group.end) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        group.start()
+        ready()
+        group.wait()
+    finally:
+        group.stop()  # ports stay held to the very end of the process, from which on its parent may hold them
+        for watcher in watchers:
+            watcher.cancel()
+
+
+def listen_options(addresses: Mapping[str, Any] | None) -> dict[str, str]:
+    """Addresses as ``{"tcp": (host, port), ...}`` as options of a server."""
+    return {
+        f"{face}_address": str(Address(*address)) for face, address in (addresses or {}).items() if address is not None
+    }
+
+
+def count_up(address: str, number: int) -> str:
+    """The address of the server of that number: ports of their own count up from the first's."""
+    host, _, port = address.rpartition(":")
+    if not address or int(port) == 0:
+        return address
+    return f"{host}:{int(port) + 10 * number}"
+
+
+# --- ``Broker`` ------------------------------------------------------------------------------------------------------
+# Some nsqds and an nsqlookupd together, in this process, ready to use.
+
+
+REGISTER_TIMEOUT = 10.0
+
+
+class Broker(ServerGroup):
+    """Embedded NSQ: ``with Broker() as broker: broker.nsqd.tcp_address``.
+
+    Everything listens on free ports of loopback unless told otherwise, and runs
+    in the hub of the thread that starts it: block that thread, and nothing is served.
+
+    Args:
+        nsqds: how many nsqds.
+        lookupd: whether there is an nsqlookupd, at which the nsqds register.
+        data_path: folder where messages and metadata survive; each nsqd of several has a folder below it.
+            It is made if there is none.
+        lookupd_options: of the nsqlookupd.
+        addresses: where to listen, as ``{"nsqds": [{"tcp": (host, port), "http": ..., "https": ...}],
+            "lookupd": {...}}``; what is left out is as the options say.
+        options: of every nsqd; an address with a port of its own is for the first, others count up from it.
+
+    Attributes:
+        nsqds: the ``NsqdServer``s.
+        lookupd: the ``LookupdServer``, or None.
+    """
+
+    def __init__(
+        self,
+        nsqds: int = 1,
+        lookupd: bool = True,
+        data_path: str | os.PathLike[str] | None = None,
+        *,
+        lookupd_options: Mapping[str, Any] | None = None,
+        addresses: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        _check_arguments(nsqds, data_path, {"lookupd_options": lookupd_options, "addresses": addresses})
+        super().__init__()
+        self._addresses = addresses or {}
+        self.lookupd: LookupdServer | None = None
+        if lookupd:
+            fixed = listen_options(self._addresses.get("lookupd"))
+            self.lookupd = LookupdServer(LookupdOptions.of({**(lookupd_options or {}), **fixed}))
+        paths = _data_paths(data_path, nsqds)
+        self.nsqds = [NsqdServer(self._nsqd_options(number, path, options)) for number, path in enumerate(paths)]
+
+    @property
+    def nsqd(self) -> NsqdServer:
+        return self.nsqds[0]
+
+    @property
+    def servers(self) -> Mapping[str, NsqdServer | LookupdServer]:
+        """All servers by name: ``nsqd0``, ..., ``lookupd``."""
+        nsqds: dict[str, NsqdServer | LookupdServer] = {f"nsqd{n}": nsqd for n, nsqd in enumerate(self.nsqds)}
+        return nsqds if self.lookupd is None else {**nsqds, "lookupd": self.lookupd}
+
+    def _start(self) -> None:
+        if self.lookupd is not None:
+            self.lookupd.start()
+            for nsqd in self.nsqds:
+                nsqd.register_at(self.lookupd.tcp_address)
+        for nsqd in self.nsqds:
+            if nsqd.options.data_path is not None:
+                Path(nsqd.options.data_path).mkdir(parents=True, exist_ok=True)
+            nsqd.start()
+        if self.lookupd is not None:
+            for nsqd in self.nsqds:
+                nsqd.wait_registered(REGISTER_TIMEOUT)
+
+    def unfinished(self, topic: str, channel: str | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """The id and the body of every message that a channel, or some channel, has not finished."""
+        for nsqd in self.nsqds:
+            found = nsqd.nsqd.topics.get(topic) if nsqd.is_running else None
+            if found is not None:
+                channels = [each for each in found.channels.values() if channel in (None, each.name)]
+                messages = [message for each in channels for message in each.unfinished()]
+                yield from ((each.id, each.body) for each in (*messages, *(found.unfinished() if not channel else ())))
+
+    def pause_delivery(self, is_paused: bool) -> None:
+        """Pause every channel there is, or go on."""
+        for nsqd in self.nsqds:
+            for topic in nsqd.nsqd.topics.values() if nsqd.is_running else ():
+                for channel in topic.channels.values():
+                    (channel.pause if is_paused else channel.unpause)()
+
+    def _nsqd_options(self, number: int, data_path: str | None, options: Mapping[str, Any]) -> NsqdOptions:
+        base = NsqdOptions.of({**options, "data_path": data_path})
+        changes: dict[str, Any] = {"node_id": (base.node_id + number) % 1024}
+        if number:
+            for name in ("tcp_address", "http_address", "https_address"):
+                changes[name] = count_up(getattr(base, name), number)
+        fixed = self._addresses.get("nsqds", ())
+        if number < len(fixed):
+            changes.update(listen_options(fixed[number]))
+        return base.replace(**changes)
+
+
+def _check_arguments(nsqds: object, data_path: object, mappings: Mapping[str, object]) -> None:
+    if not isinstance(nsqds, int) or nsqds < 0:
+        raise ConfigError(f"nsqds={nsqds!r}: must be a whole number, 0 or more")
+    if data_path is not None and not isinstance(data_path, (str, os.PathLike)):
+        raise ConfigError(f"data_path={data_path!r}: must be a path, or None")
+    for name, value in mappings.items():
+        if value is not None and not isinstance(value, Mapping):
+            raise ConfigError(f"{name}={value!r}: must be a mapping, or None")
+
+
+def _data_paths(data_path: str | os.PathLike[str] | None, count: int) -> Sequence[str | None]:
+    if data_path is None:
+        return [None] * count
+    if count == 1:
+        return [os.fspath(data_path)]
+    return [os.fspath(Path(data_path) / f"nsqd{number}") for number in range(count)]

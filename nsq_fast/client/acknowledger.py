@@ -1,0 +1,277 @@
+"""What follows a handler: FIN, REQ after a failure, giving up after too many attempts.
+
+One object per consumer, used by its workers. The usual case, a handler that
+just returns, is the hot loop's in ``_time_slice.pyx``; everything else is here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from nsq_fast._codec import Message
+from nsq_fast._time_slice import TimeSlice
+from nsq_fast.client.signals import emit, is_heard, receivers
+from nsq_fast.errors import ConnectionLost, HandlerDeferred, NsqError, RequeueMessage
+from nsq_fast.log_events import (
+    HANDLER_DEFERRED,
+    HANDLER_FAILED,
+    INTERNAL_ERROR,
+    MESSAGE_FAILS_AGAIN,
+    MESSAGE_UNREADABLE,
+    RESPONSE_LOST,
+)
+from nsq_fast.protocol.backoff import RequeueDelay
+
+from .give_up import Discard, GiveUpPolicy, message_name
+from .handlers import BatchHandler, Handler, HandlerTiming, refuse_deferred
+
+if TYPE_CHECKING:
+    from nsq_fast._dispatch import InboundQueue
+
+    from .consumer import AnyConsumer
+    from .ordered import Ordered
+
+MAX_DELAY = 30 * 24 * 3600.0  # seconds; beyond what any server accepts
+NO_LIMIT = 1 << 16  # attempts are 16 bits wide
+
+
+class Acknowledger:
+    """The handlers of a consumer and what becomes of their messages.
+
+    Attributes:
+        batch_handler: what workers call with lists; None when messages are handled one by one.
+        max_tries: attempts from which on a message is given up.
+        timing: what handlers take; None while nobody asked for it.
+        has_policy: whether the program has chosen what becomes of messages with too many attempts.
+    """
+
+    def __init__(
+        self,
+        consumer: AnyConsumer,
+        handler: Handler | None,
+        batch_handler: BatchHandler | None,
+        give_up: GiveUpPolicy | None,
+        requeue_delay: RequeueDelay,
+    ) -> None:
+        self.consumer = consumer
+        self.ordered: Ordered  # set when both are there
+        self._signals = vars(consumer)  # each that somebody asked for is in there
+        self._handler = handler
+        self.batch_handler: Any = batch_handler
+        self.batch_size = consumer.config.batch_size
+        self.max_tries = consumer.config.max_tries or NO_LIMIT
+        self._attempts_threshold = consumer.config.attempts_threshold
+        self.requeue_delay = requeue_delay
+        self.timing = HandlerTiming() if consumer.config.histograms else None
+        self.has_policy = give_up is not None
+        self._give_up: GiveUpPolicy = give_up if give_up is not None else Discard()
+        self._log = consumer.logger
+        self._has_deferred = False
+
+    def slice_of(self, inbound: InboundQueue) -> TimeSlice:
+        """What takes the messages of a connection whose handlers have returned, and tells those who listen."""
+        time_slice = inbound.slice
+        is_told = "on_finish" in self._signals and is_heard(self.consumer, "on_finish")
+        time_slice.tell = self.tell_finished if is_told else None
+        return time_slice
+
+    def is_asked(self, now: float) -> bool:
+        """Whether somebody asks for more than a call of the handler: listens to a signal, or waits for a sample."""
+        signals, timing = self._signals, self.timing
+        return "on_finish" in signals or "on_message" in signals or (timing is not None and now >= timing.due)
+
+    @staticmethod
+    def check_result(result: object) -> None:
+        """Raise HandlerDeferred if what a handler has returned is work that has not been done."""
+        refuse_deferred(result)
+
+    @staticmethod
+    async def awaited(awaitable: Any) -> Any:
+        """A coroutine of what a handler has returned instead of one."""
+        return await awaitable if hasattr(awaitable, "__await__") else awaitable
+
+    @property
+    def handler(self) -> Any:
+        """What is called with each message, as it was given."""
+        return self._handler
+
+    def tell_finished(self, message: Message) -> None:
+        """Tell those who listen that a message was finished."""
+        if "on_finish" in self._signals:
+            emit(self.consumer, "on_finish", message_id=message.id)
+
+    @property
+    def has_handler(self) -> bool:
+        """Whether there is anything to call with a message."""
+        return self._handler is not None or self.batch_handler is not None or is_heard(self.consumer, "on_message")
+
+    def present_handler(self) -> Handler:
+        """What to call with each message: the handler itself, or with it those who listen to ``on_message``."""
+        if "on_message" not in self._signals or not is_heard(self.consumer, "on_message"):
+            return self._handler if self._handler is not None else _no_handler
+        # Asked for once a slice, not for each message: what blinker does to find them takes longer than all else.
+        called = receivers(self.consumer.on_message, self.consumer)
+        if self._handler is None and len(called) == 1:
+            (receiver,) = called
+            return lambda consumer, message: receiver(consumer, message=message)
+        handler = self._handler
+
+        def handle(consumer: Any, message: Message) -> None:
+            if handler is not None:
+                refuse_deferred(handler(consumer, message))
+            for receiver in called:
+                refuse_deferred(receiver(consumer, message=message))
+
+        return handle
+
+    def single_handler(self) -> Handler:
+        """What to call with one message, also where the handler is one for batches."""
+        batch_handler = self.batch_handler
+        if batch_handler is None:
+            # As ``present_handler``, at once in the usual case: an ordered partition asks for each message.
+            return self._handler if self._handler and "on_message" not in self._signals else self.present_handler()
+        return lambda consumer, message: batch_handler(consumer, [message])
+
+    # Failures
+
+    def failed(self, message: Message, error: BaseException, is_ordered: bool = False) -> None:
+        """A handler raised: requeue the message unless it is answered. Never raises because of ``error``."""
+        backoff = self._note(error, message)
+        if not is_ordered:  # an ordered partition has told of it before the handler was called: see ``Ordered``
+            self._warn_of_attempts(message)
+        self.requeue(message, _requested_delay_ms(error), backoff)
+
+    def _warn_of_attempts(self, message: Message) -> None:
+        """Warn of a message that fails again and again, where ``max_tries`` lets it do so for long."""
+        over = message.attempts - self._attempts_threshold
+        if over > 0 and over & (over - 1) == 0:  # the first, second, fourth...: one bad message fills no log
+            end = f"max_tries={self.max_tries} ends that" if self.max_tries < NO_LIMIT else "max_tries=0 sets no end"
+            self._log.warning(
+                "message %s has failed in its %dth attempt; %s",
+                message_name(message),
+                message.attempts,
+                end,
+                extra=MESSAGE_FAILS_AGAIN,
+            )
+
+    def batch_failed(self, messages: list[Message], error: BaseException) -> None:
+        """A batch handler raised: requeue what it did not answer."""
+        backoff = self._note(error, messages[0])
+        delay_ms = _requested_delay_ms(error)
+        for message in messages:
+            self._warn_of_attempts(message)
+            self.requeue(message, delay_ms, backoff)
+
+    def unreadable(self, message: Message, error: NsqError) -> None:
+        """A body that cannot be decompressed, or was too large to be received: no handler sees it; requeue it."""
+        self._log.error("message %s cannot be read: %s", message_name(message), error, extra=MESSAGE_UNREADABLE)
+        emit(self.consumer, "on_exception", message=message, error=error)
+        self.requeue(message, None, False)
+
+    def requeue(self, message: Message, delay_ms: int | None, backoff: bool) -> None:
+        """REQ a message unless it is answered; when its connection is gone, nsqd delivers it again by itself."""
+        if message.has_responded():
+            return
+        try:
+            message.requeue(delay_ms, backoff)
+        except ConnectionLost:
+            self._log.info(
+                "message %s could not be requeued: its connection is lost", message_name(message), extra=RESPONSE_LOST
+            )
+            self.consumer.flow.changed()
+
+    def log_fault(self, handled: Message | list[Message] | None) -> None:
+        """Log an exception that no handler raised, and requeue what was being handled."""
+        self._log.exception("nsq_fast itself failed while handling %r", handled, extra=INTERNAL_ERROR)
+        for message in [handled] if isinstance(handled, Message) else handled or ():
+            if not message.is_async():
+                self.requeue(message, None, True)
+
+    def _note(self, error: BaseException, message: Message) -> bool:
+        """Log and signal what a handler raised; say whether it counts as a failure for backoff."""
+        if isinstance(error, RequeueMessage):
+            return self.consumer.config.backoff_on_requeue if error.backoff is None else error.backoff
+        if isinstance(error, HandlerDeferred):
+            level = logging.DEBUG if self._has_deferred else logging.ERROR
+            self._has_deferred = True  # once is loud enough: it is the same with every message
+            self._log.log(level, "message %s is requeued: %s", message_name(message), error, extra=HANDLER_DEFERRED)
+            emit(self.consumer, "on_exception", message=message, error=error)
+            return True
+        if self.consumer.is_failure(error):
+            self._log.error(
+                "handler failed on message %s: %r", message_name(message), error, exc_info=error, extra=HANDLER_FAILED
+            )
+            emit(self.consumer, "on_exception", message=message, error=error)
+            return True
+        self.consumer.escaped(error, message)
+        return False
+
+    # Giving up
+
+    def is_beyond(self, inbound: InboundQueue, message: Message) -> bool:
+        """Whether a policy, and not the handler, gets this message."""
+        return message.attempts > self.max_tries if inbound.turn is None else self.ordered.gives_up(message)
+
+    def is_given_up(self, inbound: InboundQueue, message: Message) -> bool:
+        """Give a message up if it has too many attempts; say whether no handler shall see it."""
+        if inbound.turn is not None:
+            return not self.begins(inbound, message)
+        if message.attempts <= self.max_tries:
+            return False
+        self.give_up(inbound, message)
+        return True
+
+    def begins(self, inbound: InboundQueue, message: Message) -> bool:
+        """Look at the attempts of a message of an ordered partition; say whether its handler shall be called."""
+        verdict = self.ordered.judge(message)
+        if callable(verdict):
+            self.give_up(inbound, message, verdict)
+            return False
+        return verdict
+
+    def give_up(self, inbound: InboundQueue, message: Message, policy: GiveUpPolicy | None = None) -> None:
+        """Hand a message with too many attempts to the policy, then finish it; keep it if that fails."""
+        try:
+            refuse_deferred(self.call_policy(message, policy))
+        except BaseException as error:
+            self.failed(message, error)
+        else:
+            self.given_up(inbound, message)
+
+    def call_policy(self, message: Message, policy: GiveUpPolicy | None = None) -> object:
+        """Tell of a message with too many attempts, and hand it to the policy; what that returns."""
+        if is_heard(self.consumer, "on_giving_up"):
+            for receiver in receivers(self.consumer.on_giving_up, self.consumer):
+                receiver(self.consumer, message=message)
+        return (policy or self._give_up)(self.consumer, message)
+
+    def given_up(self, inbound: InboundQueue, message: Message) -> None:
+        """The policy is done with a message: finish it."""
+        self.consumer.given_up += 1
+        if message.mark_returned():
+            inbound.connection.finish_returned(message)
+            self.tell_finished(message)
+
+    def without_given_up(self, inbound: InboundQueue, messages: list[Message]) -> list[Message]:
+        """The messages of a batch that a handler shall see; the others are given up."""
+        return [message for message in messages if not self.is_given_up(inbound, message)]
+
+    def give_back(self, messages: Iterable[Message]) -> None:
+        """REQ 0 for messages that nobody began to handle."""
+        with suppress(NsqError):  # the connection may be gone, and with it the need
+            for message in messages:
+                message.requeue(0, False)
+
+
+def _no_handler(consumer: object, message: Message) -> object:
+    raise NsqError("no message_handler: every receiver of on_message is gone")
+
+
+def _requested_delay_ms(error: BaseException) -> int | None:
+    if not isinstance(error, RequeueMessage) or error.delay is None:
+        return None
+    # A delay beyond all reason (or NaN) must not keep the message from being requeued; nsqd clamps what it gets.
+    return round(1000 * min(max(error.delay, 0.0), MAX_DELAY)) if error.delay == error.delay else None

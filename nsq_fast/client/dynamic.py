@@ -1,0 +1,305 @@
+"""Dynamic configuration: documents from outside, followed while a client runs.
+
+A document that is not valid is refused as a whole, and so is one that cannot be applied: the one before stays. While
+the source is away the last good document stays, too. Each of these is logged once, and so is what a new document
+changes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Callable
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from nsq_fast.config_source import ConfigDocument, ConfigSource
+from nsq_fast.errors import ConfigError, HttpError
+from nsq_fast.log_events import CONFIG_AWAY, CONFIG_BACK, CONFIG_CHANGED, CONFIG_REFUSED
+from nsq_fast.printable import printable
+from nsq_fast.protocol.backoff import source_delay
+from nsq_fast.protocol.dynamic_config import MAX_DOCUMENT_SIZE, NOTHING, DynamicConfig, changes, parse
+
+from .http import HttpClient, parse_endpoint
+from .loop import Event
+
+if TYPE_CHECKING:
+    from .loop import Loop, Supervisor, Task
+
+log = logging.getLogger("nsq_fast.config")
+
+LONGEST_FIRST = 5.0
+"""Seconds for which the start of a client waits for the first document."""
+
+_HTTP_PORTS = {"http": 80, "https": 443}
+_NOT_MODIFIED = 304
+
+Apply = Callable[[DynamicConfig], object]
+
+
+class ConfigKeeper:
+    """Reads one source for one client.
+
+    Args:
+        source: see ``ConfigSource``.
+        apply: called with each new document, in the sequence that reads; must not block. What it refuses with
+            ConfigError it must not have begun to apply.
+        name: of the client, for logs.
+
+    Attributes:
+        config: what is applied now.
+        changes: documents that were applied, and ``refused``: those that were not.
+    """
+
+    def __init__(self, source: ConfigSource, apply: Apply, name: str) -> None:
+        self.config = NOTHING
+        self.changes = 0
+        self.refused = 0
+        self._source = source
+        self._apply = apply
+        self._name = name
+        self._last: ConfigDocument | None = None
+        self._problem = ""
+        self._refusal = ""
+        self._has_asked: Event | None = None
+        self._task: Task | None = None
+
+    def start(self, loop: Loop, supervisor: Supervisor) -> None:
+        """Begin to read. Does nothing when it does already."""
+        if self._task is None:
+            self._has_asked = Event(loop)
+            self._task = supervisor.keep(f"{self._name} config", lambda: self._follow(loop))
+
+    def stop(self) -> None:
+        """Read no more; what is applied stays applied. Does not wait."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+
+    async def wait_first(self, loop: Loop, timeout: float = LONGEST_FIRST) -> None:
+        """Return when the source has given a document, or failed to, or ``timeout`` seconds are over: that is said.
+
+        In a callback of the loop, where nothing can wait, it returns at once.
+        """
+        if self._has_asked is not None and loop.may_wait() and not await self._has_asked.wait(timeout):
+            log.warning(
+                "%s: %s has not answered within %g s; going on without it until it does",
+                self._name,
+                self._source,
+                timeout,
+                extra=CONFIG_AWAY,
+            )
+
+    def stats(self) -> dict[str, Any]:
+        """What is applied, and what is wrong.
+
+        ``problem`` says why the source cannot be read now, ``refusal`` why its last document was refused; both are
+        empty when all is well.
+        """
+        return {
+            "source": str(self._source),
+            "changes": self.changes,
+            "refused": self.refused,
+            "problem": self._problem,
+            "refusal": self._refusal,
+            "trace": dict(self.config.trace),
+            "lookupds": {"add": list(self.config.lookupds.add), "remove": list(self.config.lookupds.remove)},
+        }
+
+    # Its sequence
+
+    async def _follow(self, loop: Loop) -> None:
+        failures = 0
+        while True:
+            try:
+                # After a failure any document will do: it says that the source can be read again.
+                document = await _next_of(self._source, loop, None if self._problem else self._last)
+            except Exception as error:  # whatever a source of the program's raises
+                self._tell_away(error)
+                await loop.sleep(source_delay(failures, random.random))
+                failures += 1
+                continue
+            failures = 0
+            self._tell_back()
+            is_known = self._last is not None and document == self._last
+            self._last = document
+            if not is_known:
+                self._take(document)
+            self._tell_asked()
+
+    def _take(self, document: ConfigDocument) -> None:
+        try:
+            if not isinstance(document, ConfigDocument):
+                raise ConfigError(f"{type(document).__name__}: the source must return a ConfigDocument")
+            found = parse(document.content, document.form)
+            said = changes(self.config, found)
+            if said:
+                self._apply(found)
+        except ConfigError as error:
+            self.refused += 1
+            self._refusal = printable(str(error))
+            log.error(
+                "%s: %s: refused, what was before stays: %s",
+                self._name,
+                self._source,
+                self._refusal,
+                extra=CONFIG_REFUSED,
+            )
+            return
+        self._refusal = ""
+        if said:
+            self.config = found
+            self.changes += 1
+            log.warning("%s: %s: %s", self._name, self._source, said, extra=CONFIG_CHANGED)
+
+    def _tell_away(self, error: Exception) -> None:
+        if not self._problem:
+            stays = "what it said last stays" if self._last is not None else "going on without it until it answers"
+            shown = printable(repr(error))
+            log.warning("%s: %s cannot be read: %s; %s", self._name, self._source, shown, stays, extra=CONFIG_AWAY)
+        self._problem = printable(str(error) or repr(error))
+        self._tell_asked()
+
+    def _tell_asked(self) -> None:
+        if self._has_asked is not None:
+            self._has_asked.set()
+
+    def _tell_back(self) -> None:
+        if self._problem:
+            log.warning("%s: %s can be read again", self._name, self._source, extra=CONFIG_BACK)
+            self._problem = ""
+
+
+async def _next_of(source: Any, loop: Loop, last: ConfigDocument | None) -> ConfigDocument:
+    """Ours wait on any loop; one of the program's may be ``async def`` on asyncio, or blocks."""
+    if isinstance(source, (FileConfigSource, HttpConfigSource)):
+        return await source.next_on(loop, last)
+    if iscoroutinefunction(source.next):
+        document: ConfigDocument = await source.next(last)
+        return document
+    return await loop.call_blocking(source.next, last)
+
+
+class FileConfigSource:
+    """A file, read again when it has changed: TOML where its name ends in ``.toml``, JSON otherwise.
+
+    Replace it as a whole (write another one, then rename it): half a document is refused.
+
+    Args:
+        path: of the file. It need not exist yet.
+        interval: seconds between two looks at it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], interval: float = 1.0) -> None:
+        self._path = os.fspath(path)
+        self._interval = _positive("interval", interval)
+        self._form = _form_of(self._path)
+
+    def __str__(self) -> str:
+        return f"file {self._path}"
+
+    def next(self, last: ConfigDocument | None) -> ConfigDocument:
+        """As ConfigSource has it. Raises OSError."""
+        return _block(self.next_on, last)
+
+    async def next_on(self, loop: Loop, last: ConfigDocument | None) -> ConfigDocument:
+        """As ``next``, on any loop."""
+        while True:
+            status = os.stat(self._path)
+            mark = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if last is None or mark != last.mark:
+                return ConfigDocument(self._read(), mark, self._form)
+            await loop.sleep(self._interval)
+
+    def _read(self) -> bytes:
+        with open(self._path, "rb") as file:
+            return file.read(MAX_DOCUMENT_SIZE + 1)
+
+
+class HttpConfigSource:
+    """A document of an HTTP server, asked for again and again; ETags save the server from sending it each time.
+
+    Args:
+        url: of the document. TOML where its path ends in ``.toml``, JSON otherwise.
+        interval: seconds between two questions.
+        timeout: limit in seconds for one.
+        authorization: the Authorization header.
+        tls_options: for https: an ssl.SSLContext or a mapping: cafile, certfile, keyfile, server_hostname, verify.
+
+    Raises ConfigError for what cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        interval: float = 10.0,
+        *,
+        timeout: float = 5.0,
+        authorization: str | None = None,
+        tls_options: Any = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in _HTTP_PORTS or not parts.netloc or parts.fragment:
+            raise ConfigError("url: must be http://host:port/path or https://host:port/path")
+        self._interval = _positive("interval", interval)
+        self._target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+        self._form = _form_of(parts.path)
+        endpoint = parse_endpoint(f"{parts.scheme}://{parts.netloc}", _HTTP_PORTS[parts.scheme])
+        self._shown = f"{endpoint}{parts.path}"
+        self._http = HttpClient(
+            endpoint,
+            timeout=_positive("timeout", timeout),
+            headers={} if authorization is None else {"Authorization": authorization},
+            tls_options=tls_options,
+            max_reply_size=MAX_DOCUMENT_SIZE,
+        )
+
+    def __str__(self) -> str:
+        return self._shown
+
+    def next(self, last: ConfigDocument | None) -> ConfigDocument:
+        """As ConfigSource has it. Raises HttpError."""
+        return _block(self.next_on, last)
+
+    async def next_on(self, loop: Loop, last: ConfigDocument | None) -> ConfigDocument:
+        """As ``next``, on any loop."""
+        if last is not None:
+            await loop.sleep(self._interval)
+        while True:
+            found = await self._ask(loop, last)
+            if found is not None:
+                return found
+            await loop.sleep(self._interval)
+
+    async def _ask(self, loop: Loop, last: ConfigDocument | None) -> ConfigDocument | None:
+        """The document, unless it is the last one."""
+        tag = last.mark if last is not None else None
+        headers = {"If-None-Match": tag} if isinstance(tag, str) and tag else None
+        try:
+            reply = await self._http.ask(loop, "GET", self._target, headers=headers)
+        except HttpError as error:
+            if error.status == _NOT_MODIFIED and last is not None:
+                return None
+            raise
+        if last is not None and reply.body == last.content:
+            return None
+        return ConfigDocument(reply.body, reply.headers.get("etag", ""), self._form)
+
+
+def _form_of(name: str) -> str:
+    return "toml" if name.endswith(".toml") else "json"
+
+
+def _positive(name: str, seconds: float) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+        raise ConfigError(f"{name}={seconds!r}: must be a number of seconds above 0")
+    return float(seconds)
+
+
+def _block(sequence: Callable[..., Any], *arguments: Any) -> ConfigDocument:
+    from .gevent_loop import GeventLoop, run  # whoever blocks is on gevent
+
+    document: ConfigDocument = run(sequence(GeventLoop.here(), *arguments))
+    return document

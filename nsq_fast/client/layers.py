@@ -1,0 +1,149 @@
+"""What the handshake puts between the socket and the frames: TLS, snappy and deflate.
+
+A layer transforms bytes and does no I/O: ``encode`` what goes out, ``feed`` what came in, ``read`` what that amounts
+to, a bounded piece at a time, so that a compressed bomb never takes more memory than one piece.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Protocol
+
+from nsq_fast._snappy_chunks import SnappyChunks
+from nsq_fast.errors import RemoteProtocolError
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+PIECE_SIZE = 64 * 1024
+"""Largest piece that one read returns."""
+
+
+class Layer(Protocol):
+    """One transformation of the byte stream.
+
+    Attributes:
+        is_ended: the peer has said that nothing follows.
+    """
+
+    is_ended: bool
+
+    def encode(self, data: bytes) -> bytes:
+        """The bytes that carry ``data``, complete: nothing is held back for more."""
+
+    def feed(self, data: bytes) -> None:
+        """Take encoded bytes."""
+
+    def read(self) -> bytes:
+        """The next decoded piece; ``b""`` when more must be fed first. Raises RemoteProtocolError."""
+
+
+class DeflateLayer:
+    """Raw deflate, flushed after each write. The server's empty blocks decode to nothing, as they should."""
+
+    # nsqio/nsq: nsqd/client_v2.go, UpgradeDeflate and Flush
+
+    def __init__(self, level: int) -> None:
+        self.is_ended = False
+        self._compressor = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
+        self._decompressor = zlib.decompressobj(-zlib.MAX_WBITS)
+        self._input = b""
+        self._is_cut = False  # the decompressor may have kept some of what the last piece had no room for
+
+    def encode(self, data: bytes) -> bytes:
+        return self._compressor.compress(data) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
+
+    def feed(self, data: bytes) -> None:
+        self._input += data
+
+    def read(self) -> bytes:
+        if not self.holds_more():
+            return b""
+        try:
+            data = self._decompressor.decompress(self._input, PIECE_SIZE)
+        except zlib.error as error:
+            raise RemoteProtocolError(f"broken deflate stream: {error}") from error
+        self._input = self._decompressor.unconsumed_tail
+        self._is_cut = len(data) == PIECE_SIZE
+        if self._decompressor.eof:
+            raise RemoteProtocolError("the deflate stream ended")
+        return data
+
+    def holds_more(self) -> bool:
+        """Whether ``read`` may have something to give before more is fed."""
+        return bool(self._input) or self._is_cut
+
+
+class SnappyLayer(SnappyChunks):
+    """The snappy framing format."""
+
+    # nsqio/nsq: nsqd/client_v2.go, UpgradeSnappy; the format: google/snappy, framing_format.txt
+
+    def __init__(self) -> None:
+        import cramjam
+        import snappy  # type: ignore[import-untyped]
+
+        super().__init__(cramjam.snappy.decompress_raw_into)
+        self.is_ended = False
+        self._compressor = snappy.StreamCompressor()
+
+    def encode(self, data: bytes) -> bytes:
+        return bytes(self._compressor.compress(data))
+
+
+class TlsLayer:
+    """TLS over memory buffers."""
+
+    def __init__(self, context: SSLContext, hostname: str) -> None:
+        import ssl
+
+        self.is_ended = False
+        self._ssl = ssl
+        self._is_drained = True  # what was fed has been read
+        self._failure: RemoteProtocolError | None = None
+        self._piece = memoryview(bytearray(PIECE_SIZE))
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=hostname)
+
+    def try_handshake(self) -> bool:
+        """Go as far as what was fed allows; whether the handshake is done. Raises SSLError."""
+        try:
+            self._tls.do_handshake()
+        except self._ssl.SSLWantReadError:
+            return False
+        return True
+
+    def take_outgoing(self) -> bytes:
+        """What TLS itself wants to send."""
+        return self._outgoing.read()
+
+    def encode(self, data: bytes) -> bytes:
+        view = memoryview(data)
+        while view:
+            view = view[self._tls.write(view) :]
+        return self._outgoing.read()
+
+    def feed(self, data: bytes) -> None:
+        self._incoming.write(data)
+        self._is_drained = False
+
+    def read(self) -> bytes:
+        """All records that were fed, up to a piece: one has 16 KiB at most, and each read costs what follows it."""
+        size, piece, read = 0, self._piece, self._tls.read
+        if self._failure is not None:
+            raise self._failure
+        try:
+            while size < PIECE_SIZE and not self._is_drained:
+                # typeshed does not know that it gives a number then
+                size += read(PIECE_SIZE - size, piece[size:])  # type: ignore[operator]
+        except self._ssl.SSLWantReadError:
+            self._is_drained = True
+        except self._ssl.SSLZeroReturnError:
+            self._is_drained = self.is_ended = True
+        except self._ssl.SSLError as error:
+            self._failure = RemoteProtocolError(f"broken TLS stream: {error}")
+            self._failure.__cause__ = error
+            if not size:  # else what came before it is read first
+                raise self._failure from error
+        return bytes(piece[:size])

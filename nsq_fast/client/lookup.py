@@ -1,0 +1,985 @@
+"""Where topics live: all nsqlookupds asked again and again, on either loop.
+
+In a round every lookupd that works is asked about every topic that is due: all lookupds at once, and each about some
+topics at a time. What one of them says is used at once, so that one that is slow or hangs delays nothing that another
+knows. Its part is played meanwhile by what it said the last time, which adds nsqds and takes none away. Only that
+nobody knows a topic is concluded late: when all have answered, or after ``STRAGGLER_GRACE``.
+
+    asked ──► first answer that names an nsqd ──► further answers that change something ──► all have answered
+                told at once                        told at once                             what is left is concluded
+      │
+      ├─► nobody names one, all have answered or the grace is over ─► told as empty; a consumer's topic is sought
+      └─► nobody has answered ─► what was known stays, the next question comes sooner
+
+Bad answers are ignored and logged when a lookupd begins to fail, not at every poll. One that keeps failing is asked at
+every second, fourth, then eighth poll only, until it answers again. The list of lookupds grows by what they say of each
+other. Schedules are ``protocol.lookup_schedule``'s, answers and how they are united ``protocol.topology``'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
+
+import msgspec
+
+from nsq_fast.config import LookupConfig
+from nsq_fast.errors import ConfigError, HttpError, LookupFailed, NotRunning, NsqError
+from nsq_fast.log_events import (
+    DISCOVERY_EXCLUDED,
+    DISCOVERY_FAILED,
+    LOOKUP_UNANSWERED,
+    LOOKUPD_FAILED,
+    LOOKUPD_RECOVERED,
+    LOOKUPDS_LEARNT,
+    TOPIC_FOUND,
+    TOPIC_UNKNOWN,
+    TOPICS_UNKNOWN,
+)
+from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, check_topic
+from nsq_fast.printable import printable
+from nsq_fast.protocol.lookup_schedule import LookupdHealth, PollTimes, TopicSchedule, preferred
+from nsq_fast.protocol.topology import (
+    ACCEPT,
+    Keep,
+    LookupAnswer,
+    Nsqd,
+    Topology,
+    distinct,
+    is_unknown_topic,
+    keep_of,
+    left_out,
+    merge,
+    only,
+    parse_listlookup,
+    parse_lookup,
+    parse_nodes,
+    parse_topics,
+)
+
+from .http import Endpoint, HttpClient, parse_endpoint
+from .loop import Event
+
+if TYPE_CHECKING:
+    from nsq_fast.names import Address
+    from nsq_fast.protocol.dynamic_config import DynamicConfig
+    from nsq_fast.protocol.targets import TopicChoice
+
+    from .loop import Loop, Owner, Supervisor, Task
+
+T = TypeVar("T")
+Access = Literal["r", "w"]
+Listener = Callable[[str, Topology], object]
+LookupdArgument: TypeAlias = str | Iterable[str | tuple[str, int]]
+
+STRAGGLER_GRACE = 0.25
+"""Seconds after which nobody waits for a slow lookupd before it is concluded that others name no nsqd."""
+
+MAX_LOOKUPDS = 64
+"""Most lookupds that are asked, the ones learnt from others included."""
+
+SIDE_BY_SIDE = 50
+"""Questions of a client that are under way at once, shared evenly by its lookupds: a hung one blocks its share only."""
+
+PATIENCE = 0.005
+"""Seconds. A lookupd that answers less than one question for each connection meanwhile is asked over more of them."""
+
+FIRST_SEARCH = 0.5
+LONGEST_SEARCH = 5.0
+"""Seconds between questions for topics while nothing matches, or nobody answers: doubled each time, up to the longest.
+"""
+
+_MAX_REPLY_SIZE = 8 * 1024 * 1024
+# Of an answer about one topic: what JSON takes for an nsqd at most, and for the names of channels. It is decoded in one
+# piece, and so holds the loop up for 10 ms a megabyte.
+_PRODUCER_SIZE = 2 * 1024
+_CHANNELS_SIZE = 256 * 1024
+_RELIST_POLLS = 10
+_TOPICS_A_TURN = 100
+
+log = logging.getLogger("nsq_fast.lookup")
+
+
+class Lookupd(LookupdHealth):
+    """A lookup service: what can be asked of it, and how it has been doing.
+
+    The methods that ask it raise HttpError or RemoteProtocolError.
+
+    Attributes:
+        is_busy: whether it still owes answers of a round.
+        last_error: why the last question had no good answer; empty when it had one.
+    """
+
+    def __init__(self, endpoint: Endpoint, config: LookupConfig, access: str) -> None:
+        super().__init__(config.lookupd_poll_interval)
+        self.endpoint = endpoint
+        self.is_busy = False
+        self.last_error = ""
+        self._access = access
+        self._max_producers = config.lookupd_max_producers
+        self._is_listing_bad = False
+        self._list_at = 0.0
+        headers = {"Accept": ACCEPT}
+        if config.lookupd_authorization:
+            headers["Authorization"] = config.lookupd_authorization
+        self._http = HttpClient(
+            endpoint,
+            timeout=config.lookupd_timeout,
+            headers=headers,
+            tls_options=config.lookupd_tls_options,
+            max_reply_size=_MAX_REPLY_SIZE,
+        )
+
+    async def lookup(self, loop: Loop, topic: str) -> LookupAnswer:
+        """Ask where ``topic`` lives; the empty answer, with its problem, when it does not know it."""
+        # youzan/nsq: nsqlookupd/http.go, doLookup; the original ignores all but the topic
+        query = {"topic": topic, "access": self._access, "metainfo": "true"}
+        size = min(_CHANNELS_SIZE + self._max_producers * _PRODUCER_SIZE, _MAX_REPLY_SIZE)
+        try:
+            reply = await self._http.ask(loop, "GET", "/lookup", query, max_reply_size=size)
+            return parse_lookup(reply.body, self._max_producers)
+        except HttpError as error:
+            if is_unknown_topic(error.status, error.text):
+                return LookupAnswer(problem=printable(error.text))
+            raise
+
+    async def nodes(self, loop: Loop) -> tuple[Nsqd, ...]:
+        """Ask for every nsqd it knows."""
+        return parse_nodes((await self._http.ask(loop, "GET", "/nodes")).body, self._max_producers)
+
+    async def topics(self, loop: Loop) -> tuple[str, ...]:
+        """Ask for the names of all topics it knows."""
+        # nsqio/nsq: nsqlookupd/http.go, doTopics; youzan/nsq: the same
+        return parse_topics((await self._http.ask(loop, "GET", "/topics")).body)
+
+    async def list_lookupds(self, loop: Loop) -> tuple[Address, ...] | None:
+        """Ask for the lookupds of its cluster, once a poll interval; None when it was not asked, or does not know.
+
+        Original lookupds have no such route, and are asked again after many intervals only.
+        """
+        now = monotonic()
+        if now < self._list_at:
+            return None
+        self._list_at = now + self._interval
+        try:
+            return parse_listlookup((await self._http.ask(loop, "GET", "/listlookup")).body)
+        except NsqError as error:
+            if isinstance(error, HttpError) and error.status == 404:
+                self._list_at = now + self._interval * _RELIST_POLLS
+            elif not self._is_listing_bad:
+                self._is_listing_bad = True
+                text = "lookupd %s does not list the lookupds of its cluster: %s"
+                log.warning(text, self.endpoint, error, extra=LOOKUPD_FAILED)
+            return None
+
+    def succeeded(self) -> None:
+        """It gave a good answer."""
+        if self.failures:
+            text = "lookupd %s answers again after %d failures"
+            log.info(text, self.endpoint, self.failures, extra=LOOKUPD_RECOVERED)
+        super().succeeded()
+        self.last_error = ""
+
+    def failed_for(self, reason: str) -> None:
+        """It gave a bad answer or none."""
+        if not self.failures:
+            log.warning("lookupd %s fails: %s", self.endpoint, reason, extra=LOOKUPD_FAILED)
+        self.last_error = reason
+        super().failed(monotonic())
+
+    def close(self) -> None:
+        """Close the connections that are kept."""
+        self._http.close()
+
+
+class LookupdList:
+    """The lookupds that are asked: configured ones, those the program adds, and those that they name themselves.
+
+    What they name are the other members of their cluster.
+    """
+
+    def __init__(self, lookupds: LookupdArgument, config: LookupConfig, access: str) -> None:
+        self._config = config
+        self._access = access
+        self._configured = _parse(lookupds)
+        self._added: tuple[Endpoint, ...] = ()
+        self._removed: frozenset[Endpoint] = frozenset()
+        self._listings: dict[Endpoint, tuple[Endpoint, ...]] = {}
+        self._known: dict[Endpoint, Lookupd] = {}
+        self._rebuild()
+
+    def __iter__(self) -> Iterator[Lookupd]:
+        return iter(list(self._known.values()))
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def free(self, now: float) -> list[Lookupd]:
+        """Whom to ask: those that work and those whose turn to be tried it is; all of them when none works."""
+        return [lookupd for lookupd in preferred(list(self), now) if not lookupd.is_busy]
+
+    def working(self) -> list[Lookupd]:
+        """Those whose last answer was good; all of them when none is."""
+        return [lookupd for lookupd in self if lookupd.failures == 0] or list(self)
+
+    def failure(self) -> str:
+        """Why lookupds did not answer the last time; empty when all did."""
+        return "; ".join(lookupd.last_error for lookupd in self if lookupd.last_error)
+
+    async def grow(self, loop: Loop, lookupd: Lookupd) -> bool:
+        """Ask a lookupd that works which others there are; whether any is new."""
+        addresses = await lookupd.list_lookupds(loop) if lookupd.failures == 0 else None
+        if addresses is None:
+            return False
+        self._listings[lookupd.endpoint] = tuple(Endpoint(lookupd.endpoint.scheme, each) for each in addresses)
+        new = self._rebuild()
+        if new:
+            log.info("learnt of lookupds %s from %s", ", ".join(map(str, new)), lookupd.endpoint, extra=LOOKUPDS_LEARNT)
+        return bool(new)
+
+    def change(self, added: tuple[Endpoint, ...], removed: frozenset[Endpoint]) -> bool:
+        """Ask ``added``, too, and never ``removed``, whoever names them; whether that changes who is asked."""
+        before = set(self._known)
+        self._added, self._removed = added, removed
+        self._rebuild()
+        return set(self._known) != before
+
+    def _rebuild(self) -> list[Endpoint]:
+        """Put together whom to ask, from all who name lookupds; returns those that were not asked before."""
+        seeds = list(dict.fromkeys([*self._configured, *self._added]))
+        listed = (endpoint for listing in self._listings.values() for endpoint in listing)
+        wanted = list(dict.fromkeys([*seeds, *listed]))[: max(MAX_LOOKUPDS, len(seeds))]
+        wanted = [endpoint for endpoint in wanted if endpoint not in self._removed]
+        new = [endpoint for endpoint in wanted if endpoint not in self._known]
+        self._known = {
+            endpoint: self._known.get(endpoint) or Lookupd(endpoint, self._config, self._access) for endpoint in wanted
+        }
+        self._listings = {source: listing for source, listing in self._listings.items() if source in self._known}
+        return new
+
+
+def parse_lookupds(lookupds: Iterable[Any]) -> tuple[Endpoint, ...]:
+    """Addresses of lookupds, without repeats. Raises ConfigError."""
+    return tuple(dict.fromkeys(parse_endpoint(each, DEFAULT_LOOKUPD_HTTP_PORT) for each in lookupds))
+
+
+def lookupd_changes(config: DynamicConfig, lookup: object | None) -> tuple[tuple[Endpoint, ...], frozenset[Endpoint]]:
+    """The nsqlookupds that a document adds and removes. Raises ConfigError for a client that asks none."""
+    found = parse_lookupds(config.lookupds.add), frozenset(parse_lookupds(config.lookupds.remove))
+    if lookup is None and any(found):
+        raise ConfigError("lookupds: this client was made without lookupd_http_addresses, and asks no nsqlookupd")
+    return found
+
+
+def _parse(lookupds: LookupdArgument) -> tuple[Endpoint, ...]:
+    if isinstance(lookupds, str):
+        lookupds = [part.strip() for part in lookupds.split(",") if part.strip()]
+    elif not isinstance(lookupds, Iterable):
+        raise ConfigError(f"lookupd addresses must be a string or a list of them, not {lookupds!r}")
+    found = parse_lookupds(lookupds)
+    if not found:
+        raise ConfigError("no lookupd address is given")
+    return found
+
+
+class PolledTopic(TopicSchedule):
+    """A topic that is polled for.
+
+    Args:
+        keep: the nsqds that are used, of those that lookup names; None: all.
+
+    Attributes:
+        is_sought: whether it is asked for more often as long as nobody knows it.
+        topology: what is known of it; None before there was a good answer.
+        answers: the last word of each lookupd that counts now, and the number of the round it is of.
+        round_number: of the latest round; ``answer_asked_at``: when that began of which ``topology`` is the answer.
+        is_settled, settled: whether a round has been concluded, and what waits for that.
+    """
+
+    def __init__(self, name: str, config: LookupConfig, keep: Keep | None = None, is_sought: bool = True) -> None:
+        super().__init__(config)
+        self.name = name
+        self.is_sought = is_sought
+        self.topology: Topology | None = None
+        self.answers: dict[Lookupd, tuple[int, LookupAnswer]] = {}
+        self.round_number = 0
+        self.answer_asked_at = float("-inf")
+        self.is_settled = False
+        self.settled: Event | None = None
+        self._keep = keep
+        self._agreed: LookupAnswer | None = None
+        self._named: Topology | None = None
+        self._is_filter_bad = False
+
+    def begin(self, number: int, counted: Collection[Lookupd]) -> None:
+        """A round asks about it. Of ``counted``, who owe an answer now, the last word holds until they give it."""
+        self.round_number = number
+        self.answers = {lookupd: word for lookupd, word in self.answers.items() if lookupd in counted}
+
+    def unite(self) -> Topology:
+        """What the words that count say together: the same object while nothing has changed."""
+        words = self.answers.values()
+        newest = max(number for number, _ in words)
+        first = next(iter(words))[1]
+        is_agreed = all(answer == first for _, answer in words)
+        if self._named is None or not is_agreed or first != self._agreed:
+            self._agreed = first if is_agreed else None
+            fresh = [answer for number, answer in words if number == newest]
+            self._named = merge(fresh, [answer for number, answer in words if number != newest])
+        found = self._named if self._keep is None else self._filtered(self._named, self._keep)
+        return self.topology if self.topology == found else found
+
+    def take(self, found: Topology, asked_at: float) -> None:
+        """This is known now."""
+        self.failures = 0
+        self.answer_asked_at = max(self.answer_asked_at, asked_at)
+        if found is not self.topology:
+            self._tell_excluded(found)
+            self.topology = found
+
+    def settle(self) -> None:
+        """Nobody need wait for it any longer."""
+        if self.settled is not None:
+            self.settled.set()
+
+    def _tell_excluded(self, found: Topology) -> None:
+        """Log which partitions are left out: nobody may be aware of it. That none is left is said elsewhere."""
+        partitions, known = found.excluded_partitions, self.topology
+        if partitions and not found.is_empty and (known is None or partitions != known.excluded_partitions):
+            log.warning("topic %s: %s", self.name, left_out(partitions), extra=DISCOVERY_EXCLUDED)
+
+    def _filtered(self, named: Topology, keep: Keep) -> Topology:
+        """What the filter leaves. One that raises leaves what was known before: nothing at first."""
+        try:
+            found = only(named, keep)
+        except Exception as error:  # a user's function
+            if not self._is_filter_bad:
+                text = "discovery_filter failed for topic %s; what was known of it is kept"
+                log.exception(text, self.name, extra=DISCOVERY_FAILED)
+            self._is_filter_bad = True
+            problem = f"discovery_filter failed: {printable(repr(error))}"
+            return self.topology or Topology(problem=problem, excluded=named.nsqds)
+        self._is_filter_bad = False
+        return found
+
+    def unanswered(self, now: float, chance: float) -> None:
+        """No lookupd answered: what is known stays, and the next question comes sooner."""
+        if not self.failures:
+            text = "no lookupd answers for topic %s; what was known of it is kept"
+            log.warning(text, self.name, extra=LOOKUP_UNANSWERED)
+        super().unanswered(now, chance)
+
+    def missing(self, now: float, chance: float) -> None:
+        """No lookupd names an nsqd for it, and its first message may come at any moment: ask again soon."""
+        if not self.searches:
+            if self.topology is not None and self.topology.excluded:
+                text = "topic %s: %s; asking again until one is left"
+                log.warning(text, self.name, self.topology.problem, extra=DISCOVERY_EXCLUDED)
+            else:
+                text = "no nsqlookupd knows topic %s yet; asking again until one does"
+                log.warning(text, self.name, extra=TOPIC_UNKNOWN)
+        super().missing(now, chance)
+
+    def found(self, topology: Topology) -> None:
+        """Some lookupd knows it."""
+        if self.searches:
+            self.searches = 0
+            nsqds, text = topology.nsqds, "topic %s is known now: %d nsqds, first %s"
+            log.warning(text, self.name, len(nsqds), nsqds[0].tcp, extra=TOPIC_FOUND)
+
+
+class _Round:
+    """One question to all lookupds at once, about the topics that are due.
+
+    Attributes:
+        number: rounds are numbered in the order in which they start.
+        life: the poller's, between a start and a stop.
+        pending: lookupds that have not answered for all topics yet; ``open``: how many have not for each.
+        answered, told: topics that had a good answer, and of which the listener was told.
+        is_late: whether nobody waits for stragglers any longer.
+        chance: in [0, 1): what lengthens the pauses of its topics, all alike, so that they are asked about together.
+    """
+
+    def __init__(self, number: int, life: object, topics: list[PolledTopic], lookupds: int, started_at: float) -> None:
+        self.number = number
+        self.life = life
+        self.topics = topics
+        self.started_at = started_at
+        self.pending = lookupds
+        self.open = dict.fromkeys(topics, lookupds)
+        self.answered: set[PolledTopic] = set()
+        self.told: set[PolledTopic] = set()
+        self.is_late = False
+        self.chance = random.random()
+
+
+class _Questions:
+    """Those of one round to one lookupd, shared by the sequences that ask them.
+
+    A lookupd that cannot answer about one topic says nothing of the others; one that does not answer at all is asked
+    nothing more.
+
+    Attributes:
+        topics: that are not asked about yet; ``count``: how many have an answer, or will not get one.
+    """
+
+    def __init__(self, topics: Sequence[PolledTopic]) -> None:
+        self.topics = deque(topics)
+        self.count = 0
+        self.has_answered = self.is_silent = False
+        self.failure: str | None = None
+
+
+class TopicListing(msgspec.Struct, frozen=True):
+    """Names of topics, and whether every lookupd has said which it knows: then there are no others."""
+
+    names: frozenset[str]
+    is_whole: bool
+
+
+class LookupPoller:
+    """Keeps the topology of some topics up to date.
+
+    Args:
+        lookupds: ``host``, ``host:port``, ``http://...``, ``https://...`` or (host, port) pairs; a string may
+            hold several, separated by commas. Default port 4161.
+        config: intervals, timeout, Authorization header.
+        access: ``"r"`` for consumers, ``"w"`` for producers. Original lookupds ignore it.
+        listener: called as ``listener(topic, topology)`` in a turn of the loop: once in each round that a lookupd
+            answered, and whenever what is known has changed. It must not block, and may call ``stop``.
+
+    Attributes:
+        errors: questions that a lookupd gave no good answer to, since the start.
+
+    Raises ConfigError for an address that cannot be used.
+    """
+
+    def __init__(
+        self,
+        lookupds: LookupdArgument,
+        config: LookupConfig | None = None,
+        access: Access = "r",
+        listener: Listener | None = None,
+    ) -> None:
+        if access not in ("r", "w"):
+            raise ConfigError(f"access={access!r}: must be 'r' or 'w'")
+        if config is not None and not isinstance(config, LookupConfig):
+            raise ConfigError(f"config={config!r}: must be a LookupConfig, or None")
+        if listener is not None and not callable(listener):
+            raise ConfigError(f"listener={listener!r}: must be callable, or None")
+        self.errors = 0
+        self._config = config or LookupConfig()
+        self._keep = keep_of(self._config.discovery_filter)
+        self._searches = access == "r" and listener is not None
+        self._listener = listener
+        self._lookupds = LookupdList(lookupds, self._config, access)
+        self._topics: dict[str, PolledTopic] = {}
+        self._rounds: list[_Round] = []
+        self._round_number = 0
+        self._polls = PollTimes(self._config)
+        self._life: object = None
+        self._loop: Loop = cast("Loop", None)
+        self._owner: Owner | None = None
+        self._supervisor: Supervisor = cast("Supervisor", None)
+        self._wake: Event = cast("Event", None)
+        self._tasks: set[Task] = set()
+        self._told: set[Event] = set()
+        self._asks_nodes: Task | None = None
+        self._nodes: tuple[Nsqd, ...] = ()
+        self._nodes_asked_at = float("-inf")
+
+    @property
+    def lookupds(self) -> tuple[str, ...]:
+        """URLs of the lookupds that are asked: the configured ones, and those learnt from them."""
+        return tuple(str(lookupd.endpoint) for lookupd in self._lookupds)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it polls."""
+        return self._life is not None
+
+    def start(self, loop: Loop, supervisor: Supervisor | None = None) -> None:
+        """Begin to poll, at once, on a loop; ``supervisor``: of the owner. Does nothing when it runs already."""
+        self._check_thread("LookupPoller.start()")
+        if self._life is not None:
+            return
+        self._life = object()
+        self._loop = loop
+        self._owner = loop.owner()
+        self._owner.claim()
+        self._supervisor = supervisor or loop.supervisor(log)
+        self._wake = Event(loop)
+        # What was known before ``stop`` stays known, and is asked for again at once.
+        for topic in self._topics.values():
+            topic.due = 0.0
+            topic.is_settled = topic.topology is not None
+            topic.settled = None
+        task = self._supervisor.keep("nsq_fast lookup", self._poll)
+        self._tasks.add(task)
+
+    def stop(self) -> None:
+        """End polling and give up requests under way. Does not wait; may be called by the listener."""
+        self._check_thread("LookupPoller.stop()")
+        if self._life is None:
+            return
+        self._life = None
+        self._rounds.clear()
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
+        self._asks_nodes = None
+        for lookupd in self._lookupds:
+            lookupd.is_busy = False  # a sequence that was ended before it began cannot say so itself
+            lookupd.close()
+        for event in list(self._told):
+            event.set()
+        for topic in self._topics.values():
+            topic.settle()
+
+    def add_topic(self, topic: str, is_sought: bool = True) -> None:
+        """Poll for ``topic`` too; a running poller asks for it at once. Raises NameInvalid.
+
+        A consumer's topic that nobody knows yet is asked for more often, unless ``is_sought`` is False.
+        """
+        self._check_thread("LookupPoller.add_topic()")
+        if topic not in self._topics:
+            is_sought = is_sought and self._searches
+            self._topics[check_topic(topic)] = PolledTopic(topic, self._config, self._keep, is_sought)
+            self._wake_up()
+
+    def remove_topic(self, topic: str) -> None:
+        """Forget ``topic``."""
+        self._check_thread("LookupPoller.remove_topic()")
+        removed = self._topics.pop(topic, None)
+        if removed is not None:
+            removed.settle()
+
+    def refresh(self, topic: str | None = None, later: float = 0.0) -> None:
+        """Ask again soon, or in ``later`` seconds, for one topic or for all: what is known proved stale.
+
+        Never blocks. Calls that come in one burst are one round, and there is one round each
+        ``lookupd_refresh_interval`` at most; a call that comes too early is served late, not lost.
+        """
+        self._check_thread("LookupPoller.refresh()")
+        if topic is not None:
+            self.add_topic(topic)
+        now = monotonic()
+        for known in [self._topics[topic]] if topic is not None else list(self._topics.values()):
+            if known.refresh(now, later):
+                self._wake_up()
+
+    def topology(self, topic: str) -> Topology | None:
+        """What is known of ``topic``; None before there was a good answer. Empty when the topic is unknown."""
+        known = self._topics.get(topic)
+        return known.topology if known is not None else None
+
+    def asked_at(self, topic: str) -> float:
+        """When the question was asked of which ``topology`` is the answer, ``time.monotonic``."""
+        known = self._topics.get(topic)
+        return float("-inf") if known is None else known.answer_asked_at
+
+    async def wait_topology(self, topic: str, timeout: float | None = None) -> Topology:
+        """The topology of ``topic``; adds the topic, and waits until all lookupds have answered, or stragglers alone
+        have not.
+
+        Raises LookupFailed when ``timeout`` seconds (None: no limit) pass first, or the poller is stopped
+        meanwhile; NotRunning when it does not run.
+        """
+        self._check_thread("LookupPoller.wait_topology()")
+        self.add_topic(topic)
+        known = self._topics[topic]
+        if not known.is_settled:
+            if not self.is_running:
+                raise NotRunning("the lookup poller is not started")
+            if known.settled is None:
+                known.settled = Event(self._loop)
+            await known.settled.wait(timeout)
+        if known.topology is None:
+            raise LookupFailed(f"no lookupd answered for topic {topic!r}: {self.failure() or 'no reply yet'}")
+        return known.topology
+
+    def failure(self) -> str:
+        """Why lookupds did not answer the last time; empty when all did."""
+        return self._lookupds.failure()
+
+    def answering(self) -> list[str]:
+        """The URLs of the lookupds whose last answer was not a bad one."""
+        return [str(lookupd.endpoint) for lookupd in self._lookupds if not lookupd.last_error]
+
+    def change_lookupds(self, added: tuple[Endpoint, ...], removed: frozenset[Endpoint]) -> None:
+        """Ask ``added``, too, and never ``removed``, in place of what an earlier call said. Takes effect at once."""
+        self._check_thread("LookupPoller.change_lookupds()")
+        if self._lookupds.change(added, removed):
+            self._ask_now()
+
+    # Rounds
+
+    async def _poll(self) -> None:
+        life = self._life
+        while self._life is life:
+            self._wake.clear()
+            self._start_round()
+            await self._end_grace()
+            await self._wake.wait(self._pause())
+
+    def _pause(self) -> float | None:
+        """Seconds until there is something to do without being woken; None when there is nothing.
+
+        With every lookupd busy no round can start: the one that gets free wakes us.
+        """
+        now = monotonic()
+        moments = [current.started_at + STRAGGLER_GRACE for current in self._rounds if not current.is_late]
+        if self._lookupds.free(now):
+            moments.extend(topic.due for topic in self._topics.values())
+        return max(0.0, min(moments) - now) if moments else None
+
+    def _start_round(self) -> None:
+        now = monotonic()
+        topics = [topic for topic in self._topics.values() if topic.due <= now]
+        lookupds = self._lookupds.free(now)
+        if not topics or not lookupds:
+            return
+        self._round_number += 1
+        current = _Round(self._round_number, self._life, topics, len(lookupds), now)
+        self._rounds.append(current)
+        for lookupd in lookupds:
+            lookupd.is_busy = True
+        owing = {lookupd for lookupd in self._lookupds if lookupd.is_busy}
+        next_poll = self._polls.after(now, current.chance)
+        for topic in topics:
+            topic.asked(now, next_poll)
+            topic.begin(current.number, owing)
+        for lookupd in lookupds:
+            self._spawn("nsq_fast lookup of a round", self._ask_all_topics, lookupd, current)
+
+    async def _ask_all_topics(self, lookupd: Lookupd, current: _Round) -> None:
+        try:
+            await self._ask_side_by_side(lookupd, current)
+        finally:
+            if current.life is self._life:  # else ``stop`` has done this, and another life may have begun
+                lookupd.is_busy = False
+                self._wake.set()
+        try:
+            # It has named other lookupds: they are asked now, not in a poll interval.
+            if await self._lookupds.grow(self._loop, lookupd) and current.life is self._life:
+                self._ask_now()
+        finally:
+            if not lookupd.is_busy:
+                lookupd.close()
+
+    async def _ask_side_by_side(self, lookupd: Lookupd, current: _Round) -> None:
+        """Over one connection while answers come soon; over twice as many each time that they do not."""
+        questions = _Questions(current.topics)
+        most = max(1, SIDE_BY_SIDE // max(1, len(self._lookupds)))
+        tasks: list[Task] = []
+        more = 1
+        while more and current.life is self._life:
+            tasks += [self._spawn("nsq_fast lookup", self._ask_some, lookupd, current, questions) for _ in range(more)]
+            while True:
+                count = questions.count
+                is_over = await tasks[0].join(PATIENCE)
+                more = 0 if is_over else min(len(tasks), most - len(tasks), len(questions.topics))
+                if more == 0 or questions.count - count < len(tasks):
+                    break
+        for task in tasks:
+            await task.join()
+        if current.life is not self._life:
+            return
+        if questions.has_answered or questions.failure is None:
+            lookupd.succeeded()
+        else:
+            lookupd.failed_for(questions.failure)
+        current.pending -= 1
+        if not current.pending:
+            self._rounds.remove(current)
+        self._wake.set()
+
+    async def _ask_some(self, lookupd: Lookupd, current: _Round, questions: _Questions) -> None:
+        while questions.topics:
+            topic = questions.topics.popleft()
+            answer: LookupAnswer | None = None
+            if not questions.is_silent:
+                answer = await self._answer_of(lookupd, topic, questions)
+            elif len(questions.topics) % _TOPICS_A_TURN == 0:  # thousands of topics must not hold the loop up
+                await self._loop.sleep(0)
+            if current.life is not self._life:
+                return
+            questions.count += 1
+            self._heard(current, lookupd, topic, answer)
+
+    async def _answer_of(self, lookupd: Lookupd, topic: PolledTopic, questions: _Questions) -> LookupAnswer | None:
+        try:
+            answer = await lookupd.lookup(self._loop, topic.name)
+        except NsqError as error:  # not kept: its traceback would keep a huge reply alive
+            questions.failure = str(error)
+            questions.is_silent |= isinstance(error, HttpError) and error.status is None
+        except Exception as fault:
+            name = f"lookup of {topic.name} at {lookupd.endpoint}"
+            self._supervisor.report(name, fault, "the other topics are asked")
+            questions.failure = printable(repr(fault))
+        else:
+            questions.has_answered = True
+            return answer
+        self.errors += 1
+        return None
+
+    def _heard(self, current: _Round, lookupd: Lookupd, topic: PolledTopic, answer: LookupAnswer | None) -> None:
+        """A lookupd has answered about a topic, or will not."""
+        current.open[topic] -= 1
+        is_over = current.open[topic] == 0
+        if answer is None:
+            topic.answers.pop(lookupd, None)
+        else:
+            topic.answers[lookupd] = current.number, answer
+            current.answered.add(topic)
+        if topic in current.answered and topic.answers:
+            self._learn(current, topic, is_final=is_over or current.is_late)
+        elif is_over and topic.round_number == current.number:
+            topic.unanswered(monotonic(), current.chance)
+
+    def _learn(self, current: _Round, topic: PolledTopic, is_final: bool) -> None:
+        try:
+            self._take(current, topic, is_final)
+        except Exception as fault:
+            self._supervisor.report(f"lookup of {topic.name}", fault, "the other topics are published")
+
+    def _take(self, current: _Round, topic: PolledTopic, is_final: bool) -> None:
+        before = topic.topology
+        found = topic.unite()
+        if found.is_empty and not is_final:
+            return  # another lookupd may know it
+        topic.take(found, current.started_at)
+        is_first = topic not in current.told
+        current.told.add(topic)
+        if not found.is_empty:
+            topic.found(found)
+        elif is_first and topic.is_sought:  # a producer need not wait: it takes any nsqd for a topic that none has
+            topic.missing(monotonic(), current.chance)
+        if is_final:
+            topic.is_settled = True
+            topic.settle()
+        is_wanted = self._topics.get(topic.name) is topic
+        if self._listener is not None and is_wanted and (is_first or found is not before):
+            self._listener(topic.name, found)
+
+    async def _end_grace(self) -> None:
+        """Conclude what was said in rounds that take long."""
+        for current in list(self._rounds):
+            if current.is_late or monotonic() - current.started_at < STRAGGLER_GRACE:
+                continue
+            await self._loop.sleep(0)  # what has come while the loop was held up counts
+            current.is_late = True
+            for number, topic in enumerate([each for each in current.topics if each in current.answered], 1):
+                if current.open[topic] and topic.answers and current.life is self._life:
+                    self._learn(current, topic, is_final=True)
+                if number % _TOPICS_A_TURN == 0:
+                    await self._loop.sleep(0)
+
+    # What is not about one topic
+
+    async def nodes(self, timeout: float | None = None) -> tuple[Nsqd, ...]:
+        """Ask for every nsqd the lookupds know, whatever its topics: original nsqds create topics on publish.
+
+        ``discovery_filter`` leaves out what it leaves out of topologies.
+        Callers share one question, and its answer for ``lookupd_refresh_interval``. Raises LookupFailed when no
+        lookupd answers, or ``timeout`` seconds pass; NotRunning.
+        """
+        self._check_thread("LookupPoller.nodes()")
+        if not self.is_running:
+            raise NotRunning("the lookup poller is not started")
+        if monotonic() - self._nodes_asked_at >= self._config.lookupd_refresh_interval:
+            if self._asks_nodes is None or self._asks_nodes.ready():
+                self._asks_nodes = self._spawn("nsq_fast lookup of nsqds", self._ask_nodes)
+            asked_at = self._nodes_asked_at
+            await self._asks_nodes.join(timeout)
+            if self._nodes_asked_at == asked_at:  # too late, ended by stop, or nobody answered
+                reason = self.failure() or "no reply yet"
+                raise LookupFailed(f"no lookupd answered for the list of nsqds: {reason}")
+        if self._keep is None:
+            return self._nodes
+        try:
+            return tuple(nsqd for nsqd in self._nodes if self._keep(nsqd))
+        except Exception as error:  # a user's function
+            raise LookupFailed(f"discovery_filter failed: {printable(repr(error))}") from error
+
+    async def _ask_nodes(self) -> None:
+        good = await self._ask_each(self._lookupds.working(), Lookupd.nodes, STRAGGLER_GRACE)
+        if good:
+            self._nodes = distinct(nsqd for answer in good for nsqd in answer)
+            self._nodes_asked_at = monotonic()
+
+    async def topics(
+        self, on_names: Callable[[Iterable[str]], object] | None = None, grace: float | None = None
+    ) -> TopicListing:
+        """Ask all lookupds which topics there are.
+
+        Args:
+            on_names: called with what one of them says as soon as it does, also after this has returned.
+            grace: seconds after which stragglers are not waited for, when another has answered; None: they are.
+
+        Raises LookupFailed when none answers; NotRunning.
+        """
+        self._check_thread("LookupPoller.topics()")
+        if not self.is_running:
+            raise NotRunning("the lookup poller is not started")
+        asked = list(self._lookupds)
+        good = await self._ask_each(asked, Lookupd.topics, grace, on_names)
+        if not good:
+            raise LookupFailed(f"no lookupd answered for the list of topics: {self.failure() or 'no reply yet'}")
+        return TopicListing(frozenset().union(*good), is_whole=len(good) == len(asked))
+
+    async def _ask_each(
+        self,
+        lookupds: Sequence[Lookupd],
+        ask: Callable[[Lookupd, Loop], Any],
+        grace: float | None,
+        on_answer: Callable[[Any], object] | None = None,
+    ) -> list[Any]:
+        """What each of them says. After ``grace`` seconds one good answer is enough."""
+        life = self._life
+        good: list[Any] = []
+        told = Event(self._loop)
+        pending = len(lookupds)
+
+        async def ask_one(lookupd: Lookupd) -> None:
+            nonlocal pending
+            try:
+                answer = await ask(lookupd, self._loop)
+            except NsqError as error:
+                lookupd.last_error = str(error)
+            else:
+                good.append(answer)
+                if on_answer is not None and life is self._life:
+                    on_answer(answer)
+            finally:
+                pending -= 1
+                told.set()
+                if not lookupd.is_busy:
+                    lookupd.close()
+
+        for lookupd in lookupds:
+            self._spawn("nsq_fast lookup of a list", ask_one, lookupd)
+        enough_at = None if grace is None else monotonic() + grace
+        self._told.add(told)
+        try:
+            while pending and life is self._life:
+                left = None if enough_at is None else enough_at - monotonic()
+                if left is not None and left <= 0 and good:
+                    break
+                told.clear()
+                await told.wait(left if left is not None and left > 0 else None)
+        finally:
+            self._told.discard(told)
+        return list(good)
+
+    # Parts
+
+    def _spawn(self, name: str, sequence: Callable[..., Any], *arguments: Any) -> Task:
+        """Run a sequence that ends with this life."""
+        task: Task
+
+        async def run() -> None:
+            try:
+                await sequence(*arguments)
+            finally:
+                self._tasks.discard(task)
+
+        task = self._supervisor.job(name, run)
+        self._tasks.add(task)
+        return task
+
+    def _ask_now(self) -> None:
+        """Others are asked than before: what they know is wanted now, not in a poll interval."""
+        for topic in self._topics.values():
+            topic.due = monotonic()
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        if self._life is not None:
+            self._wake.set()
+
+    def _check_thread(self, call: str) -> None:
+        if self._owner is not None and self._life is not None:
+            self._owner.check(call)
+
+
+class TopicWatch:
+    """Keeps a consumer at the topics that match a pattern: asks which there are each ``lookupd_poll_interval``.
+
+    Args:
+        follow: called with topics that match, as soon as a lookupd has named them, and with those that matched and are
+            listed by no lookupd any more. Those that some lookupd, which did not answer, may still list are neither.
+    """
+
+    def __init__(
+        self,
+        poller: LookupPoller,
+        choice: TopicChoice,
+        config: LookupConfig,
+        follow: Callable[[Sequence[str], Sequence[str]], object],
+        log: logging.Logger,
+    ) -> None:
+        self._poller = poller
+        self._choice = choice
+        self._config = config
+        self._follow = follow
+        self._log = log
+        self._followed: set[str] = set()
+        self._searches = 0
+        self._last_problem = ""
+        self._loop: Loop | None = None
+        self._task: Task | None = None
+
+    def start(self, loop: Loop, supervisor: Supervisor, name: str) -> None:
+        """Begin to ask; the poller runs."""
+        self._loop = loop
+        self._task = supervisor.keep(name, self._run)
+
+    def stop(self) -> None:
+        """Ask no more. Does not wait."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+
+    async def _run(self) -> None:
+        assert self._loop is not None
+        while self._task is not None:
+            problem = await self._look()
+            if problem and problem != self._last_problem and self._task is not None:
+                self._log.warning("%s; asking again until that changes", problem, extra=TOPICS_UNKNOWN)
+            self._last_problem = problem
+            await self._loop.sleep(self._pause(problem))
+
+    async def _look(self) -> str:
+        """Ask once; return what keeps the consumer from having a topic, or from knowing those that are new."""
+        try:
+            # The next look must not wait for a lookupd that hangs.
+            grace = self._config.lookupd_poll_interval if self._followed else STRAGGLER_GRACE
+            listing = await self._poller.topics(self._take, grace)
+        except (LookupFailed, NotRunning) as error:
+            return str(error)
+        if listing.is_whole:
+            gone = sorted(self._followed.difference(listing.names))
+            if gone and self._task is not None:
+                self._followed.difference_update(gone)
+                self._follow([], gone)
+        return "" if self._followed else f"lookup lists no topic that matches {str(self._choice)!r}"
+
+    def _take(self, names: Iterable[str]) -> None:
+        if self._task is None:
+            return
+        found = self._choice.matching(names)
+        if found:
+            self._followed.update(found)
+            self._follow(found, [])
+
+    def _pause(self, problem: str) -> float:
+        interval = self._config.lookupd_poll_interval
+        self._searches = self._searches + 1 if problem else 0
+        if problem:
+            interval = min(interval, FIRST_SEARCH * 2 ** min(self._searches - 1, 16), LONGEST_SEARCH)
+        return interval * (1.0 + self._config.lookupd_poll_jitter * random.random())

@@ -1,0 +1,1105 @@
+"""Where publishes go: the queues of a topic, and the connections that take the next command of each.
+
+```
+Routing: topic -> TopicRoute                      Pool: nsqd -> connections to it
+           any         NsqdQueue      any nsqd that takes the topic, in turn; commands are pipelined
+                       AnyPartition   any partition that can be written now, in turn; so are they
+           partitions  PartitionQueue one partition, in order
+           undecided   ParkedQueue    bound to a partition, until it is known which there are
+           held        ParkedQueue    as that, until lookup has said once more whether the topic carries headers
+```
+
+A publish is sent at once where nothing keeps it: an empty queue, and nothing to gather it with. Otherwise it waits in
+the queue, and leaves with its neighbours as one command. What failed and is to be tried again goes back into the queue.
+
+Order, in a PartitionQueue, survives refusals only if nothing is on its way behind what may be refused: a server takes
+the second of two pipelined publishes although it has just refused the first. So it has one command on the wire at a
+time. What comes meanwhile gathers, and leaves together as the next command; under load that is as fast as pipelining.
+What failed goes back to its head.
+
+A server works the commands of one connection off one after the other, and one whose replica is frozen keeps all behind
+it waiting. So each partition that is published to has a connection of its own, as far as ``connections_per_nsqd`` goes.
+
+Without lookup, every nsqd takes every topic. With lookup a topic goes to the configured nsqds and to those that
+nsqlookupd names for it. A topic that lookup does not know, or whose nsqds are all out of reach, may go to any nsqd,
+because original servers create topics when they are published to. A topic with partitions goes to their leaders, and
+nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from nsq_fast._publish_path import Command, QueuePath
+from nsq_fast.config import LookupConfig, ProducerConfig
+from nsq_fast.errors import BodyInvalid, ConfigError, ConnectionLost, LookupFailed, NoNsqd, NsqError
+from nsq_fast.log_events import COMPRESSION_OFF, LEADER_MOVED, LOOKUP_UNANSWERED, PUBLISHES_WAIT
+from nsq_fast.names import Address, check_topic
+from nsq_fast.protocol.dialect import EXT_RECORD_BYTES
+from nsq_fast.protocol.partitioner import Key, key_partitioner
+from nsq_fast.protocol.topology import Meta, Topology, left_out
+
+from .publishes import Publish
+
+if TYPE_CHECKING:
+    from .connection import Connection
+    from .sender import ProducerConnection, Sender
+
+logger = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 8
+"""To one nsqd, where the option does not say how many: each costs the server two goroutines and their buffers."""
+
+SILENCE = 1.0
+"""A former leader refuses what it got before. One that says nothing for so long (s) will not say anything."""
+
+MOST_NAMED = 10
+"""So many leaders are named in an error."""
+
+ABSENT_AFTER = 1.0
+"""Lookup says for so long (s) that there is no such topic: then there is none."""
+
+LONGEST_DOUBT = 5.0
+"""Lookup, asked anew whether a topic carries headers, does not answer for so long (s): what it said before holds. What
+is bound to a partition waits meanwhile."""
+
+MAX_TOPICS = 10_000
+"""Topics remembered at most: programs that make up topic names for each answer must not fill the memory."""
+
+
+class Queue(QueuePath):
+    """Base of the queues.
+
+    Attributes:
+        is_sought: somebody looks for a connection to send to; ``seeks`` counts the questions.
+    """
+
+    __slots__ = ("is_sought", "seeks")
+
+    links: list[ProducerConnection]
+    _sender: Sender
+
+    def __init__(self, sender: Sender, topic: str, links: list[ProducerConnection]) -> None:
+        super().__init__(sender, topic, links)
+        self.is_sought = False
+        self.seeks = 0
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.topic}, {len(self.waiting)} waiting>"
+
+    def choose(self) -> ProducerConnection | None:
+        """The connection that takes the next command; sets ``partition``."""
+        return None
+
+    def can_move(self) -> bool:
+        """Whether another connection could take what one owes."""
+        return bool(self.links)
+
+    def missing_leader(self, is_connected: Callable[[Address], bool]) -> str | None:
+        """Why it cannot send what must go to one partition; None when it can, or where nobody says who leads it."""
+        return None
+
+    def refusal(self, publish: Publish) -> ConfigError | None:
+        """What a publish ends with that does not get from here to a server; None: it lacks an nsqd."""
+        return None
+
+    def leaders_named(self) -> str:
+        """Whom lookup names as the leaders that take its publishes, for people to read."""
+        return "lookup names no partitions"
+
+    @property
+    def sender(self) -> Sender:
+        """Who sends for it."""
+        return self._sender
+
+    @property
+    def is_stranded(self) -> bool:
+        """Whether publishes wait for want of a connection."""
+        return bool(self.waiting) and not self.links
+
+    def failed(self, command: Command, again: list[Publish], delay: float, *, is_stale: bool) -> None:
+        """A command to it failed; ``again``, of it, is to be sent again, after ``delay`` seconds.
+
+        ``is_stale``: the nsqd does not lead the partition (any more).
+        """
+        self.in_flight -= 1
+        if again and delay:
+            self._sender.later(delay, lambda: self.resend(again))
+        elif again:
+            self.resend(again)
+
+    def resend(self, again: list[Publish]) -> None:
+        """Send these as soon as possible: in the order in which they failed."""
+        self.waiting.extend(publish for publish in again if not publish.done)
+        self.pump()
+
+    def remove_ended(self) -> None:
+        """Forget what ended while it waited."""
+        live = [publish for publish in self.waiting if not publish.done]
+        self.waiting.clear()
+        self.waiting.extend(live)
+
+    def hand_over(self, successor: Callable[[Publish], Queue | None]) -> None:
+        """Take no publishes any more: what waits, and what still comes, goes to other queues, in order."""
+        self.successor = successor
+        self.is_idle = False
+        self.pump()  # which lets go of what is held to gather more: what comes later must not wait behind others
+
+    def reopen(self) -> None:
+        """Take publishes again."""
+        self.successor = None
+        self.is_idle = True
+
+    def _hand_over(self, successor: Callable[[Publish], Queue | None]) -> None:
+        publishes = list(self.waiting)
+        self.waiting.clear()
+        queues: dict[Queue, None] = {}
+        for publish in publishes:
+            queue = None if publish.done else successor(publish)
+            if queue is not None:
+                publish.destination = queue
+                queue.waiting.append(publish)
+                queues[queue] = None
+        for queue in queues:
+            queue.pump()
+
+
+class NsqdQueue(Queue):
+    """Any nsqd that takes the topic, in turn."""
+
+    __slots__ = ("_turn",)
+
+    def __init__(self, sender: Sender, topic: str, links: list[ProducerConnection]) -> None:
+        super().__init__(sender, topic, links)
+        self._turn = random.randrange(1024)  # many that start together begin apart
+        self.is_for_any_link = True
+
+    def choose(self) -> ProducerConnection | None:
+        """The next open connection. One that owes overdue replies is taken only for want of others."""
+        links = self.links
+        count = len(links)
+        if not count:
+            return None
+        self._turn = turn = (self._turn + 1) % count
+        link = links[turn]
+        if link.overdue:
+            return next((other for other in links[turn:] + links[:turn] if not other.overdue), link)
+        return link
+
+
+class PartitionQueue(Queue):
+    """One partition of a topic.
+
+    Attributes:
+        leader: the nsqd that lookup named; None for none, and where there is no lookup.
+        links: the open connections to it.
+        on_wire: the command that waits for its reply; None: none does.
+        is_paused: an attempt has failed; the next one comes when the pause is over, or the leader changes.
+        has_lookup: whether lookup says who leads it.
+        on_resumed: called when a pause is over.
+    """
+
+    __slots__ = ("_own", "_pauses", "has_lookup", "is_paused", "leader", "number", "on_resumed")
+
+    def __init__(
+        self,
+        sender: Sender,
+        topic: str,
+        links: list[ProducerConnection],
+        number: int,
+        on_resumed: Callable[[], object],
+        *,
+        has_lookup: bool,
+    ) -> None:
+        super().__init__(sender, topic, links)
+        self.has_lookup = has_lookup
+        self.number = number
+        self.partition = number
+        self.leader: Address | None = None
+        self.is_paused = False
+        self._is_pipelined = False
+        self.on_resumed = on_resumed
+        self._own: ProducerConnection | None = None
+        self._pauses = 0
+
+    @property
+    def load(self) -> int:
+        """Commands that wait in front of a new one, as far as we know."""
+        links = self.links if self._own is None else [self._own]
+        pending = sum(link.conn.session.pending_count for link in links if link.conn is not None)
+        return pending + len(self.waiting)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether what its connection, or all of them before it has one, owes is overdue."""
+        if self._own is None or self._own.address != self.leader:
+            return bool(self.links and self.links[0].overdue)
+        return bool(self._own.overdue or self._own.owed)
+
+    def choose(self) -> ProducerConnection | None:
+        """The connection of its own, while that is open; any to the leader while it opens."""
+        links = self.links
+        if not self.has_lookup:
+            if self._own not in links:
+                self._own = links[self.number % len(links)] if links else None
+            return self._own
+        if self.leader is None:
+            return None
+        own = self._own
+        if own is None or own.address != self.leader or own.is_stopping:
+            own = self._take_own(self.leader)
+        elif own.owed:
+            if own.owes_to(self.topic, self.number):
+                return None  # it would keep another connection waiting, and all that goes there
+            own = self._take_own(self.leader)
+        return own if own in links else (links[0] if links else None)
+
+    def _take_own(self, leader: Address) -> ProducerConnection:
+        if self._own is not None:
+            self._own.users -= 1
+        self._own = self._sender.pool.take(leader)
+        return self._own
+
+    def let_go(self) -> None:
+        """It is not published to for the time being."""
+        if self._own is not None and self.has_lookup:
+            self._own.users -= 1
+            self._own = None
+
+    def can_move(self) -> bool:
+        return False  # a partition has one leader
+
+    @property
+    def is_stranded(self) -> bool:
+        """Whether publishes wait for want of a leader that replies: also the one that owes the reply to some."""
+        return not self.links and (bool(self.waiting) or self.on_wire is not None)
+
+    def leaders_named(self) -> str:
+        return f"lookup names {self.leader or 'nobody'} as the leader of partition {self.number}"
+
+    def missing_leader(self, is_connected: Callable[[Address], bool]) -> str | None:
+        if not self.has_lookup or (self.links and not self._is_kept_waiting):
+            return None
+        state = "lookup names no leader"
+        if self.leader is not None:
+            state = f"its leader {self.leader} {'does not reply' if is_connected(self.leader) else 'is not connected'}"
+        return f"partition {self.number} of topic {self.topic!r}: {state}"
+
+    @property
+    def _is_kept_waiting(self) -> bool:
+        own = self._own
+        return own is not None and bool(own.owed) and own.owes_to(self.topic, self.number)
+
+    def stored(self) -> None:
+        self.in_flight -= 1
+        self.on_wire = None
+        self.is_idle = not self.is_paused
+        if self.waiting:
+            self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        """Send what has gathered, with what those publish whom the reply wakes (nsq-fast bench publish).
+
+        It leaves no later for that: a command of several publishes is sent at the end of the loop's turn in any case.
+        """
+        sender, waiting = self._sender, self.waiting
+        has_company = 1 < len(waiting) < sender.most and not waiting[0].is_alone
+        if self.is_idle and has_company and not sender.lingers and sender.hold(self):
+            self.held_bytes = 0
+        else:
+            self.pump()
+
+    def failed(self, command: Command, again: list[Publish], delay: float, *, is_stale: bool) -> None:
+        """``again`` is sent before all that waits: nothing passes it."""
+        self.in_flight -= 1
+        self.on_wire = None
+        self.is_idle = not self.is_paused
+        self.waiting.extendleft(reversed(again))
+        if is_stale and not self.has_lookup and len(self.links) > 1 and self._own in self.links:
+            self._own = self.links[(self.links.index(self._own) + 1) % len(self.links)]  # this one does not lead it
+        if delay:
+            self.pause(delay)
+        elif self.waiting:
+            self.pump()
+
+    def pause(self, delay: float) -> None:
+        """Send nothing for ``delay`` seconds, unless the leader changes."""
+        self.is_paused = True
+        self.is_idle = False
+        self._pauses += 1
+        number = self._pauses
+        self._sender.later(delay, lambda: self.resume(number))
+
+    def resume(self, number: int | None = None) -> None:
+        """Go on, if ``number`` is the latest pause, or at any rate."""
+        if number is None or number == self._pauses:
+            self._pauses += 1
+            self.is_paused = False
+            self.is_idle = self.on_wire is None
+            self.pump()
+            self.on_resumed()
+
+    def moved(self) -> None:
+        """Another nsqd leads the partition now."""
+        command = self.on_wire
+        if command is not None:
+            link = self._sender.pool.link_of(command.conn)
+            if link is not None and link.owed:  # silent for too long already
+                self._give_up(command)
+            else:
+                self._sender.later(SILENCE, lambda: self._give_up(command))
+        self.resume()
+
+    def _give_up(self, command: Command) -> None:
+        conn = command.conn
+        if self.on_wire is command and conn is not None and conn.address != self.leader:
+            silent = f"{conn.address}: does not reply, and no longer leads {self.topic}-{self.number}"
+            self._sender.give_up(command, ConnectionLost(silent))
+
+
+class AnyPartition(Queue):
+    """Any partition of a topic that can be written now: in turn, or the one whose leader has the least to do.
+
+    Attributes:
+        open: the partitions with a connection to their leader.
+    """
+
+    __slots__ = ("_by_load", "_partitions", "_turn", "open")
+
+    def __init__(self, sender: Sender, topic: str, partitions: dict[int, PartitionQueue], *, by_load: bool) -> None:
+        super().__init__(sender, topic, [])
+        self.open: list[PartitionQueue] = []
+        self._partitions = partitions
+        self._by_load = by_load
+        self._turn = random.randrange(1024)
+
+    def choose(self) -> ProducerConnection | None:
+        """That of the next partition. A leader that owes overdue replies is taken only for want of others."""
+        queues = self.open
+        if not queues:
+            return None
+        self._turn = turn = (self._turn + 1) % len(queues)
+        queue = queues[turn]
+        if not self._by_load and not queue.is_paused and not queue.is_slow:
+            self.partition = queue.number
+            return queue.choose()
+        ready = [other for other in queues[turn:] + queues[:turn] if not other.is_paused]
+        ready = [other for other in ready if not other.is_slow] or ready
+        if self._by_load:
+            ready.sort(key=lambda each: each.load)
+        for queue in ready:
+            link = queue.choose()
+            if link is not None:
+                self.partition = queue.number
+                return link
+        return None
+
+    def leaders_named(self) -> str:
+        leaders = sorted({str(queue.leader) for queue in self._partitions.values() if queue.leader is not None})
+        return f"lookup names {', '.join(leaders[:MOST_NAMED]) or 'nobody'} as the leaders of its partitions"
+
+    def can_move(self) -> bool:
+        return any(not queue.is_paused and not queue.is_slow for queue in self.open)
+
+    def failed(self, command: Command, again: list[Publish], delay: float, *, is_stale: bool) -> None:
+        queue = self._partitions.get(command.partition) if command.partition is not None else None
+        if not is_stale or queue is None:
+            super().failed(command, again, delay, is_stale=is_stale)
+            return
+        # Nothing is sent to a partition whose leader moves, for a while; the others may take it at once.
+        self.in_flight -= 1
+        if not queue.is_paused and delay:
+            queue.pause(delay)
+        self.resend(again)
+
+
+class ParkedQueue(Queue):
+    """Publishes that wait until it is known where they may go.
+
+    Attributes:
+        missing: what is not known, for people to read; None: which nsqd there is.
+        needs_ext: it is whether the topic carries headers.
+        since: an answer of lookup to what was asked later than this ends a doubt.
+    """
+
+    __slots__ = ("missing", "needs_ext", "since")
+
+    def __init__(self, sender: Sender, topic: str, missing: str | None, *, needs_ext: bool = False) -> None:
+        super().__init__(sender, topic, [])
+        self.missing = missing
+        self.needs_ext = needs_ext
+        self.since = monotonic()
+
+    def missing_leader(self, is_connected: Callable[[Address], bool]) -> str | None:
+        return self.missing
+
+    def refusal(self, publish: Publish) -> ConfigError | None:
+        return no_headers(self.topic) if self.needs_ext and publish.form.kind == "PUB_EXT" else None
+
+
+def no_headers(topic: str) -> ConfigError:
+    """The error for headers or a tag on a topic that is not extended."""
+    return ConfigError(
+        f"headers, tag: topic {topic!r} carries no extended headers; leave them out, or create it with extend"
+    )
+
+
+class TopicRoute:
+    """What is known of one topic, and the queues in which its publishes wait.
+
+    Attributes:
+        name: the topic.
+        addresses: the nsqds that lookup named; None before its first answer, and without lookup.
+        topology: what ``addresses`` were taken from; None when they were not taken from lookup's answer alone.
+        is_used: set by every publish, cleared at every poll.
+        is_plain: it has no partitions as far as anybody knows.
+        is_partitioned: it has; that lasts.
+        partition_num: how many partitions the topic has, available or not; 0: lookup does not say.
+        is_ext: whether messages may have headers; None: lookup does not say.
+        is_lack_told: it has been logged that there is no nsqd for it.
+        max_msg_size: largest body that its servers take, as far as is known.
+        plain_size: largest body that leaves as it is, without a look at compression.
+        absent_since: since when lookup says that there is no such topic, ``time.monotonic``; None: it does not.
+        any: the queue of those that may go to any nsqd, or to any partition.
+        partitions: partition -> its queue, for those that are led or that publishes are bound to.
+        undecided: the queue of those that are bound to a partition, until it is known what partitions there are;
+            without lookup, of those with a key, until it is known of which kind the nsqds are.
+        held: the queue of those that are bound to a partition, while some with headers come before them of which it is
+            not sure yet that they can be sent; ``settle`` ends that. None while there are none.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        name: str,
+        links: list[ProducerConnection],
+        partition_of_key: Callable[[Key, int], int],
+        *,
+        has_lookup: bool,
+        by_load: bool,
+        max_msg_size: int,
+        compressed_from: int,
+    ) -> None:
+        self.name = name
+        self.max_msg_size = self.plain_size = self._largest = max_msg_size
+        self._compressed_from = compressed_from
+        self.addresses: frozenset[Address] | None = None
+        self.topology: Topology | None = None
+        self.is_used = True
+        self.has_lookup = has_lookup
+        self.is_plain = not has_lookup
+        self.is_partitioned = False
+        self.partition_num = 0
+        self.is_ext: bool | None = None
+        self.is_lack_told = False
+        self.absent_since: float | None = None
+        self.partitions: dict[int, PartitionQueue] = {}
+        self.held: ParkedQueue | None = None
+        self.any: Queue = NsqdQueue(sender, name, links)
+        missing = f"lookup did not say which partitions topic {name!r} has" if has_lookup else None
+        self.undecided = ParkedQueue(sender, name, missing)
+        self._sender = sender
+        self._links = links
+        self._partition_of_key = partition_of_key
+        self._any_partition = AnyPartition(sender, name, self.partitions, by_load=by_load)
+
+    # Where one publish goes
+
+    def bound(self, key: Any, partition: Any) -> Queue | None:
+        """The queue of a publish, of arguments that are not checked yet; None where that is left to do."""
+        if self.held is not None:
+            return None
+        if partition is None:
+            if not self.partition_num or key.__class__ not in (bytes, str):
+                return None
+            try:
+                return self.partitions.get(self._partition_of_key(key, self.partition_num))
+            except ValueError:
+                return None  # it is refused where keys are checked
+        if key is None and partition.__class__ is int and partition < self.partition_num:
+            return self.partitions.get(partition)
+        return None
+
+    def destination(self, key: Key | None, partition: int | None) -> Queue:
+        """The queue of a publish: bound to one partition by either, or to none.
+
+        Raises ConfigError where there is no such partition.
+        """
+        if key is None and partition is None:
+            return self.any
+        if self.held is not None and not (self.is_plain and self.has_lookup):
+            return self.held
+        if partition is None and self.partition_num:
+            assert key is not None
+            partition = self._partition_of_key(key, self.partition_num)
+        if partition is not None and partition < self.partition_num and partition in self.partitions:
+            return self.partitions[partition]  # the usual case
+        if not self.has_lookup:
+            return self._without_lookup(key) if partition is None else self.partition(partition)
+        binding = f"key={key!r}" if key is not None else f"partition={partition}"
+        if self.is_plain:
+            if partition is None:
+                return self._unordered()
+            raise ConfigError(f"{binding}: topic {self.name!r} has no partitions; leave it out")
+        if not self.is_partitioned:
+            return self.undecided
+        if partition is None:
+            raise ConfigError(f"{binding}: lookup does not say how many partitions {self.name!r} has")
+        if self.partition_num and partition >= self.partition_num:
+            raise ConfigError(f"partition={partition}: topic {self.name!r} has {self.partition_num} partitions")
+        return self.partition(partition)
+
+    def _without_lookup(self, key: Key | None) -> Queue:
+        """The queue of a publish with a key, where only the nsqds themselves can say what they are."""
+        dialects = [link.conn.session.dialect for link in self._links if link.conn is not None]
+        if not dialects:
+            self.undecided.reopen()
+            return self.undecided
+        if any(dialect.has_partitions for dialect in dialects):
+            raise ConfigError(
+                f"key={key!r}: the number of partitions is unknown without lookupd_http_addresses;"
+                " name the partition, or leave it out"
+            )
+        return self._unordered()
+
+    def _unordered(self) -> Queue:
+        """The queue of a publish with a key to a topic of the original NSQ: one program can serve both kinds."""
+        self._sender.tell_unordered(self.name)
+        return self.any
+
+    def decide(self) -> None:
+        """Without lookup, a connection has opened: those with a key go where they can now."""
+        if any(link.conn is not None for link in self._links):
+            # It stays closed until a publish is put into it again: some that belong there may wait for room.
+            self.undecided.hand_over(self.destination_or_end)
+
+    def partition(self, number: int) -> PartitionQueue:
+        """The queue of a partition."""
+        queue = self.partitions.get(number)
+        if queue is None:
+            links = [] if self.has_lookup else self._links
+            queue = self.partitions[number] = PartitionQueue(
+                self._sender, self.name, links, number, self._any_partition.pump, has_lookup=self.has_lookup
+            )
+        return queue
+
+    # A topic that may carry headers by now
+
+    def doubt(self) -> Queue:
+        """The queue of a publish with headers, where there were none when lookup was last asked: it is asked anew.
+
+        What is bound to a partition waits behind it, so that the order of the calls is kept.
+        """
+        if self.held is None:
+            missing = (
+                f"lookup did not say whether topic {self.name!r} carries headers by now, which others before it have"
+            )
+            held = self.held = ParkedQueue(self._sender, self.name, missing, needs_ext=True)
+            self._sender.later(LONGEST_DOUBT, lambda: self._end_doubt(held))
+        return self.held
+
+    def settle(self, asked_at: float) -> None:
+        """Lookup has answered what it was asked at ``asked_at``: that ends a doubt which is older."""
+        if self.held is not None and asked_at >= self.held.since:
+            self._end_doubt(self.held)
+
+    def _end_doubt(self, held: ParkedQueue) -> None:
+        """What was held back goes where it is bound to, or ends: where that is nowhere, or where it cannot be sent."""
+        if self.held is held:
+            self.held = None
+            held.hand_over(self._destination_if_fit)
+
+    def _destination_if_fit(self, publish: Publish) -> Queue | None:
+        error = None if self.is_ext is None else self._misfit(publish)
+        if error is not None:
+            self._sender.finish(publish, error)
+            return None
+        return self.destination_or_end(publish)
+
+    def destination_or_end(self, publish: Publish) -> Queue | None:
+        """The queue of a publish that has waited in another. Without such a partition it ends: None."""
+        if publish.key is None and publish.pin is None:
+            return self.any
+        try:
+            return self.destination(publish.key, publish.pin)
+        except ConfigError as error:
+            self._sender.finish(publish, error)
+            return None
+
+    # What is learnt of the topic
+
+    def learn(self, meta: Meta) -> None:
+        """Take over how many partitions it has, and what messages it carries."""
+        if self.is_ext is None and not meta.extend_support and self._compressed_from <= self.max_msg_size:
+            logger.warning(
+                "[%s] carries no extended headers: bodies are not compressed", self.name, extra=COMPRESSION_OFF
+            )
+        self.partition_num = meta.partition_num
+        self.is_ext = meta.extend_support
+        self.max_msg_size = self.plain_size = self._largest
+        if self.is_ext:
+            self.max_msg_size -= EXT_RECORD_BYTES
+            self.plain_size = min(self.max_msg_size, self._compressed_from - 1)
+
+    def set_partitions(self, topology: Topology) -> list[PartitionQueue]:
+        """It has partitions. Take their leaders over; return the partitions that have got another one."""
+        if not self.is_partitioned:
+            self.is_partitioned, self.is_plain = True, False
+            self.any.hand_over(lambda publish: self._any_partition)
+            self.any = self._any_partition
+        moved: list[PartitionQueue] = []
+        if not topology.partitions:
+            return moved  # says nothing of the leaders: the answer of a lookupd that has just started looks the same
+        for number, nsqd in topology.partitions.items():
+            queue = self.partition(number)
+            if queue.leader != nsqd.tcp:
+                queue.leader = nsqd.tcp
+                moved.append(queue)
+        for number, queue in self.partitions.items():
+            if number not in topology.partitions:
+                queue.leader = None
+        return moved
+
+    def set_links(self, links: list[ProducerConnection]) -> bool:
+        """The connections that are open to its nsqds; whether a partition has lost those to its leader."""
+        is_lost = False
+        by_address: dict[Address | None, list[ProducerConnection]] = {}
+        for link in links:
+            by_address.setdefault(link.address, []).append(link)
+        for queue in self.partitions.values():
+            found = by_address.get(queue.leader, [])
+            is_lost |= bool(queue.links) and not found
+            queue.links = found
+        self.any.links = links
+        self._any_partition.open = [queue for queue in self.partitions.values() if queue.links]
+        return is_lost
+
+    def tell_lack(self, problem: str) -> None:
+        """Log once that publishes wait because nobody takes them; ``problem`` says why."""
+        if not self.is_lack_told:
+            self.is_lack_told = True
+            logger.warning("publishes to topic %s wait for an nsqd: %s", self.name, problem, extra=PUBLISHES_WAIT)
+
+    def end_if_absent(self, problem: str) -> None:
+        """Fail what waits for a topic that does not exist, and that nobody will create by publishing to it.
+
+        Lookup has to say so for a while, by calls of this: another client may just be creating the topic.
+        """
+        now = monotonic()
+        if self.absent_since is None:
+            self.absent_since = now
+        if now - self.absent_since < ABSENT_AFTER:
+            return
+        text = (
+            f"topic {self.name!r} does not exist (lookup says: {problem}), and servers of the redesigned NSQ"
+            " create no topics by themselves: create it, or mend the name"
+        )
+        self._fail_waiting(lambda publish: NoNsqd(text))
+
+    def refuse_misfits(self) -> None:
+        """Fail what came before it was known what the topic carries, as later ones are refused."""
+        self._fail_waiting(self._misfit)
+
+    def _misfit(self, publish: Publish) -> NsqError | None:
+        if not self.is_ext and publish.form.kind == "PUB_EXT":
+            return no_headers(self.name)
+        size = publish.form.record_size(publish.body)
+        if size > self.max_msg_size:
+            return BodyInvalid(f"body of {size} bytes, its header included, is above {self.limit_text}")
+        return None
+
+    @property
+    def limit_text(self) -> str:
+        """The largest message that its servers take, as errors name it."""
+        text = f"max_msg_size={self._largest}"
+        if self.max_msg_size < self._largest:
+            text += f", less the {self._largest - self.max_msg_size} byte that an extended topic's records need"
+        return text
+
+    def _fail_waiting(self, error_of: Callable[[Publish], NsqError | None]) -> None:
+        for queue in list(self.queues()):
+            for publish in list(queue.waiting):
+                error = None if publish.done else error_of(publish)
+                if error is not None:
+                    self._sender.finish(publish, error)
+            queue.remove_ended()
+
+    # Its queues
+
+    def queues(self) -> Iterator[Queue]:
+        """All queues in which publishes may wait."""
+        yield self.any
+        yield self.undecided
+        if self.held is not None:
+            yield self.held
+        yield from list(self.partitions.values())  # stats() of another thread reads it meanwhile
+
+    def pump(self) -> None:
+        """Send what can be sent now."""
+        for queue in list(self.queues()):
+            if queue.waiting and queue.held_bytes is None:
+                queue.pump()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether publishes wait or are on the wire."""
+        return any(queue.waiting or queue.in_flight for queue in self.queues())
+
+
+class Pool:
+    """The connections to all nsqds that a producer uses: always connected, or trying to be.
+
+    Args:
+        new: makes a connection to an nsqd, and has it begin to connect.
+        most: connections to one nsqd, open from the start; None: one, and more as partitions are published to.
+
+    Attributes:
+        open: those that take publishes now: connected, and not stalled. The list object stays the same.
+    """
+
+    def __init__(self, new: Callable[[Address], ProducerConnection], most: int | None) -> None:
+        self.open: list[ProducerConnection] = []
+        self._links: dict[Address, list[ProducerConnection]] = {}
+        self._needs: Counter[Address] = Counter()  # nsqd -> how many need it: the options, and routes
+        self._new = new
+        self._first = most or 1
+        self._most = most or MOST_CONNECTIONS
+
+    def __iter__(self) -> Iterator[ProducerConnection]:
+        for links in list(self._links.values()):
+            yield from list(links)
+
+    def add(self, addresses: Collection[Address]) -> None:
+        """Have connections to these nsqds."""
+        for address in addresses:
+            if address not in self._links:
+                self._links[address] = [self._new(address) for _ in range(self._first)]
+
+    def take(self, address: Address) -> ProducerConnection:
+        """One for a partition that this nsqd leads: one that none has, if that can be."""
+        self.add((address,))
+        links = self._links[address]
+        found = min(links, key=lambda link: (bool(link.owed), link.users))
+        if (found.users or found.owed) and len(links) < self._most:
+            found = self._new(address)
+            links.append(found)
+        found.users += 1
+        return found
+
+    def exchange(self, before: AbstractSet[Address], after: AbstractSet[Address]) -> None:
+        """Somebody who needed some nsqds needs others now; costs what changed, however many there are."""
+        self._needs.update(after - before)
+        for address in before - after:
+            self._needs[address] -= 1
+            if not self._needs[address]:
+                del self._needs[address]
+        self.add(after)
+
+    def retain_needed(self) -> None:
+        """Close the idle connections to nsqds that nobody needs; the busy ones stay until this is called again."""
+        for address in [known for known in self._links if known not in self._needs]:
+            if not any(link.conn is not None and link.conn.session.pending_count for link in self._links[address]):
+                for link in self._links.pop(address):
+                    link.stop()
+
+    def hurry(self) -> None:
+        """Publishes wait for a connection."""
+        for link in self:
+            link.hurry()
+
+    def link_of(self, conn: Connection | None) -> ProducerConnection | None:
+        """Whose connection this is now."""
+        return None if conn is None else next((link for link in self if link.conn is conn), None)
+
+    def owe(self, command: Command | None) -> None:
+        """A publish has ended while a reply to ``command`` is due; None: none is."""
+        if command is not None and not command.is_overdue and command.conn is not None:
+            command.is_overdue = True
+            link = self.link_of(command.conn)
+            if link is not None:
+                link.overdue += 1
+
+    def has_replied_late(self, conn: Connection) -> None:
+        """The reply to a command that was overdue has come, or will not come any more."""
+        link = self.link_of(conn)
+        if link is not None and link.overdue:
+            link.overdue -= 1
+
+    def are_down(self, addresses: Collection[Address]) -> bool:
+        """Whether none of these nsqds takes publishes, as far as has been tried."""
+        links = [link for address in addresses for link in self._links.get(address, ())]
+        return all(link.error is not None for link in links)
+
+    def are_tried(self, addresses: Collection[Address]) -> bool:
+        """Whether each of these nsqds is connected, or could not be."""
+        links = [link for address in addresses for link in self._links.get(address, ())]
+        return all(link.conn is not None or link.error is not None for link in links)
+
+    def errors(self) -> list[tuple[Address, NsqError]]:
+        """Why nsqds take no publishes: the last error of each of those."""
+        return [(link.address, link.error) for link in self if link.error is not None]
+
+    @property
+    def connected(self) -> list[ProducerConnection]:
+        """Those with an open connection, the stalled ones among them."""
+        return [link for link in self if link.conn is not None]
+
+    async def close(self, timeout: float) -> None:
+        """Close every connection after flushing what was written to it."""
+        end = monotonic() + timeout
+        links = list(self)
+        for link in links:
+            link.stop()
+        self._links.clear()
+        for link in links:
+            await link.ended(max(0.0, end - monotonic()))
+
+
+class Routing:
+    """The routes of all topics, and what lookup says of them.
+
+    Args:
+        lookupds: lookup services to ask; none means that ``nsqds`` is all there is.
+        on_decided: called when it is known of a topic what partitions it has.
+
+    Attributes:
+        lookup: what polls the lookup services; None without any.
+        leader_moves: times that lookup named another leader of a partition.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        nsqds: Iterable[Address],
+        lookup: Any,
+        config: LookupConfig,
+        producer: ProducerConfig,
+        on_decided: Callable[[], object],
+    ) -> None:
+        self.by_topic: dict[str, TopicRoute] = {}
+        self.leader_moves = 0
+        self.lookup = lookup
+        self._sender = sender
+        self._pool = sender.pool
+        self._nsqds = frozenset(nsqds)
+        self._config = config
+        self._on_decided = on_decided
+        self._partition_of_key = key_partitioner(producer.key_strategy)
+        self._by_load = producer.partition_strategy == "least_loaded"
+        self._max_msg_size = producer.max_msg_size
+        never = producer.max_msg_size + 1
+        self._compressed_from = producer.body_compression_min_size if producer.body_compression else never
+        self._asking: dict[TopicRoute, Any] = {}
+
+    def start(self) -> None:
+        """Connect to the configured nsqds; begin to look up."""
+        self._pool.exchange(frozenset(), self._nsqds)
+        if self.lookup is not None:
+            self.lookup.start(self._sender.loop, self._sender.supervisor)
+
+    def stop(self) -> None:
+        """Look up no more."""
+        if self.lookup is not None:
+            self.lookup.stop()
+        for task in list(self._asking.values()):
+            task.cancel()
+        self._asking.clear()
+
+    def of(self, topic: str) -> TopicRoute:
+        """The route of a topic. Raises NameInvalid."""
+        check_topic(topic)
+        has_lookup = self.lookup is not None
+        if not has_lookup and len(self.by_topic) >= MAX_TOPICS:
+            for name in [name for name, route in self.by_topic.items() if not route.is_busy]:
+                del self.by_topic[name]
+        route = TopicRoute(
+            self._sender,
+            topic,
+            [] if has_lookup else self._pool.open,
+            self._partition_of_key,
+            has_lookup=has_lookup,
+            by_load=self._by_load,
+            max_msg_size=self._max_msg_size,
+            compressed_from=self._compressed_from,
+        )
+        self.by_topic[topic] = route
+        if self.lookup is not None:
+            self._update_links(route)
+            self.lookup.add_topic(topic)
+        return route
+
+    # What is asked
+
+    def refresh(self, topic: str) -> None:
+        """What we know of a topic is out of date."""
+        if self.lookup is not None:
+            self.lookup.refresh(topic)
+
+    def lookup_problem(self, topic: str) -> str:
+        """Why lookup names no nsqd for a topic, or for a part of it; empty when it does, and without lookup."""
+        route = self.by_topic.get(topic)
+        if self.lookup is None or route is None:
+            return ""
+        topology = self.lookup.topology(topic)
+        if route.addresses:
+            excluded = () if topology is None else topology.excluded_partitions
+            return left_out(excluded) if excluded else ""
+        failure = self.lookup.failure()
+        problems = [f"lookup failed: {failure}"] if failure else []
+        answering = self.lookup.answering()
+        if answering and topology is not None:
+            said = f" (lookup says: {topology.problem})" if topology.problem else ""
+            if topology.excluded:
+                text, said = topology.problem, ""
+            elif route.is_partitioned or (said and not topology.is_unknown):
+                text = f"lookup names no partition that can be written now{said}"
+            else:
+                text = f"lookup does not know the topic, and names no other nsqd{said}"
+            problems.append(f"{text}: {', '.join(answering)}")
+        return "; ".join(problems) or "lookup has not answered yet"
+
+    def waiting_count(self) -> int:
+        """How many publishes wait for a connection, or for their turn."""
+        return sum(len(queue.waiting) for route in list(self.by_topic.values()) for queue in route.queues())
+
+    def leaders(self) -> dict[str, dict[int, str | None]]:
+        """Topic -> partition -> the leader that is known of it."""
+        return {
+            topic: {number: queue.leader and str(queue.leader) for number, queue in sorted(route.partitions.items())}
+            for topic, route in list(self.by_topic.items())
+            if route.is_partitioned
+        }
+
+    # News of the connections
+
+    def links_changed(self) -> None:
+        """A connection takes publishes now, or no longer."""
+        for route in list(self.by_topic.values()):
+            if self.lookup is None:
+                route.decide()
+                route.pump()
+            else:
+                self._update_links(route)
+
+    def link_failed(self, link: ProducerConnection) -> None:
+        """One could not connect. Where that leaves publishes without any nsqd, others are asked for."""
+        if self.lookup is None:
+            return
+        for route in list(self.by_topic.values()):
+            if route.is_plain and route.any.is_stranded and self._pool.are_down(route.addresses or ()):
+                self._ask_others(route, route.addresses or frozenset())
+
+    def _update_links(self, route: TopicRoute) -> None:
+        addresses = route.addresses
+        if not route.is_partitioned:
+            addresses = self._nsqds if addresses is None else self._nsqds | addresses
+        assert addresses is not None
+        if route.set_links([link for link in self._pool.open if link.address in addresses]):
+            self.refresh(route.name)
+        for queue in route.partitions.values():
+            if queue.is_stranded:
+                self._sender.seek(queue)
+        route.pump()
+
+    # What lookup says
+
+    def learnt(self, topic: str, topology: Topology) -> None:
+        """Lookup has answered for a topic."""
+        route = self.by_topic.get(topic)
+        if route is None or self._forget_idle(topic, route):
+            return
+        if not topology.is_unknown:
+            route.absent_since = None
+        if not topology.is_empty:
+            route.is_lack_told = False
+        if route.is_partitioned or topology.partitions or topology.meta is not None:
+            self._set_partitions(route, topology)
+        elif topology is route.topology and route.is_plain:
+            self._pool.retain_needed()  # what was busy when its nsqd was named no more may be idle now
+        elif found := frozenset(nsqd.tcp for nsqd in topology.nsqds):
+            self._set_addresses(route, found)
+            route.topology = topology
+        else:
+            self._ask_others(route, frozenset())
+        if self.lookup is not None:
+            route.settle(self.lookup.asked_at(topic))
+
+    def _forget_idle(self, topic: str, route: TopicRoute) -> bool:
+        is_idle = not route.is_used and not route.is_busy and len(self.by_topic) > MAX_TOPICS // 10
+        route.is_used = False
+        if is_idle and self.lookup is not None:
+            del self.by_topic[topic]
+            for queue in route.partitions.values():
+                queue.let_go()
+            self._pool.exchange(route.addresses or frozenset(), frozenset())
+            self.lookup.remove_topic(topic)
+        return is_idle
+
+    def _set_partitions(self, route: TopicRoute, topology: Topology) -> None:
+        known = {number: queue.leader for number, queue in route.partitions.items()}
+        if topology.meta is not None:
+            is_news = route.is_ext is None
+            route.learn(topology.meta)
+            if is_news:
+                route.refuse_misfits()
+        moved = route.set_partitions(topology)
+        leaders = (queue.leader for queue in route.partitions.values())
+        self._connect(route, frozenset(leader for leader in leaders if leader is not None))
+        for queue in moved:
+            former = known.get(queue.number)
+            if former is not None:
+                self.leader_moves += 1
+                logger.info(
+                    "%s-%d moved from %s to %s", route.name, queue.number, former, queue.leader, extra=LEADER_MOVED
+                )
+            queue.moved()
+        self._decided(route)
+
+    def _decided(self, route: TopicRoute) -> None:
+        """It is known now which partitions a topic has: those that are bound to one can go there."""
+        self._on_decided()
+        route.undecided.hand_over(route.destination_or_end)
+
+    def _ask_others(self, route: TopicRoute, named: frozenset[Address]) -> None:
+        if route not in self._asking:
+            self._asking[route] = self._sender.supervisor.job(f"nsqds for {route.name}", self._ask_nodes, route, named)
+
+    async def _ask_nodes(self, route: TopicRoute, named: frozenset[Address]) -> None:
+        """Nobody has the topic yet, or nobody who can be reached: any nsqd may take it."""
+        try:
+            nodes = await self.lookup.nodes(self._config.lookupd_timeout)
+        except LookupFailed as error:
+            logger.warning("no nsqds from lookup: %s", error, extra=LOOKUP_UNANSWERED)
+            return
+        finally:
+            self._asking.pop(route, None)
+        if not route.is_partitioned:
+            others = frozenset(nsqd.tcp for nsqd in nodes if not nsqd.is_redesigned)
+            self._set_addresses(route, named | others)
+            topology = self.lookup.topology(route.name)
+            if not (named or others):
+                route.tell_lack(self.lookup_problem(route.name))
+                if nodes and topology is not None and topology.is_unknown:
+                    route.end_if_absent(topology.problem)
+
+    def _set_addresses(self, route: TopicRoute, addresses: frozenset[Address]) -> None:
+        route.topology = None
+        route.is_plain = bool(addresses)
+        self._connect(route, addresses)
+        if route.is_plain:
+            self._decided(route)
+        else:
+            route.undecided.reopen()
+
+    def _connect(self, route: TopicRoute, addresses: frozenset[Address]) -> None:
+        """Have connections to the nsqds of a route, and to no nsqd that nobody needs."""
+        self._pool.exchange(route.addresses or frozenset(), addresses)
+        route.addresses = addresses
+        self._pool.retain_needed()
+        self._update_links(route)

@@ -1,0 +1,923 @@
+"""Commands on the wire: what is sent over which connection, what comes back, and what that means for the publishes.
+
+A ``ProducerConnection`` is the place of one connection to one nsqd, renewed for ever:
+
+| state      | what happened                                    | next state                                         |
+|------------|--------------------------------------------------|----------------------------------------------------|
+| connecting | it is open                                       | open                                               |
+| connecting | it failed                                        | pausing, longer each time                          |
+| pausing    | the pause is over, or publishes wait (``hurry``) | connecting                                         |
+| open       | it ended                                         | pausing                                            |
+| open       | a reply is overdue by ``attempt_timeout``        | stalled: it takes no publishes, and a fresh        |
+|            |                                                  | connection to the same nsqd is tried               |
+| stalled    | all replies that were due have come              | open                                               |
+| stalled    | the fresh connection works, and what is owed     | open, with that; the old one is given up           |
+|            | may be tried again, and could nowhere else       |                                                    |
+| any        | ``stop``                                         | ended, after what was written is flushed           |
+
+The ``Sender`` writes commands to open connections. A reply ends the publishes of its command; a failure goes, for each
+of them, through the table in ``protocol.publishing``; a deadline ends a publish wherever it is. A command whose
+publishes ended while its reply was still owed stays with its connection, in its place, and the late reply is taken
+silently; until then its messages keep their share of ``max_pending``.
+
+Gathering: with ``linger`` publishes wait for each other; one alarm serves all queues, it rings ``linger`` seconds after
+the first publish came, and everything that gathered leaves. With ``coalesce`` what was published in one turn of the
+loop leaves at its end: nothing waits, and a hundred callers that were woken together cost the server one command
+instead of a hundred (``nsq-fast bench publish``). In both cases a queue leaves earlier when it makes a full command.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import random
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from nsq_fast._codec import traced_reply
+from nsq_fast._publish_path import Command, Outcomes, PendingPath, SendPath, Wakeups
+from nsq_fast.client.histogram import Histogram
+from nsq_fast.client.trace import TraceLog, split_receipt
+from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig
+from nsq_fast.errors import (
+    ConfigError,
+    ConnectionClosed,
+    ConnectionLost,
+    LookupFailed,
+    NoLeader,
+    NoNsqd,
+    NsqError,
+    PublishFailed,
+    PublishTimeout,
+    ServerError,
+)
+from nsq_fast.log_events import (
+    CONNECT_FAILED,
+    CONNECTED,
+    CONNECTION_LOST,
+    CONNECTION_RECOVERED,
+    CONNECTION_STALLED,
+    KEYS_UNORDERED,
+)
+from nsq_fast.names import Address
+from nsq_fast.protocol.backoff import ReconnectDelay
+from nsq_fast.protocol.dialect import Dialect
+from nsq_fast.protocol.publishing import (
+    LONGEST_LEADER_PAUSE,
+    MOST_SERVERS_LOST,
+    OK,
+    Receipt,
+    RetryPolicy,
+    batch_command,
+    classify,
+    publish_failed,
+    retry_delay,
+)
+
+from .connection import Connection
+from .loop import Event
+from .publishes import PendingLimit, Publish
+from .routing import Pool, Queue, Routing
+
+if TYPE_CHECKING:
+    from .loop import Loop, Task, Timer
+
+logger = logging.getLogger(__name__)
+
+GOOD_AFTER = 1.0
+"""A connection that lasted so long (s) was a good one: the next pause starts from the shortest again."""
+
+LATE_AFTER_LOOKS = 8
+"""A reply that is due at so many looks in a row is late. Looks are counted and not seconds, so that a time in which
+this process did not run, and read nothing, does not count against the server."""
+
+PROBE_TIMEOUT = 2.0
+"""Seconds for each fresh connection beside one that is silent. Where the network drops packets the kernel repeats its
+SYN after 1, 3, 7, 15 s: a try that began long before it is whole again would notice last."""
+
+PROBE_PAUSE = 0.25
+
+NEVER = float("inf")
+SHORTEST_ALARM = 0.001  # a loop's notion of now may be stale, and then its timer rings early: no second try spins
+FAULT_PAUSE = 1.0
+"""A callback that failed is called again after so many seconds: what it did not get done is still due."""
+
+SLACK_PER_PENDING = 1e-6
+"""Looking for publishes that are too late costs about 0.1 us for each that is pending. It is done so rarely that this
+stays below a tenth of the time, so 100,000 pending publishes may end 0.1 s late."""
+
+SAMPLE_EVERY = 0.01
+"""Seconds between two samples of what publishes take."""
+
+
+class Alarm:
+    """Calls ``callback()`` in the loop, once, at the moment it was set to. It must not block.
+
+    A timer of the loop for each publish would cost more than the publish itself, so deadlines, retries and what
+    lingers share one Alarm each, set to the nearest moment. A callback that raises is a fault of ours: ``report`` gets
+    it, and it is called again.
+
+    Attributes:
+        at: that moment, in ``time.monotonic`` seconds; infinity when it is not set.
+    """
+
+    __slots__ = ("__weakref__", "_callback", "_loop", "_report", "_timer", "at")
+
+    def __init__(self, loop: Loop, callback: Callable[[], None], report: Callable[[str, BaseException, str], None]):
+        self.at = NEVER
+        self._loop = loop
+        self._callback = callback
+        self._report = report
+        self._timer: Timer | None = None
+        loop.tell_forks(self)
+
+    def set(self, at: float) -> None:
+        """Ring at ``at``, unless it is set to ring earlier."""
+        if at < self.at:
+            self._start(at)
+
+    def stop(self) -> None:
+        """Do not ring."""
+        self.at = NEVER
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def forked(self) -> None:
+        """In the child of a fork: what it was set for is the parent's."""
+        self.stop()
+
+    def _start(self, at: float) -> None:
+        self.stop()
+        self.at = at
+        self._timer = self._loop.call_later(max(at - monotonic(), SHORTEST_ALARM), self._ring)
+
+    def _ring(self) -> None:
+        at = self.at
+        self.stop()
+        if monotonic() < at:
+            self._start(at)
+            return
+        try:
+            self._callback()
+        except Exception as fault:
+            self._report("a timer", fault, f"it rings again in {FAULT_PAUSE} s")
+            self.set(monotonic() + FAULT_PAUSE)
+
+
+class Pending(PendingPath):
+    """Publishes that have not ended.
+
+    Args:
+        on_late: called with each publish whose deadline has come; it ends it.
+        on_look: called every ``look_every`` seconds, as long as anything is pending.
+    """
+
+    __slots__ = ("_look_every", "_loop", "_next_look", "_on_late", "_on_look")
+
+    alarm: Alarm
+    none_left: Event | None
+
+    def __init__(
+        self,
+        loop: Loop,
+        report: Callable[[str, BaseException, str], None],
+        on_late: Callable[[Publish], object],
+        look_every: float,
+        on_look: Callable[[], object],
+    ) -> None:
+        super().__init__(Alarm(loop, self._ring, report))
+        self._loop = loop
+        self._on_late = on_late
+        self._on_look = on_look
+        self._look_every = look_every
+        self._next_look = 0.0
+
+    def hasten(self, publish: Publish) -> None:
+        """Its deadline comes before the alarm would ring."""
+        self.alarm.set(min(publish.deadline, self._time_of_look(monotonic())))
+
+    def removed(self) -> None:
+        """Some have been taken out of ``publishes``. Need not be called while ``none_left`` is None."""
+        if self.none_left is not None and not self.publishes:
+            self.none_left.set()
+
+    async def wait_for_none(self, timeout: float | None) -> bool:
+        """Wait until nothing is pending; whether that is so. Several may wait."""
+        if self.none_left is None:
+            self.none_left = Event(self._loop)
+        self.removed()
+        return await self.none_left.wait(timeout)
+
+    def _time_of_look(self, now: float) -> float:
+        if self._next_look <= now:
+            self._next_look = now + self._look_every
+        return self._next_look
+
+    def _ring(self) -> None:
+        now = monotonic()
+        if now >= self._next_look:
+            self._on_look()
+        late = [publish for publish in self.publishes if publish.deadline <= now]
+        for publish in late:
+            if not publish.done:
+                self._on_late(publish)
+        # What ended must not pile up where it waits for an nsqd that may never come back.
+        for destination in {id(publish.destination): publish.destination for publish in late}.values():
+            destination.remove_ended()
+        if self.publishes:
+            nearest = min(min(publish.deadline for publish in self.publishes), self._time_of_look(now))
+            self.alarm.set(max(nearest, now + SLACK_PER_PENDING * len(self.publishes)))
+
+
+class ProducerConnection:
+    """The place of one connection to one nsqd; see the head of this file. It is the owner of its connections.
+
+    Attributes:
+        conn: the connection, while there is one.
+        users: partitions that have it as their own.
+        overdue: commands that it has not replied to and somebody waits for no longer.
+        owed: replies that it has to send before it takes publishes again; 0 while it is not stalled.
+        error: why it takes no publishes; None while it does.
+        is_stopping: ``stop`` was called.
+    """
+
+    def __init__(self, address: Address, sender: Sender) -> None:
+        self.address = address
+        self.conn: Connection | None = None
+        self.users = 0
+        self.overdue = 0
+        self.owed = 0
+        self.error: NsqError | None = None
+        self.is_stopping = False
+        self.on_reply: Any = sender.replied  # straight: the path of every publish
+        self._sender = sender
+        self._loop = sender.loop
+        config = sender.config
+        self._delay = ReconnectDelay(config.max_backoff_duration, random=random.random, good_after=GOOD_AFTER)
+        self._patience = min(config.retry_max_delay, LONGEST_LEADER_PAUSE)
+        self._has_failed = False
+        self._is_blameless = False
+        self._sample: Command | None = None
+        self._looks = 0
+        self._latest: Connection | None = None
+        self._is_renewed = False
+        self._wanted = Event(self._loop)
+        self._stopped = Event(self._loop)
+        self._ended = Event(self._loop)
+        self._task: Task | None = None
+        self._probe: Task | None = None
+        self._begin()
+
+    def __repr__(self) -> str:
+        return f"<ProducerConnection {self.address} {'open' if self.conn else 'down'}>"
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it is not connected, and that was tried."""
+        return self.conn is None and self.error is not None
+
+    def stop(self) -> None:
+        """Connect no more, and close the connection after what was written to it is flushed. Does not wait for that."""
+        if self.is_stopping:
+            return
+        self.is_stopping = True
+        self._stopped.set()
+        self._wanted.set()
+        for task in (self._task, self._probe):
+            if task is not None:
+                task.cancel()
+        if self.conn is not None:
+            self.conn.close()
+        else:
+            self._ended.set()
+
+    async def ended(self, timeout: float) -> bool:
+        """Wait until what ``stop`` has begun is over; whether it is."""
+        return await self._ended.wait(timeout)
+
+    def hurry(self) -> None:
+        """Publishes wait: cut a long pause short."""
+        self._wanted.set()
+
+    # Connecting: nothing runs while a connection is open
+
+    def _begin(self) -> None:
+        self._task = self._sender.supervisor.keep(f"nsq_fast-link-{self.address}", self._connect)
+
+    async def _connect(self) -> None:
+        """Until a connection is open."""
+        while not self.is_stopping:
+            if self._is_renewed:
+                await self._pause()
+            self._is_renewed = True
+            if self.is_stopping:
+                return
+            conn = Connection(self.address, self._sender.connection_config, self, self._loop)
+            try:
+                await conn.open()
+            except NsqError as error:
+                self._connect_failed(error)
+                continue
+            self._delay.connected(monotonic())
+            if self.is_stopping:
+                conn.close()
+            elif conn.closed_error is None:
+                try:
+                    self._opened(conn)
+                except BaseException as error:
+                    conn.close(ConnectionClosed(f"{self.address}: nsq_fast itself failed: {error!r}"))
+                    raise
+                return
+
+    def _opened(self, conn: Connection) -> None:
+        logger.info("[%s] connected", self.address, extra=CONNECTED)
+        self.error = None
+        self._has_failed = False
+        self.overdue = self.owed = 0
+        self._sample = None
+        self.on_reply = self._sender.replied
+        conn.read_replies_soon()
+        self._latest = self.conn = conn
+        self._sender.link_opened(self)
+
+    def _connect_failed(self, error: NsqError) -> None:
+        self.error = error
+        level = logging.DEBUG if self._has_failed else logging.WARNING
+        self._has_failed = True
+        logger.log(level, "[%s] cannot connect, will keep trying: %s", self.address, error, extra=CONNECT_FAILED)
+        self._sender.routing.link_failed(self)
+
+    async def _pause(self) -> None:
+        if self._is_blameless:
+            self._is_blameless = False
+            return
+        delay = self._delay.next(monotonic())
+        patience = min(delay, self._patience)
+        self._wanted.clear()
+        await self._stopped.wait(patience)
+        if delay > patience and not self._sender.routing.waiting_count() and not self.is_stopping:
+            await self._wanted.wait(delay - patience)
+
+    def drop(self, conn: Any, error: NsqError) -> None:
+        """Offer the connection to publishes no more. What it still owes is reported by ``on_failed``."""
+        if self.conn is conn:
+            self.conn = None
+            self.owed = 0
+            self.error = error
+            self._sender.link_lost(self)
+
+    # Late replies
+
+    def is_late(self) -> bool:
+        """Whether a reply was due at each of the last ``LATE_AFTER_LOOKS`` calls. Call it at even intervals."""
+        conn = self.conn
+        if conn is None or self.owed:
+            return False
+        if self._sample is None or self._sample.conn is not conn:  # the reply has come
+            tokens = conn.session.tokens()
+            self._sample = tokens[-1] if tokens else None
+            self._looks = 0
+            return False
+        self._looks += 1
+        return self._looks >= LATE_AFTER_LOOKS
+
+    def stall(self, limit: float) -> None:
+        """Take no publishes until all replies that are due now have come; ``limit`` seconds were too long for one."""
+        assert self.conn is not None
+        self.owed = self.conn.session.pending_count
+        self.on_reply = self._late_reply
+        self._sample = None
+        self.error = ConnectionLost(f"{self.address}: connected, but has not replied for {limit:.3g} s")
+        logger.warning(
+            "[%s] has not replied for %.3g s, gets no publishes until it does",
+            self.address,
+            limit,
+            extra=CONNECTION_STALLED,
+        )
+        self._sender.link_stalled(self)
+        self._seek_replacement(self.conn)
+
+    def owes_to(self, topic: str, partition: int) -> bool:
+        """Whether it owes a reply to a command to this partition."""
+        return self.conn is not None and any(
+            command.partition == partition and command.destination.topic == topic
+            for command in self.conn.session.tokens()
+        )
+
+    def _late_reply(self, conn: Connection, command: Command, data: bytes) -> None:
+        self._sender.replied(conn, command, data)
+        self._has_replied(conn)
+
+    def _has_replied(self, conn: Connection) -> None:
+        if conn is self.conn and self.owed:
+            self.owed -= 1
+            if not self.owed:
+                logger.info("[%s] replies again", self.address, extra=CONNECTION_RECOVERED)
+                self.on_reply = self._sender.replied
+                self.error = None
+                self._sender.link_recovered(self)
+
+    # A fresh connection in place of a silent one: after packets were lost the kernel sends again only after a pause
+    # that has doubled all the time, of up to two minutes
+
+    def on_heartbeat_overdue(self, conn: Connection) -> None:
+        if conn is self.conn:
+            self._seek_replacement(conn)
+
+    def _seek_replacement(self, conn: Connection) -> None:
+        if not self.is_stopping and (self._probe is None or self._probe.ready()):
+            name = f"nsq_fast-probe-{self.address}"
+            self._probe = self._sender.supervisor.job(name, self._replace, conn, conn.last_received_at)
+
+    async def _replace(self, conn: Connection, heard_at: float) -> None:
+        config = self._sender.connection_config
+        config = config.replace(connect_timeout=min(PROBE_TIMEOUT, config.connect_timeout))
+        while self._is_silent(conn, heard_at):
+            fresh = Connection(self.address, config, self, self._loop)
+            try:
+                await fresh.open()
+            except NsqError:
+                await self._loop.sleep(PROBE_PAUSE)
+                continue
+            if fresh.closed_error is not None:
+                continue
+            if not self._is_silent(conn, heard_at) or not self._may_give_up(conn):
+                fresh.close()
+                await self._loop.sleep(PROBE_TIMEOUT)
+                continue
+            text = f"{self.address}: given up: it does not reply, while a new connection does"
+            logger.warning("[%s] connection lost: %s", self.address, text, extra=CONNECTION_LOST)
+            error = ConnectionLost(text)
+            self.drop(conn, error)
+            self._opened(fresh)
+            conn.close(error)
+
+    def _is_silent(self, conn: Connection, heard_at: float) -> bool:
+        return conn is self.conn and not self.is_stopping and bool(self.owed or conn.last_received_at == heard_at)
+
+    def _may_give_up(self, conn: Connection) -> bool:
+        """Whether that helps anybody, and harms nobody.
+
+        A server that shakes hands may be slow to store all the same. So what went elsewhere meanwhile is no reason to
+        send it anything new, and what must not be tried again waits for its reply as long as it may.
+        """
+        error = self.error or ConnectionLost(f"{self.address}: given up")
+        commands = [command for command in conn.session.tokens() if command.conn is conn]
+        live = [publish for command in commands for publish in command.publishes if not publish.done]
+        policy = self._sender.policy
+        spare = max(2, policy.max_attempts - 1)  # one attempt is left for a leader that moves after all
+        return (bool(live) or not self.owed) and all(
+            publish.attempts - publish.misses < spare and publish.may_retry(error, policy) for publish in live
+        )
+
+    # What the connection tells its owner
+
+    def on_failed(self, conn: Connection, command: Command, error: NsqError) -> None:
+        if isinstance(error, ServerError):
+            self._sender.tell("on_error", error=error)
+            if conn.session.dialect.is_fatal(error, command.name):
+                # The server closes now. If what we sent was to blame, there is nothing to wait for.
+                self._is_blameless = not classify(error).retry
+                self.drop(conn, error)
+        else:
+            self.drop(conn, error)
+        self._sender.refused(conn, command, error)
+        self._has_replied(conn)
+
+    def on_error(self, conn: Connection, error: ServerError) -> None:
+        self._sender.tell("on_error", error=error)
+
+    def on_answer_failed(self, conn: Connection, error: ServerError, message_id: bytes | None) -> None:
+        self._sender.tell("on_error", error=error)
+
+    def on_disconnect(self, conn: Connection, error: NsqError) -> None:
+        if self.conn is conn and not self.is_stopping:
+            logger.warning("[%s] connection lost: %s", self.address, error, extra=CONNECTION_LOST)
+        self.drop(conn, error)
+        if conn is not self._latest:
+            return
+        if self.is_stopping:
+            self._ended.set()
+        else:
+            self._begin()
+
+    def on_messages(self, conn: Connection, messages: list[Any]) -> None:
+        pass  # a producer subscribes to nothing
+
+    def on_message_skipped(self, conn: Connection, message: Any, error: NsqError) -> None:
+        pass
+
+    def on_heartbeat(self, conn: Connection) -> None:
+        pass
+
+    def on_close_wait(self, conn: Connection) -> None:
+        pass
+
+
+class Sender(SendPath):
+    """Sends for the queues of one producer, and hears of its connections.
+
+    Args:
+        tell: sends a signal of the producer: ``tell(name, **values)``. ``hears`` says whether anybody listens to one,
+            and ``heard`` has those that somebody asked for, by their names.
+        new_lookup: makes what polls the lookup services; None where there are none to ask.
+
+    Attributes:
+        news: set whenever a connection opens, or lookup says where a topic lives.
+        pool, routing: the connections, and what goes to which.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[..., None],
+        hears: Callable[[str], bool],
+        heard: dict[str, Any],
+        loop: Loop,
+        wakeups: Wakeups,
+        nsqds: Iterable[Address],
+        new_lookup: Callable[[Callable[..., object]], Any] | None,
+        config: ProducerConfig,
+        connection: ConnectionConfig,
+        lookup: LookupConfig,
+        trace: TraceLog,
+    ) -> None:
+        self.tell = tell
+        self._hears = hears
+        self.loop = loop
+        self.config = config
+        self.connection_config = connection
+        self.heard = heard
+        self.encode_many = _encode_many
+        self._trace = trace
+        self.policy = RetryPolicy(
+            max_attempts=config.max_publish_attempts,
+            retry_unknown_outcome=config.retry_unknown_outcome,
+            base_delay=config.retry_base_delay,
+            max_delay=config.retry_max_delay,
+            awaits_leader=new_lookup is not None,
+        )
+        self._is_unordered_told = False
+        self.supervisor = loop.supervisor(logger, lambda error: tell("on_error", error=error))
+        report = self.supervisor.report
+        self.news = Event(loop)
+        self.wakeups = wakeups
+        self.pending = Pending(
+            loop, report, self._time_out, config.attempt_limit / LATE_AFTER_LOOKS, self._look_at_links
+        )
+        self.pending_limit = PendingLimit(config.max_pending, loop)
+        self.outcomes = Outcomes()
+        self.latency = Histogram() if config.histograms else None
+        self.timing = self if config.histograms else None  # called for each command that was stored
+        self._next_sample = 0.0
+        self._alarm = Alarm(loop, self._run_due, report)
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
+        self._numbers = count()
+        self.lingers = config.linger > 0
+        self._gathers = bool(config.linger or config.coalesce)
+        self._held: dict[Queue, None] = {}
+        self._held_alarm = Alarm(loop, self.flush, report)
+        self.most = config.linger_max_messages if self._gathers else 1
+        self.enough = min(config.linger_max_bytes, config.max_body_size)
+        self.limit = config.max_body_size
+        self.pool = Pool(lambda address: ProducerConnection(address, self), config.connections_per_nsqd)
+        poller = None if new_lookup is None else new_lookup(lambda *args: self.routing.learnt(*args))
+        self.routing = Routing(self, nsqds, poller, lookup, config, self.news.set)
+
+    # Later
+
+    def later(self, delay: float, callback: Callable[[], object]) -> None:
+        """Call ``callback()`` once, in ``delay`` seconds. It must not block."""
+        at = monotonic() + delay
+        heapq.heappush(self._due, (at, next(self._numbers), callback))
+        self._alarm.set(at)
+
+    def _run_due(self) -> None:
+        now = monotonic()
+        due = []
+        while self._due and self._due[0][0] <= now:
+            due.append(heapq.heappop(self._due)[2])
+        self._call_all(due, "a timer")
+        if self._due:
+            self._alarm.set(self._due[0][0])
+
+    def _call_all(self, callbacks: Iterable[Callable[[], object]], what: str) -> None:
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception as fault:  # noqa: PERF203  # what fails keeps none of the others back
+                self.supervisor.report(what, fault, "the others go on")
+
+    def seek(self, queue: Queue) -> None:
+        """Publishes wait in a queue, and no connection takes them: look for one, more and more rarely."""
+        self.pool.hurry()
+        if self.routing.lookup is not None and not queue.is_sought:
+            queue.is_sought = True
+            queue.seeks += 1
+            delay = retry_delay(queue.seeks, self.policy, random.random, for_leader=True)
+            self.later(delay, lambda: self._seek_on(queue))
+
+    def _seek_on(self, queue: Queue) -> None:
+        queue.is_sought = False
+        if queue.is_stranded:
+            self.routing.refresh(queue.topic)
+            self.seek(queue)
+        else:
+            queue.seeks = 0
+
+    # Gathering
+
+    def hold(self, queue: Queue) -> bool:
+        """Hold a queue for what comes next, unless gathering is off; ``Queue.pump`` is called in time then."""
+        if not self._gathers:
+            return False
+        if not self._held:
+            if self.lingers:
+                self._held_alarm.set(monotonic() + self.config.linger)
+            else:
+                self.loop.call_soon(self.flush)
+        self._held[queue] = None
+        return True
+
+    def release_hold(self, queue: Queue) -> None:
+        """Hold a queue no longer: it leaves now."""
+        self._held.pop(queue, None)
+        if not self._held:
+            self._held_alarm.stop()
+
+    def flush(self) -> None:
+        """Send all that gathered."""
+        self._held_alarm.stop()
+        held, self._held = self._held, {}
+        self._call_all((queue.pump for queue in held), "sending what gathered")
+
+    def forget(self) -> None:
+        """In the child of a fork: send nothing of what gathered."""
+        self._held_alarm.stop()
+        self._held.clear()
+
+    # What comes back: SendPath sends commands, and takes the usual replies
+
+    def _tell_response(self, data: bytes) -> None:
+        self.tell("on_response", response=data)
+
+    def stored(self, publish: Publish) -> None:
+        """An nsqd has confirmed a publish, and somebody asked for what that takes: of at most one in
+        ``SAMPLE_EVERY`` seconds."""
+        now = monotonic()
+        if now >= self._next_sample and self.latency is not None:
+            self._next_sample = now + SAMPLE_EVERY
+            # When it began follows from its deadline: nothing more is kept for each publish.
+            timeout = self.config.publish_timeout if publish.timeout is None else publish.timeout
+            self.latency.observe(now - (publish.deadline - timeout))
+
+    def _replied_after_all(self, command: Command, data: bytes) -> None:
+        """A connection that had stalled replies to a command whose publishes were tried elsewhere."""
+        if data == OK:
+            for publish in command.publishes:
+                if not publish.done:
+                    self.pool.owe(publish.attempt)
+                    self.finish(publish, None)
+
+    def _take_receipts(self, command: Command, data: bytes, nsqd: Address) -> None:
+        """Give each publish what the server said of its records, and write that down."""
+        publishes, topic = command.publishes, command.destination.topic
+        traces = [publish.form.traces(publish.body) for publish in publishes]
+        split = split_receipt(traced_reply(data), [pair for pairs in traces for pair in pairs])
+        for publish, pairs in zip(publishes, traces, strict=True):
+            receipts = [Receipt(*next(split), command.partition, nsqd) for _ in pairs]
+            publish.receipts = publish.form.kept(receipts)
+            if self._trace.is_on(topic):
+                for receipt in publish.receipts:
+                    self._trace.published(topic, receipt[:4], partition=receipt.partition, nsqd=receipt.nsqd)
+
+    def refused(self, conn: Connection, command: Command, error: NsqError) -> None:
+        """A command failed: each of its publishes is tried again, or fails."""
+        if command.conn is not conn:
+            return
+        command.conn = None
+        if command.is_overdue:
+            self.pool.has_replied_late(conn)
+        again: list[Publish] = []
+        delay = 0.0
+        is_stale = needs_lookup = False
+        for publish in command.publishes:
+            if publish.done:
+                publish.attempt = None
+                self.pending_limit.give(publish.weight)
+                continue
+            is_shared = len(command.publishes) > 1
+            verdict = publish.attempt_failed(error, self.policy, is_shared=is_shared, server=conn.address)
+            is_stale |= verdict.leader
+            needs_lookup |= verdict.refresh
+            if verdict.retry:
+                again.append(publish)
+                if verdict.pause:
+                    number = max(publish.attempts, 1)
+                    pause = retry_delay(number, self.policy, random.random, for_leader=verdict.leader)
+                    delay = max(delay, pause)
+            else:
+                self.finish(publish, final_error(publish, error))
+        if needs_lookup:
+            self.routing.refresh(command.destination.topic)
+        command.destination.failed(command, again, delay, is_stale=is_stale)
+
+    def give_up(self, command: Command, error: NsqError) -> None:
+        """Wait no longer for the reply to a command: its publishes are tried again, or fail, with ``error``."""
+        if command.conn is not None:
+            self.refused(command.conn, command, error)
+
+    # The end of a publish
+
+    def finish(self, publish: Publish, error: BaseException | None) -> None:
+        """End a publish, well when ``error`` is None. It gives its room back now, or when its command is over."""
+        if publish.attempt is None:
+            self.pending_limit.give(publish.weight)
+        if not publish.done:
+            self.outcomes.ended(error)
+        publish.end(error)
+        if isinstance(error, PublishFailed) and publish.group is None and isinstance(publish.body, list):
+            error.results = publish.results()
+        self.pending.publishes.discard(publish)
+        self.pending.removed()
+        publish.wake(self.wakeups)
+
+    def _time_out(self, publish: Publish) -> None:
+        self.pool.owe(publish.attempt)
+        self.routing.refresh(publish.topic)  # what did not reply may lead no longer
+        self.finish(publish, self._timeout_error(publish))
+
+    def abandon(self, publish: Publish) -> None:
+        """Its caller was interrupted. What was not sent yet will not be."""
+        if not publish.done and publish.attempt is None:
+            interrupted = ConnectionClosed("interrupted")
+            self.finish(publish, publish_failed(publish.topic, interrupted, publish.attempts, publish.possibly_stored))
+
+    async def drain(self, timeout: float | None) -> None:
+        """Wait until nothing is pending; after ``timeout`` seconds fail what is."""
+        self.flush()
+        if not await self.pending.wait_for_none(timeout):
+            self.end_all()
+
+    def end_all(self) -> None:
+        """The producer closes: fail what is pending."""
+        closed = ConnectionClosed("the producer was closed")
+        for publish in list(self.pending.publishes):
+            if not publish.done:
+                self.finish(publish, publish_failed(publish.topic, closed, publish.attempts, publish.may_be_stored))
+
+    async def close(self, timeout: float) -> None:
+        """Close the connections. Nothing may be pending."""
+        self.routing.stop()
+        self.pending.alarm.stop()
+        self._alarm.stop()
+        self._due.clear()
+        await self.pool.close(timeout)
+
+    def tell_unordered(self, topic: str) -> None:
+        """Log, once, that keys give no order in the original NSQ."""
+        if not self._is_unordered_told:
+            self._is_unordered_told = True
+            logger.warning(
+                "[%s] is a topic of the original NSQ, where keys give no order: its publishes with a key go to any"
+                " nsqd, as those without (said once for this producer)", topic, extra=KEYS_UNORDERED,
+            )  # fmt: skip
+
+    # What is known of why a publish failed
+
+    def _timeout_error(self, publish: Publish) -> NsqError:
+        """The error for a publish whose deadline came."""
+        stored = publish.may_be_stored
+        nowhere = None if publish.attempt is not None else self.why_nowhere(publish)
+        if nowhere is not None and not stored and not publish.attempts:
+            return nowhere
+        reasons = []
+        if publish.last_error is not None:
+            times = "1 attempt" if publish.attempts == 1 else f"{publish.attempts} attempts"
+            reasons.append(f"its time was over after {times}, the last failure: {publish.last_error}")
+        if publish.attempt is not None:
+            conn = publish.attempt.conn
+            reasons.append(f"no reply before its deadline{f', from {conn.address}' if conn else ''}")
+        if not reasons:
+            reasons.append("its time was over before it was sent")
+        if nowhere is not None:
+            reasons.append(str(nowhere))
+        elif publish.misses:
+            reasons.append(publish.destination.leaders_named())
+        if stored:
+            reasons.append("it may have been stored all the same")
+        error = PublishTimeout(
+            f"publish to {publish.topic!r}: {'; '.join(reasons)}",
+            attempts=publish.attempts,
+            possibly_stored=stored,
+        )
+        error.__cause__ = publish.last_error
+        return error
+
+    def why_nowhere(self, publish: Publish) -> NsqError | None:
+        """Why a publish cannot be sent now, if it is for want of a connection to an nsqd that takes it."""
+        queue = publish.destination
+        refusal = queue.refusal(publish)
+        if refusal is not None:
+            return refusal
+        text = queue.missing_leader(lambda address: any(link.address == address for link in self.pool.connected))
+        if text is not None:
+            return self._with_causes(NoLeader, text, publish.topic)
+        if queue.links or getattr(queue, "open", None):
+            return None
+        return self.no_nsqd(f"no nsqd takes publishes now for topic {publish.topic!r}", publish.topic)
+
+    def no_nsqd(self, text: str, topic: str) -> NoNsqd:
+        """``text`` as an error that says, too, what is known of each nsqd and of lookup; the last is its cause."""
+        return self._with_causes(NoNsqd, text, topic)
+
+    def _with_causes(self, kind: type[NoNsqd], text: str, topic: str) -> NoNsqd:
+        errors = {str(address): (str(error), error) for address, error in self.pool.errors()}
+        reasons = [said if said.startswith(name) else f"{name}: {said}" for name, (said, _) in errors.items()]
+        problem = self.routing.lookup_problem(topic)
+        if problem:
+            reasons.append(problem)
+        error = kind(f"{text} ({'; '.join(reasons)})" if reasons else text)
+        if errors:
+            error.__cause__ = list(errors.values())[-1][1]
+        elif problem:
+            error.__cause__ = LookupFailed(problem)
+        return error
+
+    # News of the connections
+
+    def _look_at_links(self) -> None:
+        for link in [link for link in self.pool.open if link.is_late()]:
+            link.stall(self.config.attempt_limit)
+
+    def link_opened(self, link: ProducerConnection) -> None:
+        """It can take publishes from now on."""
+        self.news.set()
+        conn = link.conn
+        if conn is not None and conn.auth_data is not None and self._hears("on_auth"):
+            self.tell("on_auth", conn=conn, response=msgspec.json.decode(conn.auth_data))
+        self.link_recovered(link)
+
+    def link_recovered(self, link: ProducerConnection) -> None:
+        """It has replied: it takes publishes again."""
+        if link.conn is not None and link not in self.pool.open:
+            self.pool.open.append(link)
+        self.routing.links_changed()
+        self._relieve(self.pool)
+
+    def link_lost(self, link: ProducerConnection) -> None:
+        """It takes no more publishes; called once for each ``link_opened``."""
+        if link in self.pool.open:
+            self.pool.open.remove(link)
+            self.routing.links_changed()
+
+    def link_stalled(self, link: ProducerConnection) -> None:
+        """It has not replied for too long; it takes no publishes until it has sent all the replies that it owes."""
+        self.pool.open.remove(link)
+        self.routing.links_changed()
+        self.routing.link_failed(link)
+        self._relieve([link])
+
+    def _relieve(self, links: Iterable[ProducerConnection]) -> None:
+        """Try what stalled ones owe at other ones, where there are any and the publishes may be tried again."""
+        for link in links:
+            conn, error = link.conn, link.error
+            if conn is None or error is None or not link.owed:
+                continue
+            for command in conn.session.tokens():
+                if command.conn is not conn:
+                    continue
+                live = [publish for publish in command.publishes if not publish.done]
+                if not command.destination.can_move():
+                    self.routing.refresh(command.destination.topic)
+                elif live and all(publish.may_retry(error, self.policy) for publish in live):
+                    self.refused(conn, command, error)
+
+
+def final_error(publish: Publish, error: NsqError) -> NsqError:
+    """The error for a publish whose last attempt failed with ``error``.
+
+    A wrong argument stays what it is, also when only the server at hand shows that it is wrong.
+    """
+    if isinstance(error, ConfigError):
+        return ConfigError(*error.args)
+    note = ""
+    if len(publish.ended_servers) >= MOST_SERVERS_LOST:
+        ended = " and ".join(map(str, publish.ended_servers))
+        note = (
+            f"; {ended} ended the connection while working on it, so it may be what ended them:"
+            " it is sent to no other server"
+        )
+    return publish_failed(publish.topic, error, publish.attempts, publish.possibly_stored, note)
+
+
+def _encode_many(command: Command, dialect: Dialect) -> tuple[str, bytes]:
+    publishes: Sequence[Publish] = command.publishes
+    # They are WireForms: publishes of other forms share no command.
+    forms = (publish.form for publish in publishes)
+    bodies = [publish.body for publish in publishes]
+    return batch_command(command.destination.topic, bodies, forms, publishes[0].form, command.partition, dialect)

@@ -1,0 +1,513 @@
+"""One connection that is subscribed to a target: messages in, answers out, and its end.
+
+What arrives is looked at (order, headers, bodies) and goes to the workers; what nsqd takes back is dropped at its
+deadline. Once the connection is about to end (``ask_for_the_end``), whatever no handler has begun with, or still
+arrives, goes back to nsqd at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from nsq_fast._codec import Message, TruncatedMessage
+from nsq_fast._dispatch import InboundQueue
+from nsq_fast.client.signals import emit
+from nsq_fast.config import ConnectionConfig
+from nsq_fast.errors import ConfigError, ConnectionClosed, ConnectionLost, MessageTooLarge, NsqError, ServerError
+from nsq_fast.log_events import (
+    HEARTBEAT_LATE,
+    OPTION_IDLE,
+    RESPONSE_FAILED,
+    RESPONSE_LOST,
+    SERVER_ERROR,
+    SUBSCRIPTION_LOST,
+)
+from nsq_fast.protocol.backoff import Backoff
+from nsq_fast.protocol.publishing import IDEMPOTENCE_HEADER, SeenKeys
+from nsq_fast.protocol.rdy import Share
+from nsq_fast.protocol.targets import Mode, Target
+
+from .bodies import decompressed, is_compressed
+from .connection import Connection
+from .give_up import message_name
+
+if TYPE_CHECKING:
+    from nsq_fast.client.trace_records import Outcome
+
+    from .consumer import AnyConsumer
+    from .loop import Changes
+    from .stats import Counters
+    from .workers import Pool
+
+LEADER_HEARTBEAT = 14.0
+"""Longest interval, in seconds, of the heartbeats of a partition's leader. One that is late says that the leader hangs:
+that is to be known before the cluster names another, 18 s after it heard of the old one at the earliest.
+youzan/nsq: consistence/nsqd_node_etcd.go, ETCD_TTL and refresh."""
+
+_OF_HEADERS = ("skip_header", "suppress_retried")
+_PLAIN = r"[A-Za-z0-9_.:-]+"
+_KEY_MARK = IDEMPOTENCE_HEADER.encode()
+
+
+class Subscription:
+    """The owner of one Connection. Used once.
+
+    Args:
+        mode: how to subscribe.
+        pool: who handles the messages.
+        is_pool_shared: whether other connections' messages are handled there, too.
+        counters: over all connections to the target.
+        changes: told when something happened that others may wait for.
+        backoff: counts the failures of these messages: of all connections, or of the target alone.
+        on_doubt: called when the connection is silent, or ends although nobody wanted it to: lookup may know something
+            better than it.
+
+    Attributes:
+        connection, inbound, share: of this subscription.
+        mode: how it is subscribed.
+        changes, backoff: as given.
+        is_live: whether messages may arrive.
+        is_ending: whether messages are given back that no handler has begun with.
+        is_ordered: whether messages come one by one and in order.
+        is_awaiting_close: whether CLS was sent and CLOSE_WAIT has not come.
+        overdue_since: when something was received last, at the time when a heartbeat was late; None before.
+    """
+
+    def __init__(
+        self,
+        consumer: AnyConsumer,
+        target: Target,
+        mode: Mode,
+        pool: Pool,
+        is_pool_shared: bool,
+        counters: Counters,
+        changes: Changes,
+        backoff: Backoff,
+        on_doubt: Callable[[], None],
+    ) -> None:
+        config = consumer.connection_config.replace(extend_support=mode.extend_support)
+        if target.partition is not None:
+            config = config.replace(heartbeat_interval=min(config.heartbeat_interval, LEADER_HEARTBEAT))
+        self.target = target
+        self.counters = counters
+        self.mode = mode
+        self.changes = changes
+        self.backoff = backoff
+        self.connection = consumer.new_connection(target.address, config, self)
+        self.inbound = InboundQueue(self.connection, self.expire)
+        self._ledger = self.connection.session.ledger
+        self.share = Share()
+        self.is_live = False
+        self.is_ending = False
+        self.is_ordered = False
+        self.is_awaiting_close = False
+        self.overdue_since: float | None = None
+        self._on_doubt = on_doubt
+        self._consumer = consumer
+        self._pool = pool
+        self._is_pool_shared = is_pool_shared
+        self._trace = consumer.trace
+        self._selection = Selection(self, consumer)
+        self._select: Callable[[list[Message]], list[Message]] | None = None
+
+    @property
+    def held(self) -> int:
+        """Messages that handlers have got and not answered."""
+        return self.connection.in_flight - len(self.inbound.waiting)
+
+    @property
+    def capacity(self) -> int:
+        """Messages that the workers of this target alone can begin with in time."""
+        return self._consumer.workload.capacity_of(None if self._is_pool_shared else self._pool)
+
+    # Begin
+
+    async def subscribe(self) -> None:
+        """SUB as the server's dialect has it. An old nsqd beside partitions is subscribed to plainly, unless options
+        ask for what it cannot do. Raises as ``Connection.subscribe``, and ConfigError for an ignored filter."""
+        consumer, config = self._consumer, self._consumer.config
+        is_redesigned = self.connection.session.dialect.has_partitions
+        if not (is_redesigned and self.mode.extend_support):
+            _refuse_filters(consumer.connection_config, self.target)
+        self.is_ordered = self.mode.ordered and (is_redesigned or bool(config.ordered))
+        await Connection.subscribe(
+            self.connection,
+            self.target.topic,
+            consumer.channel,
+            partition=self.target.partition,
+            ordered=self.is_ordered,
+            advanced=config.advanced and is_redesigned,
+        )
+
+    def begin(self) -> None:
+        """Take messages: RDY may be sent from now on."""
+        consumer = self._consumer
+        # The server has one message of an ordered partition in flight, whatever RDY says: youzan/nsq:
+        # nsqd/channel.go, messagePump (waits for the confirmation of the last one).
+        self.share = Share(max_rdy_count=1 if self.is_ordered else self.connection.info.max_rdy_count)
+        if self.is_ordered:
+            self.inbound.turn = consumer.ordered.turn(self.target)
+            self.connection.hold = consumer.ordered.hold
+            self.connection.answer_promptly()
+        if not self.mode.extend_support:
+            _tell_headerless(consumer, self.target.topic)
+        self._select = self._selection.begin()
+        self.is_live = True
+
+    # Messages, in a callback of the loop
+
+    def on_messages(self, conn: Connection, messages: list[Message]) -> None:
+        if self._trace.is_active and self._is_traced(conn):
+            self._trace_received(conn, messages)
+        self.counters.received += len(messages)
+        ledger, now = self._ledger, conn.last_received_at
+        if now >= ledger.next_deadline:
+            self.expire(now)
+        # More than RDY allowed at any time that matters: nsqd has taken some back, although our clock has not said so.
+        if ledger.count > self.share.rdy and ledger.count > self.share.highest(now):
+            self._expired(ledger.expire_excess(self.share.highest(now), now))
+        if self.is_ending:
+            self.inbound.waiting.extend(messages)
+            self.give_back_unstarted()
+            return
+        if self._select is not None:
+            messages = self._select(messages)
+        self._pool.deliver(self.inbound, messages)
+
+    def on_message_skipped(self, conn: Connection, message: TruncatedMessage, error: MessageTooLarge) -> None:
+        """No handler sees a message without its body: it is requeued, until a give-up policy gets it."""
+        acknowledger = self._consumer.acknowledger
+        if self.is_ending or acknowledger.is_beyond(self.inbound, message):
+            self.on_messages(conn, [message])
+            return
+        if self._is_traced(conn):
+            self._trace_received(conn, (message,))
+        self.counters.received += 1
+        if self._selection.is_in_order(message):
+            acknowledger.unreadable(message, error)
+
+    @property
+    def next_deadline(self) -> float:
+        """When ``expire`` has something to do, at the earliest; monotonic."""
+        return self._ledger.next_deadline
+
+    def expire(self, now: float) -> None:
+        """Forget the messages that nsqd has taken back by ``now``."""
+        self._expired(self._ledger.expire(now))
+        if self.is_ending:
+            self.give_back_abandoned()
+
+    def _expired(self, messages: list[Message]) -> None:
+        if messages:
+            unstarted = self.inbound.drop_expired() if self._consumer.config.drop_expired else 0
+            self.counters.expired += len(messages)
+            self._consumer.deadlines.report(messages, unstarted)
+            self._freed()
+
+    # Answers
+
+    def requeue_delay_ms(self, conn: Connection, message: Message) -> int:
+        if self.is_ordered:
+            return self._consumer.ordered.requeue_delay_ms(message)
+        return self._consumer.acknowledger.requeue_delay(message.attempts)
+
+    def on_finish(self, conn: Connection, message: Message) -> None:
+        emit(self._consumer, "on_finish", message_id=message.id)
+
+    def on_touch(self, conn: Connection, message: Message) -> None:
+        self.counters.touched += 1
+
+    def on_requeue(self, conn: Connection, message: Message, delay_ms: int, backoff: bool) -> None:
+        consumer = self._consumer
+        emit(consumer, "on_requeue", message_id=message.id, timeout=delay_ms)
+        if backoff and not self.is_ordered:  # an ordered partition waits for its own messages only
+            consumer.flow.result(False, self.backoff)
+        if self._is_traced(conn):
+            self._trace_answers(conn, (message,), "REQ")
+        self._freed()
+
+    def on_answers(self, conn: Connection, finished: Sequence[Message], requeued: int, is_sent: bool) -> None:
+        if not is_sent:
+            self._lost_answers(finished, requeued)
+            return
+        counters, consumer = self.counters, self._consumer
+        counters.finished += len(finished)
+        if requeued:
+            counters.requeued += requeued
+        if finished:
+            if self.backoff.is_on:
+                consumer.flow.result(True, self.backoff)
+            if self._trace.is_active and self._is_traced(conn):
+                self._trace_answers(conn, finished, "FIN")
+        self._freed()
+
+    def _lost_answers(self, finished: Sequence[Message], requeued: int) -> None:
+        self.counters.answers_lost += len(finished) + requeued
+        self._consumer.logger.info(
+            "%s: connection lost before the FIN of %d messages%s and the REQ of %d",
+            self.target, len(finished), f" (first {message_name(finished[0])})" if finished else "", requeued,
+            extra=RESPONSE_LOST,
+        )  # fmt: skip
+        self._consumer.flow.changed()
+        self._freed()
+
+    def on_answer_failed(self, conn: Connection, error: ServerError, message_id: bytes | None) -> None:
+        self.counters.answers_failed += 1
+        self._consumer.logger.warning("%s: answered too late: %s", self.target, error, extra=RESPONSE_FAILED)
+        emit(self._consumer, "on_error", error=error)
+
+    def _freed(self) -> None:
+        if self._consumer.flow.sharing.is_waiting:
+            self._consumer.flow.changed()
+        if self.is_ending:
+            self.changes.set()
+
+    # What is only told
+
+    def on_error(self, conn: Connection, error: ServerError) -> None:
+        self._consumer.logger.error("%s: %s", self.target, error, extra=SERVER_ERROR)
+        emit(self._consumer, "on_error", error=error)
+
+    def on_reply(self, conn: Connection, token: Any, data: bytes) -> None:
+        emit(self._consumer, "on_response", response=data)
+
+    def on_failed(self, conn: Connection, token: Any, error: NsqError) -> None:
+        emit(self._consumer, "on_error", error=error)
+
+    def on_heartbeat(self, conn: Connection) -> None:
+        emit(self._consumer, "on_response", response=b"_heartbeat_")
+
+    def on_heartbeat_overdue(self, conn: Connection) -> None:
+        """The nsqd is silent. It may hang, and another lead its partition by now."""
+        self.overdue_since = conn.last_received_at
+        self._consumer.logger.warning(
+            "%s: its heartbeat is late; asking lookup who serves the topic", self.target, extra=HEARTBEAT_LATE
+        )
+        self._on_doubt()
+
+    # The trace log. Only redesigned servers have ids that mean something, so only their messages are recorded
+
+    def _is_traced(self, conn: Connection) -> bool:
+        log = self._trace
+        return log.is_active and log.is_on(conn.topic or "") and conn.session.dialect.has_partitions
+
+    def _trace_received(self, conn: Connection, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self._trace.received(
+                conn.topic or "", self._consumer.channel, message, nsqd=conn.address, local=conn.local_address
+            )
+
+    def _trace_answers(self, conn: Connection, messages: Iterable[Message], outcome: Outcome) -> None:
+        """Record answers that were sent just now; those that came too late are timeouts, whatever they said."""
+        now = monotonic()
+        for message in messages:
+            # nsqd takes no response for a message that it has sent to somebody else, and may not even say so.
+            is_late = message.has_expired() or now > self._ledger.deadline(message)
+            self._trace.consumed(
+                conn.topic or "",
+                self._consumer.channel,
+                message,
+                "TIMEOUT" if is_late else outcome,
+                nsqd=conn.address,
+                local=conn.local_address,
+                handling_time=now - message.received_at,
+            )
+
+    # End
+
+    def ask_for_the_end(self) -> None:
+        """CLS, and REQ 0 for what no handler has begun with and for what still arrives."""
+        self.is_ending = True
+        with suppress(NsqError):  # it may be ending just now
+            self.connection.start_close()
+            self.is_awaiting_close = True
+            self.give_back_unstarted()
+            self._consumer.ordered.release(self.connection)
+
+    async def wait_for_close_wait(self, deadline: float | None) -> bool:
+        """Wait for CLOSE_WAIT, behind which no message arrives; False if it did not come by ``deadline``."""
+        return await self.changes.wait_while(lambda: self.is_live and self.is_awaiting_close, deadline)
+
+    async def wait_for_answers(self, deadline: float | None) -> bool:
+        """Wait until every message is answered or expired; False if some are not by ``deadline`` (monotonic)."""
+        self.give_back_abandoned()
+        return await self.changes.wait_while(lambda: self.is_live and self.connection.in_flight > 0, deadline)
+
+    def give_back_unstarted(self) -> None:
+        """REQ 0 for what no handler has begun with."""
+        self._consumer.acknowledger.give_back(self.inbound.take_unstarted())
+
+    def give_back_abandoned(self) -> None:
+        """REQ 0 for asynchronous messages that the program has dropped without an answer."""
+        if self.is_live:
+            self._consumer.acknowledger.give_back(self._ledger.abandoned())
+
+    def give_back_unfinished(self) -> int:
+        """REQ 0 for what handlers have begun with and not answered; return how many there were."""
+        count = 0
+        for message in self._ledger.pending() if self.is_live else ():
+            with suppress(NsqError):  # a handler on a native thread has answered just now
+                message.requeue(0, False)
+                count += 1
+        return count
+
+    def abandon(self) -> None:
+        """The loop ends: give back what is held, as far as that can be sent at once, and drop the connection."""
+        self.ask_for_the_end()
+        self.give_back_unfinished()
+        self.connection.drop(ConnectionClosed(f"{self.target}: the event loop has ended"))
+
+    def let_go(self) -> None:
+        """The loop is closed. Give back what is held with the last bytes: nsqd would deliver it again after its timeout
+        only, whatever becomes of the connection (nsqio/nsq: nsqd/channel.go, RemoveClient)."""
+        unstarted = self.inbound.take_unstarted()
+        self.connection.let_go([*unstarted, *(each for each in self._ledger.pending() if each not in unstarted)])
+        self.is_live = False
+
+    def on_close_wait(self, conn: Connection) -> None:
+        self.is_awaiting_close = False
+        self.changes.set()
+
+    def on_disconnect(self, conn: Connection, error: NsqError) -> None:
+        was_live, self.is_live = self.is_live, False
+        unstarted = self.inbound.take_unstarted()
+        for message in unstarted:
+            # Nobody will respond; nsqd delivers it again after its timeout: nsqio/nsq: nsqd/channel.go,
+            # processInFlightQueue.
+            message.mark_responded()
+        self.changes.set()
+        if not was_live:
+            return
+        consumer = self._consumer
+        consumer.workload.adopt(self._ledger)
+        consumer.flow.remove(self)
+        if self.is_ending:
+            return
+        if self.backoff is not consumer.flow.backoff:
+            consumer.flow.result(False, self.backoff)
+        consumer.logger.warning(
+            "%s: %s; %d unstarted messages dropped", self.target, error, len(unstarted), extra=SUBSCRIPTION_LOST
+        )
+        emit(consumer, "on_error", error=error)
+        self._on_doubt()
+
+
+class Selection:
+    """Which of the messages of one connection a handler gets: those in order, with bodies that can be read."""
+
+    def __init__(self, subscription: Subscription, consumer: AnyConsumer) -> None:
+        self._subscription = subscription
+        self._consumer = consumer
+        self._in_order: Callable[[list[Message]], list[Message]] | None = None
+        self._size_limit: int | None = None  # of decompressed bodies; None: compressed ones are left as they are
+        self._skip_header: str | None = None
+        self._skip_mark = b""
+        self._seen_keys: SeenKeys | None = None
+
+    def begin(self) -> Callable[[list[Message]], list[Message]] | None:
+        """What chooses, now that it is known how the subscription is made; None: each message is handled as it came."""
+        subscription, config = self._subscription, self._consumer.config
+        if subscription.is_ordered:
+            self._in_order = self._consumer.ordered.check_of(subscription.target)
+        if not subscription.mode.extend_support:
+            return self._in_order
+        self._size_limit = config.max_decompressed_size if config.decompress else None
+        self._skip_header = header = config.skip_header
+        # What a name looks like in JSON is known for plain ones only; with others all headers are read.
+        self._skip_mark = header.encode() if header and re.fullmatch(_PLAIN, header) else b""
+        self._seen_keys = self._consumer.seen_keys
+        has_extended = any(each is not None for each in (self._size_limit, header, self._seen_keys))
+        return self._readable_in_order if has_extended else self._in_order
+
+    def is_in_order(self, message: Message) -> bool:
+        """Whether a message may be handled, as to its place in the order."""
+        return self._in_order is None or bool(self._in_order([message]))
+
+    def _readable_in_order(self, messages: list[Message]) -> list[Message]:
+        if self._in_order is not None:
+            messages = self._in_order(messages)
+        if self._skip_header is not None:
+            messages = [each for each in messages if not self._is_skipped(each, self._skip_header)]
+        if self._seen_keys is not None:
+            messages = [each for each in messages if not self._is_suppressed(each, self._seen_keys)]
+        return [each for each in map(self._readable, messages) if each is not None]
+
+    def _is_skipped(self, message: Message, header: str) -> bool:
+        """Finish a message that has the header; say whether it has."""
+        # Few have it: the name is looked for before all headers are read.
+        if message.ext is None or self._skip_mark not in message.ext or header not in _headers(message):
+            return False
+        self._subscription.counters.skipped += 1
+        _finish(message)
+        return True
+
+    def _is_suppressed(self, message: Message, seen: SeenKeys) -> bool:
+        """Finish a message that is a copy of one that came before; say whether it is one."""
+        if message.ext is None or _KEY_MARK not in message.ext:
+            return False
+        key = _headers(message).get(IDEMPOTENCE_HEADER)
+        if not isinstance(key, str) or not seen.is_copy(message.topic or "", key, message.id):
+            return False
+        self._subscription.counters.suppressed += 1
+        _finish(message)
+        return True
+
+    def _readable(self, message: Message) -> Message | None:
+        if self._size_limit is None or not is_compressed(message):
+            return message
+        acknowledger = self._consumer.acknowledger
+        try:
+            return self._in_place_of(message, decompressed(message, self._size_limit))
+        except NsqError as error:
+            # Who has chosen no policy has not agreed to lose what another version of this program may read.
+            if acknowledger.has_policy and acknowledger.is_beyond(self._subscription.inbound, message):
+                return message  # for the give-up policy, as it came
+            acknowledger.unreadable(message, error)
+            return None
+
+    def _in_place_of(self, message: Message, readable: Message) -> Message:
+        """The message that a handler gets, which is in flight now instead of the one that came."""
+        if readable is not message:
+            # Only one of the two may be responded to: both have the id that nsqd knows.
+            message.mark_responded()
+            self._subscription.connection.session.ledger.follow(readable)
+        return readable
+
+
+def _finish(message: Message) -> None:
+    with suppress(ConnectionLost):  # nsqd delivers it again, and it is finished then
+        message.finish()
+
+
+def _headers(message: Message) -> Mapping[str, Any]:
+    try:
+        return message.headers
+    except NsqError:  # no JSON: the handler sees it, and can tell
+        return {}
+
+
+def _refuse_filters(config: ConnectionConfig, target: Target) -> None:
+    """Raise ConfigError where a filter is set: only of messages with extended headers do servers filter any."""
+    for name in ("desired_tag", "ext_filter"):
+        value = getattr(config, name)
+        if value:
+            raise ConfigError(
+                f"{name}={value!r}: topic {target.topic} has no extended headers on {target.address}, and every message"
+                f" would come; create it with extend, or leave {name} out"
+            )
+
+
+def _tell_headerless(consumer: AnyConsumer, topic: str) -> None:
+    """Say once of a topic without extended headers which options have no effect on it."""
+    idle = [name for name in _OF_HEADERS if getattr(consumer.config, name)]
+    if idle and topic not in consumer.headerless:
+        consumer.headerless.add(topic)
+        consumer.logger.warning(
+            "%s: has no effect on topic %s: its messages have no extended headers; the redesigned NSQ gives them to"
+            " topics that are created with extend",
+            ", ".join(idle), topic, extra=OPTION_IDLE,
+        )  # fmt: skip

@@ -1,0 +1,762 @@
+"""What a consumer is subscribed to: its topics, where each of them lives, and a connection for each of these places.
+
+``Subscriptions`` has the topics, which are named or chosen by a pattern; ``TopicSubscriptions`` follows what lookup
+says of one; a ``Subscriber`` keeps one target (an nsqd, or a partition that it leads) subscribed, through one
+connection after another. A partition that moves gets a new subscriber at once; the old one ends when the new one is
+there, or when its connection does. As long as a partition has no connection, lookup is asked again and again.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from enum import Enum, auto
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nsq_fast.client.signals import emit, is_heard
+from nsq_fast.config import OF_CONNECTION
+from nsq_fast.errors import (
+    ChannelNotRegistered,
+    ConfigError,
+    ConnectionClosed,
+    ConnectionLost,
+    ExtendSubForbidden,
+    ExtendSubRequired,
+    HttpError,
+    LocalProtocolError,
+    NsqError,
+    OrderedSubRequired,
+    ServerError,
+)
+from nsq_fast.log_events import (
+    PARTITIONS_MISSING,
+    SUBSCRIBED,
+    SUBSCRIPTION_FAILED,
+    SUBSCRIPTION_MODE,
+    TOPIC_LEFT,
+    TOPIC_MATCHED,
+)
+from nsq_fast.names import Address
+from nsq_fast.protocol.backoff import ReconnectDelay
+from nsq_fast.protocol.lookup_schedule import lost_pause
+from nsq_fast.protocol.targets import (
+    Mode,
+    Target,
+    TopicChoice,
+    configured,
+    impossible,
+    is_complete,
+    is_replaced,
+    missing,
+    targets,
+)
+from nsq_fast.protocol.topology import Nsqd, Topology
+
+from .connection import Connection
+from .flow import backoff_of
+from .loop import Changes, Repeated
+from .stats import ConnectionStats, Counters
+from .subscription import Subscription
+
+if TYPE_CHECKING:
+    from nsq_fast.protocol.targets import StartPositions
+
+    from .consumer import AnyConsumer
+    from .lookup import LookupPoller, TopicWatch
+    from .positions import Starter
+    from .workers import Pool
+
+ROUNDS_OF_GRACE = 2
+"""Rounds of lookup after a refusal: the first may have been on its way before, the second knows what changed."""
+
+SEEK_INTERVAL = 1.0
+"""Seconds between questions to lookup while a partition has no connection."""
+
+FIRST_DELAY = 0.1
+FIRST_DELAY_OF_LISTED = 1.0
+"""Shortest pauses in seconds before a connection is made again. A topic that was chosen by a pattern may have been
+deleted, which ends its connections, and a new SUB would create it again (nsqio/nsq: nsqd/protocol_v2.go, SUB): lookup
+has time to say so first."""
+
+# What trying again in the same way does not cure.
+REFUSALS = (
+    OrderedSubRequired,
+    ExtendSubRequired,
+    ExtendSubForbidden,
+    ChannelNotRegistered,
+    LocalProtocolError,
+    ConfigError,
+)
+LONGEST_LEADER_DELAY = 1.0
+"""Seconds between attempts while the leader of a partition is not ready. It may be at any moment, and nobody else
+delivers the messages."""
+
+DRAIN_TIMEOUT = 10.0
+"""Longest wait for answers when one connection ends for the sake of another, in seconds."""
+
+
+class Subscriptions:
+    """The topics of one consumer, and their subscribers.
+
+    Args:
+        choice: which topics.
+        positions: where the channel begins, in each topic.
+
+    Attributes:
+        lookup: asked about all topics; None where nsqds are configured only.
+    """
+
+    def __init__(self, consumer: AnyConsumer, choice: TopicChoice, positions: StartPositions | None) -> None:
+        self._consumer = consumer
+        self._positions = positions
+        self._is_stopped = False
+        self._past_moves = 0
+        self._hopeful = ""
+        self.lookup: LookupPoller | None = None
+        self._watch: TopicWatch | None = None
+        if consumer.lookupd_addresses:
+            from .lookup import LookupPoller, TopicWatch  # not needed where nsqds are configured
+
+            config = consumer.lookup_config
+            self.lookup = LookupPoller(consumer.lookupd_addresses, config, "r", self.on_topology)
+            if choice.pattern is not None:
+                self._watch = TopicWatch(self.lookup, choice, config, self.follow, consumer.logger)
+        self._topics = {name: TopicSubscriptions(consumer, self, name, positions) for name in choice.names}
+
+    def __iter__(self) -> Iterator[Subscriber]:
+        return (subscriber for topic in list(self._topics.values()) for subscriber in topic)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are consumed now."""
+        return tuple(self._topics)
+
+    @property
+    def leader_moves(self) -> int:
+        """Times that lookup named another leader of a partition."""
+        return self._past_moves + sum(topic.leader_moves for topic in list(self._topics.values()))
+
+    def past(self) -> dict[str, Counters]:
+        """Counts of the subscribers that have ended, for each topic that is consumed now."""
+        return {name: topic.past.copy() for name, topic in list(self._topics.items())}
+
+    def of_topic(self, topic: str) -> TopicSubscriptions:
+        """The subscriptions of a topic that is consumed now. Raises KeyError."""
+        return self._topics[topic]
+
+    # Begin and end
+
+    def start(self) -> None:
+        """Subscribe to the configured nsqds, and begin to ask lookup for others."""
+        for topic in self._topics.values():
+            topic.start()
+        if self.lookup is not None:
+            self.lookup.start(self._consumer.loop, self._consumer.supervisor)
+        if self._watch is not None:
+            self._watch.start(self._consumer.loop, self._consumer.supervisor, f"{self._consumer.name} topics")
+
+    def freeze(self) -> None:
+        """Make no new subscriptions and forget none; does not block."""
+        self._is_stopped = True
+        if self._watch is not None:
+            self._watch.stop()
+        for topic in self._topics.values():
+            topic.freeze()
+
+    def stop(self) -> None:
+        """Ask lookup no more, after ``freeze``."""
+        if self.lookup is not None:
+            self.lookup.stop()
+
+    # What lookup says
+
+    def on_topology(self, topic: str, topology: Topology) -> None:
+        """Follow where a topic lives now."""
+        known = self._topics.get(topic)
+        if known is not None:
+            known.on_topology(topology)
+
+    def follow(self, found: Iterable[str], gone: Iterable[str]) -> None:
+        """Take up topics that are listed now, and leave those that are listed no longer."""
+        if self._is_stopped:
+            return
+        for name in found:
+            known = self._topics.get(name)
+            if known is None:
+                self._consumer.logger.info("topic %s matches: consuming it", name, extra=TOPIC_MATCHED)
+                known = TopicSubscriptions(self._consumer, self, name, self._positions, is_listed=True)
+                self._topics[name] = known
+                known.start()
+            known.come_back()
+        for name in gone:
+            if name in self._topics:
+                text = "topic %s is listed no longer: no new connection is made for it"
+                self._consumer.logger.info(text, name, extra=TOPIC_LEFT)
+                self._topics[name].leave()
+
+    def configured_changed(self) -> None:
+        """The consumer's ``nsqd_addresses`` are others now."""
+        for topic in self._topics.values():
+            topic.configured_changed()
+
+    # What topics tell
+
+    def fail_if_hopeless(self) -> None:
+        """Close the consumer when nothing can come of any of its topics, now or later."""
+        # A pattern may choose another topic at any time.
+        if self._watch is not None or not self._topics:
+            return
+        # Every topic calls this at every poll: the one that gave hope the last time most likely still does.
+        if self._hopeful in self._topics and self._topics[self._hopeful].hopeless is None:
+            return
+        self._hopeful = next((name for name, topic in self._topics.items() if topic.hopeless is None), "")
+        if not self._hopeful and (error := next(iter(self._topics.values())).hopeless) is not None:
+            self._consumer.fail(error)
+
+    def left(self, subscriptions: TopicSubscriptions) -> None:
+        """A topic that lookup no longer lists has no connection any more: forget it."""
+        if not self._is_stopped and self._topics.pop(subscriptions.topic, None) is not None:
+            self._consumer.past.add(subscriptions.past)
+            self._past_moves += subscriptions.leader_moves
+
+
+class TopicSubscriptions:
+    """The subscribers of one topic: which there are, how they are made, and when none can ever work.
+
+    Args:
+        owner: told what may concern other topics, too.
+        is_listed: whether a pattern has chosen the topic from what lookup lists.
+
+    Attributes:
+        topic: its name.
+        mode: how to subscribe, by options and what lookup has said.
+        first_delay: shortest pause in seconds after a connection was lost.
+        leader_moves: times that lookup named another leader of a partition.
+        past: counts of the subscribers that have ended.
+    """
+
+    def __init__(
+        self,
+        consumer: AnyConsumer,
+        owner: Subscriptions,
+        topic: str,
+        positions: StartPositions | None,
+        is_listed: bool = False,
+    ) -> None:
+        config = consumer.config
+        self.topic = topic
+        self.mode = Mode(bool(config.ordered), consumer.connection_config.extend_support)
+        self.first_delay = FIRST_DELAY_OF_LISTED if is_listed else FIRST_DELAY
+        self.past = Counters()
+        self.leader_moves = 0
+        self._lookup = owner.lookup
+        self._consumer = consumer
+        self._owner = owner
+        self._is_listed = is_listed
+        self._is_leaving = False
+        self._is_stopped = False
+        self._subscribers: dict[Target, Subscriber] = {}
+        self._topology = Topology()
+        self._wanted: dict[Target, Nsqd | None] = {}
+        self._rounds = 0
+        self._leaders: dict[int, Address] = {}
+        self._impossible: ConfigError | None = None
+        self._told_missing: list[int] = []
+        self._seeks = Repeated(f"{consumer.name} seeker", self._seek)
+        self._is_seeking = False
+        self._starter: Starter | None = None
+        if positions is not None:
+            from .positions import Starter  # most consumers have no start_position
+
+            self._starter = Starter(consumer, topic, positions)
+
+    def __iter__(self) -> Iterator[Subscriber]:
+        return iter(list(self._subscribers.values()))
+
+    def start(self) -> None:
+        """Subscribe to the configured nsqds, and have lookup asked for others."""
+        self._follow({})
+        if self._lookup is not None:
+            self._lookup.add_topic(self.topic, is_sought=not self._is_listed)
+
+    def freeze(self) -> None:
+        """Make no new subscriptions and forget none; does not block."""
+        self._is_stopped = True
+        self._seeks.stop()
+
+    def leave(self) -> None:
+        """Lookup no longer lists the topic: keep the connections that there are, and make no other."""
+        if self._is_leaving or self._is_stopped or self._lookup is None:
+            return
+        self._is_leaving = True
+        self._stop_seeking()
+        self._lookup.remove_topic(self.topic)
+        self._follow({})
+        self._tell_left()
+
+    def come_back(self) -> None:
+        """Lookup lists the topic again."""
+        if self._is_leaving and not self._is_stopped:
+            self._is_leaving = False
+            self.start()
+
+    def _tell_left(self) -> None:
+        if self._is_leaving and not self._subscribers:
+            self._owner.left(self)
+
+    # Where the topic lives
+
+    def on_topology(self, topology: Topology) -> None:
+        """Follow what lookup says now."""
+        if self._is_stopped or self._is_leaving:
+            return
+        self._rounds += 1
+        self._topology = topology
+        self._learn(topology)
+        self._follow(targets(topology, self._consumer.config.partitions, self.topic))
+        self._retire_replaced()
+        self._begin_to_seek()
+        self._tell_absent(topology)
+        self._owner.fail_if_hopeless()
+
+    def _learn(self, topology: Topology) -> None:
+        mode = self.mode.learn(topology.meta, self._consumer.config.ordered)
+        if mode == self.mode:
+            return
+        self._consumer.logger.info("%s: subscribing with %s", self.topic, mode, extra=SUBSCRIPTION_MODE)
+        self.mode = mode
+        for subscriber in self:
+            subscriber.mode_changed()
+
+    def _follow(self, found: dict[Target, Nsqd]) -> None:
+        chosen = self._consumer.config.partitions
+        addresses = self._consumer.nsqd_addresses
+        wanted = self._wanted = {**found, **dict.fromkeys(configured(addresses, chosen, found, self.topic))}
+        leaders = {target.partition: target.address for target in found if target.partition is not None}
+        self.leader_moves += sum(self._leaders.get(number, leader) != leader for number, leader in leaders.items())
+        self._leaders.update(leaders)
+        for target in wanted:
+            subscriber = self._subscribers.get(target)
+            if subscriber is None:
+                is_led = target.partition is not None and target in found
+                subscriber = self._subscribers[target] = Subscriber(self._consumer, self, target, is_led)
+                subscriber.start()
+            subscriber.set_wish(Wish.KEEP)
+        for subscriber in self:
+            if subscriber.target not in wanted:
+                subscriber.set_wish(Wish.LEAVE)
+
+    def configured_changed(self) -> None:
+        """The consumer's ``nsqd_addresses`` are others now."""
+        if not self._is_leaving:
+            self._follow(targets(self._topology, self._consumer.config.partitions, self.topic))
+
+    def _retire_replaced(self) -> None:
+        live = [each.target for each in self if each.is_connected and each.target in self._wanted]
+        for subscriber in self:
+            if subscriber.target not in self._wanted and is_replaced(subscriber.target, live):
+                subscriber.set_wish(Wish.RETIRE)
+
+    # Partitions that were chosen although the topic does not have them: they are waited for, as it may get more
+
+    def _tell_absent(self, topology: Topology) -> None:
+        chosen = self._consumer.config.partitions
+        complaint = impossible(topology, chosen)
+        if complaint is not None:
+            if self._impossible is None:
+                self._impossible = ConfigError(f"topic {self.topic}: {complaint}")
+                self._complain(logging.ERROR, self._impossible)
+            return
+        self._impossible = None
+        absent = missing(topology, chosen)
+        if absent == self._told_missing or topology.meta is None:
+            return
+        self._told_missing = absent
+        if absent:
+            error = ConfigError(
+                f"partitions: topic {self.topic} has partitions 0 to {topology.meta.partition_num - 1};"
+                f" nothing comes of {', '.join(map(str, absent))} until it has more"
+            )
+            self._complain(logging.WARNING, error)
+
+    def _complain(self, level: int, error: ConfigError) -> None:
+        self._consumer.logger.log(level, "%s", error, extra=PARTITIONS_MISSING)
+        emit(self._consumer, "on_error", error=error)
+
+    # Asking lookup again and again, as long as something is missing that it may know
+
+    def _ask(self, later: float = 0.0) -> None:
+        """Ask once, soon or in ``later`` seconds: what lookup said may be out of date."""
+        if self._lookup is not None and not self._is_stopped and not self._is_leaving:
+            self._lookup.refresh(self.topic, later)
+
+    def _begin_to_seek(self) -> None:
+        """Ask every ``SEEK_INTERVAL`` from now on, until nothing is missing. Whoever calls this has asked just now."""
+        if not self._is_seeking and self._lookup is not None and not self._is_stopped and self._is_missing():
+            self._seeks.start(self._consumer.loop, self._consumer.supervisor)
+
+    def _stop_seeking(self) -> None:
+        self._is_seeking = False
+        self._seeks.stop()
+
+    def _seek(self, now: float) -> float | None:
+        if self._is_leaving or not self._is_missing():
+            self._stop_seeking()
+            return None
+        if self._is_seeking:
+            self._ask()
+        self._is_seeking = True
+        return SEEK_INTERVAL
+
+    def _is_missing(self) -> bool:
+        """Whether lookup may know what some partition or subscriber needs."""
+        chosen = self._consumer.config.partitions
+        return not is_complete(self._topology, chosen) or any(self._wants_news(each) for each in self)
+
+    def _wants_news(self, subscriber: Subscriber) -> bool:
+        """Whether lookup may know what a subscriber needs: another leader, or another mode."""
+        if subscriber.refusal is not None:
+            return self._rounds < subscriber.refused_in + ROUNDS_OF_GRACE
+        if subscriber.subscription.overdue_since == subscriber.connection.last_received_at:  # and silent since
+            return True
+        return subscriber.target.partition is not None and not subscriber.is_connected
+
+    # What subscribers tell
+
+    async def place(self, target: Target) -> None:
+        """Set the start position of a target, the first time. Raises as ``Starter.place``."""
+        if self._starter is not None:
+            await self._starter.place(target, self._wanted.get(target))
+
+    def joined(self, subscriber: Subscriber) -> None:
+        """A connection is subscribed."""
+        consumer, connection = self._consumer, subscriber.connection
+        consumer.flow.add(subscriber.subscription)
+        consumer.deadlines.expect(connection.info.msg_timeout)
+        if connection.auth_data is not None and is_heard(consumer, "on_auth"):
+            emit(consumer, "on_auth", conn=connection, response=msgspec.json.decode(connection.auth_data))
+        self._retire_replaced()
+
+    def lost(self, subscriber: Subscriber) -> None:
+        """A connection was lost, or could not be made: what lookup said may be out of date."""
+        # Thousands of consumers lose an nsqd in the same moment, and lookup knows its successor later. A partition has
+        # another leader soon, and nobody takes its messages until that is found.
+        is_urgent = subscriber.target.partition is not None
+        self._ask(0.0 if is_urgent else lost_pause(random.random()))
+        self._begin_to_seek()
+
+    def refused(self, subscriber: Subscriber) -> None:
+        """A subscription cannot work as it is meant; it is not tried again unless lookup says how."""
+        # A round that is under way may have asked before the cause was mended: the ones after it count.
+        subscriber.refused_in = self._rounds
+        self._ask()
+        self._begin_to_seek()
+        self._owner.fail_if_hopeless()
+
+    @property
+    def hopeless(self) -> NsqError | None:
+        """Why nothing can ever come of the topic; None as long as something may."""
+        errors = [each.refusal for each in self]
+        if not errors:
+            return self._impossible
+        if None in errors or (self._lookup is not None and any(map(self._wants_news, self))):
+            return None
+        return errors[0]
+
+    def forget(self, subscriber: Subscriber) -> None:
+        """A subscriber will make no connection any more."""
+        if not self._is_stopped and self._subscribers.get(subscriber.target) is subscriber:
+            del self._subscribers[subscriber.target]
+            self.past.add(subscriber.counters)
+            self._consumer.pools.drop(subscriber.pool)
+            self._tell_left()
+
+
+class State(Enum):
+    """What a subscriber is doing; see ``Subscriber``."""
+
+    CONNECTING = auto()
+    LIVE = auto()
+    DRAINING = auto()
+    PAUSED = auto()
+    REFUSED = auto()
+    ENDED = auto()
+
+
+class Wish(Enum):
+    """What others want of a subscriber."""
+
+    KEEP = auto()  # stay subscribed
+    LEAVE = auto()  # keep a live connection, but make no other: lookup no longer knows the target
+    RETIRE = auto()  # end in good order: another connection does the work
+    CLOSE = auto()  # make no connection any more: the consumer is closing, and ends the present one
+
+
+class Subscriber:
+    """Keeps one target subscribed, through one connection after another.
+
+    What it shall do next depends on its wish, which others set.
+
+        state       what it does                                            leads to
+        CONNECTING  makes a connection and subscribes                       LIVE, PAUSED, REFUSED
+        LIVE        messages come                                           DRAINING, PAUSED
+        DRAINING    ends a connection in good order, for another's sake     CONNECTING
+        PAUSED      waits before the next attempt                           CONNECTING
+        REFUSED     waits until lookup gives reason to try in another way   CONNECTING
+        ENDED       makes no connection any more
+
+    Where nothing but KEEP is wished, each of them leads to ENDED when it is over.
+
+    Args:
+        is_led: whether lookup named the target as the leader of a partition. Then attempts do not wait longer than
+            ``LONGEST_LEADER_DELAY`` for what a change of leader brings with it.
+
+    Attributes:
+        subscription: the present one, or the last.
+        state: what it is doing.
+        wish: what it shall do.
+        refusal: why the subscription cannot work as it is meant; None unless it was refused.
+        refused_in: round of lookup in which it was.
+        counters: over all connections to this target.
+        pool: the workers that handle its messages.
+        backoff: counts the failures of its messages: its own, or that of the consumer.
+    """
+
+    def __init__(self, consumer: AnyConsumer, owner: TopicSubscriptions, target: Target, is_led: bool = False) -> None:
+        self.target = target
+        self.address = target.address
+        self.state = State.CONNECTING
+        self.wish = Wish.KEEP
+        self.refusal: NsqError | None = None
+        self.refused_in = 0
+        self.counters = Counters()
+        self._is_pool_shared = consumer.pools.shared is not None
+        self.pool: Pool = consumer.pools.shared or consumer.pools.new(1, f"worker {target}")
+        self._consumer = consumer
+        self._owner = owner
+        longest = consumer.config.max_reconnect_delay
+        self._is_led = is_led
+        self._reconnect = ReconnectDelay(longest, random=random.random, base=min(longest, owner.first_delay))
+        self._leader_delay = ReconnectDelay(min(longest, LONGEST_LEADER_DELAY), random=random.random)
+        self._delay = self._reconnect
+        self._last_failure = ""
+        self._changes = Changes(consumer.loop)
+        # Kept over connections: one that was lost is tried with one message again.
+        is_own = consumer.config.backoff_scope == OF_CONNECTION
+        self.backoff = backoff_of(consumer.config) if is_own else consumer.flow.backoff
+        self.subscription = self._new_subscription()
+
+    def _new_subscription(self) -> Subscription:
+        return Subscription(
+            self._consumer,
+            self.target,
+            self._owner.mode,
+            self.pool,
+            self._is_pool_shared,
+            self.counters,
+            self._changes,
+            self.backoff,
+            lambda: self._owner.lost(self),
+        )
+
+    # Of the present connection, or the last one
+
+    @property
+    def connection(self) -> Connection:
+        """The connection."""
+        return self.subscription.connection
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether messages may arrive."""
+        return self.subscription.is_live
+
+    # The states
+
+    def start(self) -> None:
+        """Connect, and again whenever the connection is lost."""
+        self._consumer.supervisor.keep(f"nsq_fast subscriber {self.target}", self._run)
+
+    async def _run(self) -> None:
+        try:
+            await self._pass_through_states()
+        except Exception as fault:
+            # Begin again without what is half done: the flow, the owner and the workers hear of its end.
+            Connection.close(self.connection, ConnectionClosed(f"{self.target}: nsq_fast itself failed: {fault!r}"))
+            raise
+        self._owner.forget(self)
+        if not self._is_pool_shared and self.wish is not Wish.CLOSE:
+            self.pool.stop()
+
+    async def _pass_through_states(self) -> None:
+        if self.wish is not Wish.KEEP:  # it has paused after a fault
+            self.state = State.ENDED
+            return
+        self._consumer.flow.expect(1)
+        try:
+            self._enter(await self._connect())
+        finally:
+            self._consumer.flow.expect(-1)
+        steps: dict[State, Callable[[], Awaitable[State]]] = {
+            State.CONNECTING: self._connect,
+            State.LIVE: self._live,
+            State.DRAINING: self._drain,
+            State.PAUSED: self._pause,
+            State.REFUSED: self._wait_for_another_mode,
+        }
+        while self.state is not State.ENDED:
+            self._enter(await steps[self.state]())
+
+    def _enter(self, state: State) -> None:
+        is_done = state not in (State.LIVE, State.DRAINING) and self.wish is not Wish.KEEP
+        self.state = State.ENDED if is_done else state
+
+    async def _connect(self) -> State:
+        subscription = self.subscription = self._new_subscription()
+        connection = subscription.connection
+        try:
+            await self._owner.place(self.target)
+            await connection.open()
+            if self.wish is not Wish.CLOSE:
+                await subscription.subscribe()
+        except NsqError as error:
+            return await self._failed(error)
+        if self.wish is Wish.CLOSE or not connection.is_open:
+            await self._close_connection()
+            return State.PAUSED
+        # Only a connection that lasts makes pauses short again: one that is accepted and closed at once would be made
+        # again without end.
+        self._reconnect.connected(monotonic())
+        self._leader_delay.connected(monotonic())
+        self._delay = self._leader_delay if self._is_led else self._reconnect
+        self._last_failure = ""
+        subscription.begin()
+        self.counters.subscriptions += 1
+        consumer = self._consumer
+        text, topic = "%s: subscribed to %s/%s", self.target.topic
+        consumer.logger.info(text, self.target, topic, consumer.channel, extra=SUBSCRIBED)
+        self._owner.joined(self)
+        return State.LIVE
+
+    async def _failed(self, error: NsqError) -> State:
+        """No connection could be made, or no subscription on it."""
+        if self.wish is Wish.CLOSE:
+            return State.ENDED
+        is_final = isinstance(error, REFUSALS)
+        cause = error.__cause__ or error
+        is_move = self._is_led and is_leader_move(error)
+        self._delay = self._leader_delay if is_move else self._reconnect
+        # A change of leader may take a minute of attempts: the same again is no news.
+        is_repeated = is_move and str(error) == self._last_failure
+        self._last_failure = str(error)
+        level = logging.ERROR if is_final else logging.INFO if is_repeated else logging.WARNING
+        self._consumer.logger.log(level, "%s: %s", self.target, error, extra=SUBSCRIPTION_FAILED)
+        emit(self._consumer, "on_error", error=error if is_final else cause)
+        await self._close_connection(error)
+        if not is_final:
+            self._owner.lost(self)
+            return State.PAUSED
+        self.refusal = error
+        self._owner.refused(self)
+        return State.REFUSED
+
+    async def _close_connection(self, error: NsqError | None = None) -> None:
+        Connection.close(self.connection, error)
+        await self.connection.closed()
+
+    async def _live(self) -> State:
+        await self._changes.wait_while(
+            lambda: self.is_connected and self.wish is not Wish.CLOSE and not self._is_outdated
+        )
+        return State.DRAINING if self.is_connected and self.wish is not Wish.CLOSE else State.PAUSED
+
+    @property
+    def _is_outdated(self) -> bool:
+        """Whether the connection works, but another takes its place."""
+        is_other_mode = self.subscription.mode != self._owner.mode and self.connection.session.dialect.has_partitions
+        return is_other_mode or self.wish is Wish.RETIRE
+
+    async def _drain(self) -> State:
+        """What the end of the consumer does for all connections, for this one."""
+        deadline = monotonic() + DRAIN_TIMEOUT
+        self.subscription.ask_for_the_end()
+        await self.subscription.wait_for_close_wait(deadline)
+        await self.subscription.wait_for_answers(deadline)
+        await self._close_connection()
+        return State.CONNECTING
+
+    async def _pause(self) -> State:
+        await self._changes.next(self._delay.next(monotonic()))
+        return State.CONNECTING
+
+    async def _wait_for_another_mode(self) -> State:
+        await self._changes.wait_while(lambda: self.refusal is not None and self.wish is Wish.KEEP)
+        return State.CONNECTING
+
+    # Wishes
+
+    def set_wish(self, wish: Wish) -> None:
+        """Say what it shall do. CLOSE is for good, and RETIRE says more than LEAVE."""
+        if self.wish in (Wish.CLOSE, wish) or (self.wish is Wish.RETIRE and wish is Wish.LEAVE):
+            return
+        self.wish = wish
+        if wish is not Wish.KEEP:
+            self._changes.set()
+
+    def mode_changed(self) -> None:
+        """Subscribe anew in the mode of now, where that makes a difference."""
+        self.refusal = None
+        self._changes.set()
+
+    # Closing, step by step as ``closing`` says
+
+    def begin_closing(self) -> None:
+        """Make no connection any more, ask for CLOSE_WAIT, give back what is unstarted and whatever still arrives."""
+        self.set_wish(Wish.CLOSE)
+        if self.is_connected and self.state is not State.DRAINING:
+            self.subscription.ask_for_the_end()
+
+    async def close(self, timeout: float) -> None:
+        """Send what is queued and close, within ``timeout`` seconds."""
+        self.subscription.give_back_unstarted()
+        Connection.close(self.connection, timeout=timeout)
+        await self.connection.closed()
+        if not self._is_pool_shared:
+            self.pool.stop()
+
+    def abandon(self, is_closed: bool) -> None:
+        """The loop ends, or is closed: give back what is held, as far as that can be sent at once, and end."""
+        self.wish = Wish.CLOSE
+        self.state = State.ENDED
+        if is_closed:
+            self.subscription.let_go()
+        else:
+            self.subscription.abandon()
+
+    def stats(self) -> ConnectionStats:
+        """A snapshot."""
+        is_connected = self.is_connected
+        return ConnectionStats(
+            address=self.address,
+            is_connected=is_connected,
+            rdy=self.subscription.share.rdy if is_connected else 0,
+            in_flight=self.connection.in_flight if is_connected else 0,
+            unstarted=len(self.subscription.inbound.waiting),
+            counters=self.counters.copy(),
+            partition=self.target.partition,
+            topic=self.target.topic,
+            backoff_level=self.backoff.level,
+            backoff_left=max(0.0, self.backoff.until - monotonic()),
+        )
+
+
+def is_leader_move(error: NsqError) -> bool:
+    """Whether a failed attempt looks like a leader that is gone or not ready yet, and not like a refusal of its own."""
+    cause = error.__cause__ or error
+    if isinstance(cause, ServerError):
+        return cause.stale_topology
+    return isinstance(cause, (ConnectionLost, ConnectionError, HttpError, TimeoutError))

@@ -1,0 +1,240 @@
+"""What the servers of a cluster say of themselves, for Prometheus: `nsq-fast exporter`. Needs the extra ``metrics``.
+
+``Families`` makes metrics of the ``/stats`` of nsqds, of both dialects; ``Cluster`` asks all servers at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from gevent import joinall, spawn
+from gevent.lock import BoundedSemaphore
+
+from nsq_fast.config import LookupConfig
+from nsq_fast.errors import NsqError
+from nsq_fast.log_events import EXPORTER_NSQD_FAILED, EXPORTER_NSQD_RECOVERED, LOOKUP_UNANSWERED
+from nsq_fast.runtime import Endpoint, LookupPoller, NsqdHTTPClient
+
+try:
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+except ImportError as error:
+    raise ImportError("nsq_fast.exporter needs prometheus-client: pip install 'nsq-fast[metrics]'") from error
+
+PREFIX = "nsq_fast"
+EPHEMERAL = "#ephemeral"
+_NANOSECONDS = 1e9
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """One metric of a topic or channel; ``read`` takes its value from what nsqd says, None where that is nothing."""
+
+    name: str
+    help: str
+    read: Callable[[Row], float | None]
+    is_counter: bool = False
+
+
+def _field(name: str) -> Callable[[Row], float | None]:
+    return lambda row: row.get(name)
+
+
+def _clients(row: Row) -> float:
+    """Both dialects count them, by different names; old nsqds list them only."""
+    for name in ("client_count", "client_num"):
+        if row.get(name) is not None:
+            return float(row[name])
+    return len(row.get("clients") or ())
+
+
+def _oldest(row: Row) -> float | None:
+    """Redesigned servers only; 0 where nothing waits."""
+    return row["depth_ts_nano"] / _NANOSECONDS if row.get("depth_ts_nano") else None
+
+
+def _topic_depth(row: Row) -> float | None:
+    """Original servers only: of a partition it is all bytes ever written (youzan/nsq: nsqd/stats.go, NewTopicStats)."""
+    return None if "topic_partition" in row else row.get("depth")
+
+
+# nsqio/nsq: nsqd/stats.go, TopicStats, ChannelStats; youzan/nsq: nsqd/stats.go, the same.
+_TOPIC = (
+    _Figure("depth", "Messages that wait in the topic, not in its channels.", _topic_depth),
+    _Figure("messages", "Messages published since nsqd started.", _field("message_count"), True),
+    _Figure("paused", "1 while the topic is paused.", _field("paused")),
+)
+_CHANNEL = (
+    _Figure("depth", "Messages that wait for a consumer.", _field("depth")),
+    _Figure("in_flight", "Messages that consumers hold.", _field("in_flight_count")),
+    _Figure("deferred", "Messages that wait for their time.", _field("deferred_count")),
+    _Figure("clients", "Consumers that are connected.", _clients),
+    _Figure("paused", "1 while the channel is paused.", _field("paused")),
+    _Figure("messages", "Messages that came into the channel since nsqd started.", _field("message_count"), True),
+    _Figure("requeued", "Messages that consumers requeued since nsqd started.", _field("requeue_count"), True),
+    _Figure("timed_out", "Messages not responded to in time since nsqd started.", _field("timeout_count"), True),
+    _Figure("oldest_timestamp_seconds", "When the oldest message that waits was published.", _oldest),
+)
+_LATENCY = "Time from publish to FIN, as nsqd reckons it."
+
+
+class Families:
+    """The metrics of one scrape.
+
+    Args:
+        with_ephemeral: whether to show topics and channels that vanish with their last client. Their names are often
+            made up anew each time, so that there is no end to the series.
+    """
+
+    def __init__(self, with_ephemeral: bool = False) -> None:
+        self._with_ephemeral = with_ephemeral
+        topic: tuple[str, ...] = ("nsqd", "topic", "partition")
+        channel = (*topic, "channel")
+        self._topic = [(figure, _family("topic", figure, topic)) for figure in _TOPIC]
+        self._channel = [(figure, _family("channel", figure, channel)) for figure in _CHANNEL]
+        self._latency = {
+            labels: GaugeMetricFamily(f"{PREFIX}_{kind}_e2e_latency_seconds", _LATENCY, labels=(*labels, "quantile"))
+            for kind, labels in (("topic", topic), ("channel", channel))
+        }
+        self._topic_labels, self._channel_labels = topic, channel
+        self._up = {
+            kind: GaugeMetricFamily(f"{PREFIX}_{kind}_up", f"1 if the {kind} answered this time.", labels=(kind,))
+            for kind in ("nsqd", "nsqlookupd")
+        }
+
+    def all(self) -> list[Metric]:
+        """All of them."""
+        figures = [family for _, family in (*self._topic, *self._channel)]
+        return [*self._up.values(), *figures, *self._latency.values()]
+
+    def add_server(self, kind: str, address: str, is_up: bool) -> None:
+        """Whether an ``nsqd`` or ``nsqlookupd`` has answered."""
+        self._up[kind].add_metric((address,), float(is_up))
+
+    def add_stats(self, nsqd: str, stats: Row) -> None:
+        """What an nsqd answered. Of a partition only its leader is shown: replicas would count it twice."""
+        for topic in stats.get("topics") or ():
+            if topic.get("is_leader") is False or not self._is_shown(topic["topic_name"]):
+                continue
+            labels = nsqd, str(topic["topic_name"]), str(topic.get("topic_partition") or "")
+            self._add(self._topic, self._topic_labels, labels, topic)
+            for channel in topic.get("channels") or ():
+                if self._is_shown(channel["channel_name"]):
+                    name = str(channel["channel_name"])
+                    self._add(self._channel, self._channel_labels, (*labels, name), channel)
+
+    def _is_shown(self, name: str) -> bool:
+        return self._with_ephemeral or not name.endswith(EPHEMERAL)
+
+    def _add(
+        self, figures: Iterable[tuple[_Figure, Any]], kind: tuple[str, ...], labels: tuple[str, ...], row: Row
+    ) -> None:
+        for figure, family in figures:
+            value = figure.read(row)
+            if value is not None:
+                family.add_metric(labels, float(value))
+        for each in (row.get("e2e_processing_latency") or {}).get("percentiles") or ():
+            self._latency[kind].add_metric((*labels, f"{each['quantile']:g}"), each["value"] / _NANOSECONDS)
+
+
+def _family(kind: str, figure: _Figure, labels: tuple[str, ...]) -> Any:
+    family = CounterMetricFamily if figure.is_counter else GaugeMetricFamily
+    return family(f"{PREFIX}_{kind}_{figure.name}", figure.help, labels=labels)
+
+
+logger = logging.getLogger(__name__)
+
+REMEMBERED = 300.0
+"""Seconds for which an nsqd that no nsqlookupd names any more is still asked, so that it is seen to be away."""
+
+
+class Cluster:
+    """The servers; lives in one hub.
+
+    Args:
+        nsqds: HTTP addresses of nsqds that are always asked.
+        lookupds: nsqlookupds that name others.
+        timeout: seconds for one server; lookup comes first, so that a scrape takes twice as long at most.
+        lookup_config: of the questions to lookup.
+        tls_options: for https.
+        with_ephemeral: see ``Families``.
+    """
+
+    def __init__(
+        self,
+        nsqds: Sequence[Endpoint],
+        lookupds: Sequence[Endpoint],
+        *,
+        timeout: float,
+        lookup_config: LookupConfig,
+        tls_options: Any = None,
+        with_ephemeral: bool = False,
+    ) -> None:
+        self._always = [str(nsqd) for nsqd in nsqds]
+        self._poller = LookupPoller([str(each) for each in lookupds], lookup_config) if lookupds else None
+        self._options = {"timeout": timeout, "tls_options": tls_options}
+        self._timeout = timeout
+        self._with_ephemeral = with_ephemeral
+        self._clients: dict[str, NsqdHTTPClient] = {}
+        self._named_at: dict[str, float] = {}
+        self._failed: set[str] = set()
+        self._lock = BoundedSemaphore()
+
+    def scrape(self) -> list[Any]:
+        """The metrics of now, as prometheus_client has them. Servers that do not answer are shown as not up."""
+        with self._lock:
+            families = Families(self._with_ephemeral)
+            nsqds = list(self._nsqds(families))
+            answers = dict.fromkeys(nsqds)
+            jobs = [spawn(self._ask, nsqd, answers) for nsqd in nsqds]
+            joinall(jobs, timeout=self._timeout + 1.0)
+            for job in jobs:
+                job.kill(block=False)
+            for nsqd, stats in answers.items():
+                families.add_server("nsqd", _label(nsqd), stats is not None)
+                if stats is not None:
+                    families.add_stats(_label(nsqd), stats)
+            return families.all()
+
+    def _nsqds(self, families: Families) -> Iterator[str]:
+        yield from self._always
+        if self._poller is None:
+            return
+        now = monotonic()
+        try:
+            named = [str(nsqd.http) for nsqd in self._poller.nodes(self._timeout + 1.0) if nsqd.http]
+        except NsqError as error:
+            logger.warning("no nsqlookupd answers, known nsqds are asked: %s", error, extra=LOOKUP_UNANSWERED)
+            named = list(self._named_at)
+        self._named_at.update(dict.fromkeys(named, now))
+        for nsqd in [each for each, at in self._named_at.items() if now - at > REMEMBERED]:
+            del self._named_at[nsqd]
+            if nsqd in self._clients:
+                self._clients.pop(nsqd).close()
+        answering = set(self._poller.answering())
+        for lookupd in self._poller.lookupds:
+            families.add_server("nsqlookupd", _label(lookupd), lookupd in answering)
+        yield from self._named_at
+
+    def _ask(self, nsqd: str, answers: dict[str, Any]) -> None:
+        if nsqd not in self._clients:
+            self._clients[nsqd] = NsqdHTTPClient.from_url(nsqd, **self._options)
+        try:
+            answers[nsqd] = self._clients[nsqd].stats(include_clients=False, include_mem=False)
+        except NsqError as error:
+            if nsqd not in self._failed:
+                logger.warning("%s does not say how it is: %s", nsqd, error, extra=EXPORTER_NSQD_FAILED)
+            self._failed.add(nsqd)
+        else:
+            if nsqd in self._failed:
+                logger.info("%s says how it is again", nsqd, extra=EXPORTER_NSQD_RECOVERED)
+            self._failed.discard(nsqd)
+
+
+def _label(server: str) -> str:
+    return server.removeprefix("http://")

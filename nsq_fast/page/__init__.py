@@ -1,1 +1,0 @@
-"""What pages for people are made of: tables of HTML, drawings of SVG, with nothing from outside. No I/O."""

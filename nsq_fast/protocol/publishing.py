@@ -1,0 +1,676 @@
+"""A publish: what goes with its body, the commands that say it, its attempts as a state machine, when to try again."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import msgspec
+
+from nsq_fast import _codec
+from nsq_fast._codec import Records
+from nsq_fast._publish import COUNT_BYTES as COUNT_BYTES
+from nsq_fast._publish import LENGTH_BYTES as LENGTH_BYTES
+from nsq_fast._publish import PublishFields
+from nsq_fast._publish import sent as sent
+from nsq_fast._publish import stored as stored
+from nsq_fast._publish import take_command as take_command
+from nsq_fast.errors import (
+    ERROR_CODES,
+    BadBody,
+    BadMessage,
+    ConnectionLost,
+    PublishFailed,
+    ServerError,
+    publish_failed_class,
+)
+from nsq_fast.names import Address
+
+from .dialect import Dialect
+
+# What goes with the body of a publish, and the commands that say it.
+#
+# A form knows how to build the command of one publish for the server at hand. It
+# is chosen when the publish is made, and used when it is sent: only then is it
+# known which partition it goes to, and what that server understands.
+#
+# - ``WireForm``: one message, alone (PUB, DPUB, PUB_TRACE, PUB_EXT) or with others
+#   of its kind in one command (``batch_command``);
+# - ``BatchForm``: what a caller published as one batch; it is never taken apart;
+# - ``RowsForm``: rows of columns, a batch without an object for each message.
+
+OK = b"OK"
+
+
+class Receipt(NamedTuple):
+    """Where a traced message was stored.
+
+    Attributes:
+        internal_id, trace_id: the two halves of its message id.
+        offset, size: of its record in the partition's log, in bytes; None where the server did not say.
+        partition: None when the server chose it.
+        nsqd: the leader that stored it.
+    """
+
+    internal_id: int
+    trace_id: int
+    offset: int | None
+    size: int | None
+    partition: int | None
+    nsqd: Address
+
+
+class Form(Protocol):
+    """How one publish is sent, and what its caller gets.
+
+    Attributes:
+        kind: publishes of one kind may share a command.
+        is_alone: it shares its command with nobody.
+        is_plain: it says nothing but a body, or bodies, and gets nothing but OK.
+        overhead: bytes that it adds to a body which shares its command; 0 for what never does.
+    """
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def is_alone(self) -> bool: ...
+
+    @property
+    def is_plain(self) -> bool: ...
+
+    @property
+    def overhead(self) -> int: ...
+
+    def record_size(self, body: Any) -> int:
+        """Bytes of the largest message that count as its body for a server; 0 where that is not known here."""
+
+    def command(self, topic: str, body: Any, partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
+        """The name of the command that publishes ``body``, and its bytes."""
+
+    def traces(self, body: Any) -> list[tuple[int, int]]:
+        """The trace id and the size of each message: what a receipt is split by."""
+
+    def kept(self, receipts: list[Receipt]) -> list[Receipt]:
+        """Those of the receipts of all its messages that somebody wants."""
+
+    def result(self, receipts: list[Receipt], partition: int | None) -> Any:
+        """What the caller gets for a publish that was stored; there are no receipts unless it was traced."""
+
+
+class WireForm(msgspec.Struct, frozen=True):
+    """One message.
+
+    Attributes:
+        kind: PUB, PUB_TRACE, PUB_EXT or DPUB.
+        trace_id: for PUB_TRACE.
+        header: JSON, for PUB_EXT.
+        is_traced: the reply is to have a receipt.
+        is_optional: it is traced because tracing is switched on; servers that cannot trace take it untraced.
+        defer: for DPUB: milliseconds.
+    """
+
+    kind: str = "PUB"
+    trace_id: int = 0
+    header: bytes = b""
+    is_traced: bool = False
+    is_optional: bool = False
+    defer: int = 0
+    is_plain: ClassVar[bool] = False
+
+    @property
+    def is_alone(self) -> bool:
+        # A header with a trace id gets a receipt for a single publish only.
+        # youzan/nsq: nsqdserver/protocol_v2.go, internalPubExtAndTrace, internalMPUBEXTAndTrace.
+        return self.kind == "DPUB" or (self.kind == "PUB_EXT" and self.is_traced)
+
+    @property
+    def overhead(self) -> int:
+        """Bytes that it adds to a body."""
+        if self.kind == "PUB_EXT":
+            return 2 + len(self.header)
+        return 8 if self.kind == "PUB_TRACE" else 0
+
+    def record_size(self, body: bytes) -> int:
+        # A trace id that goes before the body is no part of the record behind its head.
+        return len(body) + (self.overhead if self.kind == "PUB_EXT" else 0)
+
+    def command(self, topic: str, body: bytes, partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
+        kind = kind_for(self, dialect)
+        if kind == "PUB":
+            return "PUB", _codec.pub(topic, body, partition)
+        if kind == "PUB_TRACE":
+            return kind, _codec.pub_trace(topic, self.trace_id, body, partition)
+        if kind == "PUB_EXT":
+            return kind, _codec.pub_ext(topic, self.header, body, partition)
+        return kind, _codec.dpub(topic, self.defer, body)
+
+    def traces(self, body: bytes) -> list[tuple[int, int]]:
+        return [(self.trace_id, len(body))]
+
+    def kept(self, receipts: list[Receipt]) -> list[Receipt]:
+        return receipts
+
+    def result(self, receipts: list[Receipt], partition: int | None) -> Any:
+        return receipts[0] if receipts else OK
+
+
+class PlainForm(WireForm, frozen=True):
+    """A message that says nothing but its body: the form of nearly all of them."""
+
+    is_alone: ClassVar[bool] = False
+    is_plain: ClassVar[bool] = True
+
+    def command(self, topic: str, body: bytes, partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
+        return "PUB", _codec.pub(topic, body, partition)
+
+
+PLAIN = PlainForm()
+
+
+class BatchForm:
+    """What a caller published as one batch, or a part of it that makes one command.
+
+    Args:
+        forms: one for each message, all of one kind; None: they say nothing but their bodies.
+    """
+
+    is_alone = True
+    overhead = 0
+
+    def __init__(self, forms: Sequence[WireForm] | None) -> None:
+        self._forms = forms
+        self.is_plain = forms is None
+        self.kind = "PUB" if forms is None else forms[0].kind
+
+    def command(self, topic: str, body: list[bytes], partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
+        if self._forms is None:
+            return "MPUB", _codec.mpub(topic, body, partition)
+        return batch_command(topic, body, self._forms, self._forms[0], partition, dialect)
+
+    def record_size(self, body: list[bytes]) -> int:
+        forms = self._forms or [PLAIN] * len(body)
+        return max(form.record_size(each) for each, form in zip(body, forms, strict=True))
+
+    def traces(self, body: list[bytes]) -> list[tuple[int, int]]:
+        forms = self._forms or [PLAIN] * len(body)
+        return [(form.trace_id, len(each)) for each, form in zip(body, forms, strict=True)]
+
+    def kept(self, receipts: list[Receipt]) -> list[Receipt]:
+        return receipts
+
+    def result(self, receipts: list[Receipt], partition: int | None) -> Any:
+        # MPUB_EXT is answered OK also where its headers have trace ids: no receipts then.
+        return receipts or OK
+
+
+PLAIN_BATCH = BatchForm(None)
+
+
+def batch_command(
+    topic: str, bodies: Sequence[bytes], forms: Iterable[Any], first: Any, partition: int | None, dialect: Dialect
+) -> tuple[str, bytes]:
+    """The command of several messages, and its bytes. ``forms`` are WireForms of one kind, as ``first`` is."""
+    kind = "PUB" if first is PLAIN else kind_for(first, dialect)
+    if kind == "PUB":
+        return "MPUB", _codec.mpub(topic, bodies, partition)
+    pairs = zip(forms, bodies, strict=True)
+    if kind == "PUB_TRACE":
+        return "MPUB_TRACE", _codec.mpub_trace(topic, [(form.trace_id, body) for form, body in pairs], partition)
+    return "MPUB_EXT", _codec.mpub_ext(topic, [(form.header, body) for form, body in pairs], partition)
+
+
+def kind_for(form: WireForm, dialect: Dialect) -> str:
+    """What a server of this dialect gets: tracing that nobody asked for by name is left out where it is unknown."""
+    return "PUB" if form.is_optional and not dialect.supports(form.kind) else form.kind
+
+
+# What goes with a publish of rows of columns: a batch without an object for each message.
+
+
+class StoredRows(NamedTuple):
+    """What became of a publish of rows.
+
+    Attributes:
+        messages: how many were stored.
+        partition: where; None when the server was to choose, or has none.
+        receipts: of the messages that have a trace id other than 0, in order; none where the server gives none.
+    """
+
+    messages: int
+    partition: int | None
+    receipts: list[Receipt]
+
+
+class RowsForm:
+    """Rows of ``records``: ``rows[start:stop]``, or rows ``start`` to ``stop`` without ``rows``. The body is not used.
+
+    Args:
+        is_optional: servers that cannot trace take them untraced.
+    """
+
+    is_alone = True
+    is_plain = False
+    overhead = 0
+
+    def __init__(self, records: Records, rows: bytes | None, start: int, stop: int, *, is_optional: bool) -> None:
+        self._records = records
+        self._span = (rows, start, stop)
+        self._form = _form_of(records, is_optional)
+        self.kind = self._form.kind
+        self.count = stop - start
+
+    def command(self, topic: str, body: object, partition: int | None, dialect: Dialect) -> tuple[str, bytes]:
+        kind = kind_for(self._form, dialect)
+        name = f"M{kind}"
+        dialect.require(name)
+        build = getattr(self._records, name.lower())
+        return name, build(topic, partition, *self._span)
+
+    def record_size(self, body: object) -> int:
+        return 0
+
+    def traces(self, body: object) -> list[tuple[int, int]]:
+        return self._records.pairs(*self._span)
+
+    def kept(self, receipts: list[Receipt]) -> list[Receipt]:
+        return [receipt for receipt in receipts if receipt.trace_id]
+
+    def result(self, receipts: list[Receipt], partition: int | None) -> StoredRows:
+        return StoredRows(self.count, partition, receipts)
+
+
+def _form_of(records: Records, is_optional: bool) -> WireForm:
+    if records.has_headers:
+        return WireForm("PUB_EXT")
+    return WireForm("PUB_TRACE", is_traced=True, is_optional=is_optional) if records.is_traced else PLAIN
+
+
+# Bodies that a publisher compresses: what youzan's Go client does on topics with extended headers.
+#
+# The header names the codec and the size of the body before: ``nsq.client.compress`` and ``nsq.msg.size``, both
+# strings. The codecs are gzip, and the block formats of snappy and lz4, without a size or a frame around them: a reader
+# takes the size from the header.
+
+# youzan/go-nsq: compress.go, NSQ_CLIENT_COMPRESS_HEADER_KEY, CompressDecodec_GZIP and the others; message.go, where a
+# consumer takes both headers as strings.
+CODEC_HEADER = "nsq.client.compress"
+SIZE_HEADER = "nsq.msg.size"
+GZIP, SNAPPY, LZ4 = "1", "2", "3"
+
+CODEC_NUMBERS: Mapping[str, str] = MappingProxyType({"gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4})
+"""The name of a codec -> its number in the header."""
+
+# What the two headers add to a message, about: less is not worth it.
+_LEAST_SAVING = 64
+
+
+def _gzip(body: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)
+    return packer.compress(body) + packer.flush()
+
+
+def _snappy(body: bytes) -> bytes:
+    import snappy  # type: ignore[import-untyped]
+
+    return bytes(snappy.compress(body))
+
+
+def _lz4(body: bytes) -> bytes:
+    import lz4.block  # type: ignore[import-untyped]
+
+    return bytes(lz4.block.compress(body, store_size=False))
+
+
+_CODECS: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType({"gzip": _gzip, "snappy": _snappy, "lz4": _lz4})
+
+
+def compressed(codec: str, body: bytes) -> tuple[bytes, dict[str, str]] | None:
+    """The body compressed with a codec of ``CODEC_NUMBERS``, and its headers; None where that saves nothing."""
+    packed = _CODECS[codec](body)
+    if len(packed) + _LEAST_SAVING > len(body):
+        return None
+    return packed, {CODEC_HEADER: CODEC_NUMBERS[codec], SIZE_HEADER: str(len(body))}
+
+
+# What to do after a failed publish: one table, and the pauses between attempts.
+#
+# The rows of the error codes (``SERVER_ERRORS``) are made of the policy flags on
+# the error classes (``retriable``, ``stale_topology``, ``outcome_unknown``). A few
+# codes stand for two different things, and only the text tells them apart: those
+# rows are in ``ERROR_TEXTS``. Which errors also end the connection differs between
+# the server families: that column is in ``dialect``. A server works
+# a connection's commands off in order and reads no further after a fatal error:
+# what was queued behind one was certainly not stored, while a publish that was
+# waiting for its reply when the connection broke has an unknown outcome. The
+# session tells the two apart, and ConnectionLost says which it is.
+#
+# Pure: the random source of the jitter is an argument.
+#
+# Called by the producer; usable by any other embedder of the session.
+
+
+class RetryPolicy(msgspec.Struct, frozen=True):
+    """How often and how patiently to retry. Delays in seconds.
+
+    Attributes:
+        awaits_leader: a leader that moves is waited for as long as there is time: attempts that meet a stale or
+            unready one use up none of ``max_attempts``. Without lookup nobody says where it went: there they do.
+    """
+
+    max_attempts: int
+    retry_unknown_outcome: bool
+    base_delay: float
+    max_delay: float
+    jitter: float = 0.2
+    awaits_leader: bool = False
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What to do after one failed attempt.
+
+    Attributes:
+        retry: try again.
+        pause: wait ``retry_delay`` before that; otherwise the next connection may take it at once.
+        refresh: the map of who takes the topic is out of date: look it up.
+        possibly_stored: the failed attempt may have been stored all the same.
+        counts: it used up one of the attempts.
+        splits: it may have failed because of another publish in its command: that is told by trying each alone.
+        leader: the nsqd is not (yet, or any more) the one that takes the partition's publishes: another may be.
+    """
+
+    retry: bool
+    pause: bool = False
+    refresh: bool = False
+    possibly_stored: bool = False
+    counts: bool = True
+    leader: bool = False
+    splits: bool = False
+
+
+# The table. A connection that ended is one of the first two rows; an error frame has the row of its code, below.
+NOT_EXECUTED = Verdict(retry=True, refresh=True, counts=False)
+OUTCOME_UNKNOWN = Verdict(retry=True, refresh=True, possibly_stored=True)
+OURS = Verdict(retry=False)
+
+
+def _row(error: type[ServerError]) -> Verdict:
+    return Verdict(
+        retry=error.retriable,
+        pause=error.retriable,
+        refresh=error.stale_topology,
+        possibly_stored=error.outcome_unknown,
+        leader=error.stale_topology,
+        splits=error in (BadMessage, BadBody),
+    )
+
+
+SERVER_ERRORS: Mapping[str, Verdict] = MappingProxyType({code: _row(cls) for code, cls in ERROR_CODES.items()})
+"""Error code -> its row. A code that is not here is not retried."""
+
+
+NOT_READ = Verdict(retry=True)
+REFUSED_FOR_NOW = Verdict(retry=True, pause=True)
+TOO_LARGE = Verdict(retry=False, splits=True)
+LEADER_LEAVES = Verdict(retry=True, pause=True, refresh=True, leader=True)
+
+LONGEST_LEADER_PAUSE = 1.0
+"""Seconds. A partition is back soon after its leader has moved: lookup and the new leader are asked this often."""
+
+MOST_SERVERS_LOST = 2
+"""A publish that so many servers were working on when they ended the connection is sent to no other."""
+
+
+class ErrorText(msgspec.Struct, frozen=True):
+    """A row for one meaning of an error code; ``text``, a regular expression, matches the whole of the error's detail.
+
+    It is compiled when an error is compared with it, and then kept by ``re``: most programs never meet one.
+    """
+
+    code: str
+    text: str
+    verdict: Verdict
+
+
+_LEAVING = r"(?:ErrType:\d+ ErrCode:\d+ : )?exiting|pub to wait channel timeout|pub timeout while pop wait queue"
+_TOO_LARGE = r"(?:ErrType:\d+ ErrCode:\d+ : )?invalid message write size .*"
+
+ERROR_TEXTS = (
+    # The rest of the command did not arrive within the server's read deadline (two heartbeat intervals). Nothing was
+    # stored, and the message was not at fault.
+    # nsqio/nsq: nsqd/protocol_v2.go, PUB, DPUB, MPUB, readMPUB;
+    # youzan/nsq: nsqdserver/protocol_v2.go, preparePub, internalPubExtAndTrace, readMPUBEXT.
+    ErrorText(
+        "E_BAD_MESSAGE",
+        r"(?:[DM]?PUB )?failed to read message(?: body(?: size)?|\(\d+\) body size)",
+        NOT_READ,
+    ),
+    ErrorText("E_BAD_BODY", r"(?:[DM]?PUB )?failed to read (?:body size|message count)", NOT_READ),
+    # The server is shutting down and stored nothing. MPUB is not among them: it may break off in the middle.
+    # nsqio/nsq: nsqd/topic.go, PutMessage.
+    ErrorText("E_PUB_FAILED", "PUB failed exiting", REFUSED_FOR_NOW),
+    ErrorText("E_DPUB_FAILED", "DPUB failed exiting", REFUSED_FOR_NOW),
+    # A leader of the redesigned NSQ is shutting down, or its partition has taken nothing for 3 s, as while a replica is
+    # being lost. The publish was refused before any of it was stored; another nsqd will lead.
+    # youzan/nsq: nsqdserver/protocol_v2.go, internalPubAsync, internalMPubAsync; nsqdserver/context.go,
+    # internalPubLoop; nsqd/topic.go, PutMessageNoLock, PutMessagesNoLock.
+    ErrorText("E_PUB_FAILED", _LEAVING, LEADER_LEAVES),
+    ErrorText("E_MPUB_FAILED", _LEAVING, LEADER_LEAVES),
+    # Too large for the record of an extended topic (dialect.EXT_RECORD_BYTES). Nothing is stored.
+    # youzan/nsq: nsqd/diskqueue_writer.go, writeOne; nsqd/topic.go, PutMessagesNoLock
+    ErrorText("E_PUB_FAILED", _TOO_LARGE, TOO_LARGE),
+    ErrorText("E_MPUB_FAILED", _TOO_LARGE, TOO_LARGE),
+    # The server could not ask its auth server whether a permission that has expired still holds.
+    # nsqio/nsq: nsqd/protocol_v2.go, CheckAuth.
+    ErrorText("E_AUTH_FAILED", "AUTH failed", REFUSED_FOR_NOW),
+)
+"""What the text of an error says beyond its code. The first row that fits goes before that of the code."""
+
+
+def classify(error: BaseException) -> Verdict:
+    """The row of the table for an error of a publish, before attempts and options are looked at."""
+    if isinstance(error, ServerError):
+        # The whole text has to match: a message that only begins so may be another, of a newer server.
+        for row in ERROR_TEXTS:
+            if row.code == error.code and re.fullmatch(row.text, error.detail):
+                return row.verdict
+        return SERVER_ERRORS.get(error.code, OURS)
+    if isinstance(error, ConnectionLost):
+        return OUTCOME_UNKNOWN if error.outcome_unknown else NOT_EXECUTED
+    return OURS
+
+
+def decide(error: BaseException, attempts: int, policy: RetryPolicy, misses: int = 0) -> Verdict:
+    """What to do now that attempt number ``attempts`` (from 1) failed with ``error``.
+
+    Args:
+        misses: how many of the attempts before this one had a verdict with ``leader``.
+    """
+    verdict = classify(error)
+    if not verdict.retry or not verdict.counts:
+        return verdict
+    allowed = policy.retry_unknown_outcome or not verdict.possibly_stored
+    is_left = (verdict.leader and policy.awaits_leader) or attempts - misses < policy.max_attempts
+    return verdict if allowed and is_left else msgspec.structs.replace(verdict, retry=False)
+
+
+def may_have_ended_server(error: BaseException) -> bool:
+    """Whether the publish that failed with ``error`` may be what ended the server: it was working on it at its end.
+
+    A command of an original or redesigned server is worked off before the next one of its connection is read.
+    """
+    return isinstance(error, ConnectionLost) and error.outcome_unknown and error.is_abrupt and error.was_first
+
+
+def retry_delay(attempts: int, policy: RetryPolicy, random: Callable[[], float], *, for_leader: bool = False) -> float:
+    """Seconds to wait after attempt number ``attempts``: exponential, capped, shortened by up to the jitter share.
+
+    Args:
+        random: gives numbers in [0, 1).
+        for_leader: what is waited for is the leader of a partition.
+    """
+    longest = min(policy.max_delay, LONGEST_LEADER_PAUSE) if for_leader else policy.max_delay
+    # 2.0**1024 overflows; every cap is reached long before
+    delay = min(longest, policy.base_delay * 2.0 ** min(attempts - 1, 64))
+    return delay * (1.0 - policy.jitter * random())
+
+
+def publish_failed(
+    topic: str, error: BaseException, attempts: int, possibly_stored: bool, note: str = ""
+) -> PublishFailed:
+    """The error that the caller of a publish gets; ``error`` becomes its cause. ``note``: what else is to be said."""
+    times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+    stored = "; it may have been stored all the same" if possibly_stored else ""
+    failed = publish_failed_class(error)(
+        f"publish to {topic!r} failed after {times}: {error}{note}{stored}",
+        attempts=attempts,
+        possibly_stored=possibly_stored,
+    )
+    failed.__cause__ = error
+    return failed
+
+
+# One publish through all its attempts, as a state machine. No socket, no clock: the embedder says what happened.
+#
+# | state   | what happened                                   | next state                                          |
+# |---------|-------------------------------------------------|-----------------------------------------------------|
+# | WAITING | ``sent``: a command with it was written         | ON_WIRE                                             |
+# | ON_WIRE | ``stored``: the server replied OK               | STORED                                              |
+# | ON_WIRE | ``attempt_failed``: refused, or connection lost | WAITING; the verdict says whether to try again      |
+# | WAITING | ``end``: it will not be tried again             | FAILED; UNKNOWN if an attempt may have been stored  |
+# | ON_WIRE | ``end``: its caller waits no longer             | UNKNOWN: the reply is still due                     |
+# | an end  | anything                                        | the same                                            |
+#
+# An attempt is whatever the embedder hands to ``sent``; one publish has one at a
+# time. Several publishes may share an attempt: they leave as one command, and
+# get one reply, but each of them ends, or is tried again, by itself.
+
+
+class State(Enum):
+    """Where a publish is. The last three are ends."""
+
+    WAITING = auto()
+    ON_WIRE = auto()
+    STORED = auto()
+    UNKNOWN = auto()  # it ended without a reply, and a server may have stored it
+    FAILED = auto()
+
+
+class PublishState(PublishFields):
+    """The state of one publish.
+
+    Attributes:
+        body: what is published, in the shape that ``form`` takes.
+        form: what goes with it.
+        attempt: what carries it now; None while nothing does.
+        done: it has ended, with ``error``, or well when that is None.
+        failed_attempts: attempts that ended, and count.
+        misses: those of them that met a stale or unready leader, where that is waited for.
+        ended_servers: the servers that were working on it when they ended the connection.
+        possibly_stored: an attempt that ended may have been stored.
+        last_error: what the last attempt failed with.
+        is_alone: it shares its command with nobody.
+        weight: how many messages it is.
+    """
+
+    # One is made for each publish: what all have is compiled, and what is rare in a dict, over the defaults here.
+    __slots__ = ("__dict__",)
+
+    failed_attempts = 0
+    misses = 0
+    ended_servers: tuple[object, ...] = ()
+    possibly_stored = False
+    last_error: BaseException | None = None
+
+    def __init__(self, body: Any, form: Form = PLAIN, weight: int = 1) -> None:
+        super().__init__(body, form, weight)
+
+    @property
+    def state(self) -> State:
+        """Where it is."""
+        if not self.done:
+            return State.WAITING if self.attempt is None else State.ON_WIRE
+        if self.error is None:
+            return State.STORED
+        return State.UNKNOWN if self.may_be_stored else State.FAILED
+
+    @property
+    def attempts(self) -> int:
+        """How often it was sent, so far as that counts: see ``Verdict.counts``."""
+        return self.failed_attempts + (self.attempt is not None)
+
+    @property
+    def may_be_stored(self) -> bool:
+        """Whether a server may have stored it, as far as is known now."""
+        return self.possibly_stored or self.attempt is not None
+
+    def may_retry(self, error: BaseException, policy: RetryPolicy) -> bool:
+        """Whether it would be tried again if its attempt failed with ``error`` now."""
+        return decide(error, self.attempts, policy, self.misses).retry
+
+    def attempt_failed(
+        self, error: BaseException, policy: RetryPolicy, *, is_shared: bool = False, server: object = None
+    ) -> Verdict:
+        """Its attempt at ``server`` is over; return what to do. ``is_shared``: others were in the same command."""
+        verdict = decide(error, self.attempts, policy, self.misses)
+        if may_have_ended_server(error):
+            # If it did, it ends alone next time, and only one server more.
+            self.is_alone = True
+            self.ended_servers = (*(each for each in self.ended_servers if each != server), server)
+            if len(self.ended_servers) >= MOST_SERVERS_LOST:
+                verdict = msgspec.structs.replace(verdict, retry=False)
+        if is_shared and verdict.splits and not verdict.retry:
+            # The server took none, because of one of them or because of them all: let the bad one fail alone.
+            self.is_alone = True
+            verdict = msgspec.structs.replace(verdict, retry=True)
+        self.attempt = None
+        self.last_error = error
+        self.possibly_stored |= verdict.possibly_stored
+        self.failed_attempts += verdict.counts
+        self.misses += verdict.counts and verdict.leader and policy.awaits_leader
+        return verdict
+
+    def end(self, error: BaseException | None) -> None:
+        """It is over, well when ``error`` is None. The first end counts."""
+        if not self.done:
+            self.done = True
+            self.error = error
+
+
+# Copies of a message, as a second attempt at the same write makes them: both carry the same key in their headers.
+
+IDEMPOTENCE_HEADER = "nsq_fast.idempotence_key"
+"""The extended header that holds the key, a string. Of messages of a topic with the same key one is enough."""
+
+
+class SeenKeys:
+    """The keys that came last, each with the id of the message that had it first.
+
+    Args:
+        limit: most keys that are kept; the one that came first is forgotten first.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._first_ids: dict[tuple[str, str], bytes] = {}
+        self._by_age: deque[tuple[str, str]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._first_ids)
+
+    def is_copy(self, topic: str, key: str, message_id: bytes) -> bool:
+        """Whether another message of the topic had the key before.
+
+        The first that had it is none, however often it is delivered: it stays on the server until it is finished.
+        """
+        first = self._first_ids.setdefault((topic, key), message_id)
+        if len(self._first_ids) > len(self._by_age):
+            self._by_age.append((topic, key))
+            if len(self._by_age) > self._limit:
+                del self._first_ids[self._by_age.popleft()]
+        return first != message_id

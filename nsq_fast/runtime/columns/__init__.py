@@ -1,1 +1,0 @@
-"""What a ColumnSubscription is made of."""

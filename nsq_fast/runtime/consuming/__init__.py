@@ -1,1 +1,0 @@
-"""What a Consumer is made of: subscriptions, flow, workers, and what follows a handler."""

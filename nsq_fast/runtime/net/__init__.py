@@ -1,1 +1,0 @@
-"""One connection: bytes, layers, frames, answers; and HTTP on the same sockets."""

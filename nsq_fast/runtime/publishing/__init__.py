@@ -1,1 +1,0 @@
-"""What a Producer is made of: routes to links, batches, retries, deadlines."""

@@ -1,0 +1,325 @@
+"""What a journal needs of the storage that it lies in, and the one of file systems."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import mmap
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from nsq_fast.errors import ConfigError, JournalClosed, JournalStorageFailed, JournalTaken
+from nsq_fast.log_events import SPARK_JOURNAL_CLEAN_FAILED, SPARK_JOURNAL_CLEANED
+
+logger = logging.getLogger(__name__)
+
+
+class Entry(NamedTuple):
+    """An entry as a listing shows it.
+
+    Attributes:
+        name: as seen from the place that was listed: ``b7/s0-1``.
+        size: in bytes.
+        written_at: seconds since the epoch, by the clock of the storage.
+    """
+
+    name: str
+    size: int
+    written_at: float
+
+
+class Storage(Protocol):
+    """One place in the storage. The driver and all tasks see the same entries there.
+
+    An entry is written as a whole, and is stored for good when the call returns.
+    Only the driver makes and retires places.
+    """
+
+    @property
+    def path(self) -> str:
+        """How errors and tasks name it."""
+
+    def below(self, name: str) -> Storage:
+        """The place of this name in it. Nothing is made."""
+
+    def make(self, *, parents: bool = False) -> None:
+        """Make the place, for its owner only; without effect when it is there. Raises JournalStorageFailed.
+
+        Those that it is in are made with ``parents`` only.
+        """
+
+    def check(self) -> None:
+        """Prove in the place that of two writers of one name the second is refused. Raises ConfigError."""
+
+    def claim(self, name: str, buffers: Sequence[Any]) -> None:
+        """Write an entry unless there is one of this name; of several writers at a time, one succeeds.
+
+        Raises JournalTaken when there is one, JournalClosed when the place was not made or is retired. Nothing counts
+        as written then. After another error it is unknown whether the entry was written.
+        """
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write an entry in place of the one that there may be."""
+
+    def view(self, name: str) -> memoryview:
+        """The bytes of an entry. They stay readable when it is deleted.
+
+        Raises FileNotFoundError, JournalStorageFailed.
+        """
+
+    def remove(self, name: str) -> None:
+        """Delete an entry, if there is one."""
+
+    def names(self) -> list[str]:
+        """Of entries and of places in this one, sorted; none when this one is not there."""
+
+    def tree(self, prefix: str) -> list[Entry]:
+        """The entries in the places of this one whose names begin with ``prefix``."""
+
+    def retire(self, name: str) -> None:
+        """End the place of this name, if there is one: from now on nothing can be claimed there."""
+
+    def sweep(self) -> None:
+        """Delete what is left of retired places. What cannot be deleted now is, by a later call."""
+
+
+# Whether ``link`` is what a journal in a file system needs. It is tried in the folder itself.
+
+
+NEEDED = (
+    "a journal needs a local or network file system with hard links (ext4, XFS, NFS...), mounted at the same path on"
+    " the driver and all executors: two attempts of a task must not be able to write the same file"
+)
+
+
+def check_links(folder: str) -> None:
+    """Prove in an existing folder that ``link`` makes a second name, and refuses one that there is.
+
+    Raises ConfigError where it does not.
+    """
+    first, second = (os.path.join(folder, f"t-{uuid.uuid4().hex}") for _ in range(2))
+    try:
+        for path in (first, second):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        if not _refuses(first, second):
+            raise ConfigError(f"journal={folder!r}: link() replaces a file that there is; {NEEDED}")
+        os.unlink(second)
+        os.link(first, second)
+        if not os.path.samefile(first, second):
+            raise ConfigError(f"journal={folder!r}: link() makes a copy; {NEEDED}")
+    except OSError as error:
+        raise ConfigError(f"journal={folder!r}: {error.strerror or error}; {NEEDED}") from error
+    finally:
+        for path in (first, second):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+def _refuses(existing: str, taken: str) -> bool:
+    try:
+        os.link(existing, taken)
+    except FileExistsError:
+        return True
+    return False
+
+
+# A journal in a file system: places are folders, entries are files.
+#
+# A file is written under a temporary name and then linked to its own. ``link``
+# fails where the name exists, so one writer alone succeeds. A folder that is
+# retired is first moved away, so that it is gone at once for every task, and
+# deleted then.
+
+
+_TEMPORARY = "t-"
+_RETIRED = ".gone-"
+
+
+class FileStorage:
+    """A folder.
+
+    Args:
+        path: where it is, or will be.
+        durable: whether files are on disk before they count. Only measurements do without.
+    """
+
+    def __init__(self, path: str, *, durable: bool = True) -> None:
+        self.path = path
+        self._durable = durable
+
+    def below(self, name: str) -> FileStorage:
+        """The folder of this name in it."""
+        return FileStorage(self._file(name), durable=self._durable)
+
+    def make(self, *, parents: bool = False) -> None:
+        """Make the folder, readable by its owner only. Raises JournalStorageFailed; where it is no folder, too."""
+        try:
+            if parents:
+                os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            try:
+                os.mkdir(self.path, 0o700)
+            except FileExistsError:
+                if not os.path.isdir(self.path):
+                    raise
+            _sync_folder(os.path.dirname(self.path))
+        except OSError as error:
+            raise _failed(self.path, error, "made") from error
+
+    def check(self) -> None:
+        """Raise ConfigError when two writers could claim the same name."""
+        check_links(self.path)
+
+    def claim(self, name: str, buffers: Sequence[Any]) -> None:
+        """Write a file that must not be there; it and its name are on disk when this returns.
+
+        Raises JournalStorageFailed, too.
+        """
+        try:
+            self._claim(name, buffers)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESTALE):
+                raise _failed(self._file(name), error) from error
+            raise JournalClosed(
+                f"{self.path} is not there: the batch has been committed by another attempt, or the journal is not on a"
+                " file system that the driver and all executors share"
+            ) from None
+
+    def _claim(self, name: str, buffers: Sequence[Any]) -> None:
+        with _written(self.path, buffers, self._durable) as (descriptor, temporary):
+            _link(descriptor, temporary, self._file(name))
+        if self._durable:
+            _sync_folder(self.path)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write a file completely, or leave the one that was there. Raises JournalStorageFailed."""
+        try:
+            with _written(self.path, [data] if data else [], durable=True) as (_, temporary):
+                os.replace(temporary, self._file(name))
+        except OSError as error:
+            raise _failed(self._file(name), error) from error
+
+    def view(self, name: str) -> memoryview:
+        """The file, mapped. Raises JournalStorageFailed, too."""
+        with _readable(self._file(name)), open(self._file(name), "rb") as file:
+            if not (size := os.fstat(file.fileno()).st_size):
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
+
+    def remove(self, name: str) -> None:
+        """Delete a file, if there is one."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._file(name))
+
+    def names(self) -> list[str]:
+        """Of files and folders, without those of files that are being written."""
+        with contextlib.suppress(FileNotFoundError), _readable(self.path):
+            return sorted(name for name in os.listdir(self.path) if not name.startswith(_TEMPORARY))
+        return []
+
+    def tree(self, prefix: str) -> list[Entry]:
+        """The files in the folders of this one, those included that are being deleted."""
+        return [entry for entry in self._tree(prefix.partition("/")[0]) if entry.name.startswith(prefix)]
+
+    def _tree(self, folder: str) -> Iterator[Entry]:
+        with contextlib.suppress(OSError, JournalStorageFailed):  # a commit takes folders away meanwhile
+            for name in self.names():
+                if name.startswith(folder) and os.path.isdir(self._file(name)):
+                    for file in os.scandir(self._file(name)):
+                        found = file.stat()
+                        yield Entry(f"{name}/{file.name}", found.st_size, found.st_mtime)
+
+    def retire(self, name: str) -> None:
+        """Move a folder away."""
+        try:
+            os.rename(self._file(name), self._file(f"{name}{_RETIRED}{uuid.uuid4().hex}"))
+        except FileNotFoundError:
+            logger.info("%s was moved away before", self._file(name), extra=SPARK_JOURNAL_CLEANED)
+
+    def sweep(self) -> None:
+        """Delete the folders that were moved away."""
+        for name in self.names():
+            if _RETIRED in name:
+                self._sweep(self._file(name))
+
+    def _sweep(self, folder: str) -> None:
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:  # a network file system keeps names of files that are mapped
+            logger.log(
+                logging.INFO if error.errno in (errno.ENOTEMPTY, errno.EBUSY) else logging.WARNING,
+                "%s: %s: tried again at the next commit",
+                folder,
+                error,
+                extra=SPARK_JOURNAL_CLEAN_FAILED,
+            )
+
+    def _file(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+
+@contextlib.contextmanager
+def _written(folder: str, buffers: Sequence[Any], durable: bool) -> Iterator[tuple[int, str]]:
+    """A new file with these bytes under a temporary name, which is removed at the end."""
+    temporary = os.path.join(folder, _TEMPORARY + uuid.uuid4().hex)
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    try:
+        _write(descriptor, buffers)
+        if durable:
+            os.fsync(descriptor)
+        yield descriptor, temporary
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
+def _write(descriptor: int, buffers: Sequence[Any]) -> None:
+    total = sum(len(buffer) for buffer in buffers)
+    written = os.writev(descriptor, buffers) if total else 0
+    if written < total:  # a full disk raises; a network file system may take less than all
+        rest = memoryview(b"".join(buffers))[written:]
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+
+
+def _link(descriptor: int, temporary: str, final: str) -> None:
+    try:
+        os.link(temporary, final)
+    except FileExistsError:
+        # A network file system may repeat a request whose answer was lost, and then find its own work.
+        if os.fstat(descriptor).st_nlink < 2:
+            raise JournalTaken(f"{final} has been written by another attempt") from None
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    """Errors of the disk say what it is that cannot be read; what is not there is up to the caller."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise JournalStorageFailed(
+            f"journal: {path} cannot be read: {error.strerror or error}. Its rows are nowhere else: mend the disk, or"
+            " its mount, and start the query again"
+        ) from error
+
+
+def _failed(path: str, error: OSError, done: str = "written") -> JournalStorageFailed:
+    return JournalStorageFailed(
+        f"journal: {path} cannot be {done}: {error.strerror or error}. Nothing was acknowledged for it: make room on"
+        " the disk, or mend it, and start the query again"
+    )
+
+
+def _sync_folder(folder: str) -> None:
+    """Sync the names in a folder to disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

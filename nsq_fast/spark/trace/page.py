@@ -1,0 +1,425 @@
+"""The report: one page of HTML that stands alone, from the tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsq_fast.page import STYLE as PAGE_STYLE
+from nsq_fast.page import WORST, Bar, Line, Piece, bars, by_share, document, element, over_time, table
+
+from .schema import FAULTS, SHARES, Channel, Figures, TraceGroup
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+TITLE = "NSQ traces"
+_LANE_COUNTS = (
+    ("messages", "messages"),
+    ("finished", "finished"),
+    ("pending", "pending"),
+    ("lost", "lost"),
+    ("duplicates", "duplicates"),
+    ("violations", "order"),
+    ("redelivered_req", "REQ"),
+    ("redelivered_timeout", "timeout"),
+    ("redelivered_unknown", "unknown"),
+)
+_LANE_DURATIONS = (
+    ("latency_p50_ns", "p50"),
+    ("latency_p95_ns", "p95"),
+    ("latency_p99_ns", "p99"),
+    ("latency_max_ns", "max"),
+    ("in_queue_p50_ns", "p50"),
+    ("in_queue_p99_ns", "p99"),
+    ("handling_p50_ns", "p50"),
+    ("handling_p99_ns", "p99"),
+)
+_GROUPS = (
+    ("", 3),
+    ("messages", 3),
+    ("faults", 3),
+    ("delivered again after", 3),
+    ("end to end", 4),
+    ("in queue", 2),
+    ("handling", 2),
+)
+_CONCLUSIONS = {"lost": "lost", "duplicates": "finished more than once", "violations": "finished out of order"}
+_FAULT_TITLES = {
+    "lost": "Lost messages",
+    "duplicates": "Messages finished more than once",
+    "violations": "Out of order",
+}
+
+
+def write_report(spark: SparkSession, tables: str | os.PathLike[str], path: str | os.PathLike[str]) -> Figures:
+    """Write the report of the tables in a folder; return what it shows. Raises ConfigError when there are no tables."""
+    from .queries import figures_of
+
+    figures = figures_of(spark, tables)
+    Path(path).write_text(html(figures), encoding="utf-8")
+    return figures
+
+
+def html(figures: Figures) -> str:
+    """The report."""
+    parts = [
+        f"<header><h1>{TITLE}</h1><p>{_about(figures)}</p></header>",
+        _conclusion(figures),
+        _tiles(figures),
+        *_notes(figures),
+        "<h2>By topic, channel and partition</h2>",
+        _group_table(figures),
+        fault_chart(figures.groups),
+        *_channels(figures),
+        *_slowest(figures),
+        *_examples(figures),
+        *_clocks(figures),
+        *_sources(figures),
+        "<h2>What is counted how</h2>",
+        DEFINITIONS,
+    ]
+    return document(TITLE, PAGE_STYLE + STYLE, ["<main>", *parts, "</main>"])
+
+
+def _about(figures: Figures) -> str:
+    begin, end = (_moment(each) for each in (figures.begin_ns, figures.end_ns))
+    return escape(
+        f"{begin} to {end} UTC, {duration(figures.end_ns - figures.begin_ns)}. {figures.records:,} records of"
+        f" {figures.publishes:,} publishes and {figures.records - figures.publishes:,} deliveries."
+        f" Windows of {duration(figures.window_ns)}, lost after {duration(figures.grace_ns)}."
+    )
+
+
+def _conclusion(figures: Figures) -> str:
+    """What became of the messages, in a sentence; and how long the worst group took."""
+    totals = figures.totals
+    found = [f"{count(totals[kind])} {words}" for kind, words in _CONCLUSIONS.items() if totals[kind]]
+    pending = f" {count(totals['pending'])} are pending." if totals["pending"] else ""
+    of_all = f"{count(totals['messages'])} message{'' if totals['messages'] == 1 else 's'}"
+    if not totals["messages"]:
+        lines = ["No message can be judged: the logs have no publish with a channel."]
+    elif found:
+        lines = [f"Of {of_all}, {', '.join(found)}.{pending}"]
+    else:
+        lines = [f"Of {of_all} none was lost, finished twice or finished out of order.{pending}"]
+    judged = [group for group in figures.groups if group.durations["latency_p99_ns"] is not None]
+    if judged:
+        worst = max(judged, key=lambda group: group.durations["latency_p99_ns"] or 0)
+        partition = "" if worst.partition is None else f"/{worst.partition}"
+        lines.append(
+            f"Slowest is {worst.topic}{partition} {worst.channel}: 99 % of its messages were finished within"
+            f" {duration(worst.durations['latency_p99_ns'])} of their publish, half of them within"
+            f" {duration(worst.durations['latency_p50_ns'])}."
+        )
+    kind = "conclusion bad" if found else "conclusion"
+    content = "".join(element("p", escape(line)) for line in lines)
+    return element("section", content, {"class": kind, "id": "conclusion"})
+
+
+def _moment(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns // 10**9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _tiles(figures: Figures) -> str:
+    totals = figures.totals
+    again = sum(totals[name] for name in ("redelivered_req", "redelivered_timeout", "redelivered_unknown"))
+    tiles = [
+        ("messages", totals["messages"], "in all channels", ""),
+        ("finished", totals["finished"], percent(totals["finished"], totals["messages"]), ""),
+        ("pending", totals["pending"], "within the grace period", ""),
+        *((name, totals[name], note, "fault") for name, note in (
+            ("lost", "never finished"), ("duplicates", "finished more than once"), ("violations", "out of order")
+        )),
+        ("redelivered", again, "delivered again", ""),
+        ("problems", figures.problems, "lines that hold no record", "fault"),
+    ]  # fmt: skip
+    shown = []
+    for name, value, note, kind in tiles:
+        number = element("b", count(value), {"data-figure": name})
+        marked = {"class": f"{kind} {'bad' if value else 'fine'}" if kind else "plain"}
+        shown.append(element("div", f"<span>{escape(name)}</span>{number}<small>{escape(note)}</small>", marked))
+    return element("section", "".join(shown), {"class": "tiles", "id": "totals"})
+
+
+def _notes(figures: Figures) -> Iterator[str]:
+    for topic, publishes in figures.unconsumed.items():
+        yield _note(
+            f"{publishes:,} publishes to {topic}, and no delivery was recorded: nothing of it is counted below."
+        )
+    if figures.unpublished:
+        yield _note(f"{figures.unpublished:,} messages were delivered without a record of their producer.")
+    if figures.late:
+        yield _note(f"{figures.late:,} messages had a delivery after the stream had decided on them; see table late.")
+    if figures.group_count > len(figures.groups):
+        yield _note(f"{len(figures.groups):,} of {figures.group_count:,} rows are shown, those with faults first.")
+
+
+def _note(words: str) -> str:
+    return element("p", escape(words), {"class": "note"})
+
+
+def _group_table(figures: Figures) -> str:
+    groups = "".join(f'<th colspan="{width}">{escape(name)}</th>' for name, width in _GROUPS)
+    names = ["topic", "channel", "part.", *(title for _, title in (*_LANE_COUNTS, *_LANE_DURATIONS))]
+    head = f"<tr>{groups}</tr><tr>{''.join(f'<th>{escape(name)}</th>' for name in names)}</tr>"
+    rows = "".join(_group_row(group) for group in figures.groups)
+    inner = element("table", f"<thead>{head}</thead><tbody>{rows}</tbody>", {"id": "groups", "class": "named"})
+    return element("div", inner, {"class": "wide"})
+
+
+def _group_row(group: TraceGroup) -> str:
+    partition = "" if group.partition is None else str(group.partition)
+    cells = [element("td", escape(each), {"class": "name"}) for each in (group.topic, group.channel, partition or "-")]
+    for name, _ in _LANE_COUNTS:
+        value = group.counts[name]
+        marked = "bad" if name in FAULTS and value else "zero" if not value else ""
+        cells.append(element("td", count(value), {"data-figure": name, "class": marked}))
+    for name, _ in _LANE_DURATIONS:
+        cells.append(_duration_cell(name, group.durations[name]))
+    return element("tr", "".join(cells), {"data-group": f"{group.topic}|{partition}|{group.channel}"})
+
+
+def _duration_cell(name: str, value: int | None) -> str:
+    exact = {} if value is None else {"title": f"{value:,} ns"}
+    return element("td", escape(duration(value)), {"data-figure": name, **exact})
+
+
+def _channels(figures: Figures) -> Iterator[str]:
+    if figures.channels:
+        yield "<h2>Latency</h2>"
+    for channel in figures.channels:
+        charts = "".join(channel_charts(channel))
+        yield f"<h3>{escape(channel.topic)} / {escape(channel.channel)}</h3>{element('div', charts, {'class': 'pair'})}"
+
+
+def _slowest(figures: Figures) -> Iterator[str]:
+    if figures.slowest:
+        yield "<h2>The slowest messages</h2>"
+        yield life_chart(figures.slowest)
+        head = ["message", "trace id", "latency", "in queue", "handling", "deliveries", "what happened"]
+        yield element("div", table(head, map(_slow_row, figures.slowest)), {"id": "slowest"})
+
+
+def _slow_row(row: dict[str, Any]) -> list[str]:
+    steps = [_step(event, row["published_ns"]) for event in row["events"]]
+    return [
+        place(row),
+        str(row["trace_id"]),
+        *(duration(row[name]) for name in ("latency_ns", "in_queue_ns", "handling_ns")),
+        str(row["deliveries"]),
+        ", ".join(steps),
+    ]
+
+
+def _step(event: dict[str, Any], published_ns: int) -> str:
+    at = duration(event["at_ns"] - published_ns)
+    if event["event"] == "publish":
+        return f"stored by {event['nsqd']}, acknowledged after {at}"
+    if event["event"] == "server":
+        return f"{event['outcome']} in the server's log after {at}"
+    if event["event"] == "receive":
+        return f"attempt {event['attempts']} received after {at} by {event['consumer']}"
+    return f"{event['outcome']} of attempt {event['attempts']} after {at} by {event['consumer']}"
+
+
+def _examples(figures: Figures) -> Iterator[str]:
+    for kind in FAULTS:
+        rows = figures.examples[kind]
+        if rows:
+            total = figures.totals[kind]
+            shown = f" (the first {len(rows)} of {total:,})" if total > len(rows) else ""
+            yield f"<h2>{_FAULT_TITLES[kind]}{shown}</h2>"
+            head, cells = _example_table(kind, rows)
+            yield element("div", table(head, cells), {"id": kind})
+
+
+def _example_table(kind: str, rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    start = [[place(row), str(row["trace_id"]), _moment(row["window_ns"])] for row in rows]
+    head = ["message", "trace id", "published from"]
+    if kind == "violations":
+        more = [[_moment(row["finished_ns"]), str(row["after_internal_id"])] for row in rows]
+        return [*head, "finished", "after message"], [a + b for a, b in zip(start, more, strict=True)]
+    more = [[row["nsqd"], str(row["deliveries"]), str(row["finishes"]), row["last_outcome"] or "none"] for row in rows]
+    return [*head, "nsqd", "deliveries", "FINs", "last outcome"], [a + b for a, b in zip(start, more, strict=True)]
+
+
+def _clocks(figures: Figures) -> Iterator[str]:
+    if figures.skews:
+        yield "<h2>Clocks that contradict each other</h2>"
+        head = ["behind", "nsqd", "messages", "at least"]
+        rows = [
+            [
+                f"consumer on {row['host']}" if row["side"] == "consumer" else "a producer",
+                row["nsqd"],
+                count(row["messages"]),
+                duration(row["worst_ns"]),
+            ]
+            for row in figures.skews
+        ]
+        yield element("div", table(head, rows), {"id": "skews"})
+
+
+def _sources(figures: Figures) -> Iterator[str]:
+    yield "<h2>Logs</h2>"
+    rows = [
+        [source.name or "stream", count(source.lines), count(source.problems), (source.example or "")[:120]]
+        for source in figures.sources
+    ]
+    yield element("div", table(["source", "lines", "without a record", "such as"], rows), {"id": "sources"})
+
+
+# The charts of the report.
+
+
+_MOST_BARS = 24
+_SERIES_NAMES = ("p50", "p95", "p99", "max")
+_CURVE_NAMES = {"latency": "end to end", "in_queue": "in queue", "handling": "handling"}
+_HANDLING, _QUEUE, _AGAIN, _PAUSE = 1, 2, 3, 4
+_SPAN_NAMES = {
+    _QUEUE: "in queue",
+    _HANDLING: "handled, finished",
+    _AGAIN: "handled, not finished",
+    _PAUSE: "between deliveries",
+}
+_FAULT_KINDS = {"lost": WORST, "duplicates": 2, "violations": 3}
+_FAULT_NAMES = {"lost": "lost", "duplicates": "duplicated", "violations": "out of order"}
+
+
+def channel_charts(channel: Channel) -> Iterator[str]:
+    """Latency over time, and the percentile curves."""
+    lines = [
+        Line(name, [(begin / 1e9, values[number] / 1000 if values else None) for begin, values in channel.times])
+        for number, name in enumerate(_SERIES_NAMES)
+    ]
+    yield over_time("End to end, by when it was published", lines)
+    curves = [
+        Line(name, [(share, value / 1000) for share, value in zip(SHARES, channel.curves[kind], strict=True)])
+        for kind, name in _CURVE_NAMES.items()
+        if kind in channel.curves
+    ]
+    yield by_share("Duration, by the share of messages that were as fast", curves)
+
+
+def fault_chart(groups: Sequence[TraceGroup]) -> str:
+    """Faults by group, those with most first; empty when there are none."""
+    faulty = sorted((group for group in groups if _faults(group)), key=_faults, reverse=True)[:_MOST_BARS]
+    if not faulty:
+        return ""
+    return bars(
+        "Faults by topic, partition and channel",
+        [Bar(_group_name(group), _fault_pieces(group), _fault_text(group)) for group in faulty],
+        {_FAULT_KINDS[kind]: _FAULT_NAMES[kind] for kind in FAULTS},
+    )
+
+
+def _fault_pieces(group: TraceGroup) -> list[Piece]:
+    return [
+        Piece(_FAULT_KINDS[kind], group.counts[kind], f"{_FAULT_NAMES[kind]}: {count(group.counts[kind])}")
+        for kind in FAULTS
+    ]
+
+
+def _faults(group: TraceGroup) -> int:
+    return sum(group.counts[kind] for kind in FAULTS)
+
+
+def _group_name(group: TraceGroup) -> str:
+    partition = "" if group.partition is None else f"/{group.partition}"
+    return f"{group.topic}{partition} {group.channel}"
+
+
+def _fault_text(group: TraceGroup) -> str:
+    return ", ".join(f"{count(group.counts[kind])} {_FAULT_NAMES[kind]}" for kind in FAULTS if group.counts[kind])
+
+
+def life_chart(slowest: Sequence[dict[str, Any]]) -> str:
+    """The lives of messages, each from its publish, all on one scale."""
+    rows = [Bar(place(row), list(_pieces(row)), duration(row["latency_ns"])) for row in slowest]
+    return bars("From publish to FIN, all on one scale", rows, _SPAN_NAMES)
+
+
+def _pieces(row: dict[str, Any]) -> Iterator[Piece]:
+    begin, end = row["published_ns"], 0
+    for event in row["events"]:
+        if event["event"] == "consume":
+            received = event["received_ns"] if event["received_ns"] is not None else event["at_ns"]
+            start, answered = max(0, received - begin), max(0, event["at_ns"] - begin)
+            waiting = "waiting to be delivered again" if end else "in queue"
+            yield Piece(_PAUSE if end else _QUEUE, start - end, f"{waiting}: {duration(start - end)}")
+            outcome = f"attempt {event['attempts']}, {event['outcome']} after {duration(answered - start)}"
+            yield Piece(_HANDLING if event["outcome"] == "FIN" else _AGAIN, answered - max(start, end), outcome)
+            end = max(end, answered)
+
+
+# The texts and the style of the report, and how its figures are written.
+
+
+_UNITS = ((86_400_000_000_000, "d"), (3_600_000_000_000, "h"), (60_000_000_000, "min"))
+
+
+def count(value: float) -> str:
+    """A whole number."""
+    return f"{value:,.0f}"
+
+
+def percent(part: float, whole: float) -> str:
+    """A share that is 100 % only when nothing is missing."""
+    if not whole:
+        return "none"
+    share = 100 * part / whole
+    return "100 %" if part == whole else f"{min(share, 99.999):.3f} %"
+
+
+def duration(value_ns: int | None) -> str:
+    """A duration with three significant digits and the unit that suits it."""
+    if value_ns is None:
+        return "-"
+    size = abs(value_ns)
+    for unit, name in _UNITS:
+        if size >= 2 * unit:
+            return f"{value_ns / unit:.3g} {name}"
+    for unit, name in ((10**9, "s"), (10**6, "ms"), (10**3, "µs")):
+        if size >= unit * 0.9995:
+            return f"{value_ns / unit:#.3g} {name}".replace(". ", " ")
+    return f"{value_ns} ns"
+
+
+def place(row: dict[str, Any]) -> str:
+    """Where a message is, and its internal id."""
+    partition = "" if row["partition"] is None else f"/{row['partition']}"
+    return f"{row['topic']}{partition} {row['channel']} {row['internal_id']}"
+
+
+STYLE = """
+#groups td,#groups th{padding:4px 4.5px;font-size:11.5px}
+thead tr:first-child th{text-align:center;border-bottom:0;padding-bottom:0}
+td.name,#groups thead tr:last-child th:nth-child(-n+3),#slowest td:last-child,#slowest th:last-child,
+#sources td:last-child,#sources th:last-child{text-align:left}
+#slowest td:last-child{white-space:normal;min-width:340px}
+"""
+
+DEFINITIONS = """<dl>
+<dt>message</dt><dd>A message is counted once for each channel that is known for its topic, in the window of time in
+which it was published.</dd>
+<dt>lost</dt><dd>Published, or delivered, and finished by no delivery, though the logs go on for the grace period after
+it was published. Before that it is pending.</dd>
+<dt>duplicates</dt><dd>Messages with more than one FIN in a channel.</dd>
+<dt>order</dt><dd>Messages finished by their first delivery, after one with a higher internal id or offset in the same
+partition and channel. Messages that were delivered again are neither judged nor compared with. Judged are
+subscriptions that tell offsets, ordered and advanced ones, unless the report was asked for more or less.</dd>
+<dt>delivered again</dt><dd>By what ended the delivery before: REQ, a timeout, or unknown, when no record says it: the
+consumer died, or its connection did, or its FIN did not arrive.</dd>
+<dt>end to end</dt><dd>From when the server stored the message, by its clock, to its first FIN, by the consumer's.</dd>
+<dt>in queue</dt><dd>From then to the first recorded receipt by a consumer.</dd>
+<dt>handling</dt><dd>From receipt to FIN, of the delivery that was finished first.</dd>
+<dt>percentiles</dt><dd>Values that occurred, by rank: exact up to 10,000 messages, beyond that off by at most one rank
+in 10,000.</dd>
+<dt>clocks</dt><dd>A message that was received, or acknowledged, more than a millisecond before it was published shows
+that a clock is behind that of the nsqd, by that much at least. Durations are shown as measured.</dd>
+</dl>"""

@@ -1,0 +1,249 @@
+"""The clients of a run: greenlets that publish at a steady rate and write down what became of each publish, consumers
+that mark what they finish, and what is looked at while they work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
+from typing import Any
+
+from gevent import Greenlet, sleep, spawn
+
+from nsq_fast import Message
+from nsq_fast.errors import NsqError
+from nsq_fast.runtime import Consumer, Producer
+
+from .invariants import Accounts, Bound, ConnectionSample, Ledger, decode_body
+
+PUBLISH_TIMEOUT = 10.0
+PUBLISH_GRACE = 3.0
+
+PRODUCER_OPTIONS: dict[str, Any] = {
+    "publish_timeout": PUBLISH_TIMEOUT,
+    "heartbeat_interval": 1.0,
+    "connect_timeout": 2.0,
+    "max_backoff_duration": 2.0,
+    "lookupd_poll_interval": 2.0,
+    "lookupd_timeout": 1.0,
+}
+"""Of every producer: quick to notice what is wrong, so that a run of minutes sees it often."""
+
+
+class Publishers:
+    """Producers and the greenlets that use them.
+
+    Attributes:
+        slow: publishes that took longer than their timeout allows, in words.
+        surprises: errors that a publish must not raise, in words.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.slow: list[str] = []
+        self.surprises: list[str] = []
+        self.is_publishing = True
+        self._ledger = ledger
+        self._producers: list[Producer] = []
+        self._greenlets: list[Greenlet[..., Any]] = []
+
+    def producer(self, **options: Any) -> Producer:
+        """A producer that is closed with the others."""
+        producer = Producer(**{**PRODUCER_OPTIONS, **options})
+        producer.start()
+        self._producers.append(producer)
+        return producer
+
+    def every(self, seconds: float, publish: Callable[..., None], *arguments: Any) -> None:
+        """Call ``publish(*arguments)`` again and again, not more often than once in ``seconds``."""
+        self._greenlets.append(spawn(self._loop, seconds, publish, arguments))
+
+    def record(self, numbers: Sequence[int], began: float, wait: Callable[[], object]) -> bool:
+        """Wait for the outcome of a publish of these messages, and mark it; whether it was answered OK."""
+        outcome = "answered OK"
+        try:
+            wait()
+        except NsqError as error:
+            outcome = f"{type(error).__name__}: {error}"
+            if not hasattr(error, "possibly_stored") and type(error).__name__ not in ("NoNsqd", "NoLeader"):
+                self.surprises.append(f"a publish raised {outcome}")
+            is_unknown = getattr(error, "possibly_stored", False)
+            (self._ledger.mark_unknown if is_unknown else self._ledger.mark_refused)(numbers)
+            is_stored = False
+        else:
+            self._ledger.mark_stored(numbers)
+            is_stored = True
+        if (seconds := monotonic() - began) > PUBLISH_TIMEOUT + PUBLISH_GRACE:
+            self.slow.append(f"a publish took {seconds:.1f} s, its limit is {PUBLISH_TIMEOUT:.0f} s; {outcome}")
+        return is_stored
+
+    def stop(self) -> None:
+        """Let every greenlet come to its end."""
+        self.is_publishing = False
+        for greenlet in self._greenlets:
+            greenlet.get()  # with its exception, if it ended with one
+        self._greenlets.clear()
+
+    def close(self) -> None:
+        """Close the producers."""
+        for producer in self._producers:
+            producer.close()
+
+    @property
+    def violations(self) -> list[str]:
+        """What should not be, in words."""
+        return [*dict.fromkeys([*self.slow[:3], *self.surprises[:3]])]
+
+    def _loop(self, seconds: float, publish: Callable[..., None], arguments: Sequence[Any]) -> None:
+        due = monotonic()
+        while self.is_publishing:
+            publish(*arguments)
+            due = max(due + seconds, monotonic() - 1.0)  # what was missed is not made up for
+            sleep(max(0.0, due - monotonic()))
+
+
+CLOSE_TIMEOUT = 10.0
+CLOSE_GRACE = 2.0
+_MOST_ATTEMPTS = 6
+
+CONSUMER_OPTIONS: dict[str, Any] = {
+    "max_tries": 0,
+    "heartbeat_interval": 1.0,
+    "connect_timeout": 2.0,
+    "max_reconnect_delay": 2.0,
+    "max_backoff_duration": 1.0,
+    "requeue_base_delay": 0.1,
+    "requeue_max_delay": 1.0,
+    "lookupd_poll_interval": 2.0,
+    "lookupd_timeout": 1.0,
+}
+"""Of every consumer: quick to notice what is wrong, so that a run of minutes sees it often."""
+
+
+class Garbled(Exception):
+    """A body that is not what was published: the link changed it, and it has to come again."""
+
+
+class Consumers:
+    """The consumers by the name of their channel, which is their client id too.
+
+    Attributes:
+        garbled: deliveries of a changed body.
+        given_up: messages that came changed again and again: changed on their way into the server.
+        running: handlers that run now.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.garbled = 0
+        self.given_up = 0
+        self.running = 0
+        self.slow_to_close: list[str] = []
+        self._ledger = ledger
+        self._consumers: dict[str, Consumer] = {}
+        self._bounds: dict[str, Bound] = {}
+        self._readers: list[Greenlet[..., Any]] = []
+
+    def start(self, topic: str, channel: str, **options: Any) -> Consumer:
+        """Start a consumer with a handler."""
+        consumer = self._make(topic, channel, **options)
+        consumer.start(block=False)
+        return consumer
+
+    def iterate(self, topic: str, channel: str, **options: Any) -> None:
+        """Start a consumer that is read by a loop."""
+        self._readers.append(spawn(self._read, self._make(topic, channel, **options)))
+
+    def _make(self, topic: str, channel: str, **options: Any) -> Consumer:
+        for name in ("message_handler", "batch_handler"):
+            if name in options:
+                options[name] = self._counted(options[name])
+        consumer = Consumer(topic, channel, client_id=channel, **{**CONSUMER_OPTIONS, **options})
+        self._consumers[channel] = consumer
+        self._bounds[channel] = Bound(f"{channel}: messages held", consumer.max_in_flight)
+        return consumer
+
+    def _counted(self, handler: Callable[[Consumer, Any], None]) -> Callable[[Consumer, Any], None]:
+        def handle(consumer: Consumer, taken: Any) -> None:
+            self.running += 1
+            try:
+                handler(consumer, taken)
+            finally:
+                self.running -= 1
+
+        return handle
+
+    def _read(self, consumer: Consumer) -> None:
+        for message in consumer:
+            self.finish_or_requeue(consumer, message)
+
+    def finish_or_requeue(self, consumer: Consumer, message: Message) -> None:
+        """What a loop or a batch handler does with a message; the client finishes it unless it is requeued."""
+        try:
+            number = self.number(message)
+        except Garbled:
+            message.requeue(100)
+        else:
+            self.finish(consumer, number)
+
+    def number(self, message: Message) -> int | None:
+        """The number of a message; None for one that is to be finished and forgotten. Raises Garbled."""
+        number = decode_body(message.body)
+        if number is None:
+            self.garbled += 1
+            if message.attempts < _MOST_ATTEMPTS:
+                raise Garbled
+            self.given_up += 1
+        return number
+
+    def finish(self, consumer: Consumer, number: int | None) -> None:
+        """The handler of this message returns now."""
+        self.mark_finished(consumer.channel, number)
+
+    def mark_finished(self, channel: str, number: int | None) -> None:
+        """A message of a channel is answered with FIN."""
+        if number is not None:
+            self._ledger.mark_finished(channel, number)
+
+    def sample(self) -> list[ConnectionSample]:
+        """Every connection, as it is now; the bounds are looked at, too."""
+        samples = []
+        for name, consumer in self._consumers.items():
+            stats = consumer.stats()
+            self._bounds[name].sample(stats.in_flight)
+            is_excused = stats.backoff_level > 0 or stats.max_in_flight < len(stats.connections)
+            for each in stats.connections:
+                address = str(each.address) if each.partition is None else f"{each.address}/{each.partition}"
+                samples.append(ConnectionSample(name, address, each.is_connected, each.rdy, each.in_flight, is_excused))
+        return samples
+
+    @property
+    def connected(self) -> dict[str, int]:
+        """How many connections each consumer has."""
+        return {
+            name: sum(each.is_connected for each in consumer.stats().connections)
+            for name, consumer in self._consumers.items()
+        }
+
+    def accounts(self) -> dict[str, Accounts]:
+        """What the consumers say that they have finished and requeued."""
+        totals = {name: consumer.stats().totals for name, consumer in self._consumers.items()}
+        return {name: Accounts(each.finished, each.requeued, each.answers_failed) for name, each in totals.items()}
+
+    def close(self) -> None:
+        """Close all, and see that it takes no longer than it may."""
+        for name, consumer in self._consumers.items():
+            began = monotonic()
+            consumer.close(timeout=CLOSE_TIMEOUT)
+            if (seconds := monotonic() - began) > CLOSE_TIMEOUT + CLOSE_GRACE:
+                self.slow_to_close.append(f"{name}: close(timeout={CLOSE_TIMEOUT:.0f}) took {seconds:.1f} s")
+        for reader in self._readers:
+            reader.get(timeout=CLOSE_TIMEOUT)
+
+    @property
+    def violations(self) -> list[str]:
+        """What should not be, in words."""
+        return list(self._violations())
+
+    def _violations(self) -> Iterator[str]:
+        for bound in self._bounds.values():
+            yield from bound.violations
+        yield from self.slow_to_close

@@ -1,0 +1,119 @@
+"""The proxies between clients and servers, in a process of their own: their work is not the clients'.
+
+The child (``python -m chaos.links``) takes one JSON command a line and answers each with a line. It ends with
+its input, so it never outlives its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from gevent import Timeout, subprocess
+from gevent.fileobject import FileObjectPosix
+from gevent.lock import RLock
+
+from nsq_fast.broker import FaultyLink
+from nsq_fast.errors import NsqError
+from nsq_fast.names import Address
+
+KINDS = ("delay", "split", "blackhole", "refuse", "cut", "garble")
+"""What a proxy can do wrong."""
+
+ANSWER_TIMEOUT = 20.0
+DELAY = 0.15
+SPLIT = 3
+
+
+class Links:
+    """Named proxies. Use it in a ``with``."""
+
+    def __init__(self) -> None:
+        self._turn = RLock()
+        self._process: Any = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the parent
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+
+    def __enter__(self) -> Links:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                pipe.close()
+
+    def open(self, name: str, target: Address, listen: tuple[str, int] = ("127.0.0.1", 0)) -> Address:
+        """Put a proxy in front of a server; returns where clients connect."""
+        return Address(*self._ask("open", name, list(target), list(listen)))
+
+    def fault(self, name: str, kind: str) -> None:
+        """Begin a fault, one of ``KINDS``."""
+        self._ask("fault", name, kind)
+
+    def clear(self, name: str) -> None:
+        """End every fault of a proxy. A connection that was garbled stays so until its client gives it up."""
+        self._ask("clear", name)
+
+    def _ask(self, *command: Any) -> Any:
+        with self._turn, Timeout(ANSWER_TIMEOUT, NsqError("the process of the proxies does not answer")):
+            self._process.stdin.write(msgspec.json.encode(command) + b"\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        if not line:
+            raise NsqError("the process of the proxies ended")
+        answer = msgspec.json.decode(line)
+        if "error" in answer:
+            raise NsqError(f"proxy {command[1]}: {answer['error']}")
+        return answer["result"]
+
+
+class _Child:
+    """The other side of ``Links``."""
+
+    def __init__(self) -> None:
+        self._links: dict[str, FaultyLink] = {}
+
+    def open(self, name: str, target: list[Any], listen: list[Any]) -> Address:
+        link = self._links[name] = FaultyLink(Address(*target), (listen[0], listen[1]))
+        return link.address
+
+    def fault(self, name: str, kind: str) -> None:
+        link = self._links[name]
+        if kind == "delay":
+            link.delay = DELAY
+        elif kind == "split":
+            link.chunk = SPLIT
+        else:
+            {"blackhole": link.stall, "refuse": link.refuse, "cut": link.cut, "garble": link.garble}[kind]()
+        if kind == "refuse":
+            link.cut()
+
+    def clear(self, name: str) -> None:
+        link = self._links[name]
+        link.delay, link.chunk = 0.0, 0
+        link.flow()
+
+
+def main() -> None:
+    """Obey until the input ends."""
+    child = _Child()
+    for line in FileObjectPosix(sys.stdin.fileno(), "rb", closefd=False):
+        method, *arguments = msgspec.json.decode(line)
+        try:
+            answer = {"result": getattr(child, method)(*arguments)}
+        except OSError as error:
+            answer = {"error": str(error)}
+        os.write(sys.stdout.fileno(), msgspec.json.encode(answer) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

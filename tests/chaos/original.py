@@ -1,0 +1,445 @@
+"""The original dialect: three nsqds and two nsqlookupds as processes, real ones or the embedded; what goes wrong there,
+and the work that goes on meanwhile.
+
+The servers listen on 127.0.0.1 and tell nsqlookupd that they are at ``FRONT``, where the proxies listen on the same
+ports; so every client that asks lookup comes through a proxy. One topic on three nsqds, four channels, each read in
+another way. Every producer but three knows its nsqd, so that of most messages it is known which nsqd has them.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from gevent import sleep, spawn, spawn_later, subprocess
+
+from nsq_fast import Message
+from nsq_fast.broker.net import HeldPorts
+from nsq_fast.errors import NsqError, RequeueMessage
+from nsq_fast.names import Address
+from nsq_fast.runtime import Consumer, LookupdHTTPClient, NsqdHTTPClient
+
+from .clients import Consumers, Publishers
+from .invariants import ANYWHERE, Ledger, encode_body
+from .links import Links
+from .schedule import Fault, Kind
+
+FRONT = "127.0.0.2"
+MSG_TIMEOUT = 5.0
+START_TIMEOUT = 30.0
+END_TIMEOUT = 20.0
+SHORTEST_LIFE = 1.0
+"""Seconds that a server runs before it is killed. An nsqd that is killed a second time before it has synced opens a
+file of its queues anew that it had begun before, and loses one message of each channel that it takes later; it says so
+in its log: "positive depth at tail (1), data loss" (nsqio/go-diskqueue: diskqueue.go, checkTailCorruption)."""
+_POLL = 0.02
+_LISTENING = re.compile(r"(TCP|HTTP): listening on \S+?:(\d+)$", re.MULTILINE)
+_HOST = "127.0.0.1"
+_NSQD_FLAGS = (
+    f"-broadcast-address={FRONT}",
+    f"-msg-timeout={MSG_TIMEOUT:.0f}s",
+    "-mem-queue-size=0",  # what waits is on disk, so that a restart brings it back
+    "-sync-timeout=100ms",
+    "-https-address=127.0.0.1:0",
+)
+
+
+def held_by(channel: dict[str, Any]) -> dict[str, int]:
+    """What an nsqd holds for a channel, from a row of its ``/stats``, by state."""
+    name = channel["channel_name"]
+    return {
+        f"{name} waiting": channel["depth"],
+        f"{name} in flight": channel["in_flight_count"],
+        f"{name} deferred": channel["deferred_count"],
+    }
+
+
+class ServerProcess:
+    """One server. It is started again on the ports that it had."""
+
+    def __init__(self, name: str, command: Sequence[str], folder: Path) -> None:
+        self.name = name
+        self._command = list(command)
+        self._log = folder / f"{name}.log"
+        self._ports: dict[str, int] = {}
+        self._held = HeldPorts()
+        self._process: Any = None
+        self._started = 0.0
+
+    @property
+    def tcp(self) -> Address:
+        """Where it listens."""
+        return Address(_HOST, self._ports["TCP"])
+
+    @property
+    def http(self) -> Address:
+        """Where its HTTP face listens."""
+        return Address(_HOST, self._ports["HTTP"])
+
+    def start(self) -> None:
+        """Start it, and return when it serves. Raises NsqError when it ends, or takes too long."""
+        addresses = [f"-{face.lower()}-address={_HOST}:{self._ports.get(face, 0)}" for face in ("TCP", "HTTP")]
+        self._held.offer()
+        begin = self._log.stat().st_size if self._log.exists() else 0
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._command, *addresses], stdout=subprocess.DEVNULL, stderr=log, start_new_session=True
+            )
+        deadline = monotonic() + START_TIMEOUT
+        while len(self._ports) < 2 or not self._answers():
+            if self._process.poll() is not None or monotonic() > deadline:
+                raise NsqError(f"{self.name} did not start:\n{self._read_log(begin)[-2000:]}")
+            sleep(_POLL)
+            self._ports.update((face, int(port)) for face, port in _LISTENING.findall(self._read_log(begin)))
+        self._held.let_go()
+        self._started = monotonic()
+
+    def _read_log(self, begin: int) -> str:
+        return self._log.read_bytes()[begin:].decode(errors="replace")
+
+    def _answers(self) -> bool:
+        with suppress(NsqError), NsqdHTTPClient(*self.http, timeout=1.0) as client:
+            client.ping()
+            return True
+        return False
+
+    def kill(self) -> None:
+        """End it with SIGKILL, not before ``SHORTEST_LIFE``. Without effect when it does not run."""
+        if self._process is not None:
+            sleep(max(0.0, self._started + SHORTEST_LIFE - monotonic()))
+            self._process.kill()
+            self._process.wait()
+            self._ended()
+
+    def terminate(self) -> None:
+        """End it with SIGTERM: it saves what it has. Raises NsqError when it does not end."""
+        self._process.terminate()
+        if self._process.wait(END_TIMEOUT) is None:
+            raise NsqError(f"{self.name} did not end within {END_TIMEOUT:.0f} s of SIGTERM")
+        self._ended()
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def _ended(self) -> None:
+        self._process = None
+        for port in self._ports.values():
+            self._held.hold(Address(_HOST, port))
+
+
+class OriginalServers:
+    """Three nsqds that are registered at two nsqlookupds. Use it in a ``with``.
+
+    Args:
+        folder: for data and logs.
+        binaries: a folder with nsqd and nsqlookupd; None: the embedded ones.
+    """
+
+    def __init__(self, folder: Path, binaries: Path | None = None) -> None:
+        self._folder = folder
+        self._binaries = binaries
+        self.lookupds = [ServerProcess(f"lookupd{n}", self._program("nsqlookupd"), folder) for n in range(2)]
+        self.nsqds: list[ServerProcess] = []
+
+    @property
+    def name(self) -> str:
+        """What runs here, for people."""
+        return "original, embedded" if self._binaries is None else "original, real"
+
+    def __enter__(self) -> OriginalServers:
+        try:
+            for lookupd in self.lookupds:
+                lookupd.start()
+            for number in range(3):
+                self._start_nsqd(number)
+            self._wait_registered()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in (*self.nsqds, *self.lookupds):
+            server.kill()
+
+    def server(self, name: str) -> ServerProcess:
+        """By its name: nsqd0, ..., lookupd0, ..."""
+        return next(server for server in (*self.nsqds, *self.lookupds) if server.name == name)
+
+    def _program(self, kind: str) -> list[str]:
+        return [sys.executable, "-m", "nsq_fast", kind] if self._binaries is None else [str(self._binaries / kind)]
+
+    def _start_nsqd(self, number: int) -> None:
+        data = self._folder / f"data{number}"
+        data.mkdir()
+        seeds = [f"-lookupd-tcp-address={lookupd.tcp}" for lookupd in self.lookupds]
+        flags = [f"-data-path={data}", *_NSQD_FLAGS, *seeds]
+        self.nsqds.append(ServerProcess(f"nsqd{number}", [*self._program("nsqd"), *flags], self._folder))
+        self.nsqds[-1].start()
+
+    def _wait_registered(self) -> None:
+        deadline = monotonic() + START_TIMEOUT
+        for lookupd in self.lookupds:
+            with LookupdHTTPClient(*lookupd.http) as client:
+                while len(client.nodes()["producers"]) < len(self.nsqds):
+                    if monotonic() > deadline:
+                        raise NsqError(f"the nsqds did not register at {lookupd.name}")
+                    sleep(_POLL)
+
+
+_ROUND = 2000
+"""Of so many messages, those in ``_ACTIONS`` get something else than a handler that returns at once."""
+
+
+class OriginalHandlers:
+    """The handlers, which keep account with ``consumers``."""
+
+    def __init__(self, consumers: Consumers) -> None:
+        self._consumers = consumers
+        self._done_once: set[int | None] = set()
+
+    def handle_plainly(self, consumer: Consumer, message: Message) -> None:
+        """Finish each message at once."""
+        self._consumers.finish(consumer, self._consumers.number(message))
+
+    def handle_batch(self, consumer: Consumer, messages: Sequence[Message]) -> None:
+        """Finish each message of a batch, but those that the link has changed."""
+        for message in messages:
+            self._consumers.finish_or_requeue(consumer, message)
+
+    def handle(self, consumer: Consumer, message: Message) -> None:
+        """Do with a message what its number says, the first time; finish it otherwise."""
+        number = self._consumers.number(message)
+        special = None if number is None else _ACTIONS.get(number % _ROUND)
+        if special is not None and number not in self._done_once:
+            self._done_once.add(number)
+            special(self, message)
+            if message.is_async():
+                return
+        self._consumers.finish(consumer, number)
+
+    def _fail(self, _message: Message) -> None:
+        raise ValueError("a handler that fails, the first time")
+
+    def _requeue(self, _message: Message) -> None:
+        raise RequeueMessage(0.2, backoff=False)
+
+    def _touch(self, message: Message) -> None:
+        sleep(MSG_TIMEOUT * 0.6)
+        message.touch()
+        sleep(MSG_TIMEOUT * 0.6)
+
+    def _finish_later(self, message: Message) -> None:
+        message.enable_async()
+        number = self._consumers.number(message)
+
+        def finish() -> None:
+            if message.responder is not None and message.responder.is_open and not message.has_responded():
+                self._consumers.mark_finished("handlers", number)
+                message.finish()
+
+        spawn_later(0.3, finish)
+
+    def _never_answer(self, message: Message) -> None:
+        message.enable_async()
+
+    def _take_too_long(self, _message: Message) -> None:
+        sleep(MSG_TIMEOUT * 1.2)
+
+    def _sleep(self, _message: Message) -> None:
+        sleep(0.4)
+
+
+_ACTIONS = {
+    3: OriginalHandlers._fail,
+    **dict.fromkeys((33, 533, 1033, 1533), OriginalHandlers._requeue),
+    **dict.fromkeys((43, 1043), OriginalHandlers._touch),
+    **dict.fromkeys(range(63, 2000, 100), OriginalHandlers._finish_later),
+    **dict.fromkeys((83, 583, 1083, 1583), OriginalHandlers._never_answer),
+    **dict.fromkeys((103, 1103), OriginalHandlers._take_too_long),
+    **dict.fromkeys(range(123, 2000, 100), OriginalHandlers._sleep),
+}
+
+
+TOPIC = "soak"
+_NSQDS = ("nsqd0", "nsqd1", "nsqd2")
+_LOOKUPDS = ("lookupd0", "lookupd1")
+_BATCH = 10
+_PIPELINE = 20
+
+MENU = (
+    (Kind("kill", 0.5, 6.0, 2), _NSQDS),
+    (Kind("stop", 0.5, 6.0, 2), _NSQDS),
+    (Kind("freeze", 0.5, 8.0, 2), _NSQDS),
+    (Kind("kill", 1.0, 6.0), _LOOKUPDS),
+    (Kind("freeze", 1.0, 6.0), _LOOKUPDS),
+    (Kind("delay", 2.0, 8.0), (*_NSQDS, *_LOOKUPDS)),
+    (Kind("split", 2.0, 8.0), _NSQDS),
+    (Kind("blackhole", 1.0, 8.0, 2), (*_NSQDS, *_LOOKUPDS)),
+    (Kind("refuse", 0.5, 5.0), (*_NSQDS, *_LOOKUPDS)),
+    (Kind("cut", 0.1, 0.1, 2), _NSQDS),
+    (Kind("garble", 0.1, 0.1, 2), (*_NSQDS, *_LOOKUPDS)),
+)
+
+
+class Original:
+    """One run's servers and work. Use it in a ``with``.
+
+    Args:
+        rate: messages a second.
+        binaries: a folder with real servers; None: the embedded ones.
+    """
+
+    menu: Sequence[tuple[Kind, Sequence[str]]] = MENU
+
+    def __init__(self, folder: Path, rate: float, binaries: Path | None = None) -> None:
+        self.servers = OriginalServers(folder, binaries)
+        self.ledger = Ledger(("handlers", "batches", "plain", "few"))
+        self.consumers = Consumers(self.ledger)
+        self.publishers = Publishers(self.ledger)
+        self._rate = rate
+        self.links = Links()
+        self._fronts: dict[str, Address] = {}
+        self._handlers = OriginalHandlers(self.consumers)
+
+    @property
+    def name(self) -> str:
+        """What runs here, for people."""
+        return self.servers.name
+
+    def __enter__(self) -> Original:
+        try:
+            self.servers.__enter__()
+            for nsqd in self.servers.nsqds:
+                self._fronts[nsqd.name] = self.links.open(nsqd.name, nsqd.tcp, (FRONT, nsqd.tcp.port))
+                with NsqdHTTPClient(*nsqd.http) as admin:
+                    admin.create_topic(TOPIC)
+                    for channel in self.ledger.channels:
+                        admin.create_channel(TOPIC, channel)
+            for lookupd in self.servers.lookupds:
+                self._fronts[lookupd.name] = self.links.open(lookupd.name, lookupd.http)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.links.__exit__()
+        self.servers.__exit__()
+
+    # Faults
+
+    def begin(self, fault: Fault) -> None:
+        """Let a fault of a server begin."""
+        server = self.servers.server(fault.target)
+        if fault.kind == "kill":
+            server.kill()
+            if server.name in _NSQDS:
+                self.ledger.mark_killed(_NSQDS.index(server.name))
+        elif fault.kind == "stop":
+            server.terminate()
+        else:
+            server.freeze()
+
+    def end(self, fault: Fault) -> None:
+        """End a fault of a server; returns when it serves again."""
+        if fault.kind == "freeze":
+            self.servers.server(fault.target).thaw()
+        else:
+            self.servers.server(fault.target).start()
+
+    # Work
+
+    def start(self) -> None:
+        """Begin to publish and to consume."""
+        lookupds = {"lookupd_http_addresses": [f"http://{self._fronts[name]}" for name in _LOOKUPDS]}
+        start = self.consumers.start
+        start(TOPIC, "handlers", message_handler=self._handlers.handle, concurrency=20, max_in_flight=60, **lookupds)
+        start(TOPIC, "batches", batch_handler=self._handlers.handle_batch, max_in_flight=200, snappy=True, **lookupds)
+        start(TOPIC, "plain", message_handler=self._handlers.handle_plainly, max_in_flight=30, deflate=True, **lookupds)
+        self.consumers.iterate(TOPIC, "few", max_in_flight=2, low_ready_idle_timeout=0.5, **lookupds)
+        # Of seven parts of the rate three go to an nsqd each, one is deferred, one pipelined, two come in batches.
+        interval = 7 / self._rate
+        for place, name in enumerate(_NSQDS):
+            retries = place != 1
+            pinned = self.publishers.producer(nsqd_tcp_addresses=[self._fronts[name]], retry_unknown_outcome=retries)
+            self.publishers.every(interval, self._publish, pinned, place)
+        anywhere = self.publishers.producer(**lookupds)
+        self.publishers.every(interval, self._publish, anywhere, ANYWHERE, 300)
+        self.publishers.every(interval * _BATCH / 2, self._publish_batch, anywhere)
+        lingering = self.publishers.producer(linger=0.005, **lookupds)
+        self.publishers.every(interval * _PIPELINE, self._publish_pipelined, lingering)
+
+    def publish_some(self, count: int) -> None:
+        """Publish so many messages, one after the other, straight to the nsqds; raises when that fails."""
+        producer = self.publishers.producer(nsqd_tcp_addresses=[nsqd.tcp for nsqd in self.servers.nsqds])
+        for _ in range(count):
+            numbers = self.ledger.begin()
+            producer.publish(TOPIC, encode_body(numbers[0]))
+            self.ledger.mark_stored(numbers)
+
+    def _publish(self, producer: Any, place: int, defer: int | None = None) -> None:
+        numbers, began = self.ledger.begin(place), monotonic()
+        body = encode_body(numbers[0])
+        self.publishers.record(numbers, began, lambda: producer.publish(TOPIC, body, defer))
+
+    def _publish_batch(self, producer: Any) -> None:
+        numbers, began = self.ledger.begin(count=_BATCH), monotonic()
+        messages = [encode_body(number) for number in numbers]
+        self.publishers.record(numbers, began, lambda: producer.multipublish(TOPIC, messages))
+
+    def _publish_pipelined(self, producer: Any) -> None:
+        numbers, began = self.ledger.begin(count=_PIPELINE), monotonic()
+        results = [producer.publish_nowait(TOPIC, encode_body(number)) for number in numbers]
+        for number, result in zip(numbers, results, strict=True):
+            self.publishers.record((number,), began, result.get)
+
+    @property
+    def violations(self) -> list[str]:
+        """What should not be, in words; nothing that is special to this dialect."""
+        return []
+
+    # Servers' side
+
+    def left(self) -> dict[str, int]:
+        """What the nsqds hold for the channels, by channel and state; what is 0 is left out."""
+        left: Counter[str] = Counter()
+        for reply in self._stats():
+            for topic in reply["topics"]:
+                left["waiting in the topic"] += topic["depth"]
+                for channel in topic["channels"]:
+                    left.update(held_by(channel))
+        return {state: count for state, count in left.items() if count}
+
+    def clients(self) -> list[dict[str, Any]]:
+        """What the nsqds say of the clients of their channels, each with its ``channel``."""
+        return [
+            {**client, "channel": channel["channel_name"]}
+            for reply in self._stats()
+            for topic in reply["topics"]
+            for channel in topic["channels"]
+            for client in channel.get("clients") or ()
+        ]
+
+    def _stats(self) -> list[dict[str, Any]]:
+        def ask(nsqd: Any) -> dict[str, Any]:
+            with NsqdHTTPClient(*nsqd.http, timeout=5.0) as admin:
+                return dict(admin.stats(topic=TOPIC))
+
+        asked = [spawn(ask, nsqd) for nsqd in self.servers.nsqds]
+        try:
+            return [each.get() for each in asked]
+        except OSError as error:
+            raise NsqError(f"/stats of an nsqd: {error}") from error

@@ -1,0 +1,307 @@
+"""The summary of a run as lines of at most 80 characters."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import Any, Protocol
+
+from gevent import Greenlet, joinall, sleep, spawn
+from gevent.event import Event
+from greenlet import greenlet
+
+from nsq_fast.errors import NsqError
+
+from .clients import Consumers, Publishers
+from .invariants import Accounts, Ledger, Resources, Stuck, disagreements, growth
+from .links import KINDS, Links
+from .schedule import Fault, Kind, Schedule, plan
+
+WIDTH = 80
+_COLUMN = 11
+
+_HEADS = {"forgiven": "nsqd lost"}
+"""How columns are called: with their own names some read as if a client had failed."""
+
+
+def render(outcome: Outcome) -> str:
+    """The table of a run, its violations, and the verdict."""
+    return "\n".join(_lines(outcome))
+
+
+def _lines(outcome: Outcome) -> Iterator[str]:
+    yield f"{outcome.name}: {outcome.seconds:,.0f} s, seed {outcome.seed}"
+    yield "-" * WIDTH
+    faults = ", ".join(f"{count} {kind}" for kind, count in sorted(outcome.faults.items())) or "none"
+    yield from _folded("faults", faults)
+    yield from _folded("publishes", ", ".join(f"{count:,} {what}" for what, count in outcome.publishes.items()))
+    yield from _folded("garbled", f"{outcome.garbled:,} deliveries of a changed body, each handed back")
+    if outcome.resources:
+        first, last = outcome.resources[0], outcome.resources[-1]
+        yield from _folded(
+            "resources",
+            f"{first.rss >> 20} -> {last.rss >> 20} MiB, {first.fds} -> {last.fds} file descriptors, "
+            f"{first.greenlets} -> {last.greenlets} greenlets",
+        )
+    yield ""
+    columns = next(iter(outcome.channels.values()), {})
+    yield f"{'channel':<20}" + "".join(f"{_HEADS.get(column, column):>{_COLUMN}}" for column in columns)
+    for channel, row in outcome.channels.items():
+        yield f"{channel:<20}" + "".join(f"{value:>{_COLUMN},}" for value in row.values())
+    if any(row.get("forgiven") for row in outcome.channels.values()):
+        yield from _folded(
+            "", "nsqd lost: in the memory of an nsqd that was killed and nowhere else, no fault of a client"
+        )
+    yield ""
+    for violation in outcome.violations:
+        yield from textwrap.wrap(f"VIOLATED  {violation}", WIDTH, subsequent_indent=" " * 10)
+    yield "PASS" if outcome.passed else "INTERRUPTED" if outcome.is_interrupted else "FAIL"
+
+
+def _folded(name: str, text: str) -> list[str]:
+    return textwrap.wrap(f"{name:<12}{text}", WIDTH, subsequent_indent=" " * 12, drop_whitespace=True)
+
+
+DRAIN_TIMEOUT = 45.0
+"""Seconds without any progress after which what is left will not come."""
+SETTLE_TIMEOUT = 15.0
+_TICK = 0.2
+_EXTRA = 200
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+Tell = Callable[[str], object]
+
+
+class Scene(Protocol):
+    """Servers of a dialect with the work on them: ``Original``, ``Redesigned``."""
+
+    menu: Sequence[tuple[Kind, Sequence[str]]]
+    ledger: Ledger
+    consumers: Consumers
+    publishers: Publishers
+    links: Links
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def violations(self) -> list[str]: ...
+    def begin(self, fault: Fault) -> None: ...
+    def end(self, fault: Fault) -> None: ...
+    def start(self) -> None: ...
+    def publish_some(self, count: int) -> None: ...
+    def left(self) -> dict[str, int]: ...
+    def clients(self) -> list[dict[str, Any]]: ...
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What came of a run. It passed when there are no ``violations`` and it was not interrupted."""
+
+    name: str
+    seed: int
+    seconds: float
+    faults: dict[str, int]
+    publishes: dict[str, int]
+    channels: dict[str, dict[str, int]]
+    garbled: int
+    resources: list[Resources]
+    violations: list[str]
+    is_interrupted: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """Whether all is as promised."""
+        return not (self.violations or self.is_interrupted)
+
+
+class Run:
+    """A soak on one scene.
+
+    Args:
+        scene: started servers.
+        schedule: what goes wrong when.
+        tell: called with a line for each thing that happens.
+    """
+
+    def __init__(self, scene: Scene, schedule: Schedule, tell: Tell) -> None:
+        self._scene = scene
+        self._schedule = schedule
+        self._tell = tell
+        self._stuck = Stuck()
+        self._resources: list[Resources] = []
+        self._violations: list[str] = []
+        self._happened: Counter[str] = Counter()
+        self._ends: dict[str, Greenlet[..., Any]] = {}
+        self._began = monotonic()
+
+    def go(self, stop: Event) -> Outcome:
+        """Run until the schedule is over, or ``stop`` is set; then drain, check and close."""
+        scene = self._scene
+        # Samples look at what this run makes. In a large process a look at everything keeps its greenlets waiting.
+        gc.freeze()
+        self._began = monotonic()
+        scene.start()
+        watcher = spawn(self._watch)
+        try:
+            self._live_through(stop)
+            scene.publishers.stop()
+            self._drain("after the faults")
+            self._compare_accounts()
+            self._sample_resources()
+        finally:
+            watcher.kill()
+            scene.consumers.close()
+            scene.publishers.close()
+            gc.unfreeze()
+        return self._outcome(stop.is_set())
+
+    # The schedule
+
+    def _live_through(self, stop: Event) -> None:
+        waiting = [(fault.at, fault) for fault in self._schedule.faults]
+        steps: list[tuple[float, Fault | None]] = [*waiting, *((start, None) for start, _ in self._schedule.calms)]
+        for at, fault in sorted(steps, key=lambda step: step[0]):
+            if stop.wait(max(0.0, self._began + at - monotonic())):
+                break
+            if fault is not None:
+                self._begin(fault)
+                continue
+            joinall(list(self._ends.values()), raise_error=True)
+            self._calm(stop, next(end for start, end in self._schedule.calms if start == at))
+        joinall(list(self._ends.values()), raise_error=True)
+
+    def _begin(self, fault: Fault) -> None:
+        if fault.target in self._ends:
+            self._ends.pop(fault.target).get()  # a server may be slow to start again
+        self._tell(str(fault))
+        self._happened[fault.kind] += 1
+        if fault.kind in KINDS:
+            self._scene.links.fault(fault.target, fault.kind)
+        else:
+            self._scene.begin(fault)
+        self._ends[fault.target] = spawn(self._end, fault, stop_at=self._began + fault.until)
+
+    def _end(self, fault: Fault, stop_at: float) -> None:
+        sleep(max(0.0, stop_at - monotonic()))
+        if fault.kind in KINDS:
+            self._scene.links.clear(fault.target)
+        else:
+            self._scene.end(fault)
+
+    def _calm(self, stop: Event, until: float) -> None:
+        """Nothing is wrong: what is well now must stay well, and resources stay level from one calm to the next."""
+        self._stuck.begin_calm(monotonic())
+        stop.wait(max(0.0, self._began + until - monotonic()))
+        self._stuck.end_calm()
+        self._sample_resources()
+        ledger = self._scene.ledger
+        waiting = max(len(ledger.lost(channel)) for channel in ledger.channels)
+        self._tell(
+            f"{until:8.1f} s  calm: {ledger.stored:,} published, {waiting:,} not finished yet, "
+            f"{self._resources[-1].rss >> 20} MiB, {self._resources[-1].fds} fds"
+        )
+
+    def _watch(self) -> None:
+        while True:
+            self._stuck.sample(monotonic(), self._scene.consumers.sample())
+            sleep(_TICK)
+
+    # The end
+
+    def _drain(self, when: str) -> None:
+        """Wait until everything that was stored is finished and the servers hold nothing, while there is progress."""
+        scene = self._scene
+        left: dict[str, int] = {"unknown": 0}
+        settled, progress_at = -1, monotonic()
+        while monotonic() - progress_at < DRAIN_TIMEOUT:
+            with suppress(NsqError):
+                left = scene.left()
+                if not left and not scene.consumers.running and scene.ledger.is_done():
+                    return
+            if scene.ledger.settled != settled:
+                settled, progress_at = scene.ledger.settled, monotonic()
+            sleep(_TICK)
+        held = ", ".join(f"{count:,} {state}" for state, count in left.items()) or "nothing"
+        self._violations.append(f"{when} nothing was finished for {DRAIN_TIMEOUT:.0f} s; the nsqds still hold: {held}")
+
+    def _compare_accounts(self) -> None:
+        """Without faults, what consumers say that they finished is what the nsqds say."""
+        scene = self._scene
+        if self._violations:
+            return
+        before = scene.consumers.accounts(), self._server_accounts()
+        scene.publish_some(_EXTRA)
+        self._drain("after the last publishes")
+        deadline = monotonic() + SETTLE_TIMEOUT
+        while True:
+            after = scene.consumers.accounts(), self._server_accounts()
+            client, servers = (
+                {name: side[name].minus(start.get(name, Accounts(0, 0))) for name in side}
+                for side, start in zip(after, before, strict=True)
+            )
+            found = disagreements(client, servers)
+            if not found or monotonic() > deadline:
+                self._violations += found
+                return
+            sleep(_TICK)
+
+    def _server_accounts(self) -> dict[str, Accounts]:
+        accounts: dict[str, Accounts] = {}
+        for client in self._scene.clients():
+            known = accounts.get(client["channel"], Accounts(0, 0))
+            accounts[client["channel"]] = Accounts(
+                known.finished + client["finish_count"], known.requeued + client["requeue_count"]
+            )
+        return accounts
+
+    def _sample_resources(self) -> None:
+        gc.collect()
+        greenlets = sum(isinstance(each, greenlet) and not each.dead for each in gc.get_objects())
+        rss = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+        self._resources.append(Resources(rss, len(os.listdir("/proc/self/fd")), greenlets))
+
+    def _outcome(self, is_interrupted: bool) -> Outcome:
+        scene, ledger = self._scene, self._scene.ledger
+        violations = [*self._violations, *ledger.violations(), *self._stuck.violations, *scene.violations]
+        violations += scene.publishers.violations + scene.consumers.violations
+        if len(self._resources) > 1:
+            violations += growth(self._resources[0], self._resources[-1])
+        publishes = {
+            "answered OK": ledger.stored,
+            "outcome unknown": ledger.unknown,
+            "of these stored": ledger.came_though_unknown(),
+            "not stored": ledger.refused,
+        }
+        channels = {
+            channel: {
+                "finished": ledger.finished(channel),
+                "twice": ledger.duplicated(channel),
+                "forgiven": ledger.forgiven[channel],
+                "lost": len(ledger.lost(channel)),
+            }
+            for channel in ledger.channels
+        }
+        return Outcome(
+            scene.name,
+            self._schedule.seed,
+            monotonic() - self._began,
+            dict(self._happened),
+            publishes,
+            channels,
+            scene.consumers.garbled,
+            self._resources,
+            violations,
+            is_interrupted,
+        )
+
+
+def soak(scene: Scene, seed: int, seconds: float, stop: Event, tell: Tell) -> Outcome:
+    """Run a soak on started servers. Raises NsqError when a server cannot be started again."""
+    return Run(scene, plan(seed, seconds, scene.menu), tell).go(stop)

@@ -1,0 +1,43 @@
+"""Orders of events that the simulation has found to matter, each by itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+from nsq_fast.aio import Producer
+
+from .clock import SimLoop
+from .lookupd import ModelLookupd
+from .nsqd import ModelNsqd
+from .runner import in_virtual_time
+
+
+def test_bound_publishes_that_wait_for_room_before_anything_is_connected_get_away() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "original")
+        async with Producer("10.1.0.1:4150", max_pending=1, publish_timeout=5.0) as producer:
+            await asyncio.gather(producer.publish("t", b"first"), producer.publish("t", b"second", key="k"))
+        assert {message.body for message in nsqd.log("t").messages} == {b"first", b"second"}
+
+    in_virtual_time("room", scenario)
+
+
+def test_a_key_keeps_its_order_when_lookup_answers_while_publishes_wait_for_room() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "redesigned")
+        log = nsqd.log("t")
+        ModelLookupd(loop.network, loop.books, "10.2.0.1", [nsqd])
+        nsqd.host.delays = (0.01, 0.01)  # lookup answers long before it is connected
+        async with Producer([], ["10.2.0.1:4161"], max_pending=5) as producer:
+
+            async def publish(number: int) -> None:
+                await producer.publish("t", b"%d" % number, key="k")
+
+            company = asyncio.create_task(producer.publish("t", b"company"))
+            early = [asyncio.create_task(publish(number)) for number in range(6)]
+            await asyncio.sleep(0.015)
+            await asyncio.gather(company, *early, *(publish(number) for number in range(6, 9)))
+        of_key = [message.body for message in log.messages if message.body != b"company"]
+        assert of_key == [b"%d" % number for number in range(9)]
+
+    in_virtual_time("order", scenario)

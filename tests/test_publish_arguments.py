@@ -1,0 +1,267 @@
+"""What no argument may be: refused at once, before any room is taken, on every face."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import nsq_fast
+from nsq_fast import Message, aio, threads
+from nsq_fast.errors import AlreadyResponded, ConfigError, NoLeader, NoNsqd, PublishFailed
+
+NAN = float("nan")
+WRONG_TIMES: list[Any] = [-1, NAN, "1", b"1", [], True]
+WRONG: dict[str, list[Any]] = {
+    "defer": [2**63, 2**64, 10**400, -1, 1.5, NAN, "1", True, []],
+    "timeout": [0, *WRONG_TIMES],
+    "partition": [-1, 2**63, 10**400, 1.5, NAN, "1", True],
+    "key": [1.5, NAN, [], object()],
+    "trace_id": [-1, 2**64, 10**400, 1.5, NAN, "1", True],
+    "headers": [1, "a", [1], {1: "a"}],
+    "tag": [1, 1.5, b"a", [], ""],
+}
+ALL = [(name, value) for name, values in WRONG.items() for value in values]
+MOST = 3
+
+Call = Callable[..., Any]
+
+
+@contextmanager
+def gevent_face(address: str | tuple[()] = (), **options: Any) -> Iterator[tuple[Any, Call]]:
+    """A producer whose room is small, and what calls its methods."""
+    producer = nsq_fast.Producer(address, max_pending=MOST, **options)
+    producer.start()
+    yield producer, lambda method, *arguments, **extras: getattr(producer, method)(*arguments, **extras)
+    producer.close()
+
+
+@contextmanager
+def threads_face(address: str | tuple[()] = (), **options: Any) -> Iterator[tuple[Any, Call]]:
+    """As of gevent."""
+    with threads.Producer(address, max_pending=MOST, **options) as producer:
+        yield producer, lambda method, *arguments, **extras: getattr(producer, method)(*arguments, **extras)
+
+
+@contextmanager
+def aio_face(address: str | tuple[()] = (), **options: Any) -> Iterator[tuple[Any, Call]]:
+    """As of gevent."""
+    producer = aio.Producer(address, max_pending=MOST, **options)
+    loop = asyncio.new_event_loop()
+
+    async def awaited(method: str, arguments: Any, extras: Any) -> Any:
+        value = getattr(producer, method)(*arguments, **extras)
+        return await asyncio.wait_for(value, 30)
+
+    loop.run_until_complete(producer.start())
+    yield producer, lambda method, *arguments, **extras: loop.run_until_complete(awaited(method, arguments, extras))
+    loop.run_until_complete(producer.close())
+    loop.close()
+
+
+FACES = {"gevent": gevent_face, "threads": threads_face, "aio": aio_face}
+
+
+def result(value: Any) -> Any:
+    """What an outcome that comes later is."""
+    if hasattr(value, "result"):
+        return value.result(30)
+    return value.get(timeout=30) if hasattr(value, "get") else value
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_wrong_argument_is_refused_and_takes_no_room(nsqd_process: Any, face: str) -> None:
+    with FACES[face](nsqd_process.address) as (_, call):
+        call("publish", "t", b"the first")
+        taken = []
+        for name, value in ALL:
+            for method, content in (("publish", b"one"), ("publish_nowait", b"one"), ("multipublish", [b"one"])):
+                if method == "multipublish" and name == "defer":
+                    continue
+                for _ in range(MOST):
+                    try:
+                        result(call(method, "t", content, **{name: value}))
+                        taken.append((method, name, value))
+                    except (ConfigError, TypeError):  # noqa: PERF203
+                        pass
+                    except Exception as error:
+                        taken.append((method, name, value, repr(error)))
+        assert not taken
+        assert call("publish", "t", b"the last") == b"OK"
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_wrong_timeout_of_close_or_join_is_refused_and_ends_nothing(nsqd_process: Any, face: str) -> None:
+    with FACES[face](nsqd_process.address) as (producer, call):
+        for value in WRONG_TIMES:
+            for method in ("close", "join"):
+                with pytest.raises(ConfigError, match="timeout="):
+                    call(method, timeout=value)
+        assert producer.is_running
+        assert call("publish", "t", b"the last") == b"OK"
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_where_no_nsqd_is_that_is_a_publish_failed_and_nothing_is_stored(closed_port: int, face: str) -> None:
+    with FACES[face](f"127.0.0.1:{closed_port}") as (_, call):
+        for method, content, extras in (
+            ("publish", b"one", {"block": False}),
+            ("publish", b"one", {"timeout": 0.1}),
+            ("publish_nowait", b"one", {"timeout": 0.1}),
+            ("multipublish", [b"one"], {"block": False}),
+        ):
+            with pytest.raises(PublishFailed) as caught:
+                result(call(method, "t", content, **extras))
+            assert caught.value.possibly_stored is False
+    assert issubclass(NoLeader, NoNsqd)
+    assert NoNsqd("none").possibly_stored is False
+
+
+def publish_with_keys(call: Call) -> None:
+    """Every way to publish with a key; then ``partition=``, which a topic of the original NSQ has not."""
+    assert call("publish", "t", b"one", key="a") == b"OK"
+    assert call("multipublish", "t", [b"one", b"two"], key=b"b") == b"OK"
+    assert result(call("publish_nowait", "t", b"one", key="c")) == b"OK"
+    with pytest.raises(ConfigError, match="partition=0"):
+        call("publish", "t", b"one", partition=0)
+
+
+def said_of_keys(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged of keys that give no order."""
+    return [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "keys_unordered"]
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_key_is_taken_by_an_nsqd_of_the_original_nsq_which_is_said_once(
+    nsqd_process: Any, face: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with FACES[face](nsqd_process.address) as (_, call):  # the first comes before the connection is up
+        publish_with_keys(call)
+        publish_with_keys(call)
+    (said,) = said_of_keys(caplog)
+    assert "[t]" in said
+    assert "no order" in said
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_key_is_taken_where_lookup_names_an_original_nsqd(
+    real_lookupd: Callable[..., Any], real_nsqd: Callable[..., Any], face: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    lookupd = real_lookupd()
+    real_nsqd(f"-lookupd-tcp-address={lookupd.tcp_address}", "-broadcast-address=127.0.0.1")
+    with FACES[face](lookupd_http_addresses=f"{lookupd.http_address}") as (_, call):
+        publish_with_keys(call)
+        publish_with_keys(call)
+    assert len(said_of_keys(caplog)) == 1
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_key_waits_for_an_nsqd_no_longer_than_its_publish(closed_port: int, face: str) -> None:
+    with FACES[face](f"127.0.0.1:{closed_port}") as (_, call):
+        for extras in ({"block": False}, {"timeout": 0.1}):
+            with pytest.raises(NoNsqd, match="no nsqd takes publishes now"):
+                call("publish", "t", b"one", key="a", **extras)
+
+
+# Consumers and their messages
+
+
+@contextmanager
+def gevent_consumer(address: str) -> Iterator[tuple[Any, Call, Message]]:
+    """A consumer, what calls its methods, and a message of it that is not responded to."""
+    with nsq_fast.Consumer("t", "c", address) as consumer:
+        for message in consumer:
+            message.enable_async()
+            yield (
+                consumer,
+                lambda method, *arguments, **extras: getattr(consumer, method)(*arguments, **extras),
+                message,
+            )
+            return
+
+
+@contextmanager
+def threads_consumer(address: str) -> Iterator[tuple[Any, Call, Message]]:
+    """As of gevent."""
+    with threads.Consumer("t", "c", address) as consumer:
+        for message in consumer:
+            message.enable_async()
+            yield (
+                consumer,
+                lambda method, *arguments, **extras: getattr(consumer, method)(*arguments, **extras),
+                message,
+            )
+            return
+
+
+@contextmanager
+def aio_consumer(address: str) -> Iterator[tuple[Any, Call, Message]]:
+    """As of gevent."""
+    loop = asyncio.new_event_loop()
+    consumer = aio.Consumer("t", "c", address)
+
+    async def awaited(method: str, arguments: Any, extras: Any) -> Any:
+        return await asyncio.wait_for(getattr(consumer, method)(*arguments, **extras), 30)
+
+    async def first() -> Message:
+        await consumer.start()
+        async for message in consumer:
+            message.enable_async()
+            return message
+        raise AssertionError("no message")
+
+    message = loop.run_until_complete(asyncio.wait_for(first(), 30))
+    yield (
+        consumer,
+        lambda method, *arguments, **extras: loop.run_until_complete(awaited(method, arguments, extras)),
+        message,
+    )
+    loop.run_until_complete(consumer.close())
+    loop.close()
+
+
+CONSUMERS = {"gevent": gevent_consumer, "threads": threads_consumer, "aio": aio_consumer}
+WRONG_DELAYS: list[Any] = [-1, 2**63, 10**400, 1.5, NAN, "1", b"1", True, []]
+
+
+@pytest.fixture
+def filled(nsqd_process: Any) -> str:
+    """An nsqd with one message in the topic t."""
+    with nsq_fast.Producer(nsqd_process.address) as producer:
+        producer.publish("t", b"body")
+    return str(nsqd_process.address)
+
+
+@pytest.mark.parametrize("face", CONSUMERS)
+def test_a_wrong_argument_of_a_response_is_refused_and_the_message_can_be_answered(filled: str, face: str) -> None:
+    with CONSUMERS[face](filled) as (consumer, call, message):
+        for value in WRONG_DELAYS:
+            with pytest.raises(ConfigError, match="time_ms="):
+                message.requeue(value)
+        for response in (message.finish, message.touch):
+            with pytest.raises(TypeError):
+                response(1)  # type: ignore[call-arg]
+        assert not message.has_responded()
+        message.touch()
+        message.finish()
+        with pytest.raises(AlreadyResponded):
+            message.requeue(0)
+        assert call("join", 0.01) is False
+        assert consumer.is_running
+
+
+@pytest.mark.parametrize("face", CONSUMERS)
+def test_a_wrong_timeout_of_a_consumer_is_refused_and_ends_nothing(filled: str, face: str) -> None:
+    with CONSUMERS[face](filled) as (consumer, call, message):
+        for value in WRONG_TIMES:
+            for method in ("close", "join"):
+                with pytest.raises(ConfigError, match="timeout="):
+                    call(method, timeout=value)
+        assert consumer.is_running
+        message.finish()
