@@ -27,7 +27,7 @@ cdef class Outcomes:
 
 
 cdef class PendingPath:
-    cdef readonly set publishes
+    cdef readonly dict publishes
     cdef readonly object alarm
     cdef public object none_left
 

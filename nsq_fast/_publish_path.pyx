@@ -136,13 +136,13 @@ cdef class PendingPath:
     """The publishes that have not ended.
 
     Attributes:
-        publishes: they.
+        publishes: they, as keys, in the order of the calls: those whose time is over together end in that order.
         alarm: rings for the next deadline. ``hasten`` is called with a publish that has an earlier one.
         none_left: set when nothing is pending; None while nobody waits for that.
     """
 
     def __init__(self, alarm):
-        self.publishes = set()
+        self.publishes = {}
         self.alarm = alarm
 
     def add(self, PublishPath publish not None):
@@ -150,7 +150,7 @@ cdef class PendingPath:
         self.put(publish)
 
     cdef int put(self, PublishPath publish) except -1:
-        self.publishes.add(publish)
+        self.publishes[publish] = None
         if publish.deadline < <double>self.alarm.at:
             self.hasten(publish)
         return 0
@@ -431,7 +431,7 @@ cdef class SendPath:
         if self.timing is not None and ended:
             self.timing.stored(ended[0])
         for publish in ended:
-            pending.publishes.discard(publish)
+            pending.publishes.pop(publish, None)
             if command.partition is not None and not publish.is_plain:
                 publish.partition = command.partition
             if publish.waiter is not None:

@@ -70,7 +70,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
     loop: AsyncioLoop  # type: ignore[assignment]  # it has more arguments in places
 
     def _build(self, start: StartPositions | None) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()  # workers
+        self._tasks: dict[asyncio.Task[None], None] = {}  # workers, in their order
         self._cursors: list[_Cursor] = []
         self._is_ending = False
         super()._build(start)
@@ -266,11 +266,11 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         task = worker.runs_in = _task_of(worker.serve(), name)
         # Who closes a loop in the middle of a handler knows: the message is delivered again, and nothing is to be told.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(partial(self._worker_ended, worker, name))
 
     def _worker_ended(self, worker: TaskWorker, name: str, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if task.cancelled():
             if not self._is_ending:  # nobody but ``_end_at_once`` and the end of the loop cancels it
                 self._abandon()

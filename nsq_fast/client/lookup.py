@@ -486,8 +486,8 @@ class LookupPoller:
         self._owner: Owner | None = None
         self._supervisor: Supervisor = cast("Supervisor", None)
         self._wake: Event = cast("Event", None)
-        self._tasks: set[Task] = set()
-        self._told: set[Event] = set()
+        self._tasks: dict[Task, None] = {}  # in their order, as what they wake
+        self._told: dict[Event, None] = {}
         self._asks_nodes: Task | None = None
         self._nodes: tuple[Nsqd, ...] = ()
         self._nodes_asked_at = float("-inf")
@@ -519,7 +519,7 @@ class LookupPoller:
             topic.is_settled = topic.topology is not None
             topic.settled = None
         task = self._supervisor.keep("nsq_fast lookup", self._poll)
-        self._tasks.add(task)
+        self._tasks[task] = None
 
     def stop(self) -> None:
         """End polling and give up requests under way. Does not wait; may be called by the listener."""
@@ -528,7 +528,7 @@ class LookupPoller:
             return
         self._life = None
         self._rounds.clear()
-        tasks, self._tasks = self._tasks, set()
+        tasks, self._tasks = self._tasks, {}
         for task in tasks:
             task.cancel()
         self._asks_nodes = None
@@ -864,7 +864,7 @@ class LookupPoller:
         for lookupd in lookupds:
             self._spawn("nsq_fast lookup of a list", ask_one, lookupd)
         enough_at = None if grace is None else monotonic() + grace
-        self._told.add(told)
+        self._told[told] = None
         try:
             while pending and life is self._life:
                 left = None if enough_at is None else enough_at - monotonic()
@@ -873,7 +873,7 @@ class LookupPoller:
                 told.clear()
                 await told.wait(left if left is not None and left > 0 else None)
         finally:
-            self._told.discard(told)
+            self._told.pop(told, None)
         return list(good)
 
     # Parts
@@ -886,10 +886,10 @@ class LookupPoller:
             try:
                 await sequence(*arguments)
             finally:
-                self._tasks.discard(task)
+                self._tasks.pop(task, None)
 
         task = self._supervisor.job(name, run)
-        self._tasks.add(task)
+        self._tasks[task] = None
         return task
 
     def _ask_now(self) -> None:

@@ -742,7 +742,7 @@ class Sender(SendPath):
         publish.end(error)
         if isinstance(error, PublishFailed) and publish.group is None and isinstance(publish.body, list):
             error.results = publish.results()
-        self.pending.publishes.discard(publish)
+        self.pending.publishes.pop(publish, None)
         self.pending.removed()
         publish.wake(self.wakeups)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import hashlib
 import os
 import sys
@@ -76,12 +77,16 @@ def run(scenario: str, seed: int) -> Outcome:
         _expect_nothing_left(loop)
         return result
 
+    gc.disable()  # its time depends on what ran before, and so would the finalizers
     try:
         outcome.result = in_virtual_time(f"{scenario} {seed}", main)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         outcome.error = error
+    finally:
+        gc.enable()
+    gc.collect()
     return outcome
 
 
@@ -139,6 +144,7 @@ def main(arguments: list[str]) -> int:
     import logging
 
     logging.disable(logging.CRITICAL)
+    gc.freeze()  # what is imported need not be looked at after each seed
     seeds = seeds_of(options.seeds)
     if options.scenario == "planted":
         return run_planted(seeds, options.planted)
