@@ -85,6 +85,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.kind == "ordered" or self.partitions > 1
 
     @property
+    def asks(self) -> frozenset[str]:
+        """What clients have to be able to do, see ``Client.can``."""
+        asked = {
+            "negotiate": bool(self.compression or self.tls or self.unbuffered),
+            "rate": bool(self.rate or self.rate_share),
+            "spread": self.connections > 1,
+            "sleep": bool(self.handler_sleep),
+            "partitions": self.needs_cluster,
+        }
+        return frozenset(name for name, is_asked in asked.items() if is_asked)
+
+    @property
     def needs_own_servers(self) -> bool:
         """Whether its clients ask for what servers that run already may not have, or do not say."""
         return self.kind in ("start", "spark")

@@ -15,8 +15,7 @@ from nsq_fast.errors import NSQSocketError
 from nsq_fast.gnsq.options import tls_options
 from nsq_fast.runtime import client_context, server_hostname
 
-from .defalte import DefalteSocket
-from .snappy import SnappySocket
+from .compression import DefalteSocket, SnappySocket
 
 __all__ = ["DefalteSocket", "SSLSocket", "SnappySocket", "Stream"]
 
