@@ -384,10 +384,10 @@ def bad_downstream(scale: float, seed: str) -> Answer:
 
         async def handle(consumer: Consumer, message: Any) -> None:
             nonlocal failed
+            await asyncio.sleep(0.1)
             if 10.0 <= loop.time() - began < 40.0:
                 failed += 1
                 raise ValueError("the downstream is bad")
-            await asyncio.sleep(0.1)
             handled.add()
 
         consumers = [

@@ -70,7 +70,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     variant: str = ""
     kinds: frozenset[str] = _BOTH
     modes: frozenset[str] = frozenset({"single", "concurrent", "batch"})
-    can: frozenset[str] = frozenset()
+    can: frozenset[str] = frozenset({"rate"})
     needs_cluster: bool = False
     takes_options: bool = False
 

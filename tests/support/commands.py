@@ -63,6 +63,7 @@ class Servers:
         for client in self.clients:
             client.create_topic(topic)
             client.create_channel(topic, channel)
+        until(lambda: topic in self.lookup.topics()["topics"])
         until(lambda: len(self.lookup.lookup(topic)["producers"]) == len(self.clients))
         until(lambda: self.lookup.channels(topic)["channels"] == [channel])
 
