@@ -11,30 +11,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from nsq_fast import _codec
-from nsq_fast._codec import MAGIC_V2
+from nsq_fast._codec import MAGIC_V2 as MAGIC_V2
 from nsq_fast._frame import FrameReader
 from nsq_fast.errors import NSQFrameError
 from nsq_fast.names import NAME_PATTERN as VALID_NAME_RE
 from nsq_fast.names import is_valid_name
 from nsq_fast.printable import printable
-
-__all__ = [
-    "FRAME_TYPE_ERROR",
-    "FRAME_TYPE_MESSAGE",
-    "FRAME_TYPE_RESPONSE",
-    "MAGIC_V2",
-    "VALID_NAME_RE",
-    "close",
-    "finish",
-    "nop",
-    "publish",
-    "ready",
-    "requeue",
-    "subscribe",
-    "unpack_message",
-    "unpack_response",
-    "unpack_size",
-]
 
 NEWLINE = b"\n"
 SPACE = b" "
