@@ -211,7 +211,7 @@ def embedded(settings: Settings) -> Iterator[Server]:
         return
     with ExitStack() as stack:
         files, trust = _certificate(settings, stack)
-        flags = dict(zip(("tls_cert", "tls_key"), files, strict=False))
+        flags: dict[str, Any] = dict(zip(("tls_cert", "tls_key"), files, strict=False))
         host, is_start = _listen_host(settings), settings.kind == "start"
         options: dict[str, Any] = {"max_rdy_count": _MAX_RDY, "mem_queue_size": 10_000_000, "tcp_address": f"{host}:0"}
         broker = stack.enter_context(BrokerProcess(lookupd=is_start, **options, **flags))

@@ -14,10 +14,10 @@ from nsq_fast import _codec
 from nsq_fast._codec import MAGIC_V2 as MAGIC_V2
 from nsq_fast._frame import FrameReader
 from nsq_fast.errors import NSQFrameError
-from nsq_fast.names import NAME_PATTERN as VALID_NAME_RE
-from nsq_fast.names import is_valid_name
+from nsq_fast.names import NAME_PATTERN, is_valid_name
 from nsq_fast.printable import printable
 
+VALID_NAME_RE = NAME_PATTERN
 NEWLINE = b"\n"
 SPACE = b" "
 EMPTY = b""
