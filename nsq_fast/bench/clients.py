@@ -100,7 +100,6 @@ def needed_by(name: str) -> str:
 
 
 def names() -> tuple[str, ...]:
-    """The names that clients can have."""
     ours = (OURS, BATCHES, COLUMNS, "nsq_fast linger", SEPARATE, KEYED, ASYNCIO, THREADS, DROP_IN, SPARK)
     floors = (CORE_FLOOR, BATCH_FLOOR, READY_FLOOR, PIPELINED_FLOOR, ORDERED_FLOOR, "floor: Python", SPARK_FLOOR)
     return (*ours, "go-nsq", "go-nsq async", *_MODULES, EMBEDDED, TORNADO, *floors)

@@ -81,7 +81,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_cluster(self) -> bool:
-        """Whether its topic has partitions."""
         return self.kind == "ordered" or self.partitions > 1
 
     @property
@@ -206,8 +205,6 @@ class About(msgspec.Struct, kw_only=True):
 
 
 class Run(msgspec.Struct, kw_only=True):
-    """Everything a run gave."""
-
     about: About
     scenarios: list[Scenario] = []
     core: list[CoreResult] = []

@@ -66,7 +66,6 @@ class Plan(msgspec.Struct, frozen=True):
     group: str = ""
 
     def over_tls(self) -> Plan:
-        """The same over TLS."""
         return msgspec.structs.replace(self, settings=msgspec.structs.replace(self.settings, tls=True))
 
 
@@ -186,12 +185,10 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sides(self) -> tuple[Side, ...]:
-        """All figures that it takes."""
         return self.top + self.bottom
 
     @property
     def target(self) -> str:
-        """The bound in words."""
         unit = f"x {self.of}" if self.bottom else self.of
         rest = ", or what the server gives" if self.or_what_the_server_gives else ""
         bound = f"{self.bound:,g}" if self.bound < 1e6 else f"{self.bound:,.0f}"
@@ -354,7 +351,6 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 def judge(run: Run) -> Iterator[Judged]:
-    """Compare a run with every goal."""
     for goal in GOALS:
         if found := goal.actual(run):
             verdict = "met" if goal.is_met_by(found[0]) else "missed"

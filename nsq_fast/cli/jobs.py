@@ -99,7 +99,6 @@ class Ledger:
             self._settle()
 
     def mark_given_up(self, number: int) -> None:
-        """The consumer gave this message up."""
         self.given_up += 1
         if not self.is_settled(number):
             self._settle()

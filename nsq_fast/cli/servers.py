@@ -69,7 +69,6 @@ class Lookup:
         raise failure
 
     def count_nodes(self) -> int:
-        """How many nsqds there are."""
         return self._first(lambda client: len(client.nodes()["producers"]))
 
     def places(self, topic: str, partition: int | None = None) -> list[Place]:

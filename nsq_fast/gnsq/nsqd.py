@@ -158,7 +158,6 @@ class NsqdTCPClient(_Ordered):
 
     @property
     def is_connected(self) -> bool:
-        """Whether it is connected now."""
         return self.state == CONNECTED
 
     @property
@@ -185,7 +184,6 @@ class NsqdTCPClient(_Ordered):
         return None if self.timeout is None else max(self.timeout, 2 * self.heartbeat_interval / 1000)
 
     def close_stream(self) -> None:
-        """Close the connection."""
         if not self.is_connected:
             return
         self.state = DISCONNECTED
@@ -210,7 +208,6 @@ class NsqdTCPClient(_Ordered):
     # Frames
 
     def listen(self) -> None:
-        """Read frames until the connection closes."""
         while self.is_connected:
             self.read_response()
 
@@ -238,7 +235,6 @@ class NsqdTCPClient(_Ordered):
         return bytes(data)
 
     def handle_response(self, data: bytes) -> bytes:
-        """Deal with a response."""
         if data == protocol.HEARTBEAT:
             self.nop()
         self.on_response.send(self, response=data)
@@ -253,7 +249,6 @@ class NsqdTCPClient(_Ordered):
         return error
 
     def handle_message(self, data: bytes) -> Message:
-        """Deal with a message."""
         self.last_message = time.time()
         self.in_flight += 1
         message = Message(*protocol.unpack_message(data))
@@ -262,19 +257,15 @@ class NsqdTCPClient(_Ordered):
         return message
 
     def handle_finish(self, message: CoreMessage) -> None:
-        """A message asks to be finished."""
         self.finish(message.id)
 
     def handle_requeue(self, message: CoreMessage, timeout: int, backoff: bool) -> None:
-        """A message asks to be requeued."""
         self.requeue(message.id, timeout, backoff)
 
     def handle_touch(self, message: CoreMessage) -> None:
-        """A message asks for more time."""
         self.touch(message.id)
 
     def finish_inflight(self) -> None:
-        """Count one message in flight less."""
         self.in_flight -= 1
 
     # IDENTIFY, the upgrades of the stream, and AUTH
@@ -309,22 +300,18 @@ class NsqdTCPClient(_Ordered):
         return dict(reply)
 
     def upgrade_to_tls(self) -> None:
-        """TLS from now on."""
         self.stream.upgrade_to_tls(**(self.tls_options or {}))
         self.check_ok()
 
     def upgrade_to_snappy(self) -> None:
-        """Snappy from now on."""
         self.stream.upgrade_to_snappy()
         self.check_ok()
 
     def upgrade_to_defalte(self) -> None:
-        """Deflate from now on."""
         self.stream.upgrade_to_defalte(self.deflate_level)
         self.check_ok()
 
     def auth(self) -> dict[str, Any]:
-        """AUTH; the reply."""
         self.send(protocol.auth(self.auth_secret or b""))
         response = self._parsed(self._reply(), "AUTH")
         self.on_auth.send(self, response=response)
@@ -333,7 +320,6 @@ class NsqdTCPClient(_Ordered):
     # Commands; who sends them reads the replies, where there are any
 
     def subscribe(self, topic: str, channel: str) -> None:
-        """SUB."""
         self.send(protocol.subscribe(topic, channel))
 
     def publish(self, topic: str, data: bytes, defer: int | None = None) -> None:
@@ -342,16 +328,13 @@ class NsqdTCPClient(_Ordered):
         self.send(command)
 
     def multipublish(self, topic: str, messages: Iterable[bytes]) -> None:
-        """MPUB."""
         self.send(protocol.multipublish(topic, messages))
 
     def ready(self, count: int) -> None:
-        """RDY."""
         self.send(protocol.ready(count))
         self.ready_count = count
 
     def finish(self, message_id: str | bytes) -> None:
-        """FIN."""
         self.send(protocol.finish(message_id))
         self.finish_inflight()
         self.on_finish.send(self, message_id=message_id)
@@ -363,7 +346,6 @@ class NsqdTCPClient(_Ordered):
         self.on_requeue.send(self, message_id=message_id, timeout=timeout, backoff=backoff)
 
     def touch(self, message_id: str | bytes) -> None:
-        """TOUCH."""
         self.send(protocol.touch(message_id))
 
     def close(self) -> None:
@@ -371,7 +353,6 @@ class NsqdTCPClient(_Ordered):
         self.send(protocol.close())
 
     def nop(self) -> None:
-        """NOP."""
         self.send(protocol.nop())
 
 
@@ -408,7 +389,6 @@ class Nsqd(_Ordered):
 
     @property
     def base_url(self) -> str:
-        """The URL of its HTTP side."""
         return f"http://{self.address}:{self.http_port}/"
 
     @deprecated

@@ -73,7 +73,6 @@ class NSQMessage(StreamMessage[Message]):  # type: ignore[misc]  # FastStream is
     """A message; ``ack`` and ``reject`` are its FIN, ``nack`` its REQ."""
 
     async def ack(self) -> None:
-        """FIN."""
         respond(self.raw_message.finish)
         await super().ack()
 
@@ -159,8 +158,6 @@ class NSQProducer(ProducerProto[NSQPublishCommand]):  # type: ignore[misc]
 
 @dataclass(kw_only=True)
 class PublisherOptions(PublisherUsecaseConfig):  # type: ignore[misc]
-    """Of one publisher."""
-
     _outer_config: BrokerConfig = field(default_factory=BrokerConfig)
     topic: str
     delay: float | None = None
@@ -168,17 +165,12 @@ class PublisherOptions(PublisherUsecaseConfig):  # type: ignore[misc]
 
 @dataclass(kw_only=True)
 class PublisherDescription(PublisherSpecificationConfig):  # type: ignore[misc]
-    """The same, for AsyncAPI."""
-
     topic: str
 
 
 class NSQPublisherSpecification(PublisherSpecification[BrokerConfig, PublisherDescription]):  # type: ignore[misc]
-    """What AsyncAPI shows of a publisher."""
-
     @property
     def topic(self) -> str:
-        """With the prefix of its router."""
         return f"{self._outer_config.prefix}{self.config.topic}"
 
     @property
@@ -186,7 +178,6 @@ class NSQPublisherSpecification(PublisherSpecification[BrokerConfig, PublisherDe
         return self.config.title_ or f"{self.topic}:Publisher"
 
     def get_schema(self) -> dict[str, PublisherSpec]:
-        """Its channel."""
         message = MessageSpec(title=f"{self.name}:Message", payload=resolve_payloads(self.get_payloads(), "Publisher"))
         operation = Operation(message=message, bindings=None)
         description = self.config.description_
@@ -204,7 +195,6 @@ class NSQPublisher(PublisherUsecase):  # type: ignore[misc]
 
     @property
     def topic(self) -> str:
-        """With the prefix of its router."""
         return f"{self._outer_config.prefix}{self._options.topic}"
 
     async def publish(self, message: Any, topic: str = "", **options: Any) -> Any:
@@ -265,17 +255,12 @@ class SubscriberOptions(SubscriberUsecaseConfig):  # type: ignore[misc]
 
 @dataclass(kw_only=True)
 class SubscriberDescription(SubscriberSpecificationConfig):  # type: ignore[misc]
-    """The same, for AsyncAPI."""
-
     topic: str
 
 
 class NSQSubscriberSpecification(SubscriberSpecification[BrokerConfig, SubscriberDescription]):  # type: ignore[misc]
-    """What AsyncAPI shows of a subscriber."""
-
     @property
     def topic(self) -> str:
-        """With the prefix of its router."""
         return f"{self._outer_config.prefix}{self.config.topic}"
 
     @property
@@ -283,7 +268,6 @@ class NSQSubscriberSpecification(SubscriberSpecification[BrokerConfig, Subscribe
         return [self.topic]
 
     def get_schema(self) -> dict[str, SubscriberSpec]:
-        """Its channel."""
         message = MessageSpec(title=f"{self.name}:Message", payload=resolve_payloads(self.get_payloads()))
         operation = Operation(message=message, bindings=None)
         return {
@@ -306,7 +290,6 @@ class NSQSubscriber(SubscriberUsecase[Message]):  # type: ignore[misc]
 
     @property
     def topic(self) -> str:
-        """With the prefix of its router."""
         return f"{self._outer_config.prefix}{self._options.topic}"
 
     async def start(self) -> None:

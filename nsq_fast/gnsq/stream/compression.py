@@ -39,11 +39,9 @@ class CompressionSocket:
         return data
 
     def sendall(self, data: bytes) -> None:
-        """Compress and send."""
         self._socket.sendall(self.compress(data))
 
     def compress(self, data: bytes) -> bytes:
-        """The bytes that carry ``data``, complete."""
         return self._layer.encode(data)
 
     def decompress(self, data: bytes) -> bytes:
