@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,11 +35,13 @@ LIMIT = 30.0
 
 
 def pub(topic: str, lines: bytes, *arguments: str) -> tuple[int, str]:
-    """Publish what comes over a pipe; return the exit code and what was written to stderr."""
-    command = [sys.executable, "-m", "nsq_fast", "pub", topic, *arguments]
-    done = subprocess.run(command, input=lines, capture_output=True, timeout=LIMIT, check=False)
-    assert done.stdout == b""
-    return done.returncode, done.stderr.decode()
+    """Publish what a file has; return the exit code and what was written to stderr."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(lines)
+        file.flush()
+        done = run("pub", topic, file.name, *arguments)
+    assert done.stdout == ""
+    return done.exit_code, done.stderr
 
 
 def run_beside(_link: object, *arguments: str) -> subprocess.CompletedProcess[bytes]:
@@ -95,7 +98,9 @@ def start() -> Iterator[Any]:
 
 def test_pub_sends_the_lines_of_standard_input_and_tail_prints_them(broker: Servers, topic: str) -> None:
     nsqd = str(broker.nsqd.tcp)
-    assert pub(topic, b"one\ntwo\n\nthree", "--nsqd", nsqd) == (0, f"published 3 messages to {topic}\n")
+    command = [sys.executable, "-m", "nsq_fast", "pub", topic, "--nsqd", nsqd]
+    done = subprocess.run(command, input=b"one\ntwo\n\nthree", capture_output=True, timeout=LIMIT, check=False)
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (0, b"", f"published 3 messages to {topic}\n")
     printed = run("tail", topic, "-n", "3", "--take-backlog", "--nsqd", nsqd)
     assert printed.exit_code == 0, printed.output
     assert sorted(printed.stdout.splitlines()) == ["one", "three", "two"]
