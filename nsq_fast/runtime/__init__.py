@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from nsq_fast.client.admin import NsqdHTTPClient as NsqdHTTPClient
     from nsq_fast.client.admin import PartitionResult as PartitionResult
     from nsq_fast.client.consumer import ConsumerOptions as ConsumerOptions
-    from nsq_fast.client.flow import Flow as Flow
     from nsq_fast.client.handlers import Handler as Handler
     from nsq_fast.client.handlers import check_handler as check_handler
     from nsq_fast.client.histogram import HistogramStats as HistogramStats
@@ -92,7 +91,6 @@ _HOME = {
     "Acknowledger": ".client.acknowledger",
     "Handler": ".client.handlers",
     "NO_LIMIT": ".client.acknowledger",
-    "Flow": ".client.flow",
     "Subscriber": ".client.subscriptions",
     "LazySignal": ".client.signals",
     "receivers": ".client.signals",
