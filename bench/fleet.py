@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import logging
 import math
+import re
 import selectors
 import sys
 import time
@@ -446,27 +447,27 @@ def picture(answer: Answer) -> str:
 
     from matplotlib import pyplot
 
-    ink = COLOURS["ink"][0]
+    ink, card = COLOURS["ink"][0], COLOURS["card"][0]
     matplotlib.rcParams.update(
         {"svg.fonttype": "none", "svg.hashsalt": "fleet", "font.family": "sans-serif", "font.size": 12}
         | dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink)
+        | dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), card)
     )
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(6, 4.5), layout="constrained")
     for number, line in enumerate(answer.lines):
         dash = DASHES[number % len(DASHES)]
-        style = "-" if dash == "none" else (0, [float(part) for part in dash.split()])
-        axes.plot(*zip(*line.points, strict=True), color=COLOURS[f"colour{number % 4 + 1}"][0], linestyle=style,
-                  label=line.label)  # fmt: skip
-    axes.set(title=answer.title, ylabel=answer.unit, xlabel="seconds")
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=10)
+        look = "-" if dash == "none" else (0, [float(part) for part in dash.split()])
+        colour = COLOURS[f"colour{number % 4 + 1}"][0]
+        axes.plot(*zip(*line.points, strict=True), color=colour, linestyle=look, label=line.label)
+    axes.set(title=answer.title, ylabel=answer.unit, xlabel="seconds", ylim=(0, None))
+    figure.legend(loc="outside lower left", frameon=False)
     out = StringIO()
-    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     pyplot.close(figure)
     text = out.getvalue()
-    for name, (light, _) in COLOURS.items():
-        text = text.replace(f": {light}", f": var(--{name})")
-    text = text[text.index("<svg") :].replace("</metadata>", f"</metadata><style>{variables()}</style>", 1)
+    for name in ("ink", "card", "colour1", "colour2", "colour3", "colour4"):
+        text = text.replace(f": {COLOURS[name][0]}", f": var(--{name})")
+    text = re.sub("<defs>", f"<style>{variables()}</style><defs>", text[text.index("<svg") :], count=1)
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
