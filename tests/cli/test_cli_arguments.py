@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner, Result
+from support.commands import run
 
-from nsq_fast.cli import COMMANDS, main, options
+from nsq_fast.cli import COMMANDS, options
 
 
 @pytest.fixture(autouse=True)
@@ -17,10 +17,6 @@ def no_servers_here(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NSQ_LOOKUPD_HTTP_ADDRESSES", "NSQD_TCP_ADDRESSES", "NSQD_HTTP_ADDRESSES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(options, "LOCAL", "127.255.255.254")
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

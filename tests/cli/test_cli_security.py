@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import ssl
 import threading
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import trustme
-from click.testing import CliRunner, Result
+from support.commands import Answering, run, serving
 from support.servers import SERVERS, RealNsqd, find_server
 
 from nsq_fast.broker import BrokerProcess
@@ -24,22 +22,6 @@ from nsq_fast.names import Address
 SECRET = "s3cret of the shop"
 COMMANDS = ("pub", "tail", "lookup", "stat", "demo")
 OPTIONS = ("tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "auth_secret_file")
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
-
-
-class Answering(BaseHTTPRequestHandler):
-    """Gives the same JSON to every question."""
-
-    def answer(self, status: int, body: object) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
-
-    def log_message(self, *_: object) -> None:
-        return None
 
 
 class AuthServer(Answering):
@@ -57,22 +39,6 @@ class LookupServer(Answering):
 
     def do_GET(self) -> None:
         self.answer(200, {"channels": ["readers"], "producers": []})
-
-
-@contextmanager
-def serving(handler: type[Answering], context: ssl.SSLContext | None = None) -> Iterator[Address]:
-    """A server in threads of its own, beside the command that runs here."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    if context is not None:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield Address(*server.server_address[:2])
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 class Guarded:
@@ -125,11 +91,6 @@ def lines(tmp_path: Path) -> str:
     """The name of a file with two messages."""
     (tmp_path / "lines").write_text("one\ntwo\n")
     return str(tmp_path / "lines")
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"topic-{uuid.uuid4().hex[:8]}"
 
 
 def test_every_command_that_talks_to_servers_takes_the_same_options() -> None:

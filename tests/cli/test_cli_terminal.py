@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
+from support.commands import Answering, serving
 
 from nsq_fast.bench import results
 from nsq_fast.cli import main
@@ -26,7 +24,7 @@ CHANNEL = {
 GREETINGS = "greetings-to-everybody-who-reads-this-name"
 
 
-class Server(BaseHTTPRequestHandler):
+class Server(Answering):
     """An nsqd and nsqlookupd whose names are long, or steer terminals."""
 
     names = (GREETINGS, GREETINGS)
@@ -36,12 +34,7 @@ class Server(BaseHTTPRequestHandler):
         stats = {**CHANNEL, "topic_name": topic, "channels": [{**CHANNEL, "channel_name": channel}]}
         nsqd = {"broadcast_address": "127.0.0.1", "tcp_port": 1, "http_port": 2, "version": channel}
         found = {"topics": [stats]} if self.path.startswith("/stats") else {"channels": [channel], "producers": [nsqd]}
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(found).encode())
-
-    def log_message(self, *_: object) -> None:
-        return None
+        self.answer(200, found)
 
 
 class Steering(Server):
@@ -50,13 +43,8 @@ class Steering(Server):
 
 @pytest.fixture(params=[Server])
 def server(request: pytest.FixtureRequest) -> Iterator[str]:
-    serving = ThreadingHTTPServer(("127.0.0.1", 0), request.param)
-    thread = threading.Thread(target=serving.serve_forever)
-    thread.start()
-    yield f"127.0.0.1:{serving.server_address[1]}"
-    serving.shutdown()
-    thread.join()
-    serving.server_close()
+    with serving(request.param) as address:
+        yield str(address)
 
 
 def run(width: int, *arguments: str) -> Result:
