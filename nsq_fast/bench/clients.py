@@ -226,7 +226,7 @@ def _floors() -> Iterator[Client]:
     )
     variants = ((name, name.removeprefix("floor: "), kinds, modes, can) for name, kinds, modes, can in rows)
     yield from _variants(_program("floor_core"), __version__, variants)
-    yield Client(name="floor: Python", command=_program("floor_socket"), kinds=_CONSUME)
+    yield Client(name="floor: Python", command=_program("floor_socket"), kinds=_CONSUME, can=frozenset())
 
 
 def _spark() -> Iterator[Client]:
