@@ -376,7 +376,7 @@ def moving_leaders(scale: float, seed: str) -> Answer:
 
 def bad_downstream(scale: float, seed: str) -> Answer:
     """What a downstream that fails for 30 s costs, by the longest pause of backoff."""
-    count = max(2, int(30 * scale))
+    count = max(1, int(30 * scale))
     usual = count * 10 / 0.1
 
     async def failing(loop: SimLoop, longest: float) -> tuple[Curve, int]:
@@ -422,7 +422,7 @@ def bad_downstream(scale: float, seed: str) -> Answer:
         figures.append((f"{label}: 90 % of the capacity is back after", f"{whole} s"))
         figures.append((f"{label}: seconds of capacity lost after the downstream was well", f"{lost:.0f}"))
         figures.append((f"{label}: calls that the bad downstream got a second", f"{failed / 30:,.1f}"))
-    size = f"{count} consumers of 10 nsqds, 10 handlers each; all fail from 10 to 40 s"
+    size = f"{count} with 10 handlers each, consuming from 10 nsqds; all fail from 10 to 40 s"
     return Answer("Capacity while a downstream fails", size, "% of the capacity", lines, figures)
 
 

@@ -40,7 +40,6 @@ from nsq_fast.runtime import Endpoint
 from . import console, options
 from .options import Security, security_options
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
 _ONE, _RATE = click.IntRange(1), click.FloatRange(0)
 _BUFFERING = "Whether nsqd sends each message at once, or gathers them in its output buffer."
 _SETTINGS: dict[str, tuple[Any, Any, str]] = {
@@ -114,7 +113,7 @@ def _where(function: Callable[..., None]) -> Callable[..., None]:
             is_flag=True,
             help="Count instructions of clients that goals compare too, with valgrind; this takes minutes.",
         ),
-        click.option("--json", "target", type=_FILE, metavar="FILE", help="Write the run to this file."),
+        options.output_file("--json", "target", help="Write the run to this file."),
     )
     for decorate in reversed(decorators):
         function = decorate(function)
@@ -301,8 +300,8 @@ def _print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]])
 
 
 @click.command("codec", short_help="Time the compiled core.")
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="How many rounds.")
-@click.option("--json", "target", type=_FILE, metavar="FILE", help="Write the run to this file.")
+@options.number("--rounds", default=5, help="How many rounds.")
+@options.output_file("--json", "target", help="Write the run to this file.")
 def _codec(rounds: int, target: Path | None) -> None:
     """Time the compiled core: decode, columns, commands, MPUB, answers; nanoseconds a message."""
     run = Run(about=about({}), core=measure_core(rounds))
@@ -317,22 +316,15 @@ def _show_core(run: Run) -> None:
 
 @click.command("suite", short_help="Run the whole comparison.")
 @_where
-@click.option("--duration", type=options.duration, default=1.5, show_default=True, help="Of a client's round.")
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="How many rounds.")
-@click.option(
-    "--patience",
-    type=options.duration,
-    default=60.0,
-    show_default=True,
-    help="Time for more rounds of a scenario, while a ratio of the goals is not settled.",
+@options.seconds("--duration", default=1.5, help="Of a client's round.")
+@options.number("--rounds", default=3, help="How many rounds.")
+@options.seconds(
+    "--patience", default=60.0, help="Time for more rounds of a scenario, while a ratio of the goals is not settled."
 )
 @click.option("--short", is_flag=True, help="Only the scenarios that tell most.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this scenario (repeatable).")
-@click.option(
-    "--more",
-    type=_FILE,
-    metavar="FILE",
-    help="Go on with the run in FILE: only more rounds, for --patience, of what is not settled there.",
+@options.output_file(
+    "--more", help="Go on with the run in FILE: only more rounds, for --patience, of what is not settled there."
 )
 def _suite(
     embedded: bool,
@@ -411,19 +403,13 @@ _KINDS = ("consume", "publish", "both")
     show_default=True,
     help="How many at once (repeatable).",
 )
-@click.option("--nsqds", type=click.IntRange(1, 64), default=1, show_default=True, help="How many are started.")
-@click.option(
-    "--connections",
-    type=click.IntRange(1, 1000),
-    default=1,
-    show_default=True,
-    help="Connections of a process to each nsqd.",
-)
+@options.number("--nsqds", default=1, most=64, help="How many are started.")
+@options.number("--connections", default=1, most=1000, help="Connections of a process to each nsqd.")
 @click.option("--kind", "kinds", type=click.Choice(_KINDS), multiple=True, help="Repeatable; default: all.")
-@click.option("--size", type=click.IntRange(1), default=200, show_default=True, help="Bytes in a message.")
-@click.option("--duration", type=options.duration, default=2.0, show_default=True, help="Of one process alone.")
-@click.option("--json", "target", type=_FILE, metavar="FILE", help="Write the run to this file.")
-@click.option("--html", "html_file", type=_FILE, metavar="FILE", help="Write a report that stands alone.")
+@options.number("--size", default=200, help="Bytes in a message.")
+@options.seconds("--duration", default=2.0, help="Of one process alone.")
+@options.output_file("--json", "target", help="Write the run to this file.")
+@options.output_file("--html", "html_file", help="Write a report that stands alone.")
 @click.option("--svg", "svg_folder", type=click.Path(file_okay=False, path_type=Path), help="Write charts to a folder.")
 def scale_command(
     servers: Path | None,
@@ -538,9 +524,9 @@ def _cell(value: Figure, metric: str) -> str:
 
 @click.command("report", short_help="Show a run: HTML, charts, documentation.")
 @click.argument("run_file", metavar="RUN", type=_EXISTING)
-@click.option("--html", "html_file", type=_FILE, metavar="FILE", help="Write a report that stands alone.")
+@options.output_file("--html", "html_file", help="Write a report that stands alone.")
 @click.option("--svg", "svg_folder", type=click.Path(file_okay=False, path_type=Path), help="Write charts to a folder.")
-@click.option("--docs", "docs_file", type=_FILE, metavar="FILE", help="Write the page of the documentation.")
+@options.output_file("--docs", "docs_file", help="Write the page of the documentation.")
 @click.option("--readme", type=_EXISTING, metavar="FILE", help="Put the figures between the marks of this file.")
 @click.option("--tuning", type=_EXISTING, metavar="FILE", help="The same for the page about tuning.")
 def report_command(

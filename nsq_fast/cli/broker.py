@@ -89,13 +89,11 @@ _NOT_REDESIGNED = (
 
 
 @click.command("broker", short_help="Run an embedded nsqd and nsqlookupd.")
-@click.option("--nsqds", type=click.IntRange(0, 64), default=1, show_default=True, help="How many nsqds; 0: none.")
+@options.number("--nsqds", default=1, least=0, most=64, help="How many nsqds; 0: none.")
 @click.option("--lookupd/--no-lookupd", default=True, help="Whether to run an nsqlookupd.")
 @click.option("--redesigned", is_flag=True, help="Run a cluster of the redesigned NSQ.")
-@click.option("--nodes", type=click.IntRange(1, 64), default=3, show_default=True, help="nsqds of the cluster.")
-@click.option(
-    "--lookupds", type=click.IntRange(1, 16), default=1, show_default=True, help="nsqlookupds of the cluster."
-)
+@options.number("--nodes", default=3, most=64, help="nsqds of the cluster.")
+@options.number("--lookupds", default=1, most=16, help="nsqlookupds of the cluster.")
 @_flags(ClusterOptions, _CLUSTER_FLAGS, {})
 @click.option("--json", "as_json", is_flag=True, help="Print the addresses as one line of JSON.")
 @_flags(LookupdOptions, ("tcp_address", "http_address"), _LOOKUPD_DEFAULTS, _LISTEN)

@@ -89,25 +89,16 @@ _TRACE_NOTES = {
 @options.lookupd_http_option()
 @options.nsqd_tcp_option()
 @security_options()
-@click.option("--messages", type=click.IntRange(1), default=200_000, show_default=True, help="How many messages.")
-@click.option("--topics", type=click.IntRange(1, 64), default=4, show_default=True, help="Over how many topics.")
-@click.option("--size", type=click.IntRange(16, 1 << 20), default=200, show_default=True, help="Bytes in a message.")
+@options.number("--messages", default=200_000, help="How many messages.")
+@options.number("--topics", default=4, most=64, help="Over how many topics.")
+@options.number("--size", default=200, least=16, most=1 << 20, help="Bytes in a message.")
 @click.option(
     "--ordered-messages",
     type=click.IntRange(0),
     help="How many messages in the ordered topic; 0: none.  [default: a tenth of --messages]",
 )
-@click.option(
-    "--max-in-flight", type=click.IntRange(1), default=2000, show_default=True, help="Messages held, a topic."
-)
-@click.option(
-    "--stall-timeout",
-    type=options.duration,
-    metavar="DURATION",
-    default=30.0,
-    show_default=True,
-    help="End when nothing moves.",
-)
+@options.number("--max-in-flight", default=2000, help="Messages held, a topic.")
+@options.seconds("--stall-timeout", default=30.0, help="End when nothing moves.")
 @click.option(
     "--trace-html",
     type=click.Path(dir_okay=False, path_type=Path),

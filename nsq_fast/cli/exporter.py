@@ -25,14 +25,7 @@ Respond = Callable[[str, list[tuple[str, str]]], object]
 @options.lookupd_http_option()
 @security_options()
 @click.option("--http", default=":9117", show_default=True, metavar="HOST:PORT", help="Where /metrics is served.")
-@click.option(
-    "--timeout",
-    type=options.duration,
-    metavar="DURATION",
-    default=2.0,
-    show_default=True,
-    help="For the answer of one server; others are not kept waiting.",
-)
+@options.seconds("--timeout", default=2.0, help="For the answer of one server; others are not kept waiting.")
 @click.option("--ephemeral", is_flag=True, help="Show #ephemeral topics and channels, too.")
 def command(
     nsqds: Sequence[Endpoint],

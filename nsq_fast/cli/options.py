@@ -154,6 +154,24 @@ def duration(text: str | float) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
+def seconds(*names: str, default: float | None = None, help: str) -> Decorator:
+    """An option that is a duration."""
+    shows_default = default is not None
+    return click.option(
+        *names, type=duration, metavar="DURATION", default=default, show_default=shows_default, help=help
+    )
+
+
+def number(*names: str, default: int, least: int = 1, most: int | None = None, help: str) -> Decorator:
+    """An option that is a whole number within bounds."""
+    return click.option(*names, type=click.IntRange(least, most), default=default, show_default=True, help=help)
+
+
+def output_file(*names: str, help: str) -> Decorator:
+    """An option that names a file to be written."""
+    return click.option(*names, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help=help)
+
+
 def pair(text: str) -> tuple[str, str]:
     """Parse ``name=value``, or ``name,value`` as NSQ's own tools write it; dashes in the name count as underscores."""
     match = _PAIR.match(text)

@@ -113,15 +113,7 @@ _COLUMNS = ("total", "mem", "disk", "inflt", "def", "req", "t-o", "msgs", "msgs/
 @security_options()
 @click.option("--topic", type=options.topic, metavar="TOPIC", help="This topic only.")
 @click.option("--channel", type=options.channel, metavar="CHANNEL", help="This channel only; needs --topic.")
-@click.option(
-    "-i",
-    "--interval",
-    type=options.duration,
-    metavar="DURATION",
-    default=2.0,
-    show_default=True,
-    help="Time between refreshes.",
-)
+@options.seconds("-i", "--interval", default=2.0, help="Time between refreshes.")
 @click.option("-c", "--count", type=click.IntRange(min=0), default=0, help="End after so many tables; 0: never.")
 @click.option("--once", is_flag=True, help="The same as --count 1.")
 @click.option("--json", "as_json", is_flag=True, help="Print each table as one line of JSON.")
@@ -235,9 +227,7 @@ class _Screen:
 @click.argument("topic", type=options.topic, metavar="TOPIC")
 @options.lookupd_http_option()
 @security_options()
-@click.option(
-    "--timeout", type=options.duration, metavar="DURATION", default=5.0, show_default=True, help="Limit for an answer."
-)
+@options.seconds("--timeout", default=5.0, help="Limit for an answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def lookup_command(topic: str, lookupds: Sequence[Endpoint], timeout: float, as_json: bool, security: Security) -> None:
     """Show the nsqds that have TOPIC, its partitions where it has any, and its channels.

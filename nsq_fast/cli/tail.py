@@ -147,9 +147,7 @@ BACKLOG_CHANNEL = "tail"
 @click.option("-n", "total", type=click.IntRange(min=0), default=0, help="End after so many messages; 0: never.")
 @click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON: id, attempts, time, body.")
 @click.option("--print-topic", is_flag=True, help="Put the name of the topic before each message.")
-@click.option(
-    "--max-in-flight", type=click.IntRange(min=1), default=200, show_default=True, help="Messages held at once."
-)
+@options.number("--max-in-flight", default=200, help="Messages held at once.")
 @click.option(
     "--consumer-opt",
     type=options.pair,

@@ -28,7 +28,6 @@ _SMALL = 64 << 20  # below that the JVM is best told not to prepare for a long r
 _JVM = "spark.driver.defaultJavaOptions"
 _SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _STAGES = ("reading", "joining", "counting")  # of a report without Spark
-_FILE = click.Path(dir_okay=False, path_type=Path)
 _SHOWN = {
     "messages": "in all channels",
     "finished": "",
@@ -52,17 +51,11 @@ def _setting(text: str) -> tuple[str, str]:
 
 @click.command("trace-report", short_help="What trace logs say: lost, duplicates, order, latency.")
 @click.argument("logs", nargs=-1, metavar="[LOG]...")
-@click.option("--html", "html_file", type=_FILE, metavar="FILE", help="Write the report: one page that stands alone.")
+@options.output_file("--html", "html_file", help="Write the report: one page that stands alone.")
 @click.option("--tables", metavar="DIR", help="Write the tables as Parquet; without LOG: report on those there.")
-@click.option("--window", type=options.duration, metavar="DURATION", default=10.0, help="Length of windows.  [10s]")
-@click.option(
-    "--grace",
-    type=options.duration,
-    metavar="DURATION",
-    default=60.0,
-    help="A message not finished so long after it was published is lost.  [60s]",
-)
-@click.option("--slowest", type=click.IntRange(0), default=20, show_default=True, help="How many messages to show.")
+@options.seconds("--window", default=10.0, help="Length of windows.")
+@options.seconds("--grace", default=60.0, help="A message not finished so long after it was published is lost.")
+@options.number("--slowest", default=20, least=0, help="How many messages to show.")
 @click.option(
     "--order",
     type=click.Choice(["offsets", "ids", "off"]),

@@ -78,16 +78,18 @@ def test_consume_writes_every_round_with_versions_machine_and_settings(tmp_path:
 
 
 FACES = ("nsq_fast", "nsq_fast aio", "nsq_fast threads")
+ALL = (*FACES, "nsq_fast as gnsq")
 FLOORED = ("nsq_fast", "floor: core")
 
 
 @pytest.mark.parametrize(
     ("arguments", "clients", "messages", "has_latency"),
     [
-        ("publish --mode single --count 1000", FACES, 1000, True),
-        ("publish --mode concurrent --count 1000", FACES, 1000, False),
-        ("publish --mode batch --count 1000", FACES, 1000, False),
-        ("roundtrip --count 1000", ("nsq_fast", "nsq_fast aio", "floor: core"), 899, True),
+        ("publish --mode single --count 1000", ALL, 1000, True),
+        ("publish --mode concurrent --count 1000", ALL, 1000, False),
+        ("publish --mode batch --count 1000", ALL, 1000, False),
+        ("roundtrip --count 1000", ("nsq_fast", "nsq_fast aio", "nsq_fast as gnsq", "floor: core"), 899, True),
+        ("consume --count 2000", ALL, 1799, False),
         ("consume --connections 3 --count 2000", FLOORED, 1799, False),
         ("idle --connections 10 --duration 0.2 --settle 0.3", FACES, 0, False),
     ],
