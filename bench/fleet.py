@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import logging
 import math
+import os
 import re
 import selectors
 import sys
@@ -488,6 +489,8 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := set(given.questions) - set(QUESTIONS):
         parser.error(f"there is no {', '.join(unknown)}")
+    if os.environ.get("PYTHONHASHSEED") != "0":  # sets of strings have another order else
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
     logging.disable(logging.CRITICAL)
     for name in given.questions or QUESTIONS:
         began = time.process_time()

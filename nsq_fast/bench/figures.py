@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from .counting import INSTRUCTIONS, SYSCALLS
 from .results import ClientResult, Round, Run, Scenario, other_machine
 
 BUSY = 0.9
 ONE_THREAD = 1.0
+COUNTED = (INSTRUCTIONS, SYSCALLS)
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -105,7 +107,10 @@ def read_of(metric: str) -> Callable[[Round, int], float | None]:
 
 
 def value_of(result: ClientResult, metric: str, size: int = 0) -> Figure | None:
-    """The figure of a metric over a client's rounds; None where it has none. ``size`` is that of a message."""
+    """The figure of a metric over a client's rounds, or of what was counted; None where it has none. ``size`` is that
+    of a message."""
+    if metric in COUNTED:
+        return figure([result.counted[metric]]) if metric in result.counted else None
     read = read_of(metric)
     values = [value for each in result.rounds if (value := read(each, size)) is not None]
     return figure(values) if values else None
@@ -116,6 +121,8 @@ def shown(value: Figure | float | None, metric: str) -> str:
     if value is None:
         return "-"
     number = value.median if isinstance(value, Figure) else value
+    if metric in COUNTED:
+        return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
     return f"{number:,.{METRICS[metric].digits}f}"
 
 

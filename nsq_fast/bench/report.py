@@ -16,7 +16,7 @@ from nsq_fast.printable import printable
 
 from .clients import CORE_FLOOR, OURS
 from .counting import INSTRUCTIONS, SYSCALLS
-from .figures import METRICS, Figure, figure, limit_of, quantile, shown, value_of
+from .figures import COUNTED, METRICS, Figure, figure, limit_of, quantile, shown, value_of
 from .results import ClientResult, Run, Scenario
 from .suite import figure_in, floor_of, judge, titles
 
@@ -29,8 +29,6 @@ _START = ("package", "import", "import/floor", "first", "first/floor", "peak")
 _IDLE = ("busy", "peak")
 _LONGEST_REASON = 100
 _OF_FLOOR = "/floor"
-_COUNTED = (INSTRUCTIONS, SYSCALLS)
-_HEADS = {"spread": "spread", "limit": "limit", **{name: f"{name}/message" for name in _COUNTED}}
 
 
 def header(scenario: Scenario) -> list[str]:
@@ -81,23 +79,21 @@ def _columns(scenario: Scenario) -> list[str]:
 
 
 def _is_measured(scenario: Scenario, column: str) -> bool:
-    if (name := column.removesuffix(_OF_FLOOR)) in _COUNTED:
-        return any(name in result.counted for result in scenario.clients)
-    if column in _HEADS:
+    if column in ("spread", "limit"):
         return True
-    if column.endswith(_OF_FLOOR):
-        return _floor_in(scenario) is not None and len(scenario.clients) > 1
-    return any(value_of(result, column, 1) is not None for result in scenario.clients)
+    if column.endswith(_OF_FLOOR) and (_floor_in(scenario) is None or len(scenario.clients) == 1):
+        return False
+    name = column.removesuffix(_OF_FLOOR)
+    return any(value_of(result, name, 1) is not None for result in scenario.clients)
 
 
 def _head(column: str) -> str:
-    if column in _HEADS:
-        return _HEADS[column]
-    if (name := column.removesuffix(_OF_FLOOR)) in _COUNTED:
-        return f"{name}, of the floor"
+    name = column.removesuffix(_OF_FLOOR)
+    if name != column:
+        return f"{METRICS[name].title if name in METRICS else name}, of the floor"
+    if name not in METRICS:
+        return f"{name}/message" if name in COUNTED else name
     metric = METRICS[name]
-    if column.endswith(_OF_FLOOR):
-        return f"{metric.title}, of the floor"
     return metric.title if metric.title == metric.unit else f"{metric.title}, {metric.unit}"
 
 
@@ -107,26 +103,17 @@ def _cell(scenario: Scenario, result: ClientResult, column: str, cores: int) -> 
         return f"{rate.spread:.0%}" if rate and len(result.rounds) > 1 else "-"
     if column == "limit":
         return limit_of(result, cores)
-    if column in _COUNTED:
-        value = result.counted.get(column)
-        return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-    if column.endswith(_OF_FLOOR):
-        return _of_floor(scenario, result, column.removesuffix(_OF_FLOOR))
-    return shown(value_of(result, column, scenario.settings.size), column)
+    name, size = column.removesuffix(_OF_FLOOR), scenario.settings.size
+    value = value_of(result, name, size)
+    if name == column:
+        return shown(value, name)
+    floor = _floor_in(scenario)
+    unit = value_of(floor, name, size) if floor else None
+    return f"{value.over(unit):.2f}x" if value and unit and unit.median else "-"
 
 
 def _floor_in(scenario: Scenario) -> ClientResult | None:
     return scenario.client(floor_of(scenario.name))
-
-
-def _of_floor(scenario: Scenario, result: ClientResult, metric: str) -> str:
-    floor = _floor_in(scenario)
-    if metric in _COUNTED:
-        ours, of = result.counted.get(metric), floor.counted.get(metric) if floor else None
-        return f"{ours / of:.2f}x" if ours and of else "-"
-    unit = value_of(floor, metric, scenario.settings.size) if floor else None
-    value = value_of(result, metric, scenario.settings.size)
-    return f"{value.over(unit):.2f}x" if value and unit and unit.median else "-"
 
 
 _DRAWN = ("rate", "cpu")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from nsq_fast.errors import HttpError, NsqError
-from nsq_fast.runtime import ClusterAdmin, Endpoint, PartitionResult
+from nsq_fast.runtime import Endpoint, PartitionResult
 
 from . import options
 from .options import Security, security_options
@@ -46,31 +46,27 @@ _MAYBE_CHANNEL = click.argument("channel", type=options.channel, metavar="[CHANN
 _PARTITION = click.option("--partition", type=click.IntRange(min=0), help="This partition only.")
 
 
-def _subcommand(name: str, help: str, make: Callable[..., Any], *parts: Decorated) -> Subcommand:
+def _subcommand(name: str, help: str, *parts: Decorated) -> Subcommand:
     """A subcommand with these arguments and options, and those that say which servers are meant.
 
-    Its function gets what ``make`` makes of the nsqlookupds; the results that it returns are reported.
+    Its function gets the nsqlookupds; the results that it returns are reported.
     """
 
     def decorate(function: Decorated) -> click.Command:
         def run(lookupds: Sequence[Endpoint], security: Security, **rest: Any) -> None:
             _, lookupds = options.find_servers([], lookupds, None)
             options.require_reachable("nsqlookupd", lookupds)
-            results = function(make(lookupds, security), **rest)
+            results = function(Lookup(lookupds, security), **rest)
             if results is not None:
                 _report(results, name)
 
         decorated: Any = run
-        for part in reversed([*parts, options.lookupd_http_option(), security_options()]):
+        for part in reversed([*parts, options.lookupd_http_option, security_options]):
             decorated = part(decorated)
         made: click.Command = command.command(name, help=help)(decorated)
         return made
 
     return decorate
-
-
-def _cluster_admin(lookupds: Sequence[Endpoint], security: Security) -> ClusterAdmin:
-    return ClusterAdmin([str(lookupd) for lookupd in lookupds], **security.of_http)
 
 
 def _report(results: Sequence[PartitionResult], order: str) -> None:
@@ -104,7 +100,7 @@ def _is_missing_route(error: str) -> bool:
 
 def _of_either(name: str, help: str, *parts: Decorated) -> Subcommand:
     """A subcommand about a topic, or about a channel where one is named."""
-    return _subcommand(name, help, Lookup, _TOPIC, _MAYBE_CHANNEL, *parts)
+    return _subcommand(name, help, _TOPIC, _MAYBE_CHANNEL, *parts)
 
 
 @_of_either(
@@ -182,17 +178,17 @@ _on_each("unpause", "Go on with delivery of CHANNEL, or of TOPIC.")
 
 def _of_channel(name: str, help: str, *arguments: Decorated) -> Subcommand:
     """A subcommand about a channel, on all partitions or on one."""
-    return _subcommand(name, help, _cluster_admin, _TOPIC, _CHANNEL, *arguments, _PARTITION)
+    return _subcommand(name, help, _TOPIC, _CHANNEL, *arguments, _PARTITION)
 
 
 @_of_channel("skip", "Count what waits and what comes as done, undelivered: the channel loses those messages.")
-def _skip(admin: ClusterAdmin, **where: Any) -> Sequence[PartitionResult]:
-    return admin.skip(**where)
+def _skip(lookup: Lookup, **where: Any) -> Sequence[PartitionResult]:
+    return lookup.skip(**where)
 
 
 @_of_channel("unskip", "Deliver what comes from now on.")
-def _unskip(admin: ClusterAdmin, **where: Any) -> Sequence[PartitionResult]:
-    return admin.unskip(**where)
+def _unskip(lookup: Lookup, **where: Any) -> Sequence[PartitionResult]:
+    return lookup.unskip(**where)
 
 
 @_of_channel(
@@ -201,9 +197,9 @@ def _unskip(admin: ClusterAdmin, **where: Any) -> Sequence[PartitionResult]:
     click.argument("position", metavar="POSITION"),
 )
 def _set_offset(
-    admin: ClusterAdmin, topic: str, channel: str, partition: int | None, position: str
+    lookup: Lookup, topic: str, channel: str, partition: int | None, position: str
 ) -> Sequence[PartitionResult]:
-    return admin.set_offset(topic, channel, position, partition=partition)
+    return lookup.set_offset(topic, channel, position, partition=partition)
 
 
 @_of_channel(
@@ -212,9 +208,9 @@ def _set_offset(
     click.argument("order", type=click.Choice(["on", "off"])),
 )
 def _set_order(
-    admin: ClusterAdmin, topic: str, channel: str, partition: int | None, order: str
+    lookup: Lookup, topic: str, channel: str, partition: int | None, order: str
 ) -> Sequence[PartitionResult]:
-    return admin.set_order(topic, channel, order == "on", partition=partition)
+    return lookup.set_order(topic, channel, order == "on", partition=partition)
 
 
 @_of_channel(
@@ -223,40 +219,36 @@ def _set_order(
     click.argument("kilobytes", type=click.IntRange(min=1)),
 )
 def _rate_limit(
-    admin: ClusterAdmin, topic: str, channel: str, partition: int | None, kilobytes: int
+    lookup: Lookup, topic: str, channel: str, partition: int | None, kilobytes: int
 ) -> Sequence[PartitionResult]:
-    return admin.limit_rate(topic, channel, kilobytes, partition=partition)
-
-
-def _of_cluster(name: str, help: str, *arguments: Decorated) -> Subcommand:
-    return _subcommand(name, help, _cluster_admin, *arguments)
+    return lookup.limit_rate(topic, channel, kilobytes, partition=partition)
 
 
 _THIS_PARTITION = click.argument("partition", type=click.IntRange(min=0))
 
 
-@_of_cluster(
+@_subcommand(
     "expand",
     "Give TOPIC more partitions. Keys go to other partitions from then on.",
     _TOPIC,
     click.argument("partitions", type=click.IntRange(min=1)),
 )
-def _expand(admin: ClusterAdmin, topic: str, partitions: int) -> None:
-    admin.expand(topic, partitions)
+def _expand(lookup: Lookup, topic: str, partitions: int) -> None:
+    lookup.expand(topic, partitions)
 
 
-@_of_cluster(
+@_subcommand(
     "move-leader",
     "Let NODE, a distributed_id as lookup shows it, lead PARTITION of TOPIC.",
     _TOPIC,
     _THIS_PARTITION,
     click.argument("node"),
 )
-def _move_leader(admin: ClusterAdmin, topic: str, partition: int, node: str) -> None:
-    admin.move_leader(topic, partition, node)
+def _move_leader(lookup: Lookup, topic: str, partition: int, node: str) -> None:
+    lookup.move_leader(topic, partition, node)
 
 
-@_of_cluster(
+@_subcommand(
     "move-replica",
     "Let NODE have what ORIGIN has of PARTITION of TOPIC; both are distributed_ids.",
     _TOPIC,
@@ -264,16 +256,16 @@ def _move_leader(admin: ClusterAdmin, topic: str, partition: int, node: str) -> 
     click.argument("origin"),
     click.argument("node"),
 )
-def _move_replica(admin: ClusterAdmin, topic: str, partition: int, origin: str, node: str) -> None:
-    admin.move_replica(topic, partition, origin, node)
+def _move_replica(lookup: Lookup, topic: str, partition: int, origin: str, node: str) -> None:
+    lookup.move_replica(topic, partition, origin, node)
 
 
-@_of_cluster(
+@_subcommand(
     "cluster",
     "Say whether the cluster is stable, and how much its nodes have to do. The exit code is 1 while it is not.",
 )
-def _cluster(admin: ClusterAdmin) -> None:
-    stats = admin.stats()
+def _cluster(lookup: Lookup) -> None:
+    stats = lookup.stats()
     click.echo("stable" if stats.is_stable else "not stable: moves are refused")
     for node in stats.nodes:
         click.echo(f"{node.address}: load {node.leader_load:.1f} as leader, {node.node_load:.1f} in all")

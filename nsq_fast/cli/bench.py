@@ -93,9 +93,9 @@ def _where(function: Callable[..., None]) -> Callable[..., None]:
     """The options that say against what, with which clients, and where the result goes."""
     decorators = (
         click.option("--embedded", is_flag=True, help="Against the embedded broker (the default)."),
-        options.nsqd_tcp_option(),
-        options.lookupd_http_option(),
-        security_options(),
+        options.nsqd_tcp_option,
+        options.lookupd_http_option,
+        security_options,
         click.option("--servers", type=options.FOLDER, metavar="DIR", help="Start the nsqd binary of this folder."),
         click.option(
             "--client",

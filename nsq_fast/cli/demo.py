@@ -86,9 +86,9 @@ _TRACE_NOTES = {
 
 
 @click.command("demo", short_help="Run the main job, end to end.")
-@options.lookupd_http_option()
-@options.nsqd_tcp_option()
-@security_options()
+@options.lookupd_http_option
+@options.nsqd_tcp_option
+@security_options
 @options.number("--messages", default=200_000, help="How many messages.")
 @options.number("--topics", default=4, most=64, help="Over how many topics.")
 @options.number("--size", default=200, least=16, most=1 << 20, help="Bytes in a message.")

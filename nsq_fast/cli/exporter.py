@@ -21,9 +21,9 @@ Respond = Callable[[str, list[tuple[str, str]]], object]
 
 
 @click.command("exporter", short_help="Show Prometheus depth, in flight, clients of a cluster.")
-@options.nsqd_http_option()
-@options.lookupd_http_option()
-@security_options()
+@options.nsqd_http_option
+@options.lookupd_http_option
+@security_options
 @click.option("--http", default=":9117", show_default=True, metavar="HOST:PORT", help="Where /metrics is served.")
 @options.seconds("--timeout", default=2.0, help="For the answer of one server; others are not kept waiting.")
 @click.option("--ephemeral", is_flag=True, help="Show #ephemeral topics and channels, too.")

@@ -77,20 +77,17 @@ class Security(NamedTuple):
 UNSECURED = Security()
 
 
-def security_options() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def security_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """``--tls``, ``--tls-ca`` and so on, as one parameter, ``security``."""
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def wrapped(*arguments: Any, **options: Any) -> Any:
-            taken = {flag: options.pop(flag.strip("-").replace("-", "_")) for flag, _ in _GROUP}
-            return function(*arguments, security=_security(taken), **options)
+    @wraps(function)
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        taken = {flag: options.pop(flag.strip("-").replace("-", "_")) for flag, _ in _GROUP}
+        return function(*arguments, security=_security(taken), **options)
 
-        for flag, settings in reversed(_GROUP):
-            wrapped = click.option(flag, **settings)(wrapped)
-        return wrapped
-
-    return decorate
+    for flag, settings in reversed(_GROUP):
+        wrapped = click.option(flag, **settings)(wrapped)
+    return wrapped
 
 
 def _security(taken: dict[str, Any]) -> Security:
@@ -198,30 +195,24 @@ def _servers_option(flag: str, short: str, name: str, kind: Callable[[str], obje
     return click.option(flag, short, name, type=kind, multiple=True, metavar="HOST:PORT", help=help)
 
 
-def nsqd_tcp_option() -> Decorator:
-    """``--nsqd-tcp-address``, repeatable; parameter ``nsqds``, of Address."""
-    kind = address(DEFAULT_NSQD_TCP_PORT)
-    return _servers_option("--nsqd-tcp-address", "--nsqd", "nsqds", kind, "An nsqd (repeatable; port 4150).")
+_NSQD_TCP, _NSQD_HTTP = address(DEFAULT_NSQD_TCP_PORT), endpoint(DEFAULT_NSQD_HTTP_PORT)
+_LOOKUPD_HTTP = endpoint(DEFAULT_LOOKUPD_HTTP_PORT)
 
-
-def nsqd_http_option() -> Decorator:
-    """``--nsqd-http-address``, repeatable; parameter ``nsqds``, of Endpoint."""
-    kind = endpoint(DEFAULT_NSQD_HTTP_PORT)
-    return _servers_option("--nsqd-http-address", "--nsqd", "nsqds", kind, "HTTP of an nsqd (repeatable; port 4151).")
-
-
-def nsqd_http_beside_option() -> Decorator:
-    """``--nsqd-http-address`` beside TCP addresses, repeatable; parameter ``nsqds_http``, of Endpoint."""
-    kind = endpoint(DEFAULT_NSQD_HTTP_PORT)
-    help = "HTTP of the nsqds (repeatable); default: one port above TCP."
-    return _servers_option("--nsqd-http-address", "--nsqd-http", "nsqds_http", kind, help)
-
-
-def lookupd_http_option() -> Decorator:
-    """``--lookupd-http-address``, repeatable; parameter ``lookupds``, of Endpoint."""
-    help = "An nsqlookupd that knows the nsqds (repeatable; port 4161)."
-    kind = endpoint(DEFAULT_LOOKUPD_HTTP_PORT)
-    return _servers_option("--lookupd-http-address", "--lookupd", "lookupds", kind, help)
+# Parameter ``nsqds``, of Address; of Endpoint; ``nsqds_http`` beside TCP addresses; ``lookupds``, of Endpoint.
+nsqd_tcp_option = _servers_option(
+    "--nsqd-tcp-address", "--nsqd", "nsqds", _NSQD_TCP, "An nsqd (repeatable; port 4150)."
+)
+nsqd_http_option = _servers_option(
+    "--nsqd-http-address", "--nsqd", "nsqds", _NSQD_HTTP, "HTTP of an nsqd (repeatable; port 4151)."
+)
+nsqd_http_beside_option = _servers_option(
+    "--nsqd-http-address", "--nsqd-http", "nsqds_http", _NSQD_HTTP,
+    "HTTP of the nsqds (repeatable); default: one port above TCP.",
+)  # fmt: skip
+lookupd_http_option = _servers_option(
+    "--lookupd-http-address", "--lookupd", "lookupds", _LOOKUPD_HTTP,
+    "An nsqlookupd that knows the nsqds (repeatable; port 4161).",
+)  # fmt: skip
 
 
 class Servers(NamedTuple):
@@ -241,14 +232,9 @@ class _Default(NamedTuple):
     port: int
 
 
-LOOKUPD = _Default(
-    "nsqlookupd", "--lookupd", "NSQ_LOOKUPD_HTTP_ADDRESSES", endpoint(DEFAULT_LOOKUPD_HTTP_PORT),
-    DEFAULT_LOOKUPD_HTTP_PORT,
-)  # fmt: skip
-NSQD_TCP = _Default("nsqd", "--nsqd", "NSQD_TCP_ADDRESSES", address(DEFAULT_NSQD_TCP_PORT), DEFAULT_NSQD_TCP_PORT)
-NSQD_HTTP = _Default(
-    "HTTP of nsqd", "--nsqd", "NSQD_HTTP_ADDRESSES", endpoint(DEFAULT_NSQD_HTTP_PORT), DEFAULT_NSQD_HTTP_PORT
-)
+LOOKUPD = _Default("nsqlookupd", "--lookupd", "NSQ_LOOKUPD_HTTP_ADDRESSES", _LOOKUPD_HTTP, DEFAULT_LOOKUPD_HTTP_PORT)
+NSQD_TCP = _Default("nsqd", "--nsqd", "NSQD_TCP_ADDRESSES", _NSQD_TCP, DEFAULT_NSQD_TCP_PORT)
+NSQD_HTTP = _Default("HTTP of nsqd", "--nsqd", "NSQD_HTTP_ADDRESSES", _NSQD_HTTP, DEFAULT_NSQD_HTTP_PORT)
 LOCAL = "127.0.0.1"
 
 

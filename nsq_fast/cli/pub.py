@@ -58,9 +58,9 @@ _ESCAPES = {"\\n": b"\n", "\\r\\n": b"\r\n", "\\t": b"\t", "\\0": b"\0"}
 @click.command("pub", short_help="Publish lines of files or of standard input.")
 @click.argument("topic", type=options.topic, metavar="TOPIC")
 @click.argument("files", type=click.Path(exists=True, dir_okay=False, allow_dash=True), nargs=-1)
-@options.nsqd_tcp_option()
-@options.lookupd_http_option()
-@security_options()
+@options.nsqd_tcp_option
+@options.lookupd_http_option
+@security_options
 @click.option(
     "-d", "--delimiter", default="\\n", show_default=True, help="What ends a message; \\n, \\t, \\0 are understood."
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
@@ -16,11 +16,12 @@ from rich.live import Live
 from nsq_fast.errors import NsqError
 from nsq_fast.names import Address
 from nsq_fast.printable import printable
-from nsq_fast.protocol.topology import Nsqd, Topology
+from nsq_fast.protocol.topology import Topology
 from nsq_fast.runtime import Endpoint, LookupPoller, NsqdHTTPClient
 
 from . import console, options
 from .options import Security, security_options, stop_signals
+from .servers import placed
 
 
 class ChannelStats(NamedTuple):
@@ -108,9 +109,9 @@ _COLUMNS = ("total", "mem", "disk", "inflt", "def", "req", "t-o", "msgs", "msgs/
 
 
 @click.command("stat", short_help="Show depth, in flight, requeues, clients; refreshed.")
-@options.nsqd_http_option()
-@options.lookupd_http_option()
-@security_options()
+@options.nsqd_http_option
+@options.lookupd_http_option
+@security_options
 @click.option("--topic", type=options.topic, metavar="TOPIC", help="This topic only.")
 @click.option("--channel", type=options.channel, metavar="CHANNEL", help="This channel only; needs --topic.")
 @options.seconds("-i", "--interval", default=2.0, help="Time between refreshes.")
@@ -225,8 +226,8 @@ class _Screen:
 
 @click.command("lookup", short_help="Show where a topic lives.")
 @click.argument("topic", type=options.topic, metavar="TOPIC")
-@options.lookupd_http_option()
-@security_options()
+@options.lookupd_http_option
+@security_options
 @options.seconds("--timeout", default=5.0, help="Limit for an answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def lookup_command(topic: str, lookupds: Sequence[Endpoint], timeout: float, as_json: bool, security: Security) -> None:
@@ -252,17 +253,10 @@ def lookup_command(topic: str, lookupds: Sequence[Endpoint], timeout: float, as_
         raise SystemExit(1)
 
 
-def _placed(topology: Topology) -> Iterator[tuple[int | None, Nsqd]]:
-    """Each partition with its leader, then the nsqds that hold the topic without partitions."""
-    yield from sorted(topology.partitions.items())
-    for nsqd in topology.unpartitioned:
-        yield None, nsqd
-
-
 def _show(topic: str, topology: Topology) -> None:
     rows = [
         ["" if partition is None else str(partition), str(nsqd.tcp), str(nsqd.http or ""), nsqd.version]
-        for partition, nsqd in _placed(topology)
+        for partition, nsqd in placed(topology)
     ]
     output = console.output()
     head = ("partition", "nsqd", "http", "version")
@@ -278,7 +272,7 @@ def _as_json(topic: str, topology: Topology) -> dict[str, Any]:
 
     nsqds = [
         {"partition": partition, "tcp": text(nsqd.tcp), "http": text(nsqd.http), "version": nsqd.version}
-        for partition, nsqd in _placed(topology)
+        for partition, nsqd in placed(topology)
     ]
     meta = msgspec.structs.asdict(topology.meta) if topology.meta else None
     return {"topic": topic, "nsqds": nsqds, "channels": list(topology.channels), "meta": meta}

@@ -22,12 +22,12 @@ from gevent.event import Event
 from nsq_fast._codec import Message
 from nsq_fast.errors import NsqError, RequeueMessage
 from nsq_fast.names import Address
-from nsq_fast.protocol.topology import Topology
 from nsq_fast.runtime import Consumer, Endpoint, LookupPoller, NsqdHTTPClient
 
 from . import options
 from .console import warnings_shown
 from .options import Security, security_options, stop_signals
+from .servers import placed
 
 _TIMEOUT = 5.0
 _ANYWAY = "name a --channel, or say --take-backlog to print all the same"
@@ -70,16 +70,12 @@ def _found_by_lookup(topics: Sequence[str], lookupds: Sequence[Endpoint], securi
     poller.start()
     try:
         for topic in topics:
-            yield from _places(topic, poller.wait_topology(topic, _TIMEOUT))
+            for partition, nsqd in placed(poller.wait_topology(topic, _TIMEOUT)):
+                if nsqd.http is None:
+                    raise _unseen(topic, f"nsqlookupd gives no HTTP address of nsqd {nsqd.tcp}")
+                yield _Place(topic, nsqd.http, partition)
     finally:
         poller.stop()
-
-
-def _places(topic: str, topology: Topology) -> Iterable[_Place]:
-    for partition, nsqd in (*topology.partitions.items(), *((None, nsqd) for nsqd in topology.unpartitioned)):
-        if nsqd.http is None:
-            raise _unseen(topic, f"nsqlookupd gives no HTTP address of nsqd {nsqd.tcp}")
-        yield _Place(topic, nsqd.http, partition)
 
 
 def _http_beside(nsqd: Address, security: Security) -> Address:
@@ -131,10 +127,10 @@ BACKLOG_CHANNEL = "tail"
     multiple=True,
     help="The same as an argument (repeatable).",
 )
-@options.nsqd_tcp_option()
-@options.nsqd_http_beside_option()
-@options.lookupd_http_option()
-@security_options()
+@options.nsqd_tcp_option
+@options.nsqd_http_beside_option
+@options.lookupd_http_option
+@security_options
 @click.option(
     "-c", "--channel", type=options.channel, metavar="CHANNEL", help="Default: an ephemeral one with a random name."
 )

@@ -127,17 +127,17 @@ class Blocking:
 class OnGevent(Blocking):
     """The same in greenlets."""
 
-    @staticmethod
-    def sleep(seconds):
+    @property
+    def sleep(self):
         from gevent import sleep
 
-        sleep(seconds)
+        return sleep
 
     @staticmethod
     def run_all(functions):
         from gevent import joinall, spawn
 
-        joinall([spawn(function) for function in functions])
+        joinall([spawn(function) for function in functions], raise_error=True)
 
     def punctual_ticks(self, count):
         """``ticks``, each when it is due; greenlets run meanwhile."""
