@@ -1,7 +1,7 @@
 """What consumers are on every loop: their options, what they are made of, how they begin, what they tell, how they end.
 
-A face puts a loop under it: ``nsq_fast.runtime.consumer`` gevent's hub, ``nsq_fast.aio.consumer`` asyncio's loop. The
-parts: ``subscriptions`` (topics, places, connections), ``subscription`` (one connection), ``flow`` (RDY, backoff),
+A face puts a loop under it: ``nsq_fast.consumer`` gevent's hub, ``nsq_fast.aio.consumer`` asyncio's loop. The parts:
+``subscriptions`` (topics, places, connections), ``subscription`` (one connection), ``flow`` (RDY, backoff),
 ``workers`` (who calls handlers), ``acknowledger`` (what follows a handler), ``deadlines`` (handlers that run long,
 messages that expire), ``ordered``.
 """

@@ -9,21 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 from threading import get_ident
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from nsq_fast._codec import Message
-from nsq_fast.errors import ConfigError, NotRunning
+from nsq_fast.bridge import HubThread, Place
+from nsq_fast.client.consumer import ConsumerOptions, check_timeout
+from nsq_fast.client.greenlets import get_ident as get_thread
+from nsq_fast.client.greenlets import is_interrupting
+from nsq_fast.client.handlers import check_handler
+from nsq_fast.client.workers import SLICE
+from nsq_fast.consumer import Consumer as GeventConsumer
+from nsq_fast.errors import ConfigError, NotRunning, RequeueMessage
+from nsq_fast.handler_threads import Batch, OutsideHandlers
 from nsq_fast.protocol.targets import TopicArgument
-from nsq_fast.runtime import Batch, BatchCursor, ConsumerOptions, CrossingConsumer, Place, TakenBatches, check_handler
 
 if TYPE_CHECKING:
     import blinker
     from typing_extensions import Unpack
 
+    from nsq_fast.client.stats import ConsumerStats
+    from nsq_fast.client.trace import TraceLog
     from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig
     from nsq_fast.keywords import ConsumerKeywords
-    from nsq_fast.runtime import ConsumerStats, HubThread, TraceLog
 
 CLOSE_TIMEOUT = 30.0
 
@@ -31,6 +40,134 @@ T = TypeVar("T")
 Handler: TypeAlias = Callable[["Consumer", Message], object]
 BatchHandler: TypeAlias = Callable[["Consumer", list[Message]], object]
 Addresses: TypeAlias = str | Iterable[str | tuple[str, int]]
+
+
+class HubConsumer(GeventConsumer):
+    """A Consumer in the hub thread that hands its messages to other threads. All of it belongs to that thread."""
+
+    def live_in(self, hub_thread: HubThread, new_handlers: Callable[[], OutsideHandlers | None]) -> HubConsumer:
+        """Say in which thread it is, and what makes the place where handlers run; None: native threads."""
+        self._hub_thread = hub_thread
+        self._new_outside = new_handlers
+        hub_thread.close_at_exit(self)
+        hub_thread.tell_end(self)
+        return self
+
+    def thread_ended(self, error: NotRunning) -> None:
+        """The hub thread fails: nothing of it runs any more, and nsqd delivers again what it holds. Does not block."""
+        if self._is_started and not self._is_closed:
+            if self._outside is not None:
+                self._outside.leave()
+            self.failure = error
+            self._closed()
+
+    def close_from_outside(self, drain: bool, timeout: float | None) -> None:
+        """``close``, in any thread; where that must not wait, it only begins to."""
+        check_timeout(timeout)
+        thread = self._hub_thread
+        if self._thread.is_served_here or is_interrupting() or get_thread() == thread.ident:
+            self.begin_closing_from_outside(drain, timeout)
+        else:
+            thread.call(self.close, drain, timeout)
+
+    def begin_closing_from_outside(self, drain: bool, timeout: float | None) -> None:
+        """Begin to ``close``, in any thread."""
+        check_timeout(timeout)
+        self._hub_thread.submit(self._hub_thread.start_job, self.close, drain, timeout)
+
+    def close_at_exit(self, timeout: float) -> int:
+        """Close within ``timeout`` seconds. Messages whose handlers run then are delivered again."""
+        self.close(drain=True, timeout=timeout)
+        return 0
+
+    def count_unconfirmed(self) -> int:
+        """A consumer publishes nothing."""
+        return 0
+
+
+class TakenBatches(OutsideHandlers):
+    """Brings batches to those who iterate.
+
+    Args:
+        bring: called with each batch, in the hub thread; it does not block.
+
+    Attributes:
+        cursors: of those who iterate.
+    """
+
+    max_batch = 256
+
+    def __init__(self, bring: Callable[[Batch], object]) -> None:
+        super().__init__()
+        self._bring = bring
+        self.cursors: list[BatchCursor] = []
+
+    def _begin(self, batch: Batch) -> None:
+        self._bring(batch)
+
+    def is_held_by(self, owner: object) -> bool:
+        """Whether ``owner``, who iterates, is at a message."""
+        return any(cursor.owner == owner and cursor.is_holding for cursor in list(self.cursors))
+
+    def done(self, batch: Batch) -> None:
+        """Nothing of the batch is used any more. In any thread."""
+        self._done(batch)
+
+
+class BatchCursor:
+    """Goes through batches. All of it belongs to one thread, or one loop: that of who iterates.
+
+    Attributes:
+        owner: the task, or the thread, that took the batch.
+    """
+
+    def __init__(self, batches: TakenBatches) -> None:
+        self.owner: object = None
+        self._batches = batches
+        self._batch: Batch | None = None
+        self._end = 0.0
+        batches.cursors.append(self)
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether it is at a message."""
+        return self._batch is not None and self._batch.current is not None
+
+    def begin(self, batch: Batch) -> None:
+        """Go on with another batch. The one before is over."""
+        self._batch = batch
+        self._end = monotonic() + SLICE
+
+    def next(self) -> Message | None:
+        """The one before is done; take the next message of the batch. None: the batch is over."""
+        batch = self._batch
+        if batch is None:
+            return None
+        is_over = batch.current is not None and monotonic() > self._end
+        batch.end(None)
+        message: Message | None = None if is_over else batch.take()
+        if message is None:
+            self._leave_batch(batch)
+        return message
+
+    def leave(self) -> None:
+        """The loop is left: give back the message of this round, unless it is responded to or asynchronous."""
+        batch = self._batch
+        if batch is None:
+            return
+        if batch.current is not None:
+            batch.end(None if batch.current.is_async() else RequeueMessage(0.0, backoff=False))
+        self._leave_batch(batch)
+
+    def end(self) -> None:
+        """Nobody goes on with it. Idempotent."""
+        self.leave()
+        if self in self._batches.cursors:
+            self._batches.cursors.remove(self)
+
+    def _leave_batch(self, batch: Batch) -> None:
+        self._batch = None
+        self._batches.done(batch)
 
 
 class Consumer(ConsumerOptions):
@@ -124,26 +261,26 @@ class Consumer(ConsumerOptions):
             "handler_threads": threads,
         }
 
-        def make(thread: HubThread) -> CrossingConsumer:
-            consumer = CrossingConsumer(**arguments).live_in(thread, self._new_handlers)
+        def make(thread: HubThread) -> HubConsumer:
+            consumer = HubConsumer(**arguments).live_in(thread, self._new_handlers)
             consumer.on_close.connect(self._closed, weak=False)
             return consumer
 
         self._is_started = False
         self._taken: TakenBatches | None = None
-        self._place: Place[CrossingConsumer] = Place(make, self._renewed)
+        self._place: Place[HubConsumer] = Place(make, self._renewed)
 
     def _with_self(self, handler: Any) -> Callable[[object, Any], object]:
         return lambda consumer, item: handler(self, item)
 
-    def _renewed(self, consumer: CrossingConsumer) -> None:
+    def _renewed(self, consumer: HubConsumer) -> None:
         self._is_started = False
 
-    def _call(self, function: Callable[[CrossingConsumer], T]) -> T:
+    def _call(self, function: Callable[[HubConsumer], T]) -> T:
         consumer = self._place.get()
         return self._place.thread.call(function, consumer)
 
-    def _submit(self, function: Callable[[CrossingConsumer], object]) -> None:
+    def _submit(self, function: Callable[[HubConsumer], object]) -> None:
         consumer = self._place.get()
         self._place.thread.submit(function, consumer)
 
@@ -254,11 +391,11 @@ class Consumer(ConsumerOptions):
 
     def pause(self) -> None:
         """Ask for no more messages (RDY 0), soon. What has been received is still handled."""
-        self._submit(CrossingConsumer.pause)
+        self._submit(HubConsumer.pause)
 
     def resume(self) -> None:
         """End ``pause``."""
-        self._submit(CrossingConsumer.resume)
+        self._submit(HubConsumer.resume)
 
     @property
     def is_paused(self) -> bool:
@@ -287,7 +424,7 @@ class Consumer(ConsumerOptions):
 
     def stats(self) -> ConsumerStats:
         """A snapshot of what was done and what is going on."""
-        return self._call(CrossingConsumer.stats)
+        return self._call(HubConsumer.stats)
 
 
 _READABLE = frozenset(

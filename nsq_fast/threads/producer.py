@@ -19,7 +19,9 @@ from gevent._hub_local import get_hub_if_exists
 from gevent.exceptions import HubDestroyed
 
 from nsq_fast._publish_path import PlainPath, wake_all
+from nsq_fast.bridge import HubThread, Place, Reply
 from nsq_fast.client.gevent_loop import run
+from nsq_fast.client.greenlets import get_ident, is_interrupting
 from nsq_fast.client.producer import Addresses
 from nsq_fast.client.publishes import (
     NO_OPTIONS,
@@ -32,12 +34,12 @@ from nsq_fast.client.publishes import (
     owned,
     size_of,
 )
+from nsq_fast.client.trace import TraceLog, trace_log
 from nsq_fast.errors import NotRunning, PublishFailed
 from nsq_fast.log_events import EXIT_IGNORED
 from nsq_fast.names import check_topic
+from nsq_fast.producer import Producer as GeventProducer
 from nsq_fast.protocol.publishing import OK, Receipt
-from nsq_fast.runtime import HubThread, Place, Reply, TraceLog, get_ident, is_interrupting, trace_log
-from nsq_fast.runtime import Producer as GeventProducer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

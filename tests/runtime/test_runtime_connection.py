@@ -29,7 +29,7 @@ from nsq_fast.errors import (
     SubFailed,
 )
 from nsq_fast.names import Address
-from nsq_fast.runtime.connection import Connection
+from nsq_fast.runtime import Connection
 
 Open = Callable[..., Connection]
 

@@ -24,7 +24,7 @@ from nsq_fast.errors import (
     RemoteProtocolError,
 )
 from nsq_fast.names import Address
-from nsq_fast.runtime.connection import Connection
+from nsq_fast.runtime import Connection
 
 Connect = Callable[..., Connection]
 

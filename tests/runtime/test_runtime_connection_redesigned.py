@@ -25,7 +25,7 @@ from nsq_fast.errors import (
     OrderedSubRequired,
 )
 from nsq_fast.protocol.dialect import receipt_in
-from nsq_fast.runtime.connection import Connection
+from nsq_fast.runtime import Connection
 
 REDESIGNED = "0.3.7-HA.1.13.0"
 ID = pack(">QQ", (2 << 50) + 0x0A20, 0x0A0A0A0A0A0A0A0A)

@@ -20,7 +20,7 @@ from nsq_fast._codec import Message
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConnectionLost
 from nsq_fast.names import Address
-from nsq_fast.runtime.connection import Connection
+from nsq_fast.runtime import Connection
 
 MIB = 1 << 20
 Open = Callable[..., tuple[Connection, RecordingOwner]]

@@ -16,7 +16,7 @@ from support.peers import Peer, PeerServer, RecordingOwner, message
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConfigError, ConnectFailed, ConnectionLost, RemoteProtocolError
 from nsq_fast.names import Address
-from nsq_fast.runtime.connection import Connection
+from nsq_fast.runtime import Connection
 
 
 class Authority:

@@ -27,7 +27,7 @@ from nsq_fast import Consumer, Message, Producer, aio, threads
 from nsq_fast._codec import pub
 from nsq_fast.broker import RedesignedCluster
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.runtime.connection import Connection
+from nsq_fast.runtime import Connection
 
 NSQD = PartitionNsqd
 
@@ -408,7 +408,7 @@ import resource, sys
 from nsq_fast import Producer
 from nsq_fast.broker import RedesignedCluster
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.runtime.connection import Connection
+from nsq_fast.runtime import Connection
 
 MANY = 200 << 20
 with RedesignedCluster(nodes=1) as cluster:

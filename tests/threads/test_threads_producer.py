@@ -283,7 +283,7 @@ def test_the_end_of_the_interpreter_counts_what_a_stuck_hub_thread_has_not_taken
     done = _run(
         f"""
 import threading
-from nsq_fast.runtime.crossing import hub_thread
+from nsq_fast import bridge as hub_thread
 from nsq_fast.threads import Producer
 hub_thread.END_TIMEOUT = 0.1
 producer = Producer({nsqd_process.address!r})
@@ -365,7 +365,7 @@ TWO_FIRST_CLIENTS = """
 import time
 from gevent import joinall, spawn
 from nsq_fast import threads
-from nsq_fast.runtime.crossing import hub_thread
+from nsq_fast import bridge as hub_thread
 
 start = hub_thread._start_thread
 

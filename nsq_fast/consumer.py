@@ -13,32 +13,74 @@ from typing import TYPE_CHECKING, Any, cast
 from gevent import GreenletExit, Timeout, get_hub, getcurrent
 from gevent.lock import Semaphore
 
+from nsq_fast._client import LONGEST_MESSAGE, SpinReader
 from nsq_fast._codec import Message
+from nsq_fast.client.connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
+from nsq_fast.client.connection import Connection as _Connection
+from nsq_fast.client.connection import ConnectionOwner
 from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, check_timeout
 from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.give_up import message_name
+from nsq_fast.client.greenlets import (
+    CopyEnded,
+    OwnerThread,
+    Supervisor,
+    get_ident,
+    is_interrupting,
+    keep,
+    loop_turns,
+    may_wait,
+    tell_forks,
+)
 from nsq_fast.client.handlers import BatchHandler, Handler, check_handler
 from nsq_fast.client.signals import is_heard, receivers
 from nsq_fast.client.workers import Cursor, Pool, Worker
 from nsq_fast.config import ConnectionConfig
+from nsq_fast.errors import NsqError
 from nsq_fast.log_events import HANDLER_KILLED
 from nsq_fast.names import Address
 
-from .connection import Connection
-from .fork import CopyEnded, keep, tell_forks
-from .loop_turns import loop_turns
-from .owner_thread import OwnerThread, get_ident
-from .supervised import Supervisor
-from .waiting import is_interrupting, may_wait
-
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from nsq_fast._dispatch import HandlerLimit, PromptFins
     from nsq_fast.client.subscription import Subscription
+    from nsq_fast.protocol.session import SubscribeOptions
     from nsq_fast.protocol.targets import StartPositions
 
     from .handler_threads import OutsideHandlers
 
-__all__ = ["Consumer"]
+__all__ = ["Connection", "Consumer"]
+
+
+class Connection(_Connection):
+    """As ``nsq_fast.client.connection.Connection``, on the hub of the thread in which it is made."""
+
+    def __init__(self, address: Address, config: ConnectionConfig, owner: ConnectionOwner[Any]) -> None:
+        super().__init__(address, config, owner, GeventLoop.here())
+
+    def connect(self) -> None:
+        """``open``, and block until it is."""
+        run(self.open())
+        if not self._transport.layers:
+            self._spin = SpinReader(self._transport.sock)
+
+    def answer_promptly(self) -> None:
+        """As in the base; and the next message, which comes after the answer, may be read by ``read_soon``."""
+        super().answer_promptly()
+        if not self._transport.layers:
+            self._message_spin = SpinReader(self._transport.sock, longest=LONGEST_MESSAGE)
+
+    def subscribe(  # type: ignore[override]  # blocks
+        self, topic: str, channel: str, **options: Unpack[SubscribeOptions]
+    ) -> None:
+        """As in the base, and block for the server's OK."""
+        run(super().subscribe(topic, channel, **options))
+
+    def close(self, error: NsqError | None = None, *, timeout: float = CONNECTION_CLOSE_TIMEOUT) -> None:
+        """As in the base, and block until ``on_disconnect`` was called (not when called from a callback)."""
+        super().close(error, timeout=timeout)
+        run(self.closed())
 
 
 class Consumer(ConsumerCore[Handler, BatchHandler]):

@@ -11,6 +11,7 @@ from gevent.event import AsyncResult
 
 from nsq_fast._publish_path import Wakeups
 from nsq_fast.client.gevent_loop import GeventLoop, run
+from nsq_fast.client.greenlets import is_interrupting, keep, may_wait, tell_forks
 from nsq_fast.client.producer import Addresses, ProducerCore
 from nsq_fast.client.publishes import Body, Group, Publish, check_timeout, options_of
 from nsq_fast.client.signals import LazySignal, emit, is_heard
@@ -18,9 +19,6 @@ from nsq_fast.client.trace import TraceLog, trace_log
 from nsq_fast.errors import NotRunning
 from nsq_fast.protocol.partitioner import Key
 from nsq_fast.protocol.publishing import Receipt
-
-from .fork import keep, tell_forks
-from .waiting import is_interrupting, may_wait
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
