@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from socket import close as close_descriptor  # unlike os.close this one is never patched
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from gevent import config, get_hub, getcurrent, joinall
@@ -36,6 +36,7 @@ from nsq_fast.client.greenlets import (
     Job,
     Supervisor,
     get_ident,
+    is_interrupting,
     is_taking_calls,
     must_go_on,
     refuse_calls,
@@ -44,9 +45,6 @@ from nsq_fast.client.greenlets import (
 )
 from nsq_fast.errors import NotRunning, WrongThread
 from nsq_fast.log_events import EXIT_IGNORED, HUB_THREAD_FAILED, INTERNAL_ERROR, PUBLISHES_UNCONFIRMED
-
-if TYPE_CHECKING:
-    from nsq_fast.client.publishes import Promise
 
 T = TypeVar("T")
 ClientT = TypeVar("ClientT")
@@ -126,10 +124,6 @@ class Reply:
             raise self.error
         return self._value
 
-    def get_now(self) -> Any:
-        """The value of one that is set."""
-        return self._value
-
     def _set(self) -> None:
         self.is_set = True
         if self._lock is not None:
@@ -157,21 +151,18 @@ class Reply:
         return self.is_set
 
 
-class AtExit(Protocol):
-    """A client that is closed at the end of the interpreter."""
+class HubClient(Protocol):
+    """A client that lives in the hub thread. What it does there must not block, where nothing else is said."""
 
     def close_at_exit(self, timeout: float) -> int:
-        """In the hub thread: close within ``timeout`` seconds; return how many publishes were not confirmed."""
+        """The interpreter ends: close, which may take ``timeout`` seconds; return how many publishes were not
+        confirmed."""
 
     def count_unconfirmed(self) -> int:
         """How many publishes are not confirmed now. In any thread, while the hub thread is stuck."""
 
-
-class Dependent(Protocol):
-    """What waits for the hub thread, or has others wait for it."""
-
     def thread_ended(self, error: NotRunning) -> object:
-        """In the hub thread, which fails: nothing comes from it any more. Tell who waits. Must not block."""
+        """The hub thread fails, and nothing comes from it any more: tell who waits."""
 
 
 class HubThread:
@@ -194,8 +185,7 @@ class HubThread:
         self.is_over = self.is_stopped = False
         self.calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._clients: WeakSet[Any] = WeakSet()
-        self._dependents: WeakSet[Any] = WeakSet()
-        self._answering: dict[Promise, Job | None] = {}  # of calls that run now
+        self._replies: set[Reply] = set()  # that somebody waits for
         self._failure: BaseException | None = None
         self._supervisor = Supervisor(logger)
         self._ended = _new_lock()
@@ -249,26 +239,23 @@ class HubThread:
         if get_ident() == self.ident:
             return function(*arguments)
         reply = Reply(blocks_thread=blocks_thread)
-        self.call_later(reply, function, *arguments)
-        result: T = reply.get()
+        self._replies.add(reply)  # before it is submitted: whoever ends the thread looks at them afterwards
+        try:
+            self.submit(self.start_job, self._answer, reply, function, arguments)
+            result: T = reply.get()
+        finally:
+            self._replies.discard(reply)
         return result
 
-    def call_later(self, promise: Promise, function: Callable[..., object], *arguments: Any) -> None:
-        """As ``call``, without waiting: ``promise`` gets the result, in the hub thread."""
-        self.submit(self._start_answering, promise, function, *arguments)
+    def call_or_begin(self, function: Callable[..., object], *arguments: Any, only_begins: bool = False) -> None:
+        """As ``call``; with ``only_begins``, and where the caller must not wait, it is left to itself."""
+        if only_begins or is_interrupting() or get_ident() == self.ident:
+            self.submit(self.start_job, function, *arguments)
+        else:
+            self.call(function, *arguments)
 
-    def withdraw(self, promise: Promise) -> None:
-        """In the hub thread: nobody waits for ``promise`` any more. End the function whose result it was to get."""
-        job = self._answering.pop(promise, None)
-        if job is not None:
-            job.kill(block=False)
-
-    def tell_end(self, dependent: Dependent) -> None:
-        """Call ``dependent.thread_ended(error)`` if the thread fails while it lives."""
-        self._dependents.add(dependent)
-
-    def close_at_exit(self, client: AtExit) -> None:
-        """Close ``client`` when the interpreter ends, if it lives then."""
+    def adopt(self, client: HubClient) -> None:
+        """Close ``client`` when the interpreter ends, and tell it if the thread fails, as long as it lives."""
         self._clients.add(client)
 
     def stop(self) -> None:
@@ -276,9 +263,9 @@ class HubThread:
         if self.is_over:
             return
         reply = Reply()
-        self.call_later(reply, self._close_clients)
+        self.submit(self.start_job, self._answer, reply, self._close_clients, ())
         if reply.wait(2 * END_TIMEOUT) and reply.error is None:
-            lost = reply.get_now()
+            lost = reply.get()
         else:  # a callback keeps the thread, say
             lost = sum(client.count_unconfirmed() for client in list(self._clients))
         if lost:
@@ -359,13 +346,10 @@ class HubThread:
         )  # fmt: skip
         error = NotRunning(f"the hub thread of nsq_fast has ended of {said}; the next call makes another one")
         error.__cause__ = failure
-        for function, arguments in list(self.calls):
-            if function == self._start_answering:
-                self._answering[arguments[0]] = None
-        for promise in list(self._answering):
-            _tell(promise.set_exception, error)
-        for dependent in list(self._dependents):
-            _tell(dependent.thread_ended, error)
+        for reply in list(self._replies):
+            _tell(reply.set_exception, error)
+        for client in list(self._clients):
+            _tell(client.thread_ended, error)
 
     def _make_calls(self) -> None:
         calls = self.calls
@@ -380,19 +364,14 @@ class HubThread:
             if calls:  # what is no Exception goes to the hub
                 self._watcher.send()
 
-    def _start_answering(self, promise: Promise, function: Callable[..., object], *arguments: Any) -> None:
-        self._answering[promise] = self.start_job(self._answer, promise, function, *arguments)
-
-    def _answer(self, promise: Promise, function: Callable[..., object], *arguments: Any) -> None:
-        """Give ``promise`` what a function returns or raises."""
+    def _answer(self, reply: Reply, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        """Give ``reply`` what a function returns or raises."""
         try:
             value = function(*arguments)
         except BaseException as error:
-            self._answering.pop(promise, None)
-            promise.set_exception(error)
+            reply.set_exception(error)
         else:
-            self._answering.pop(promise, None)
-            promise.set(value)
+            reply.set(value)
 
     def _close_clients(self) -> int:
         jobs = [self.start_job(client.close_at_exit, EXIT_TIMEOUT) for client in list(self._clients)]

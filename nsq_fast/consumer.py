@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from gevent import GreenletExit, Timeout, get_hub, getcurrent
 from gevent.lock import Semaphore
 
-from nsq_fast._client import LONGEST_MESSAGE, SpinReader
 from nsq_fast._codec import Message
-from nsq_fast.client.connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
-from nsq_fast.client.connection import Connection as _Connection
-from nsq_fast.client.connection import ConnectionOwner
 from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, check_timeout
 from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.give_up import message_name
@@ -35,52 +31,13 @@ from nsq_fast.client.greenlets import (
 from nsq_fast.client.handlers import BatchHandler, Handler, check_handler
 from nsq_fast.client.signals import is_heard, receivers
 from nsq_fast.client.workers import Cursor, Pool, Worker
-from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import NsqError
 from nsq_fast.log_events import HANDLER_KILLED
-from nsq_fast.names import Address
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from nsq_fast._dispatch import HandlerLimit, PromptFins
-    from nsq_fast.client.subscription import Subscription
-    from nsq_fast.protocol.session import SubscribeOptions
     from nsq_fast.protocol.targets import StartPositions
 
     from .handler_threads import OutsideHandlers
-
-__all__ = ["Connection", "Consumer"]
-
-
-class Connection(_Connection):
-    """As ``nsq_fast.client.connection.Connection``, on the hub of the thread in which it is made."""
-
-    def __init__(self, address: Address, config: ConnectionConfig, owner: ConnectionOwner[Any]) -> None:
-        super().__init__(address, config, owner, GeventLoop.here())
-
-    def connect(self) -> None:
-        """``open``, and block until it is."""
-        run(self.open())
-        if not self._transport.layers:
-            self._spin = SpinReader(self._transport.sock)
-
-    def answer_promptly(self) -> None:
-        """As in the base; and the next message, which comes after the answer, may be read by ``read_soon``."""
-        super().answer_promptly()
-        if not self._transport.layers:
-            self._message_spin = SpinReader(self._transport.sock, longest=LONGEST_MESSAGE)
-
-    def subscribe(  # type: ignore[override]  # blocks
-        self, topic: str, channel: str, **options: Unpack[SubscribeOptions]
-    ) -> None:
-        """As in the base, and block for the server's OK."""
-        run(super().subscribe(topic, channel, **options))
-
-    def close(self, error: NsqError | None = None, *, timeout: float = CONNECTION_CLOSE_TIMEOUT) -> None:
-        """As in the base, and block until ``on_disconnect`` was called (not when called from a callback)."""
-        super().close(error, timeout=timeout)
-        run(self.closed())
 
 
 class Consumer(ConsumerCore[Handler, BatchHandler]):
@@ -165,7 +122,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         Raises RuntimeError when there is neither a handler nor a receiver of ``on_message``, NotRunning after close;
         with ``block`` also what ``join`` raises.
         """
-        self._check_thread("Consumer.start()")
+        self._thread.check("Consumer.start()")
         if not self.acknowledger.has_handler:
             raise RuntimeError("no receivers connected to on_message, and no message_handler or batch_handler")
         self._start(is_iterated=False)
@@ -193,11 +150,11 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         (OrderedSubRequired, ExtendSubRequired, ConfigError...) when there is no other, OrderViolated and
         PartitionBlocked when a policy says ``stop``.
         """
-        self._check_thread("Consumer.join()")
+        self._thread.check("Consumer.join()")
         return run(self._wait_closed(timeout))
 
     def __enter__(self) -> Consumer:
-        self._check_thread("Consumer.start()")
+        self._thread.check("Consumer.start()")
         self._start(is_iterated=not self.acknowledger.has_handler)
         return self
 
@@ -212,7 +169,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         Asking for the next message finishes the one before, unless it was answered or made asynchronous. A message
         at which the loop is left early is requeued, unless it was answered.
         """
-        self._check_thread("Consumer.iter()")
+        self._thread.check("Consumer.iter()")
         if self.acknowledger.has_handler:
             raise RuntimeError("a consumer with a handler cannot be iterated")
         if not self._is_started:
@@ -253,7 +210,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         """
         is_in_handler = self._thread.is_served_here
         if not is_in_handler:
-            self._check_thread("Consumer.close()")
+            self._thread.check("Consumer.close()")
         check_timeout(timeout)
         if is_in_handler:
             self._thread.hand_over(self.begin_closing, drain, timeout)
@@ -270,16 +227,14 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         if self._outside is not None:
             self._outside.stop()
 
-    def _check_thread(self, call: str) -> None:
+    def _change(self, call: str, function: Callable[[Any], None], value: Any) -> None:
         self._thread.check(call)
+        function(value)
 
     # What is gevent's
 
     def new_loop(self) -> GeventLoop:
         return GeventLoop.here()
-
-    def new_connection(self, address: Address, config: ConnectionConfig, owner: Subscription) -> Connection:
-        return Connection(address, config, owner)
 
     def _prepare(self, is_iterated: bool) -> None:
         """It is about to begin, in the calling thread."""

@@ -94,7 +94,7 @@ class Batch:
 class OutsideHandlers:
     """Runs batches elsewhere. Made and used in the hub's thread, but for what says otherwise.
 
-    A subclass has ``_begin(batch)``, which brings a batch to where it runs. There ``_done(batch)`` is called at its
+    A subclass has ``_begin(batch)``, which brings a batch to where it runs. There ``done(batch)`` is called at its
     end, in any thread.
 
     Attributes:
@@ -157,7 +157,7 @@ class OutsideHandlers:
         batch.calls.append((function, arguments))
         self._notify(batch)
 
-    def _done(self, batch: Batch) -> None:
+    def done(self, batch: Batch) -> None:
         """Nothing of the batch runs any more."""
         batch.is_done = True
         self._notify(batch)
@@ -324,7 +324,7 @@ class HandlerThreads(OutsideHandlers):
         except BaseException as error:  # as above
             batch.end(error)
         finally:
-            self._done(batch)
+            self.done(batch)
 
 
 def _run(batch: Batch) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .client.admin import LookupPoller as LookupPoller
     from .client.admin import NsqdHTTPClient as NsqdHTTPClient
     from .client.admin import PartitionResult as PartitionResult
+    from .client.connection import Connection as Connection
     from .client.flow import Flow as Flow
     from .client.greenlets import Greenlet as Greenlet
     from .client.handlers import Handler as Handler
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from .columns import ColumnSubscription as ColumnSubscription
     from .columns import StoredRows as StoredRows
     from .columns import TopicLayout as TopicLayout
-    from .consumer import Connection as Connection
     from .consumer import Consumer as Consumer
     from .producer import Producer as Producer
     from .protocol.publishing import Receipt as Receipt
@@ -57,6 +57,7 @@ _MODULES = {
     "bridge": "Reply",
     "client.acknowledger": "NO_LIMIT Acknowledger",
     "client.admin": "AdminClient ClusterAdmin LookupdHTTPClient LookupPoller NsqdHTTPClient PartitionResult",
+    "client.connection": "Connection",
     "client.flow": "Flow",
     "client.greenlets": "Greenlet",
     "client.handlers": "Handler",
@@ -71,7 +72,7 @@ _MODULES = {
     "client.trace": "LOGGER_NAME TraceLog log_to_file new_trace_id",
     "client.trace_records": "ConsumeRecord PublishRecord TraceRecord",
     "columns": "ColumnProducer ColumnSubscription StoredRows TopicLayout",
-    "consumer": "Connection Consumer",
+    "consumer": "Consumer",
     "producer": "Producer",
     "protocol.publishing": "Receipt",
 }

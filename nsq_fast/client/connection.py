@@ -27,7 +27,7 @@ from socket import gethostname
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from nsq_fast._client import ConnectionPath, SpinReader
+from nsq_fast._client import LONGEST_MESSAGE, ConnectionPath, SpinReader
 from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
@@ -503,8 +503,13 @@ class Connection(ConnectionPath):
         return QUEUED
 
     def answer_promptly(self) -> None:
-        """Send answers at once from now on, not gathered at the end of the loop's turn."""
+        """Send answers at once from now on, not gathered at the end of the loop's turn.
+
+        The next message, which comes after the answer, may be read by ``read_soon``.
+        """
         self.is_prompt = True
+        if not self._transport.layers:
+            self._message_spin = SpinReader(self._transport.sock, longest=LONGEST_MESSAGE)
 
     def signals_of(self, message: Message) -> MessageSignals:
         """``on_finish``, ``on_requeue`` and ``on_touch`` of one message, kept until it is answered."""
