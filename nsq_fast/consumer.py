@@ -14,6 +14,7 @@ from gevent import GreenletExit, Timeout, get_hub, getcurrent
 from gevent.lock import Semaphore
 
 from nsq_fast._codec import Message
+from nsq_fast.client.connection import Connection
 from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, check_timeout
 from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.give_up import message_name
@@ -35,6 +36,9 @@ from nsq_fast.log_events import HANDLER_KILLED
 
 if TYPE_CHECKING:
     from nsq_fast._dispatch import HandlerLimit, PromptFins
+    from nsq_fast.client.subscription import Subscription
+    from nsq_fast.config import ConnectionConfig
+    from nsq_fast.names import Address
     from nsq_fast.protocol.targets import StartPositions
 
     from .handler_threads import OutsideHandlers
@@ -235,6 +239,11 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
 
     def new_loop(self) -> GeventLoop:
         return GeventLoop.here()
+
+    def new_connection(self, address: Address, config: ConnectionConfig, owner: Subscription) -> Connection:
+        connection = super().new_connection(address, config, owner)
+        connection.reads_on = True
+        return connection
 
     def _prepare(self, is_iterated: bool) -> None:
         """It is about to begin, in the calling thread."""

@@ -158,6 +158,9 @@ class Connection(ConnectionPath):
             the server would ignore it; to call ``requeue(message, 0)`` later.
     """
 
+    reads_on = False
+    """Whether who has answered promptly reads the next message, which comes after the answer, by ``read_soon``."""
+
     # Of the base, which is compiled
     _transport: Transport
     _spin: Any
@@ -503,12 +506,9 @@ class Connection(ConnectionPath):
         return QUEUED
 
     def answer_promptly(self) -> None:
-        """Send answers at once from now on, not gathered at the end of the loop's turn.
-
-        The next message, which comes after the answer, may be read by ``read_soon``.
-        """
+        """Send answers at once from now on, not gathered at the end of the loop's turn."""
         self.is_prompt = True
-        if not self._transport.layers:
+        if self.reads_on and not self._transport.layers:
             self._message_spin = SpinReader(self._transport.sock, longest=LONGEST_MESSAGE)
 
     def signals_of(self, message: Message) -> MessageSignals:
