@@ -89,6 +89,10 @@ class ProducerCore(ProducerPath):
         self._keeper: Any = None
         self._new_publish = Publish
         self._plain, self._plain_batch = PLAIN, PLAIN_BATCH
+        self._made()
+
+    def _made(self) -> None:
+        """It is checked, and belongs to no loop yet: a face that knows its loop builds it."""
 
     def _build(self, loop: Loop) -> None:
         """Make what belongs to a loop."""

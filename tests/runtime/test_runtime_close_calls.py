@@ -15,8 +15,8 @@ from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import WAIT, until
 
 from nsq_fast import Consumer, Producer
+from nsq_fast.client.greenlets import is_interrupting
 from nsq_fast.errors import NotRunning
-from nsq_fast.runtime.waiting import is_interrupting
 
 Call = Callable[[Callable[[], Any]], Any]
 

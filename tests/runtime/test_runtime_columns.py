@@ -24,6 +24,7 @@ from nsq_fast._codec import encode_frame, encode_message
 from nsq_fast._frame import Columns
 from nsq_fast.broker import Broker, RedesignedCluster
 from nsq_fast.client.transport import Transport
+from nsq_fast.columns import ColumnSubscription, InFlightIds
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
     AuthFirst,
@@ -40,7 +41,6 @@ from nsq_fast.errors import (
     SubFailed,
 )
 from nsq_fast.names import Address
-from nsq_fast.runtime.column_subscription import ColumnSubscription, InFlightIds
 
 BODIES = [b"%d " % number + b"x" * (number * 37 % 300) for number in range(5000)]
 Subscribe = Callable[..., ColumnSubscription]

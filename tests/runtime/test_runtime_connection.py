@@ -11,6 +11,7 @@ from typing import Any
 import gevent
 import pytest
 from gevent.event import Event
+from support.blocking import Connection
 from support.peers import Peer, PeerServer, RecordingOwner, frame
 from support.peers import message as message_frame
 from support.waiting import WAIT, holds
@@ -29,7 +30,6 @@ from nsq_fast.errors import (
     SubFailed,
 )
 from nsq_fast.names import Address
-from nsq_fast.runtime.connection import Connection
 
 Open = Callable[..., Connection]
 

@@ -10,6 +10,7 @@ import gevent
 import pytest
 from gevent import socket
 from gevent.event import Event
+from support.blocking import Connection
 from support.peers import Peer, PeerServer, RecordingOwner
 from support.waiting import WAIT, promptly
 
@@ -24,7 +25,6 @@ from nsq_fast.errors import (
     RemoteProtocolError,
 )
 from nsq_fast.names import Address
-from nsq_fast.runtime.connection import Connection
 
 Connect = Callable[..., Connection]
 

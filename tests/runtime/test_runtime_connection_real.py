@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.blocking import Connection
 from support.peers import RecordingOwner
 from support.waiting import PROCESS
 
@@ -16,7 +17,6 @@ from nsq_fast import _codec
 from nsq_fast._codec import Message
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import BadTopic, ConnectFailed, FinFailed, SubFailed
-from nsq_fast.runtime.connection import Connection
 
 BODIES = [bytes([number % 256]) * (number * 37 % 5000) + b"!" for number in range(1000)]
 
@@ -122,7 +122,7 @@ if sys.argv[1] == "before":
 from nsq_fast import _codec
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.names import Address
-from nsq_fast.runtime.connection import Connection
+from support.blocking import Connection
 if sys.argv[1] == "after":
     from gevent import monkey; monkey.patch_all()
 import socket

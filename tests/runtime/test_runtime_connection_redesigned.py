@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from gevent import Timeout
 from gevent.event import AsyncResult
+from support.blocking import Connection
 from support.peers import Peer, PeerServer, RecordingOwner
 from support.waiting import WAIT
 
@@ -25,7 +26,6 @@ from nsq_fast.errors import (
     OrderedSubRequired,
 )
 from nsq_fast.protocol.dialect import receipt_in
-from nsq_fast.runtime.connection import Connection
 
 REDESIGNED = "0.3.7-HA.1.13.0"
 ID = pack(">QQ", (2 << 50) + 0x0A20, 0x0A0A0A0A0A0A0A0A)

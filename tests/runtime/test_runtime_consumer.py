@@ -11,8 +11,8 @@ from support.scripted_nsqd import ScriptedNsqd, frame
 from support.waiting import WAIT, holds, until
 
 from nsq_fast import Consumer, RequeueMessage
+from nsq_fast.client.greenlets import loop_turns
 from nsq_fast.errors import AlreadyResponded, ConfigError, ConnectionLost, NameInvalid, NotRunning
-from nsq_fast.runtime.loop_turns import loop_turns
 
 
 def ignore(consumer, message):

@@ -33,7 +33,7 @@ import logging, os, sys
 import gevent
 from nsq_fast import Consumer, NsqdHTTPClient, Producer
 from nsq_fast.errors import ConnectionLost
-from nsq_fast.runtime.loop_turns import loop_turns
+from nsq_fast.client.greenlets import loop_turns
 
 logging.basicConfig(level=logging.WARNING)
 TCP, HTTP, LOOKUPD = sys.argv[1:]
@@ -364,7 +364,9 @@ def test_a_producer_of_another_thread_publishes_in_the_child(broker: BrokerProce
 
 
 def test_a_fork_costs_nothing_to_those_who_have_no_consumer() -> None:
-    program = "import os, gevent, nsq_fast.runtime.fork as fork\nassert not list(fork._known)\nos.fork() or os._exit(0)"
+    program = (
+        "import os, gevent, nsq_fast.client.greenlets as fork\nassert not list(fork._known)\nos.fork() or os._exit(0)"
+    )
     assert subprocess.run([*FORKING_PYTHON, "-c", program], timeout=PROCESS).returncode == 0
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import gevent
 from gevent.event import Event
 
-from nsq_fast.runtime.loop_turns import SLICE, loop_turns
+from nsq_fast.client.greenlets import SLICE, loop_turns
 
 
 def block(seconds: float) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import gevent
 import pytest
 from gevent.event import Event
+from support.blocking import Connection
 from support.peers import Peer, PeerServer, RecordingOwner, message
 from support.waiting import WAIT, until
 
@@ -20,7 +21,6 @@ from nsq_fast._codec import Message
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConnectionLost
 from nsq_fast.names import Address
-from nsq_fast.runtime.connection import Connection
 
 MIB = 1 << 20
 Open = Callable[..., tuple[Connection, RecordingOwner]]

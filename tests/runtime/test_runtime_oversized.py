@@ -155,7 +155,7 @@ def test_a_message_that_closing_finds_is_given_back(served):
 
 
 def test_a_column_subscription_gives_it_back_and_goes_on(served, caplog, monkeypatch):
-    monkeypatch.setattr("nsq_fast.runtime.column_subscription.SKIPPED_DELAY_MS", 0)
+    monkeypatch.setattr("nsq_fast.columns.SKIPPED_DELAY_MS", 0)
     publish(served, b"one", LARGE, b"two")
     address = parse_address(str(served.tcp_address), 4150)
     # What nsqd sends once more while the subscription closes comes back after its timeout only.

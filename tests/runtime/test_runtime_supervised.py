@@ -25,22 +25,18 @@ from support.waiting import WAIT, until
 import nsq_fast
 from nsq_fast import ConfigDocument, Consumer, Message, Producer
 from nsq_fast.broker import LookupdServer, NsqdOptions, NsqdServer
+from nsq_fast.client import greenlets
 from nsq_fast.client import loop as port
 from nsq_fast.client.deadlines import Deadlines
 from nsq_fast.client.flow import Flow
+from nsq_fast.client.greenlets import Job, Loop, Supervisor
 from nsq_fast.client.sender import Pending, ProducerConnection
 from nsq_fast.errors import InternalError, NsqError
-from nsq_fast.runtime import supervised
-from nsq_fast.runtime.supervised import Job, Loop, Supervisor
 
 PACKAGE = Path(nsq_fast.__file__).parent
-MAKERS = {"supervised.py", "fork.py"}
-SOURCES = [
-    path
-    for folder in ("client", "runtime")
-    for path in sorted((PACKAGE / folder).rglob("*.py"))
-    if path.name not in MAKERS
-]
+FACES = ["bridge.py", "columns.py", "consumer.py", "handler_threads.py", "producer.py"]
+SOURCES = [path for path in sorted((PACKAGE / "client").glob("*.py")) if path.name != "greenlets.py"]
+SOURCES += [PACKAGE / name for name in FACES]
 
 KEPT = ["worker", "nsq_fast subscriber", "topics", "nsq_fast lookup"]
 """In the names of all that runs for as long as its owner does, but for config: what a config source raises, whatever it
@@ -52,7 +48,7 @@ class Injected(Exception):
 
 
 def calls_of(name: str) -> Iterator[tuple[Path, ast.Call]]:
-    """Every call of a function or method ``name`` in client/ and runtime/."""
+    """Every call of a function or method ``name`` in client/ and the faces of gevent."""
     for path in SOURCES:
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call):
@@ -311,7 +307,7 @@ def test_pauses_grow_while_a_loop_fails_again_and_again(
     fault: type[BaseException], monkeypatch: pytest.MonkeyPatch, no_unseen_errors: list[Any]
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(supervised, "sleep", pauses.append)
+    monkeypatch.setattr(greenlets, "sleep", pauses.append)
     told: list[Any] = []
 
     def body() -> None:

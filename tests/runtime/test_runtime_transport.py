@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import trustme
 from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext, create_default_context
+from support.blocking import Connection
 from support.peers import Peer, PeerServer, RecordingOwner, message
 
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConfigError, ConnectFailed, ConnectionLost, RemoteProtocolError
 from nsq_fast.names import Address
-from nsq_fast.runtime.connection import Connection
 
 
 class Authority:

@@ -18,6 +18,7 @@ import gevent
 import pytest
 from gevent.event import Event
 from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext
+from support.blocking import Connection
 from support.http import ask
 from support.partitions import PartitionNsqd, answers, push_record
 from support.peers import Peer, PeerServer, RecordingOwner, frame, message
@@ -27,7 +28,6 @@ from nsq_fast import Consumer, Message, Producer, aio, threads
 from nsq_fast._codec import pub
 from nsq_fast.broker import RedesignedCluster
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.runtime.connection import Connection
 
 NSQD = PartitionNsqd
 
@@ -408,7 +408,6 @@ import resource, sys
 from nsq_fast import Producer
 from nsq_fast.broker import RedesignedCluster
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.runtime.connection import Connection
 
 MANY = 200 << 20
 with RedesignedCluster(nodes=1) as cluster:

@@ -1,10 +1,9 @@
-"""A connection to one nsqd, for greenlets: what waits blocks the calling one."""
+"""A connection of the client on gevent's hub, whose calls block: for tests of one connection."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nsq_fast._client import LONGEST_MESSAGE, SpinReader
 from nsq_fast.client import connection as any_loop
 from nsq_fast.client.connection import CLOSE_TIMEOUT, ConnectionOwner
 from nsq_fast.client.gevent_loop import GeventLoop, run
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Connection(any_loop.Connection):
-    """As ``nsq_fast.client.connection.Connection``, on the hub of the thread in which it is made."""
+    """On the hub of the thread in which it is made."""
 
     def __init__(self, address: Address, config: ConnectionConfig, owner: ConnectionOwner[Any]) -> None:
         super().__init__(address, config, owner, GeventLoop.here())
@@ -27,14 +26,7 @@ class Connection(any_loop.Connection):
     def connect(self) -> None:
         """``open``, and block until it is."""
         run(self.open())
-        if not self._transport.layers:
-            self._spin = SpinReader(self._transport.sock)
-
-    def answer_promptly(self) -> None:
-        """As in the base; and the next message, which comes after the answer, may be read by ``read_soon``."""
-        super().answer_promptly()
-        if not self._transport.layers:
-            self._message_spin = SpinReader(self._transport.sock, longest=LONGEST_MESSAGE)
+        self.read_replies_soon()
 
     def subscribe(  # type: ignore[override]  # blocks
         self, topic: str, channel: str, **options: Unpack[SubscribeOptions]

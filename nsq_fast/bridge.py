@@ -22,26 +22,32 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from socket import close as close_descriptor  # unlike os.close this one is never patched
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
-from gevent import config, get_hub, joinall
+from gevent import config, get_hub, getcurrent, joinall
+from gevent._hub_local import get_hub_if_exists
 from gevent.event import Event
+from gevent.hub import Waiter
 from gevent.monkey import get_original  # patches nothing: it finds what a program may have patched
 
 from nsq_fast.client.gevent_loop import let_go_of_all
+from nsq_fast.client.greenlets import (
+    Job,
+    Supervisor,
+    get_ident,
+    is_interrupting,
+    is_taking_calls,
+    must_go_on,
+    refuse_calls,
+    take_calls,
+    tell_forks,
+)
 from nsq_fast.errors import NotRunning, WrongThread
 from nsq_fast.log_events import EXIT_IGNORED, HUB_THREAD_FAILED, INTERNAL_ERROR, PUBLISHES_UNCONFIRMED
-from nsq_fast.runtime.fork import tell_forks
-from nsq_fast.runtime.owner_thread import get_ident, refuse_calls, take_calls
-from nsq_fast.runtime.supervised import Job, Supervisor
-
-from .reply import Reply
-
-if TYPE_CHECKING:
-    from nsq_fast.client.publishes import Promise
 
 T = TypeVar("T")
+ClientT = TypeVar("ClientT")
 logger = logging.getLogger(__name__)
 
 EXIT_TIMEOUT = 2.0
@@ -57,21 +63,106 @@ _new_lock = get_original("_thread", "allocate_lock")
 _start_thread = get_original("_thread", "start_new_thread")
 
 
-class AtExit(Protocol):
-    """A client that is closed at the end of the interpreter."""
+class Reply:
+    """The result of something, or its error; set once, in any thread, and waited for in the one that made it.
+
+    Raises WrongThread in a callback of the hub thread, which would wait for itself.
+
+    Args:
+        blocks_thread: whether to block the thread even where it runs a hub of gevent: for who holds a lock of threads,
+            at which the other greenlets of the thread would block it for ever.
+
+    Attributes:
+        error: what it ended with when it did not go well.
+        is_set: whether it has ended.
+    """
+
+    __slots__ = ("_lock", "_value", "_wake", "error", "is_set")
+
+    def __init__(self, *, blocks_thread: bool = False) -> None:
+        self.error: BaseException | None = None
+        self._value: Any = None
+        self.is_set = False
+        hub: Any = get_hub_if_exists()
+        self._lock: Any = None  # what a thread waits for
+        self._wake: Any = None  # what a greenlet waits for
+        if is_taking_calls() and must_go_on():
+            raise WrongThread(
+                "a callback in the hub thread of nsq_fast (of a Future, for example) called what waits for that thread:"
+                " it would wait for ever; nothing was done. Use publish_nowait() there, or hand the call over to a"
+                " thread of yours"
+            )
+        if hub is None or getcurrent() is hub or blocks_thread:
+            self._lock = _new_lock()
+            self._lock.acquire()
+        else:
+            self._wake = hub.loop.async_()
+
+    def set(self, value: Any = None) -> None:
+        """It went well."""
+        self._value = value
+        self._set()
+
+    def set_exception(self, error: BaseException) -> None:
+        """It did not."""
+        self.error = error
+        self._set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for it; whether it came within ``timeout`` seconds."""
+        if self._lock is None:
+            return self._wait_on_hub(timeout)
+        # Once it is set nobody looks at the lock: whoever was interrupted between the next two lines still has it.
+        if not self.is_set and self._lock.acquire(True, -1 if timeout is None else max(0.0, timeout)):
+            self._lock.release()
+        return self.is_set
+
+    def get(self) -> Any:
+        """Wait for it; return the value or raise the error."""
+        self.wait()
+        if self.error is not None:
+            raise self.error
+        return self._value
+
+    def _set(self) -> None:
+        self.is_set = True
+        if self._lock is not None:
+            self._lock.release()
+        else:
+            with suppress(ValueError):  # the hub there was destroyed: nobody waits any more
+                self._wake.send()
+
+    def _wait_on_hub(self, timeout: float | None) -> bool:
+        hub: Any = get_hub_if_exists()
+        waiter: Waiter[Any] = Waiter()
+        timer = None
+        self._wake.start(waiter.switch, None)
+        try:
+            if timeout is not None:
+                timer = hub.loop.timer(max(0.0, timeout))
+                timer.start(waiter.switch, None)
+            if not self.is_set:  # one that is set from now on wakes the loop
+                waiter.get()
+        finally:
+            self._wake.stop()  # not closed: who sets it may be about to use it
+            if timer is not None:
+                timer.stop()
+                timer.close()
+        return self.is_set
+
+
+class HubClient(Protocol):
+    """A client that lives in the hub thread. What it does there must not block, where nothing else is said."""
 
     def close_at_exit(self, timeout: float) -> int:
-        """In the hub thread: close within ``timeout`` seconds; return how many publishes were not confirmed."""
+        """The interpreter ends: close, which may take ``timeout`` seconds; return how many publishes were not
+        confirmed."""
 
     def count_unconfirmed(self) -> int:
         """How many publishes are not confirmed now. In any thread, while the hub thread is stuck."""
 
-
-class Dependent(Protocol):
-    """What waits for the hub thread, or has others wait for it."""
-
     def thread_ended(self, error: NotRunning) -> object:
-        """In the hub thread, which fails: nothing comes from it any more. Tell who waits. Must not block."""
+        """The hub thread fails, and nothing comes from it any more: tell who waits."""
 
 
 class HubThread:
@@ -94,8 +185,7 @@ class HubThread:
         self.is_over = self.is_stopped = False
         self.calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._clients: WeakSet[Any] = WeakSet()
-        self._dependents: WeakSet[Any] = WeakSet()
-        self._answering: dict[Promise, Job | None] = {}  # of calls that run now
+        self._replies: set[Reply] = set()  # that somebody waits for
         self._failure: BaseException | None = None
         self._supervisor = Supervisor(logger)
         self._ended = _new_lock()
@@ -149,26 +239,23 @@ class HubThread:
         if get_ident() == self.ident:
             return function(*arguments)
         reply = Reply(blocks_thread=blocks_thread)
-        self.call_later(reply, function, *arguments)
-        result: T = reply.get()
+        self._replies.add(reply)  # before it is submitted: whoever ends the thread looks at them afterwards
+        try:
+            self.submit(self.start_job, self._answer, reply, function, arguments)
+            result: T = reply.get()
+        finally:
+            self._replies.discard(reply)
         return result
 
-    def call_later(self, promise: Promise, function: Callable[..., object], *arguments: Any) -> None:
-        """As ``call``, without waiting: ``promise`` gets the result, in the hub thread."""
-        self.submit(self._start_answering, promise, function, *arguments)
+    def call_or_begin(self, function: Callable[..., object], *arguments: Any, only_begins: bool = False) -> None:
+        """As ``call``; with ``only_begins``, and where the caller must not wait, it is left to itself."""
+        if only_begins or is_interrupting() or get_ident() == self.ident:
+            self.submit(self.start_job, function, *arguments)
+        else:
+            self.call(function, *arguments)
 
-    def withdraw(self, promise: Promise) -> None:
-        """In the hub thread: nobody waits for ``promise`` any more. End the function whose result it was to get."""
-        job = self._answering.pop(promise, None)
-        if job is not None:
-            job.kill(block=False)
-
-    def tell_end(self, dependent: Dependent) -> None:
-        """Call ``dependent.thread_ended(error)`` if the thread fails while it lives."""
-        self._dependents.add(dependent)
-
-    def close_at_exit(self, client: AtExit) -> None:
-        """Close ``client`` when the interpreter ends, if it lives then."""
+    def adopt(self, client: HubClient) -> None:
+        """Close ``client`` when the interpreter ends, and tell it if the thread fails, as long as it lives."""
         self._clients.add(client)
 
     def stop(self) -> None:
@@ -176,9 +263,9 @@ class HubThread:
         if self.is_over:
             return
         reply = Reply()
-        self.call_later(reply, self._close_clients)
+        self.submit(self.start_job, self._answer, reply, self._close_clients, ())
         if reply.wait(2 * END_TIMEOUT) and reply.error is None:
-            lost = reply.get_now()
+            lost = reply.get()
         else:  # a callback keeps the thread, say
             lost = sum(client.count_unconfirmed() for client in list(self._clients))
         if lost:
@@ -259,13 +346,10 @@ class HubThread:
         )  # fmt: skip
         error = NotRunning(f"the hub thread of nsq_fast has ended of {said}; the next call makes another one")
         error.__cause__ = failure
-        for function, arguments in list(self.calls):
-            if function == self._start_answering:
-                self._answering[arguments[0]] = None
-        for promise in list(self._answering):
-            _tell(promise.set_exception, error)
-        for dependent in list(self._dependents):
-            _tell(dependent.thread_ended, error)
+        for reply in list(self._replies):
+            _tell(reply.set_exception, error)
+        for client in list(self._clients):
+            _tell(client.thread_ended, error)
 
     def _make_calls(self) -> None:
         calls = self.calls
@@ -280,19 +364,14 @@ class HubThread:
             if calls:  # what is no Exception goes to the hub
                 self._watcher.send()
 
-    def _start_answering(self, promise: Promise, function: Callable[..., object], *arguments: Any) -> None:
-        self._answering[promise] = self.start_job(self._answer, promise, function, *arguments)
-
-    def _answer(self, promise: Promise, function: Callable[..., object], *arguments: Any) -> None:
-        """Give ``promise`` what a function returns or raises."""
+    def _answer(self, reply: Reply, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        """Give ``reply`` what a function returns or raises."""
         try:
             value = function(*arguments)
         except BaseException as error:
-            self._answering.pop(promise, None)
-            promise.set_exception(error)
+            reply.set_exception(error)
         else:
-            self._answering.pop(promise, None)
-            promise.set(value)
+            reply.set(value)
 
     def _close_clients(self) -> int:
         jobs = [self.start_job(client.close_at_exit, EXIT_TIMEOUT) for client in list(self._clients)]
@@ -347,6 +426,48 @@ def hub_thread() -> HubThread:
         if _the_thread is None or _the_thread.is_over:
             _the_thread = HubThread()
         return _the_thread
+
+
+class Place(Generic[ClientT]):
+    """A client, made in the hub thread. In a child of a fork it is made again, in a thread of the child.
+
+    It is also made again when the hub thread has failed.
+
+    Args:
+        make: called in the hub thread, with that.
+        renewed: called there with what was made again, before anybody uses it.
+    """
+
+    def __init__(self, make: Callable[[HubThread], ClientT], renewed: Callable[[ClientT], object]) -> None:
+        self._make = make
+        self._renewed = renewed
+        self.thread = hub_thread()
+        self._client = self.thread.call(make, self.thread)
+        self.forked()
+        tell_forks(self)
+
+    def get(self) -> ClientT:
+        """The client. ``thread`` is where it is, from then on."""
+        if self._is_left_behind:
+            with self._lock:  # blocks greenlets, too: who holds it must not let others of its thread run
+                if self._is_left_behind:
+                    thread = hub_thread()
+                    self._client = thread.call(self._make_again, thread, blocks_thread=True)
+                    self.thread = thread
+        return self._client
+
+    def _make_again(self, thread: HubThread) -> ClientT:
+        client = self._make(thread)
+        self._renewed(client)
+        return client
+
+    @property
+    def _is_left_behind(self) -> bool:
+        return self.thread.is_over and not self.thread.is_stopped
+
+    def forked(self) -> None:
+        """In the child of a fork: who held the lock is the parent's."""
+        self._lock: Any = _new_lock()
 
 
 def _before_fork() -> None:

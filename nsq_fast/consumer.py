@@ -14,31 +14,34 @@ from gevent import GreenletExit, Timeout, get_hub, getcurrent
 from gevent.lock import Semaphore
 
 from nsq_fast._codec import Message
+from nsq_fast.client.connection import Connection
 from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, check_timeout
 from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.give_up import message_name
+from nsq_fast.client.greenlets import (
+    CopyEnded,
+    OwnerThread,
+    Supervisor,
+    get_ident,
+    is_interrupting,
+    keep,
+    loop_turns,
+    may_wait,
+    tell_forks,
+)
 from nsq_fast.client.handlers import BatchHandler, Handler, check_handler
 from nsq_fast.client.signals import is_heard, receivers
 from nsq_fast.client.workers import Cursor, Pool, Worker
-from nsq_fast.config import ConnectionConfig
 from nsq_fast.log_events import HANDLER_KILLED
-from nsq_fast.names import Address
-
-from .connection import Connection
-from .fork import CopyEnded, keep, tell_forks
-from .loop_turns import loop_turns
-from .owner_thread import OwnerThread, get_ident
-from .supervised import Supervisor
-from .waiting import is_interrupting, may_wait
 
 if TYPE_CHECKING:
     from nsq_fast._dispatch import HandlerLimit, PromptFins
     from nsq_fast.client.subscription import Subscription
+    from nsq_fast.config import ConnectionConfig
+    from nsq_fast.names import Address
     from nsq_fast.protocol.targets import StartPositions
 
     from .handler_threads import OutsideHandlers
-
-__all__ = ["Consumer"]
 
 
 class Consumer(ConsumerCore[Handler, BatchHandler]):
@@ -123,7 +126,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         Raises RuntimeError when there is neither a handler nor a receiver of ``on_message``, NotRunning after close;
         with ``block`` also what ``join`` raises.
         """
-        self._check_thread("Consumer.start()")
+        self._thread.check("Consumer.start()")
         if not self.acknowledger.has_handler:
             raise RuntimeError("no receivers connected to on_message, and no message_handler or batch_handler")
         self._start(is_iterated=False)
@@ -151,11 +154,11 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         (OrderedSubRequired, ExtendSubRequired, ConfigError...) when there is no other, OrderViolated and
         PartitionBlocked when a policy says ``stop``.
         """
-        self._check_thread("Consumer.join()")
+        self._thread.check("Consumer.join()")
         return run(self._wait_closed(timeout))
 
     def __enter__(self) -> Consumer:
-        self._check_thread("Consumer.start()")
+        self._thread.check("Consumer.start()")
         self._start(is_iterated=not self.acknowledger.has_handler)
         return self
 
@@ -170,7 +173,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         Asking for the next message finishes the one before, unless it was answered or made asynchronous. A message
         at which the loop is left early is requeued, unless it was answered.
         """
-        self._check_thread("Consumer.iter()")
+        self._thread.check("Consumer.iter()")
         if self.acknowledger.has_handler:
             raise RuntimeError("a consumer with a handler cannot be iterated")
         if not self._is_started:
@@ -211,7 +214,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         """
         is_in_handler = self._thread.is_served_here
         if not is_in_handler:
-            self._check_thread("Consumer.close()")
+            self._thread.check("Consumer.close()")
         check_timeout(timeout)
         if is_in_handler:
             self._thread.hand_over(self.begin_closing, drain, timeout)
@@ -228,8 +231,9 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         if self._outside is not None:
             self._outside.stop()
 
-    def _check_thread(self, call: str) -> None:
+    def _change(self, call: str, function: Callable[[Any], None], value: Any) -> None:
         self._thread.check(call)
+        function(value)
 
     # What is gevent's
 
@@ -237,7 +241,9 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         return GeventLoop.here()
 
     def new_connection(self, address: Address, config: ConnectionConfig, owner: Subscription) -> Connection:
-        return Connection(address, config, owner)
+        connection = super().new_connection(address, config, owner)
+        connection.reads_on = True
+        return connection
 
     def _prepare(self, is_iterated: bool) -> None:
         """It is about to begin, in the calling thread."""

@@ -2,38 +2,200 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, overload
 
 from gevent import get_hub, getcurrent
 from gevent.event import AsyncResult
 
 from nsq_fast._publish_path import Wakeups
 from nsq_fast.client.gevent_loop import GeventLoop, run
-from nsq_fast.client.producer import Addresses, ProducerCore
+from nsq_fast.client.greenlets import is_interrupting, keep, may_wait, tell_forks
+from nsq_fast.client.producer import ProducerCore
 from nsq_fast.client.publishes import Body, Group, Publish, check_timeout, options_of
 from nsq_fast.client.signals import LazySignal, emit, is_heard
-from nsq_fast.client.trace import TraceLog, trace_log
 from nsq_fast.errors import NotRunning
 from nsq_fast.protocol.partitioner import Key
 from nsq_fast.protocol.publishing import Receipt
 
-from .fork import keep, tell_forks
-from .waiting import is_interrupting, may_wait
-
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
-    from nsq_fast.keywords import ProducerKeywords
+    from nsq_fast.keywords import MultipublishKeywords, PublishKeywords
 
 Headers: TypeAlias = Mapping[str, Any]
 Stored: TypeAlias = bytes | Receipt
 AllStored: TypeAlias = bytes | list[Receipt]
-P = TypeVar("P", bound="Producer")
+FutureT = TypeVar("FutureT")
+AllFutureT = TypeVar("AllFutureT")
 
 
-class Producer(ProducerCore):
+class BlockingCalls(Generic[FutureT, AllFutureT]):
+    """The calls of the Producers that block: of greenlets, and of threads.
+
+    The type parameters are the promises that they give, of one message and of several. A face has what a call is
+    checked with and carried out by.
+    """
+
+    _publish_usual: Callable[[Any, Any, Any, Any], bytes | None]
+    _multipublish_usual: Callable[[Any, Any], bytes | None]
+    _prepared: Any
+    _new: Any
+    _parts: Any
+    _take_room_now: Any
+    _new_promise: Any
+    _carry_out: Any
+
+    @overload
+    def publish(
+        self,
+        topic: str,
+        body: Body,
+        defer: int | None = None,
+        block: bool = True,
+        timeout: float | None = None,
+        raise_error: Literal[True] = True,
+        **options: Unpack[PublishKeywords],
+    ) -> Stored: ...
+
+    @overload
+    def publish(
+        self,
+        topic: str,
+        body: Body,
+        defer: int | None = None,
+        block: bool = True,
+        timeout: float | None = None,
+        *,
+        raise_error: Literal[False],
+        **options: Unpack[PublishKeywords],
+    ) -> FutureT: ...
+
+    def publish(
+        self,
+        topic: str,
+        body: Body,
+        defer: int | None = None,
+        block: bool = True,
+        timeout: float | None = None,
+        raise_error: bool = True,
+        *,
+        key: Key | None = None,
+        partition: int | None = None,
+        trace_id: int | None = None,
+        headers: Headers | None = None,
+        tag: str | None = None,
+    ) -> Stored | FutureT:
+        """Publish one message and wait until a server has it; returns ``b"OK"``, or a Receipt when it was traced.
+
+        Args:
+            body: the message, not empty, at most ``max_msg_size`` bytes, its trace id and header included.
+            defer: milliseconds until it is delivered to consumers (original servers only).
+            block: wait for a connection, and for room below ``max_pending``; False raises NoNsqd, or PublishFailed.
+            timeout: seconds for all of it, retries included; None: the option ``publish_timeout``.
+            raise_error: False returns a promise at once, which gets the result or the error: gevent's AsyncResult, a
+                Future in ``nsq_fast.threads``.
+            key, partition, trace_id, headers, tag: for servers with partitions, see ``PublishOptions``.
+        """
+        is_usual = block and raise_error and (defer is timeout is trace_id is None and headers is None and tag is None)
+        if is_usual and (usual := self._publish_usual(topic, body, key, partition)) is not None:
+            return usual  # nothing was left to check (nsq-fast bench publish)
+        publish = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
+        stored: Stored | FutureT = self._carry_out([publish], publish, block, raise_error)
+        return stored
+
+    def publish_nowait(
+        self,
+        topic: str,
+        body: Body,
+        defer: int | None = None,
+        timeout: float | None = None,
+        *,
+        key: Key | None = None,
+        partition: int | None = None,
+        trace_id: int | None = None,
+        headers: Headers | None = None,
+        tag: str | None = None,
+    ) -> FutureT:
+        """Publish one message without ever blocking; the promise gets what ``publish`` returns, or the error.
+
+        It waits for a connection in the background. Raises PublishFailed when ``max_pending`` is reached. A promise
+        cannot be cancelled. Callbacks of a Future run in the hub thread: they must not block.
+        """
+        is_usual = defer is timeout is trace_id is None and headers is None and tag is None
+        publish: Any = self._prepared(topic, body, key, partition) if is_usual else None
+        if publish is None:
+            publish = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
+            self._take_room_now(publish)
+        promise: FutureT = self._new_promise()
+        publish.promised = promise
+        publish.destination.add(publish)
+        return promise
+
+    @overload
+    def multipublish(
+        self,
+        topic: str,
+        bodies: Iterable[Body],
+        block: bool = True,
+        timeout: float | None = None,
+        raise_error: Literal[True] = True,
+        **options: Unpack[MultipublishKeywords],
+    ) -> AllStored: ...
+
+    @overload
+    def multipublish(
+        self,
+        topic: str,
+        bodies: Iterable[Body],
+        block: bool = True,
+        timeout: float | None = None,
+        *,
+        raise_error: Literal[False],
+        **options: Unpack[MultipublishKeywords],
+    ) -> AllFutureT: ...
+
+    def multipublish(
+        self,
+        topic: str,
+        bodies: Iterable[Body],
+        block: bool = True,
+        timeout: float | None = None,
+        raise_error: bool = True,
+        *,
+        key: Key | None = None,
+        partition: int | None = None,
+        trace_id: int | Sequence[int] | None = None,
+        headers: Headers | Sequence[Headers] | None = None,
+        tag: str | None = None,
+    ) -> AllStored | AllFutureT:
+        """Publish several messages with one command; the server stores all of them or none.
+
+        Returns ``b"OK"``, or a list of a Receipt for each message when they were traced; servers give none for
+        batches with headers. A batch above ``max_body_size`` is cut into several commands, and is no longer atomic
+        then: if some fail, the error says ``possibly_stored``. Its ``results`` say what became of each message.
+
+        Args:
+            bodies: any iterable of messages; an empty one raises BodyInvalid.
+            key, partition, tag: of all of them.
+            trace_id, headers: of all of them, or a list with one for each.
+        The other arguments are those of ``publish``.
+        """
+        is_usual = (
+            block
+            and raise_error
+            and (timeout is key is partition is trace_id is None and headers is None and tag is None)
+        )
+        if is_usual and (usual := self._multipublish_usual(topic, bodies)) is not None:
+            return usual  # one command of which nothing was left to check (nsq-fast bench publish --mode batch)
+        parts = self._parts(topic, bodies, timeout, options_of(key, partition, trace_id, headers, tag))
+        whole = parts[0] if len(parts) == 1 else Group(parts)
+        stored: AllStored | AllFutureT = self._carry_out(parts, whole, block, raise_error)
+        return stored
+
+
+class Producer(ProducerCore, BlockingCalls["AsyncResult[Stored]", "AsyncResult[AllStored]"]):
     """Publishes messages, with retries, failover and pipelining; any number of greenlets may share one.
 
     Args:
@@ -68,170 +230,7 @@ class Producer(ProducerCore):
     PublishFailed, with the last error as its cause; PublishTimeout.
     """
 
-    # Publishing
-
-    @overload
-    def publish(
-        self,
-        topic: str,
-        body: Body,
-        defer: int | None = None,
-        block: bool = True,
-        timeout: float | None = None,
-        raise_error: Literal[True] = True,
-        *,
-        key: Key | None = None,
-        partition: int | None = None,
-        trace_id: int | None = None,
-        headers: Headers | None = None,
-        tag: str | None = None,
-    ) -> Stored: ...
-
-    @overload
-    def publish(
-        self,
-        topic: str,
-        body: Body,
-        defer: int | None = None,
-        block: bool = True,
-        timeout: float | None = None,
-        *,
-        raise_error: Literal[False],
-        key: Key | None = None,
-        partition: int | None = None,
-        trace_id: int | None = None,
-        headers: Headers | None = None,
-        tag: str | None = None,
-    ) -> AsyncResult[Stored]: ...
-
-    def publish(
-        self,
-        topic: str,
-        body: Body,
-        defer: int | None = None,
-        block: bool = True,
-        timeout: float | None = None,
-        raise_error: bool = True,
-        *,
-        key: Key | None = None,
-        partition: int | None = None,
-        trace_id: int | None = None,
-        headers: Headers | None = None,
-        tag: str | None = None,
-    ) -> Stored | AsyncResult[Stored]:
-        """Publish one message and wait until a server has it; returns ``b"OK"``, or a Receipt when it was traced.
-
-        Args:
-            body: the message, not empty, at most ``max_msg_size`` bytes, its trace id and header included.
-            defer: milliseconds until it is delivered to consumers (original servers only).
-            block: wait for a connection, and for room below ``max_pending``; False raises NoNsqd, or PublishFailed.
-            timeout: seconds for all of it, retries included; None: the option ``publish_timeout``.
-            raise_error: False returns an AsyncResult at once, which gets the result or the error.
-            key, partition, trace_id, headers, tag: for servers with partitions, see ``PublishOptions``.
-        """
-        is_usual = block and raise_error and (defer is timeout is trace_id is None and headers is None and tag is None)
-        if is_usual and (usual := self._publish_usual(topic, body, key, partition)) is not None:
-            return usual  # the usual publish: nothing was left to check (nsq-fast bench publish)
-        publish = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
-        stored: Stored | AsyncResult[Stored] = self._carry_out([publish], publish, block, raise_error)
-        return stored
-
-    def publish_nowait(
-        self,
-        topic: str,
-        body: Body,
-        defer: int | None = None,
-        timeout: float | None = None,
-        *,
-        key: Key | None = None,
-        partition: int | None = None,
-        trace_id: int | None = None,
-        headers: Headers | None = None,
-        tag: str | None = None,
-    ) -> AsyncResult[Stored]:
-        """Publish one message without ever blocking; the AsyncResult gets what ``publish`` returns, or the error.
-
-        It waits for a connection in the background. Raises PublishFailed when ``max_pending`` is reached.
-        """
-        is_usual = defer is timeout is trace_id is None and headers is None and tag is None
-        publish: Publish | None = self._prepared(topic, body, key, partition) if is_usual else None
-        if publish is None:
-            publish = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
-            self._take_room_now(publish)
-        result: AsyncResult[Stored] = AsyncResult()
-        publish.promised = result
-        publish.destination.add(publish)
-        return result
-
-    @overload
-    def multipublish(
-        self,
-        topic: str,
-        bodies: Iterable[Body],
-        block: bool = True,
-        timeout: float | None = None,
-        raise_error: Literal[True] = True,
-        *,
-        key: Key | None = None,
-        partition: int | None = None,
-        trace_id: int | Sequence[int] | None = None,
-        headers: Headers | Sequence[Headers] | None = None,
-        tag: str | None = None,
-    ) -> AllStored: ...
-
-    @overload
-    def multipublish(
-        self,
-        topic: str,
-        bodies: Iterable[Body],
-        block: bool = True,
-        timeout: float | None = None,
-        *,
-        raise_error: Literal[False],
-        key: Key | None = None,
-        partition: int | None = None,
-        trace_id: int | Sequence[int] | None = None,
-        headers: Headers | Sequence[Headers] | None = None,
-        tag: str | None = None,
-    ) -> AsyncResult[AllStored]: ...
-
-    def multipublish(
-        self,
-        topic: str,
-        bodies: Iterable[Body],
-        block: bool = True,
-        timeout: float | None = None,
-        raise_error: bool = True,
-        *,
-        key: Key | None = None,
-        partition: int | None = None,
-        trace_id: int | Sequence[int] | None = None,
-        headers: Headers | Sequence[Headers] | None = None,
-        tag: str | None = None,
-    ) -> AllStored | AsyncResult[AllStored]:
-        """Publish several messages with one command; the server stores all of them or none.
-
-        Returns ``b"OK"``, or a list of a Receipt for each message when they were traced; servers give none for
-        batches with headers. A batch above ``max_body_size`` is cut into several commands, and is no longer atomic
-        then: if some fail, the error says ``possibly_stored``. Its ``results`` say what became of each message.
-
-        Args:
-            bodies: any iterable of messages; an empty one raises BodyInvalid.
-            key, partition, tag: of all of them.
-            trace_id, headers: of all of them, or a list with one for each.
-        The other arguments are those of ``publish``.
-        """
-        is_usual = (
-            block
-            and raise_error
-            and (timeout is key is partition is trace_id is None and headers is None and tag is None)
-        )
-        if is_usual and (usual := self._multipublish_usual(topic, bodies)) is not None:
-            return usual  # one command of which nothing was left to check (nsq-fast bench publish --mode batch)
-        parts = self._parts(topic, bodies, timeout, options_of(key, partition, trace_id, headers, tag))
-        whole: Publish | Group = parts[0] if len(parts) == 1 else Group(parts)
-        stored: AllStored | AsyncResult[AllStored] = self._carry_out(parts, whole, block, raise_error)
-        return stored
+    _new_promise = AsyncResult
 
     def _carry_out(self, parts: list[Publish], whole: Publish | Group, block: bool, raise_error: bool) -> Any:
         """Send the parts of a call, and wait for its end unless it is to give an AsyncResult."""
@@ -254,15 +253,7 @@ class Producer(ProducerCore):
     on_auth = LazySignal("Sent after AUTH: ``conn``, and ``response``, the reply as a dict.")
     on_close = LazySignal("Sent when the producer has closed.")
 
-    def __init__(
-        self,
-        nsqd_tcp_addresses: Addresses = (),
-        lookupd_http_addresses: Addresses = (),
-        *,
-        trace: TraceLog = trace_log,
-        **options: Unpack[ProducerKeywords],
-    ) -> None:
-        super().__init__(nsqd_tcp_addresses, lookupd_http_addresses, trace=trace, **options)
+    def _made(self) -> None:
         self._build(GeventLoop.here())
         tell_forks(self)
 
@@ -317,7 +308,7 @@ class Producer(ProducerCore):
             raise NotRunning("join() before start(): call start() first")
         return run(self._closed.wait(timeout))
 
-    def __enter__(self: P) -> P:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
