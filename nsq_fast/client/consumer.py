@@ -3,7 +3,7 @@
 A face puts a loop under it: ``nsq_fast.runtime.consumer`` gevent's hub, ``nsq_fast.aio.consumer`` asyncio's loop. The
 parts: ``subscriptions`` (topics, places, connections), ``subscription`` (one connection), ``flow`` (RDY, backoff),
 ``workers`` (who calls handlers), ``acknowledger`` (what follows a handler), ``deadlines`` (handlers that run long,
-messages that expire), ``ordered``.
+messages that expire, what handlers can take on).
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ from nsq_fast.protocol.backoff import RequeueDelay
 from nsq_fast.protocol.publishing import SeenKeys
 from nsq_fast.protocol.targets import TopicArgument, TopicChoice
 
-from .acknowledger import Acknowledger
+from .acknowledger import PAUSE, Acknowledger, BlockedPolicy, Ordered, check_blocked_policy
 from .connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
 from .connection import Connection
-from .deadlines import Deadlines
-from .flow import Flow, Workload
+from .deadlines import Deadlines, Workload
+from .flow import Flow
 from .give_up import GiveUpPolicy
 from .handlers import check_handler
 from .loop import Event
-from .ordered import PAUSE, BlockedPolicy, Ordered, check_blocked_policy
 from .stats import ConsumerStats, Counters
 from .subscriptions import Subscriber, Subscriptions
 from .tls import check_tls_options
@@ -50,8 +49,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from nsq_fast._dispatch import HandlerLimit, PromptFins
+    from nsq_fast.client.dynamic import DynamicConfig
     from nsq_fast.keywords import ConsumerKeywords
-    from nsq_fast.protocol.dynamic_config import DynamicConfig
     from nsq_fast.protocol.targets import StartPositions
 
     from .dynamic import ConfigKeeper
@@ -247,7 +246,6 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         raise NotImplementedError
 
     def new_connection(self, address: Address, config: ConnectionConfig, owner: Subscription) -> Connection:
-        """Make one on the loop."""
         return Connection(address, config, owner, self.loop)
 
     def new_pool(self, limit: HandlerLimit, prompt: PromptFins) -> Pool:
@@ -255,11 +253,9 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         raise NotImplementedError
 
     def new_worker(self, pool: Pool) -> Worker:
-        """Make a worker."""
         return Worker(pool)
 
     def start_worker(self, worker: Worker, name: str) -> None:
-        """Have it run."""
         raise NotImplementedError
 
     def is_failure(self, error: BaseException) -> bool:

@@ -74,14 +74,6 @@ def test_each_error_has_its_row(error: Exception, expected: Verdict) -> None:
     assert decide(error, 1, POLICY) == expected
 
 
-def test_every_server_error_is_either_final_or_retried_as_its_flags_say() -> None:
-    for cls in errors.ERROR_CODES.values():
-        verdict = decide(cls("x"), 1, POLICY)
-        assert verdict.retry is cls.retriable
-        assert verdict.refresh is cls.stale_topology
-        assert verdict.possibly_stored is cls.outcome_unknown
-
-
 def test_what_the_server_never_executed_is_retried_without_using_up_an_attempt() -> None:
     for attempts in (1, 3, 50):
         for policy in (POLICY, CAREFUL):
@@ -91,12 +83,6 @@ def test_what_the_server_never_executed_is_retried_without_using_up_an_attempt()
             assert verdict.retry
             assert not verdict.possibly_stored
             assert not verdict.counts
-
-
-def test_attempts_are_limited() -> None:
-    assert decide(errors.PubFailed("x"), 2, POLICY).retry
-    assert not decide(errors.PubFailed("x"), 3, POLICY).retry
-    assert decide(errors.PubFailed("x"), 3, POLICY).possibly_stored
 
 
 def test_moves_of_the_leader_have_no_limit_but_time() -> None:
@@ -114,10 +100,6 @@ def test_an_unknown_outcome_is_retried_only_where_allowed(error: Exception) -> N
     verdict = decide(error, 1, CAREFUL)
     assert not verdict.retry
     assert verdict.possibly_stored
-
-
-def test_a_certain_refusal_is_retried_even_by_the_careful() -> None:
-    assert decide(errors.NotLeader(""), 1, CAREFUL).retry
 
 
 @given(attempts=st.integers(1, 10_000), share=st.floats(0, 1, exclude_max=True))
