@@ -93,11 +93,6 @@ class Acknowledger:
         time_slice.tell = self.tell_finished if is_told else None
         return time_slice
 
-    def is_asked(self, now: float) -> bool:
-        """Whether somebody asks for more than a call of the handler: listens to a signal, or waits for a sample."""
-        signals, timing = self._signals, self.timing
-        return "on_finish" in signals or "on_message" in signals or (timing is not None and now >= timing.due)
-
     @staticmethod
     def check_result(result: object) -> None:
         """Raise HandlerDeferred if what a handler has returned is work that has not been done."""

@@ -169,7 +169,7 @@ def parse_lookup(body: bytes, max_producers: int = MAX_PRODUCERS) -> LookupAnswe
         channels=tuple(wire.channels or ()),
         producers=_usable(wire.producers),
         partitions=MappingProxyType(dict(_leaders(wire.partitions or None))),
-        meta=_meta(wire.meta),
+        meta=_checked(wire.meta),
     )
     if (wire.producers or wire.partitions) and not answer.producers and not answer.partitions:
         raise RemoteProtocolError("names nsqds, but none with an address that can be used")
@@ -287,20 +287,11 @@ class _WirePeer(msgspec.Struct):
     topology_region: str = ""
 
 
-class _WireMeta(msgspec.Struct):
-    partition_num: int = 0
-    replica: int = 0
-    extend_support: bool = False
-    ordered: bool = False
-    multi_part: bool = False
-    disable_channel_auto_create: bool = False
-
-
 class _WireLookup(msgspec.Struct):
     channels: list[str] | None = None
     producers: list[msgspec.Raw] | msgspec.UnsetType | None = msgspec.UNSET
     partitions: dict[str, msgspec.Raw] | msgspec.UnsetType | None = msgspec.UNSET
-    meta: _WireMeta | None = None
+    meta: Meta | None = None
 
 
 class _WireTopics(msgspec.Struct):
@@ -412,14 +403,14 @@ def _address(host: str, port: int) -> Address | None:
     return Address(host, port)
 
 
-def _meta(wire: _WireMeta | None) -> Meta | None:
+def _checked(meta: Meta | None) -> Meta | None:
     """No meta for a topic that a cluster does not know: it says ``partition_num`` 0."""
     # youzan/nsq: nsqlookupd/http.go, doLookup: "maybe topic on old nsqd"
-    if wire is None or wire.partition_num == 0:
+    if meta is None or meta.partition_num == 0:
         return None
-    if not 0 < wire.partition_num <= MAX_PARTITIONS:
-        raise RemoteProtocolError(f"not a reply of nsqlookupd: partition_num {wire.partition_num}")
-    return Meta(*msgspec.structs.astuple(wire))
+    if not 0 < meta.partition_num <= MAX_PARTITIONS:
+        raise RemoteProtocolError(f"not a reply of nsqlookupd: partition_num {meta.partition_num}")
+    return meta
 
 
 def distinct(nsqds: Iterable[Nsqd]) -> tuple[Nsqd, ...]:

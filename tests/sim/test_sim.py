@@ -30,7 +30,7 @@ def simulation(*arguments: str, **variables: str) -> str:
 
 
 QUICK = 75
-MORE = {"connection": 500, "producer": 400, "consumer": 275, "lookup": 200}
+MORE = {"connection": 600, "producer": 900, "consumer": 400, "lookup": 150}
 """Each to its end: together 90 s of CPU, about."""
 
 
