@@ -17,9 +17,9 @@ from nsq_fast.config import LookupConfig
 from nsq_fast.errors import NotLeader
 from nsq_fast.protocol import rdy
 from nsq_fast.protocol.backoff import Backoff, ReconnectDelay
-from nsq_fast.protocol.lookup_schedule import LookupdHealth, PollTimes, TopicSchedule, lost_pause, preferred
 from nsq_fast.protocol.publishing import RetryPolicy, decide, retry_delay
 from nsq_fast.protocol.rdy import Sharing, limit_in_backoff
+from nsq_fast.protocol.topology import LookupdHealth, PollTimes, TopicSchedule, lost_pause, preferred
 
 
 class Simulation:

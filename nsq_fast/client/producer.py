@@ -30,8 +30,8 @@ from .tls import check_tls_options
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from nsq_fast.client.dynamic import DynamicConfig
     from nsq_fast.keywords import ProducerKeywords
-    from nsq_fast.protocol.dynamic_config import DynamicConfig
 
     from .loop import Loop, Owner
     from .routing import TopicRoute

@@ -16,7 +16,7 @@ from support.scripted_nsqd import ScriptedNsqd, frame
 from support.waiting import until
 
 from nsq_fast._codec import Message
-from nsq_fast.client.bodies import decompressed, is_compressed
+from nsq_fast.client.subscription import decompressed, is_compressed
 from nsq_fast.client.trace import TraceLog, read_records
 from nsq_fast.client.trace_records import ConsumeRecord, ReceiveRecord
 from nsq_fast.errors import BodyInvalid

@@ -16,7 +16,7 @@ from support.waiting import until
 from nsq_fast import Consumer, Producer, Receipt, errors
 from nsq_fast._codec import Message
 from nsq_fast.broker.redesigned.cluster import RedesignedCluster
-from nsq_fast.client.bodies import decompressed
+from nsq_fast.client.subscription import decompressed
 from nsq_fast.config import ProducerConfig
 from nsq_fast.protocol.partitioner import key_partitioner
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from nsq_fast.client.dynamic import NOTHING, DynamicConfig, changes, parse
 from nsq_fast.errors import ConfigError
-from nsq_fast.protocol.dynamic_config import NOTHING, DynamicConfig, changes, parse
 
 WHOLE = {
     "trace": {"orders": True, "payments": 0.05, "*": False},
@@ -32,6 +32,7 @@ def test_json_toml_and_mappings_say_the_same() -> None:
     assert [found.share(topic) for topic in ("orders", "payments", "else")] == [1.0, 0.05, 0.0]
     assert parse("{}") == NOTHING
     assert NOTHING.share("orders") is None
+    assert "DynamicConfig" in DynamicConfig.schema()["$defs"]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,3 @@ def test_changes_are_one_line() -> None:
     assert changes(parse(WHOLE), parse({**WHOLE, "lookupds": {}})) == (
         "lookupds.add: new:4161, https://two -> none; lookupds.remove: http://old:4161/ -> none"
     )
-
-
-def test_there_is_a_schema() -> None:
-    assert "DynamicConfig" in DynamicConfig.schema()["$defs"]
