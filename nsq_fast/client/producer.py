@@ -54,6 +54,7 @@ class ProducerCore(ProducerPath):
     _publish_usual: Callable[[Any, Any, Any, Any], bytes | None]
     _multipublish_usual: Callable[[Any, Any], bytes | None]
     _prepared: Callable[[Any, Any, Any, Any], Publish | None]
+    _sent_usual: Callable[[Any, Any, Any, Any], Publish | None]
     _is_running: bool
     _pending_limit: PendingLimit
     _routes: dict[str, TopicRoute]
@@ -114,7 +115,7 @@ class ProducerCore(ProducerPath):
         self._keeper = self._new_keeper()
 
     def _new_wakeups(self) -> Wakeups:
-        return Wakeups(None, None, self._loop.call_soon)
+        raise NotImplementedError
 
     def _new_lookup(self, listener: Callable[..., object]) -> Any:
         from .lookup import LookupPoller  # not needed where nsqds are configured
