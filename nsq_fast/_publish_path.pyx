@@ -472,7 +472,7 @@ cdef class SendPath:
 
     def replied(self, ConnectionPath conn not None, Command command not None, bytes data not None):
         """The server replied OK to a command."""
-        cdef list publishes, ended, waiting = []
+        cdef list publishes, ended, waiting = [], of_threads = []
         cdef PublishPath publish
         cdef LimitPath limit = self.pending_limit
         cdef PendingPath pending = self.pending
@@ -499,8 +499,14 @@ cdef class SendPath:
                 publish.partition = command.partition
             if publish.waiter is not None:
                 waiting.append(publish)
+            elif isinstance(publish.promised, PlainPath):
+                (<PlainPath>publish.promised).is_set = True
+                of_threads.append(publish.promised)
+                publish.promised = None
             elif publish.promised is not None or publish.group is not None:
                 publish.wake(self.wakeups)
+        if of_threads:
+            (<PlainPath>of_threads[0]).producer.answered(of_threads)
         if waiting:  # not the caller that has read this reply itself: it waits no longer
             self.wakeups.add_all(waiting)
         if pending.none_left is not None:
@@ -526,6 +532,17 @@ cdef class ProducerPath:
         if publish is not None:
             (<QueuePath?>publish.destination).add(publish)
         return publish
+
+    def _sent_for_thread(self, PlainPath request not None, set blocked not None):
+        """Send what a thread waits for, and note it in ``blocked``; False: as above."""
+        cdef PublishPath publish = self._prepared(request.topic, request.content, None, None)
+        if publish is None:
+            return False
+        publish.promised = request
+        request.parts = (publish,)
+        blocked.add(request)
+        (<QueuePath?>publish.destination).add(publish)
+        return True
 
     def _multipublish_usual(self, topic, bodies):
         """As ``multipublish`` of a list that is one command. None: it is not for this to do, and nothing was done."""

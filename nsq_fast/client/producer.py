@@ -55,6 +55,7 @@ class ProducerCore(ProducerPath):
     _multipublish_usual: Callable[[Any, Any], bytes | None]
     _prepared: Callable[[Any, Any, Any, Any], Publish | None]
     _sent_usual: Callable[[Any, Any, Any, Any], Publish | None]
+    _sent_for_thread: Callable[[Any, set[Any]], bool]
     _is_running: bool
     _pending_limit: PendingLimit
     _routes: dict[str, TopicRoute]
