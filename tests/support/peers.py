@@ -135,6 +135,7 @@ class PeerServer:
         self._server = StreamServer((host, 0), self._serve)
         self._server.start()
         self.address = Address(*self._server.address[:2])
+        self.listener = self._server.socket
 
     def _serve(self, sock: Any, _: object) -> None:
         self.count += 1
