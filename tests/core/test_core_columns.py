@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import mmap
 import sys
-import threading
 from typing import Any
 
 import pytest
@@ -38,11 +37,6 @@ def test_other_frames_come_apart_in_their_order() -> None:
     assert columns.count == 2
     assert [frame.data for frame in columns.frames] == [b"OK", b"E_X", b"_heartbeat_"]
     assert columns.frames[2] is _frame.HEARTBEAT
-
-
-def test_columns_are_not_made_by_hand() -> None:
-    with pytest.raises(TypeError, match="made by"):
-        Columns()
 
 
 def test_the_largest_limit_takes_chunks_whole_and_in_pieces() -> None:
@@ -90,22 +84,6 @@ def test_arrow_takes_the_buffers() -> None:
     assert array(pa.binary(), columns.body_offsets, columns.body) == [b"b" * n for n in range(5)]
 
 
-def test_readers_of_several_threads_work_side_by_side() -> None:
-    chunk = encode_message(1, 1, ID, b"x" * 100) * 2000
-    counts: list[int] = []
-
-    def work() -> None:
-        reader = ColumnReader()
-        counts.append(sum(reader.feed(chunk).count for _ in range(20)))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert counts == [40_000] * 4
-
-
 def feed(*messages: bytes, ext: bool = False, detail: bool = False) -> Columns:
     return ColumnReader(ext=ext, detail=detail).feed(b"".join(messages))
 
@@ -140,19 +118,9 @@ def test_nothing_joined_is_empty() -> None:
     assert (joined.count, joined.body, joined.body_offsets, joined.frames) == (0, b"", bytes(4), [])
 
 
-def test_one_part_is_returned_as_it_is() -> None:
-    part = feed(encode_message(1, 1, ID, b"x"))
-    assert join_columns([part]) is part
-
-
 def test_parts_of_several_layouts_are_refused() -> None:
     plain = feed(encode_message(1, 1, ID, b"x"))
     detailed = feed(encode_message(1, 1, ID, b"x", offset=1, raw_size=2), detail=True)
     with pytest.raises(ValueError, match="parts must have the same headers"):
         join_columns([plain, detailed])
     assert join_columns([feed(detail=True), plain]).count == 1
-
-
-def test_what_is_no_columns_is_refused() -> None:
-    with pytest.raises(TypeError, match="parts must hold Columns, not bytes"):
-        join_columns([b"x"])  # type: ignore[list-item]

@@ -13,7 +13,7 @@ from typing import Any
 import gevent
 import pytest
 from support.peers import Peer
-from support.publishing import REDESIGNED, Command, Nsqds, refuse, stay_mute
+from support.publishing import REDESIGNED, Command, Nsqds
 from support.waiting import WAIT
 
 from nsq_fast import ColumnProducer, Receipt, TraceLog, errors
@@ -102,27 +102,6 @@ def test_rows_that_make_no_command_are_refused_at_once(publish_nsqd: Nsqds, prod
     assert not nsqd.commands
 
 
-def test_max_pending_holds_the_caller_back(publish_nsqd: Nsqds, producer: Producers) -> None:
-    nsqd = publish_nsqd(stay_mute)
-    sender = producer(nsqd.address, max_pending=10)
-    records = records_of(numbered(6))
-    sender.publish_rows("t", records)
-    with pytest.raises(errors.PublishTimeout, match="max_pending=10"):
-        sender.publish_rows("t", records, timeout=0.05)
-
-
-def test_a_refusal_names_what_the_server_said(publish_nsqd: Nsqds, producer: Producers) -> None:
-    def answer(peer: Peer, command: Command) -> None:
-        refuse(peer, b"E_BAD_TOPIC MPUB topic is not for you") if command.topic == "bad" else peer.ok()
-
-    nsqd = publish_nsqd(answer)
-    sender = producer(nsqd.address)
-    bad, good = sender.publish_rows("bad", records_of([b"1"])), sender.publish_rows("t", records_of([b"2"]))
-    with pytest.raises(errors.BadTopic, match="not for you"):
-        bad.get(timeout=WAIT)
-    assert good.get(timeout=WAIT).messages == 1
-
-
 def test_a_broken_connection_is_tried_again_with_the_same_rows(publish_nsqd: Nsqds, producer: Producers) -> None:
     def answer(peer: Peer, command: Command) -> None:
         if len(nsqd.commands) == 1:
@@ -162,15 +141,6 @@ def test_layout_without_lookup_is_that_of_the_nsqd(publish_nsqd: Nsqds, producer
     assert producer(publish_nsqd(version=REDESIGNED).address).layout("t") == (True, 0, None)
     with pytest.raises(errors.NameInvalid):
         producer(publish_nsqd().address).layout("t t")
-
-
-def test_layout_says_why_it_is_not_known(publish_nsqd: Nsqds, producer: Producers) -> None:
-    nsqd = publish_nsqd()
-    nsqd.stop()
-    with pytest.raises(errors.NoNsqd, match=f"'t'.*{nsqd.address}"):
-        producer(nsqd.address).layout("t", timeout=0.3)
-    with pytest.raises(errors.NoNsqd):
-        producer(lookupd_http_addresses=["127.0.0.1:1"]).layout("t", timeout=0.3)
 
 
 def test_layout_of_a_cluster(cluster: RedesignedCluster, producer: Producers) -> None:

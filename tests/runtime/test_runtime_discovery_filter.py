@@ -96,14 +96,6 @@ def test_consumers_and_producers_stay_in_their_zone(zones: Zones, start_consumer
     assert (zones.depth("a", "topic"), zones.depth("b", "topic")) == (20, 0)
 
 
-def test_a_topic_that_only_others_have_is_created_in_the_zone(zones: Zones) -> None:
-    with NsqdHTTPClient(*zones.http["b"]) as client:
-        client.create_topic("topic")
-    with Producer(lookupd_http_addresses=[zones.lookupd], discovery_filter={"topology_zone": "a"}, **FAST) as producer:
-        producer.publish("topic", b"body")
-    assert (zones.depth("a", "topic"), zones.depth("b", "topic")) == (1, 0)
-
-
 def test_a_wait_for_want_of_nsqds_in_the_zone_names_the_filter(
     zones: Zones, start_consumer: Callable[..., Consumer], caplog: pytest.LogCaptureFixture
 ) -> None:

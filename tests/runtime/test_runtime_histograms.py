@@ -16,7 +16,7 @@ from support.scripted_nsqd import ScriptedNsqd, frame
 from support.waiting import until
 
 from nsq_fast import Consumer, Producer, aio, threads
-from nsq_fast.broker import BrokerProcess, NsqdServer, RedesignedCluster
+from nsq_fast.broker import BrokerProcess, NsqdServer
 from nsq_fast.client.histogram import BOUNDS, Histogram, HistogramStats
 
 NSQD = EmbeddedNsqd
@@ -39,13 +39,6 @@ def test_each_value_is_in_one_bucket_and_below_its_bound(values: list[float]) ->
     assert stats.sum == pytest.approx(sum(values))
     for number, bound in enumerate(BOUNDS):
         assert sum(stats.counts[: number + 1]) == sum(value <= bound for value in values)
-
-
-@given(st.lists(st.floats(0, 5000)), st.lists(st.floats(0, 5000)))
-def test_histograms_add_up(some: list[float], others: list[float]) -> None:
-    both = observed(some) + observed(others)
-    assert both.counts == observed(some + others).counts
-    assert both.sum == pytest.approx(sum(some + others))
 
 
 @given(st.lists(st.floats(0, 4000), min_size=1), st.floats(0, 1))
@@ -113,18 +106,6 @@ def test_handlers_are_timed_wherever_they_run(kind: str, nsqd: NsqdServer) -> No
         check_times(consumer.stats, waited)
 
 
-def test_whoever_iterates_is_timed(nsqd: NsqdServer) -> None:
-    address = str(nsqd.tcp_address)
-    with Producer(address) as producer, Consumer("orders", "billing", address, histograms=True) as consumer:
-        for _ in range(2):
-            producer.publish("orders", b"x")
-        messages = iter(consumer)
-        next(messages)
-        wait(consumer, None)
-        next(messages)
-        check_times(consumer.stats, 0.0)
-
-
 def test_handlers_of_other_threads_are_timed(nsqd: NsqdServer) -> None:
     address = str(nsqd.tcp_address)
     with (
@@ -152,20 +133,6 @@ def test_coroutines_are_timed_to_their_end() -> None:
 
     with BrokerProcess(lookupd=False) as broker:
         asyncio.run(asyncio.wait_for(main(str(broker.nsqds[0].tcp)), 30))
-
-
-def test_ordered_messages_are_timed() -> None:
-    with RedesignedCluster(kind=True) as cluster:
-        lookupd = str(cluster.lookupds[0].http_address)
-        cluster.create_topic("orders", ordered=True, channels=["billing"])
-        with (
-            Producer(lookupd_http_addresses=lookupd) as producer,
-            Consumer(
-                "orders", "billing", lookupd_http_addresses=lookupd, message_handler=wait, histograms=True
-            ) as consumer,
-        ):
-            producer.publish("orders", b"x", key="a")
-            check_times(consumer.stats, 0.0)
 
 
 def test_one_message_of_a_batch_is_a_sample_and_none_is_handled_twice(nsqd: NsqdServer) -> None:

@@ -16,15 +16,7 @@ from hypothesis import strategies as st
 
 from nsq_fast._codec import Message, TracedReply
 from nsq_fast.client import trace
-from nsq_fast.client.trace import (
-    TraceLog,
-    check_trace_id,
-    log_to_file,
-    new_trace_id,
-    read_records,
-    split_receipt,
-    trace_log,
-)
+from nsq_fast.client.trace import TraceLog, check_trace_id, log_to_file, new_trace_id, read_records, split_receipt
 from nsq_fast.client.trace_records import ConsumeRecord, PublishRecord
 from nsq_fast.errors import ConfigError, NameInvalid
 from nsq_fast.names import Address
@@ -50,27 +42,6 @@ def message(**options: object) -> Message:
     return made
 
 
-# The switch
-
-
-def test_off_at_first() -> None:
-    log = TraceLog()
-    assert not log.is_active
-    assert not log.is_on("t")
-    assert isinstance(trace_log, TraceLog)
-
-
-def test_one_topic() -> None:
-    log = TraceLog()
-    log.enable("t")
-    assert log.is_active
-    assert log.is_on("t")
-    assert not log.is_on("other")
-    log.disable("t")
-    assert not log.is_active
-    assert not log.is_on("t")
-
-
 def test_all_topics_but_one() -> None:
     log = TraceLog()
     log.enable()
@@ -79,18 +50,6 @@ def test_all_topics_but_one() -> None:
     assert [log.is_on("t"), log.is_on("noisy")] == [True, False]
     log.enable("noisy")
     assert log.is_on("noisy")
-
-
-def test_all_means_all() -> None:
-    log = TraceLog()
-    log.enable("t")
-    log.enable()
-    log.disable("t")
-    log.disable()
-    assert [log.is_active, log.is_on("t"), log.is_on("u")] == [False] * 3
-    log.disable("t")
-    log.enable()
-    assert log.is_on("t")
 
 
 def test_a_topic_that_cannot_be_is_refused() -> None:
@@ -107,9 +66,6 @@ def test_switch_remembers_the_last_word(words: list[tuple[bool, str | None]]) ->
         expected.update(dict.fromkeys(expected, is_on) if topic is None else {topic: is_on})
     assert {topic: log.is_on(topic) for topic in expected} == expected
     assert log.is_active or not any(expected.values())
-
-
-# The records
 
 
 def test_records_come_back_from_the_file(log: logging.Logger, tmp_path: Path) -> None:
@@ -194,9 +150,6 @@ def test_reader_names_the_line_that_is_none(line: str | bytes) -> None:
         list(read_records([b"", line]))
 
 
-# Trace ids
-
-
 def test_new_trace_ids_are_positive_and_differ() -> None:
     ids = [new_trace_id() for _ in range(1000)]
     assert len(set(ids)) == 1000
@@ -223,11 +176,6 @@ def test_a_forked_process_has_ids_of_its_own() -> None:
     os.close(read_end)
     os.close(write_end)
     assert theirs >> 20 != new_trace_id() >> 20
-
-
-@pytest.mark.parametrize("trace_id", [0, 1, 2**63, 2**64 - 1])
-def test_trace_ids_that_fit(trace_id: int) -> None:
-    assert check_trace_id(trace_id) == trace_id
 
 
 @pytest.mark.parametrize("trace_id", [-1, 2**64, 1.0, "1", None, True])
