@@ -57,7 +57,7 @@ class KeptUrl:
         if self._is_away or not self._content:
             begin("503 Service Unavailable", [])
             return [b"away"]
-        assert request["PATH_INFO"], request["QUERY_STRING"] == ("/clients/config.json", "team=a")
+        assert (request["PATH_INFO"], request["QUERY_STRING"]) == ("/clients/config.json", "team=a")
         assert request["HTTP_AUTHORIZATION"] == "Bearer x"
         tag = f'"{hash(self._content)}"'
         if self._has_tags and request.get("HTTP_IF_NONE_MATCH") == tag:

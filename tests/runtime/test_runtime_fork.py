@@ -136,6 +136,7 @@ def work():
         raise AssertionError("the child answered the parent's message")
     gevent.sleep(0.5)  # sleep: longer than the handler that runs in the parent
     assert seen == []
+    os.read(paused, 1)
     consumer.start(block=False)
     producer.multipublish("t", [b"second"] * 20)
     while len(seen) < 20:
@@ -144,6 +145,7 @@ def work():
     assert consumer.join(5) and set(seen) == {b"second"}
     producer.close()
 
+paused, pause = os.pipe()  # the parent takes none of what the child publishes
 wait = in_child(work)
 while len(seen) < 21:
     gevent.sleep(0.01)  # sleep: looks again and again
@@ -151,6 +153,7 @@ consumer.pause()
 while consumer.total_ready_count:
     gevent.sleep(0.01)  # sleep: looks again and again
 gevent.sleep(0)  # the RDY leaves at the end of this turn; waiting for the child may block the hub
+os.write(pause, b"x")
 assert wait() == 0
 assert consumer.is_running
 consumer.close()
@@ -429,7 +432,5 @@ fork(lambda: False)  # in the parent, too, nothing is left of it
 )
 def test_a_fork_waits_for_a_lookup(seconds: float | None, patience: float, failed: str) -> None:
     program = IN_A_LOOKUP.format(seconds=seconds, patience=patience, failed=failed)
-    done = subprocess.run(
-        [*FORKING_PYTHON, "-c", program], capture_output=True, text=True, timeout=PROCESS
-    )  # fmt: skip
+    done = subprocess.run([*FORKING_PYTHON, "-c", program], capture_output=True, text=True, timeout=PROCESS)
     assert (done.returncode, done.stderr) == (0, "")
