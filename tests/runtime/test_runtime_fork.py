@@ -50,7 +50,7 @@ def in_child(work):
         return lambda: os.waitstatus_to_exitcode(waitpid(pid, 0)[1])
     status = 1
     try:
-        with gevent.Timeout(20):
+        with gevent.Timeout(100):
             work()
         status = 0
     except BaseException:
@@ -107,7 +107,9 @@ assert seen == [] and not consumer.is_running
 
 
 STARTED_BEFORE = """
+from gevent.socket import wait_read
 seen, held = [], []
+parent_is_silent, tell = os.pipe()
 begun = gevent.event.Event()
 
 def handle(consumer, message):
@@ -134,9 +136,8 @@ def work():
         assert "process" in str(error), error
     else:
         raise AssertionError("the child answered the parent's message")
-    gevent.sleep(0.5)  # sleep: longer than the handler that runs in the parent
+    wait_read(parent_is_silent)  # its handlers have ended, and it takes none of what is published here
     assert seen == []
-    os.read(paused, 1)
     consumer.start(block=False)
     producer.multipublish("t", [b"second"] * 20)
     while len(seen) < 20:
@@ -145,15 +146,19 @@ def work():
     assert consumer.join(5) and set(seen) == {b"second"}
     producer.close()
 
-paused, pause = os.pipe()  # the parent takes none of what the child publishes
 wait = in_child(work)
 while len(seen) < 21:
     gevent.sleep(0.01)  # sleep: looks again and again
 consumer.pause()
-while consumer.total_ready_count:
+client = NsqdHTTPClient.from_url(HTTP)
+
+def is_ready(topic="t"):
+    (found,) = client.stats(topic=topic)["topics"]
+    return any(each["ready_count"] for channel in found["channels"] for each in channel["clients"])
+
+while is_ready():
     gevent.sleep(0.01)  # sleep: looks again and again
-gevent.sleep(0)  # the RDY leaves at the end of this turn; waiting for the child may block the hub
-os.write(pause, b"x")
+os.write(tell, b"x")
 assert wait() == 0
 assert consumer.is_running
 consumer.close()
