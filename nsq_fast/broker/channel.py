@@ -18,7 +18,6 @@ from nsq_fast.broker.journal import Journal, Position, read_all
 from nsq_fast.broker.message import Exiting, Message
 from nsq_fast.broker.queue import SAMPLE_OF, BaseChannel, DueHeap, InFlight, LatencyWindow
 from nsq_fast.log_events import BROKER_READ_FAILED, BROKER_READ_RECOVERED
-from nsq_fast.names import is_ephemeral
 
 if TYPE_CHECKING:
     from nsq_fast.broker.connection import Connection
@@ -250,7 +249,6 @@ class BackendQueue:
             self._gaps.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
         self.cursor = None
         self._gaps.clear()
         self._read_ahead.clear()
@@ -259,7 +257,6 @@ class BackendQueue:
     # --- for a checkpoint --------------------------------------------------------------------------------------------
 
     def in_memory(self) -> Iterator[Message]:
-        """Every message of the queue that is in memory."""
         yield from self._read_ahead
         yield from (message for _, message in self._returned)
 
@@ -268,58 +265,59 @@ class BackendQueue:
         return [] if self.cursor is None else list(self._gaps.between(self.cursor.sequence, self._log.readable_end))
 
 
-# --- what waits to be delivered in a channel -------------------------------------------------------------------------
-# A queue in memory, and one on disk for what memory has no room for.
-# nsqio/nsq: nsqd/channel.go, put; nsqd/protocol_v2.go, messagePump. A message takes the place in memory that is free
-# when it comes, whatever waits on disk, and a delivery takes the first one of either queue at random: so the order is
-# kept only as long as all messages have room in memory. With ``preserve_order`` it is always kept.
-
-
 _REFILL = 2000
+_RETRY_INTERVAL = 0.1
+"""Seconds until messages that could not be read are tried again."""
 
 
-class Backlog:
-    """The queues of one channel.
+class Channel(BaseChannel[Message]):
+    """One channel of a topic: a queue in memory, and one on disk for what memory has no room for.
+
+    nsqio/nsq: nsqd/channel.go, put; nsqd/protocol_v2.go, messagePump. A message takes the place in memory that is free
+    when it comes, whatever waits on disk, and a delivery takes the first one of either queue at random: so the order is
+    kept only as long as all messages have room in memory.
 
     Args:
         capacity: messages that memory has room for.
-        is_ephemeral: messages for which there is no room are lost.
-        takers: for an ephemeral one, how many messages clients would take at once; so many have room as well.
+        latency: how long its messages take until they are finished; None: not measured.
         preserve_order: messages go behind those that wait on disk, and come after those in memory.
 
     Attributes:
-        memory: the queue in memory.
-        backend: the queue on disk.
-        deferred: those that are not ready yet, by the time they are due, since the epoch. They do not count.
+        message_count: messages that came in, ever.
+        is_exiting: closed or deleted.
+        memory: the queue in memory; ``backend``: the one on disk.
     """
-
-    __slots__ = ("_capacity", "_is_ephemeral", "_preserve_order", "_takers", "backend", "deferred", "log", "memory")
 
     def __init__(
         self,
+        topic_name: str,
+        name: str,
         log: Journal,
         capacity: int,
+        on_unused: Callable[[], None],
+        latency: LatencyWindow | None = None,
         *,
-        is_ephemeral: bool,
-        takers: Callable[[], int],
         preserve_order: bool = False,
     ) -> None:
+        super().__init__(name, on_unused, DueHeap())
         self.memory: deque[Message] = deque()
         self.backend = BackendQueue(log, self._sort_out)
-        self.deferred: DueHeap[Message] = DueHeap()
-        self._is_ephemeral = is_ephemeral
-        self._takers = takers
         self.log = log
         self._capacity = capacity
         self._preserve_order = preserve_order
+        self.topic_name = topic_name
+        self.is_exiting = False
+        self.message_count = 0
+        self.latency = latency
+        self.on_change: Callable[[], None] = lambda: None
+        self._retry: Greenlet[..., None] | None = None
 
-    def __len__(self) -> int:
+    @property
+    def depth(self) -> int:
+        """Messages that wait, in memory and on disk; those that are deferred do not count."""
         return len(self.memory) + len(self.backend)
 
-    def __bool__(self) -> bool:
-        return bool(self.memory) or bool(self.backend)
-
-    # --- in ----------------------------------------------------------------------------------------------------------
+    # --- messages in -------------------------------------------------------------------------------------------------
 
     def has_room(self, count: int) -> bool:
         """Whether so many new messages have room in memory."""
@@ -332,23 +330,20 @@ class Backlog:
             return 0
         return max(0, self._capacity - len(self.memory))
 
-    def put(self, messages: Sequence[Message]) -> None:
-        """Add new messages for which there is room, by ``has_room``."""
-        if self._is_ephemeral:
+    def put(self, messages: Sequence[Message], start: Position | None = None) -> None:
+        """Take new messages for which there is room, by ``has_room``; or which the log holds from ``start`` on."""
+        self.message_count += len(messages)
+        if self.is_ephemeral:
             self._put_while_room(messages)
-        else:
+        elif start is None:
             self.memory.extend(messages)
-
-    def put_logged(self, messages: Sequence[Message], start: Position) -> None:
-        """Add new messages that the log holds from ``start`` on; memory takes those that it has room for."""
-        if self._is_ephemeral:
-            self._put_while_room(messages)
-            return
-        room = self._room()
-        self.memory.extend(messages[:room] if room < len(messages) else messages)
-        if room < len(messages) or self.backend:
-            in_memory = min(room, len(messages))
-            self._go_on_behind(start.sequence, Position(start.sequence + in_memory, start.offset))
+        else:
+            room = self._room()
+            self.memory.extend(messages[:room] if room < len(messages) else messages)
+            if room < len(messages) or self.backend:
+                in_memory = min(room, len(messages))
+                self._go_on_behind(start.sequence, Position(start.sequence + in_memory, start.offset))
+        self.notify()
 
     def _go_on_behind(self, first: int, end: Position) -> None:
         """Have in the backend queue what the log has from ``end`` on, and not the records from ``first`` to there."""
@@ -356,14 +351,15 @@ class Backlog:
         self.backend.add_from(end)
 
     def _put_while_room(self, messages: Sequence[Message]) -> None:
-        room = self._capacity + self._takers() - len(self.memory)
-        self.memory.extend(messages[: max(0, room)])
+        """What an ephemeral one has no room for is lost; what clients would take at once has room, too."""
+        takers = 0 if self.is_paused else sum(max(0, each.rdy - len(each.in_flight)) for each in self._waiting)
+        self.memory.extend(messages[: max(0, self._capacity + takers - len(self.memory))])
 
     def put_back(self, messages: Sequence[Message]) -> None:
-        """Add messages that were delivered or deferred: those are never put on disk again."""
+        """Those are never put on disk again."""
         if self._preserve_order:
             self.memory.extend(messages)
-        elif self._is_ephemeral:
+        elif self.is_ephemeral:
             self._put_while_room(messages)
         else:
             room = max(0, self._capacity - len(self.memory))
@@ -371,17 +367,22 @@ class Backlog:
             self.backend.put_back(messages[room:])
 
     def defer(self, message: Message) -> None:
-        """Add a message that is not ready before its ``due``."""
+        """Take a message that is not ready before its ``due``."""
         self.deferred.put((message,), message.due)
 
-    def release(self, held_at: Position, deferred: Iterable[tuple[Message, Position]] = ()) -> None:
-        """Let the records through that the topic held back from ``held_at`` on.
+    def release(self, held_at: Position, count: int, deferred: Iterable[tuple[Message, Position]]) -> None:
+        """Take the records that the topic held back from ``held_at`` on.
 
         ``deferred``: those of them that are known to be deferred, each with the position behind it. They need no room.
         """
-        if self._is_ephemeral:
+        self.message_count += count
+        if self.is_ephemeral:
             self._release_while_room(held_at)
-            return
+        else:
+            self._release(held_at, deferred)
+        self.notify()
+
+    def _release(self, held_at: Position, deferred: Iterable[tuple[Message, Position]]) -> None:
         position, room = held_at, self._room()
         while room > 0 and position.sequence < self.log.end.sequence:
             try:
@@ -428,115 +429,7 @@ class Backlog:
                     self.defer(message)
         return ready
 
-    # --- out ---------------------------------------------------------------------------------------------------------
-
-    def take(self, count: int) -> list[Message]:
-        """Take out the messages that come next; fewer than ``count`` only when there are no more."""
-        memory, backend = self.memory, self.backend
-        if not backend:
-            return [memory.popleft() for _ in range(min(count, len(memory)))]
-        if self._preserve_order:
-            return self._take_in_order(count)
-        if not memory:
-            return backend.take(count)
-        taken: list[Message] = []
-        while len(taken) < count and memory and backend:
-            # Of two that are ready, Go's select takes either.
-            taken += [memory.popleft()] if random.getrandbits(1) else backend.take(1)
-        taken += backend.take(count - len(taken))
-        taken += [memory.popleft() for _ in range(min(count - len(taken), len(memory)))]
-        return taken
-
-    def _take_in_order(self, count: int) -> list[Message]:
-        if not self.memory:
-            # What is put back goes behind them, and does not keep the others waiting for ever.
-            self.memory.extend(self.backend.take(_REFILL))
-        return [self.memory.popleft() for _ in range(min(count, len(self.memory)))]
-
-    def pop_due(self, now: float) -> list[Message]:
-        """Take out the deferred messages that are ready at ``now``, in seconds since the epoch."""
-        due = self.deferred.pop_due(now)
-        for message in due:
-            message.due = 0.0
-        return due
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.memory.clear()
-        self.deferred.clear()
-        self.backend.clear()
-
-    def in_memory(self) -> Iterator[Message]:
-        """Every message that is in memory, ready or not."""
-        yield from self.memory
-        yield from self.backend.in_memory()
-        yield from self.deferred
-
-
-_RETRY_INTERVAL = 0.1
-"""Seconds until messages that could not be read are tried again."""
-
-
-class Channel(BaseChannel[Message]):
-    """One channel of a topic.
-
-    Attributes:
-        message_count: messages that came in, ever.
-        is_exiting: closed or deleted.
-        latency: how long its messages take until they are finished; None: not measured.
-        backlog: the messages that wait.
-    """
-
-    def __init__(
-        self,
-        topic_name: str,
-        name: str,
-        log: Journal,
-        capacity: int,
-        on_unused: Callable[[], None],
-        latency: LatencyWindow | None = None,
-        *,
-        preserve_order: bool = False,
-    ) -> None:
-        self.backlog = Backlog(
-            log,
-            capacity,
-            is_ephemeral=is_ephemeral(name),
-            takers=lambda: 0 if self.is_paused else sum(map(_room_of, self._waiting)),
-            preserve_order=preserve_order,
-        )
-        super().__init__(name, on_unused, self.backlog.deferred)
-        self.topic_name = topic_name
-        self.is_exiting = False
-        self.message_count = 0
-        self.latency = latency
-        self.on_change: Callable[[], None] = lambda: None
-        self._retry: Greenlet[..., None] | None = None
-
-    @property
-    def depth(self) -> int:
-        """Messages that wait, in memory and on disk."""
-        return len(self.backlog)
-
-    # --- messages in and out -----------------------------------------------------------------------------------------
-
-    def put(self, messages: Sequence[Message]) -> None:
-        """Take new messages that the topic has found room for."""
-        self.message_count += len(messages)
-        self.backlog.put(messages)
-        self.notify()
-
-    def put_logged(self, messages: Sequence[Message], start: Position) -> None:
-        """Take new messages that the topic has also logged."""
-        self.message_count += len(messages)
-        self.backlog.put_logged(messages, start)
-        self.notify()
-
-    def release(self, held_at: Position, count: int, deferred: Sequence[tuple[Message, Position]]) -> None:
-        """Take what the topic held back: see ``Backlog.release``."""
-        self.message_count += count
-        self.backlog.release(held_at, deferred)
-        self.notify()
+    # --- messages out ------------------------------------------------------------------------------------------------
 
     def deliver(self, client: Connection, count: int, sample_rate: int = 0) -> list[bytes]:
         """Up to ``count`` frames for a client; of several clients each gets its share, so that the first has not all.
@@ -544,46 +437,72 @@ class Channel(BaseChannel[Message]):
         With a ``sample_rate`` the messages that it leaves out are gone (nsqio/nsq: nsqd/protocol_v2.go, messagePump).
         """
         if len(self.clients) > 1:
-            count = min(count, len(self.backlog) // len(self.clients) + 1)
-        taken = self.backlog.take(count)
-        if not taken and self.backlog.backend.is_stalled and not self._retry:
+            count = min(count, self.depth // len(self.clients) + 1)
+        taken = self._take(count)
+        if not taken and self.backend.is_stalled and not self._retry:
             self._retry = spawn_later(_RETRY_INTERVAL, self._read_again)
         if sample_rate:
             taken = [message for message in taken if random.randrange(SAMPLE_OF) <= sample_rate]
         return _start(taken, client.in_flight)
 
+    def _take(self, count: int) -> list[Message]:
+        """Take out the messages that come next; fewer than ``count`` only when there are no more."""
+        memory, backend = self.memory, self.backend
+        taken: list[Message] = []
+        if backend and self._preserve_order:
+            if not memory:
+                # What is put back goes behind them, and does not keep the others waiting for ever.
+                memory.extend(backend.take(_REFILL))
+        elif backend:
+            while len(taken) < count and memory and backend:
+                # Of two that are ready, Go's select takes either.
+                taken += [memory.popleft()] if random.getrandbits(1) else backend.take(1)
+            taken += backend.take(count - len(taken))
+        taken += [memory.popleft() for _ in range(min(count - len(taken), len(memory)))]
+        return taken
+
     def has_ready(self, client: Connection) -> bool:
-        """Whether there may be messages for a client right now."""
-        return bool(self.backlog.memory if self.backlog.backend.is_stalled else self.backlog)
+        return bool(self.memory) or (bool(self.backend) and not self.backend.is_stalled)
 
     def _read_again(self) -> None:
         self._retry = None
         self.notify()
 
     def _count_for_waiting(self) -> int:
-        return len(self.backlog)
-
-    def _put_back(self, messages: Sequence[Message]) -> None:
-        self.backlog.put_back(messages)
+        return self.depth
 
     def _pop_deferred(self, now: float, wall_now: float) -> list[Message]:
-        return self.backlog.pop_due(wall_now)
+        due = self.deferred.pop_due(wall_now)  # they are due since the epoch
+        for message in due:
+            message.due = 0.0
+        return due
+
+    def in_memory(self) -> Iterator[Message]:
+        """Every message that is in memory, ready or not."""
+        yield from self.memory
+        yield from self.backend.in_memory()
+        yield from self.deferred
 
     def unfinished(self) -> list[Message]:
         """Every message that is not done: waiting, deferred, or in flight. Reads those on disk."""
-        log = self.backlog.log
-        on_disk = [each for first, end in self.backlog.backend.unread() for each in read_all(log, first, end)]
-        return [*self.messages_in_flight(), *self.backlog.in_memory(), *on_disk]
+        on_disk = [each for first, end in self.backend.unread() for each in read_all(self.log, first, end)]
+        return [*self.messages_in_flight(), *self.in_memory(), *on_disk]
 
     # --- FIN, REQ ----------------------------------------------------------------------------------------------------
 
-    def finish(self, client: Connection, id: bytes) -> None:
-        """Drop a message that is done; NotOwner if the client has not got it in flight."""
-        message = client.in_flight.pop(id)
-        if message is None:
-            raise self.not_owner(id)
-        if self.latency is not None:
-            self.latency.add(time.time_ns() - message.timestamp)
+    def finish(self, client: Connection, ids: list[bytes]) -> list[bytes]:
+        """Drop messages that are done; the ids of those that the client has not got in flight."""
+        pop = client.in_flight.messages.pop
+        if self.latency is None:
+            return [id for id in ids if pop(id, None) is None]
+        missing = []
+        for id in ids:
+            message = pop(id, None)
+            if message is None:
+                missing.append(id)
+            else:
+                self.latency.add(time.time_ns() - message.timestamp)
+        return missing
 
     def requeue(self, client: Connection, id: bytes, delay: float) -> None:
         """Give a message back, to be ready after ``delay`` seconds; NotOwner if the client has not got it."""
@@ -593,9 +512,9 @@ class Channel(BaseChannel[Message]):
         self.requeue_count += 1
         if delay > 0:
             message.due = time.time() + delay
-            self.backlog.defer(message)
+            self.defer(message)
             return
-        self._put_back((message,))
+        self.put_back((message,))
         self.notify()
 
     # --- administration ----------------------------------------------------------------------------------------------
@@ -610,22 +529,15 @@ class Channel(BaseChannel[Message]):
             raise Exiting("exiting")
         super().add_client(client, limit)
 
-    def pause(self) -> None:
-        """Stop delivery."""
-        self._set_paused(True)
-
-    def unpause(self) -> None:
-        """Go on with delivery."""
-        self._set_paused(False)
-
-    def _set_paused(self, is_paused: bool) -> None:
-        self.is_paused = is_paused
-        self.wake()
+    def set_paused(self, is_paused: bool) -> None:
+        super().set_paused(is_paused)
         self.on_change()
 
     def empty(self) -> None:
         """Drop every message: those that wait, that are deferred, and that are in flight."""
-        self.backlog.clear()
+        self.memory.clear()
+        self.deferred.clear()
+        self.backend.clear()
         self.forget_in_flight()
         self.wake()
         self.on_change()
@@ -634,17 +546,10 @@ class Channel(BaseChannel[Message]):
         """Disconnect the clients; no more messages are taken."""
         self.is_exiting = True
         self._on_unused = lambda: None
-        for client in list(self.clients.values()):
-            client.close()
-
-
-def _room_of(client: Connection) -> int:
-    """How many messages a client would take at once."""
-    return max(0, client.rdy - len(client.in_flight))
+        self.disconnect()
 
 
 def _start(messages: list[Message], in_flight: InFlight[Message]) -> list[bytes]:
-    """Put messages in flight; their frames."""
     now = time.monotonic()
     deadline = now + in_flight.timeout
     by_id = in_flight.messages

@@ -39,7 +39,6 @@ ERROR = b"\x00\x00\x00\x01"
 
 
 def frame(kind: bytes, data: bytes) -> bytes:
-    """One frame of type ``kind``, which is RESPONSE or ERROR."""
     return b"%b%b%b" % ((len(data) + 4).to_bytes(4, "big"), kind, data)
 
 
@@ -60,7 +59,6 @@ class FatalError(Exception):
         self.text = text
 
     def frame(self) -> bytes:
-        """The ERROR frame that the client gets."""
         return frame(ERROR, f"{self.code} {self.text}".encode("utf-8", "surrogateescape"))
 
 
@@ -201,7 +199,6 @@ class Output:
 
 
 def client_stats(client: Connection) -> dict[str, Any]:
-    """The figures of a client under the original's JSON names."""
     profile = client.profile
     stats: dict[str, Any] = {
         "client_id": profile.client_id,
@@ -387,12 +384,17 @@ class Connection:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def send(self, frames: bytes) -> None:
-        """Add to what goes out with the next write."""
         self.output.add(frames)
 
     def send_error(self, code: str, text: bytes) -> None:
-        """Tell the client of an error that is not fatal."""
         self.output.add(frame(ERROR, b"%b %b" % (code.encode(), text)))
+
+    def refuse(self, command: str, id: bytes, reason: object) -> None:
+        """Tell the client that a command about a message has failed."""
+        self.send_error(f"E_{command}_FAILED", b"%b %b failed %b" % (command.encode(), id, str(reason).encode()))
+
+    def require_leader(self) -> None:
+        """Raise FatalError where another server has what the client has subscribed to."""
 
     # --- delivery ----------------------------------------------------------------------------------------------------
 
@@ -454,12 +456,10 @@ class Connection:
         return False
 
     def subscribe(self, channel: BaseChannel[Any]) -> None:
-        """Begin to get messages of a channel that this client has been added to."""
         self.channel = channel
         self.state = STATE_SUBSCRIBED
 
     def set_rdy(self, count: int) -> None:
-        """How many messages may be in flight from now on."""
         self.rdy = self.max_in_flight = count
         self._wake.set()
 
@@ -516,7 +516,6 @@ class Connection:
     # --- end ---------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the connection; the reader notices and cleans up."""
         self._is_closed = True
         self._wake.set()
         try:
@@ -538,7 +537,6 @@ class Connection:
         self._stream.close()
 
     def stats(self) -> dict[str, Any]:
-        """Figures under the original's JSON names."""
         return client_stats(self)
 
 

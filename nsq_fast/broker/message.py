@@ -83,11 +83,9 @@ class Message:
 
     @property
     def timestamp(self) -> int:
-        """When it was published, nanoseconds since the epoch."""
         return int.from_bytes(self.frame[8:16], "big")
 
     def copy(self) -> Message:
-        """The message for another channel."""
         return Message(self.id, self.frame, self.sequence, self.due)
 
     def redelivery_frame(self) -> bytes:

@@ -92,7 +92,6 @@ class Faults:
             setattr(self, name, value)
 
     def clear(self) -> None:
-        """Turn all switches off."""
         self.set(**{switch: getattr(Faults, switch) for switch in self.SWITCHES})
 
     def refuses(self, sock: Any) -> bool:
@@ -140,7 +139,6 @@ class FaultySocket:
         self.sock.sendall(data)
 
     def send(self, data: Any) -> int:
-        """As ``sendall``; the number of bytes that were taken."""
         self.sendall(data)
         return len(data)
 
@@ -161,13 +159,10 @@ class FaultySocket:
 
 @dataclasses.dataclass(frozen=True)
 class ServerFaults:
-    """The faults of a server with a TCP and an HTTP face."""
-
     tcp: Faults = dataclasses.field(default_factory=Faults)
     http: Faults = dataclasses.field(default_factory=Faults)
 
     def clear(self) -> None:
-        """Turn all switches of both faces off."""
         self.tcp.clear()
         self.http.clear()
 
@@ -179,7 +174,6 @@ def reset_on_close(sock: Any) -> None:
 
 
 def reset(sock: Any) -> None:
-    """Close a connection so that the peer sees a reset, not an end of stream."""
     reset_on_close(sock)
     with contextlib.suppress(OSError):
         # A close of the object would wait for the files made of it.
@@ -222,7 +216,6 @@ class FaultyLink:
         self.address = Address(*self._server.address)
 
     def stall(self) -> None:
-        """Pass nothing on, with every connection left open."""
         self._flowing.clear()
 
     def flow(self) -> None:
@@ -231,11 +224,9 @@ class FaultyLink:
         self._flowing.set()
 
     def refuse(self) -> None:
-        """Close new connections at once."""
         self._refusing = True
 
     def cut(self) -> None:
-        """Close every connection that is open now."""
         for pair in list(self._pairs):
             self._close(pair)
 
@@ -247,7 +238,6 @@ class FaultyLink:
         self._garbled.update(self._pairs)
 
     def close(self) -> None:
-        """Stop the proxy and close its connections."""
         self._server.stop()
         self.cut()
 
@@ -411,15 +401,12 @@ class Listener:
         self._server = _Acceptor(sock, self._take)
 
     def start(self) -> None:
-        """Begin to accept."""
         self._server.start()
 
     def close(self) -> None:
-        """Stop accepting: the listening socket is closed. Connections go on."""
         self._server.close()
 
     def stop(self) -> None:
-        """Stop accepting, and end every connection that is still open."""
         self.close()
         for sock in list(self._silent):
             self._hear(sock)

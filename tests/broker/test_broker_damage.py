@@ -239,7 +239,7 @@ def turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 channel.finish(consumer, frame[18:34])  # type: ignore[arg-type]
             topic.put(b"%d" % n)
             topic.put(b"%d" % (n + 1))
-        assert (len(channel.backlog.memory), len(channel.backlog.backend)) == (2, 1)
+        assert (len(channel.memory), len(channel.backend)) == (2, 1)
     return tmp_path
 
 
