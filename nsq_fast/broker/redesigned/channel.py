@@ -13,7 +13,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -350,157 +350,62 @@ SLOW = 1.0
 _NANOSECONDS = 1_000_000_000
 
 
-class Actor(NamedTuple):
-    """Who did something to a message: the address of a client, and its id while the message is in flight to it."""
-
-    address: str
-    id: int = 0
-
-
-SERVER = Actor("0")
-NO_CLIENT = Actor("")
-
-
-class TraceSwitches:
-    """What one node traces of a partition, beside messages with a trace id.
+class Trace:
+    """What one node logs of the messages of a partition that it leads.
 
     Attributes:
         is_on: whether it traces the messages that are published.
         channels: names of those whose deliveries it traces.
         slow_channels: names of those where it logs a FIN that took long.
-        has_channels: whether there are any of either.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, topic: str, number: int) -> None:
+        self._topic = topic
+        self._number = number
         self.is_on = False
         self.channels: set[str] = set()
         self.slow_channels: set[str] = set()
-        self.has_channels = False
 
-    def switch_channel(self, name: str, is_on: bool, *, slow: bool) -> None:
-        names = self.slow_channels if slow else self.channels
-        (names.add if is_on else names.discard)(name)
-        self.has_channels = bool(self.channels or self.slow_channels)
-
-
-class PublishTrace:
-    """Logs what is published to a partition.
-
-    Attributes:
-        switches: those of the node that leads it.
-    """
-
-    def __init__(self, topic: str, number: int, switches: TraceSwitches) -> None:
-        self._topic = topic
-        self._number = number
-        self.switches = switches
-
-    def stored(self, records: Sequence[Record]) -> None:
+    def published(self, records: Iterable[Record], client: str | None = None) -> None:
+        """Messages have been stored; or the command of a client, given by its address, has stored them."""
         for record in records:
-            if self.switches.is_on or record.trace_id:
-                _write(
-                    f"{self._place_of(record)}( 0) put PUB at offset: {record.offset},"
-                    f" current count: {record.sequence + 1} at time {time.time_ns()}, delayed: 0"
-                )
-
-    def answered(self, record: Record, client: str) -> None:
-        if self.switches.is_on or record.trace_id:
-            _write(
-                f"{self._place_of(record)} put success from client {client} at offset: {record.offset},"
-                f" at time {time.time_ns()}"
-            )
-
-    def _place_of(self, record: Record) -> str:
-        return f"topic {self._topic}-{self._number} trace id {record.trace_id}: message {record.internal_id}"
-
-
-class DeliveryTrace:
-    """Logs what becomes of the messages of a channel.
-
-    Attributes:
-        switches: those of the node that leads the partition.
-    """
-
-    def __init__(self, topic: str, channel: str, switches: TraceSwitches) -> None:
-        self._topic = topic
-        self._channel = channel
-        self.switches = switches
+            if self.is_on or record.trace_id:
+                place = f"topic {self._topic}-{self._number} trace id {record.trace_id}: message {record.internal_id}"
+                now, count = time.time_ns(), record.sequence + 1
+                if client is None:
+                    what = f"( 0) put PUB at offset: {record.offset}, current count: {count} at time {now}, delayed: 0"
+                else:
+                    what = f" put success from client {client} at offset: {record.offset}, at time {now}"
+                _write(place + what)
 
     def follows(self, log: PartitionLog) -> bool:
-        """Whether anything of the messages of a log may have to be logged."""
-        return log.has_traced or self.switches.has_channels
+        """Whether anything of the deliveries of a log may have to be logged."""
+        return log.has_traced or bool(self.channels or self.slow_channels)
 
-    @property
-    def is_on(self) -> bool:
-        return self._channel in self.switches.channels
+    def traced(self, channel: str, deliveries: Iterable[Delivery]) -> list[Delivery]:
+        is_on = channel in self.channels
+        return [delivery for delivery in deliveries if is_on or delivery.record.trace_id]
 
-    @property
-    def follows_slow(self) -> bool:
-        """Whether slow FINs are logged of all messages."""
-        return self._channel in self.switches.slow_channels
+    def log(
+        self, channel: str, state: str, delivery: Delivery, client: Any = None, cost: float | None = 0.0, id: int = 0
+    ) -> None:
+        """Log a state of a delivery, in the server's word.
 
-    def taken(self, deliveries: Iterable[Delivery]) -> None:
-        """Messages come next: from the log, or again."""
-        for delivery in self._traced(deliveries):
-            self._log("READ_REQ" if delivery.delivered_at else "READ_QUEUE", delivery, SERVER)
-
-    def started(self, deliveries: Iterable[Delivery], client: Actor) -> None:
-        for delivery in self._traced(deliveries):
-            self._log("START", delivery, client)
-
-    def finished(self, deliveries: Iterable[Delivery], client: Actor, *, is_internal: bool) -> None:
-        """Messages are done; ``is_internal`` where no command of a client did it."""
-        now = time.monotonic()
-        for delivery in deliveries:
-            is_traced, cost = self._is_traced(delivery), now - delivery.delivered_at
-            if is_traced:
-                self._log("FIN_INTERNAL" if is_internal else "FIN", delivery, client, cost)
-            if cost >= SLOW and not is_internal and (is_traced or self.follows_slow):
-                self._log("SLOW_ACK", delivery, client, cost)
-
-    def requeued(self, deliveries: Iterable[Delivery], client: str) -> None:
-        """Messages were given back by a client, given by its address, to be delivered again at once."""
-        for delivery in self._traced(deliveries):
-            self._log("REQ", delivery, Actor(client), 0.0)
-
-    def deferred(self, delivery: Delivery, client: Actor) -> None:
-        if self._is_traced(delivery):
-            self._log("REQ_DEFER", delivery, client, 0.0)
-
-    def timed_out(self, deliveries: Iterable[Delivery], client: str) -> None:
-        """Messages were not finished in time by a client; that is logged of all messages, traced or not."""
-        if not logger.isEnabledFor(logging.INFO):
-            return
-        for delivery in deliveries:
-            self.requeued((delivery,), SERVER.address)
-            self._log("TIMEOUT", delivery, Actor(client), time.monotonic() - delivery.delivered_at)
-
-    def due(self, delivery: Delivery) -> None:
-        if self._is_traced(delivery):
-            self._log("REQ", delivery, SERVER, 0.0)
-            self._log("DELAY_TIMEOUT", delivery, NO_CLIENT, time.monotonic() - delivery.delivered_at)
-
-    def _is_traced(self, delivery: Delivery) -> bool:
-        return self.is_on or bool(delivery.record.trace_id)
-
-    def _traced(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
-        return [delivery for delivery in deliveries if self._is_traced(delivery)]
-
-    def _log(self, state: str, delivery: Delivery, actor: Actor, cost: float | None = None) -> None:
-        """Log a state, in the server's word; ``cost`` is in seconds, by default since the message was published."""
+        Args:
+            client: who has brought it about, or its address; by default the server.
+            cost: in seconds; None: since the message was published.
+            id: of the client while the message is in flight to it.
+        """
         now, record = time.time_ns(), delivery.record
         nanoseconds = now - record.timestamp if cost is None else round(cost * _NANOSECONDS)
+        due = now + round((delivery.priority - time.monotonic()) * _NANOSECONDS) if delivery.priority else 0
+        address = "0" if client is None else getattr(client, "remote_address", client)
         _write(
-            f"topic {self._topic} channel {self._channel} trace id {record.trace_id}: message {record.internal_id}"
-            f" (ts: {record.timestamp}, offset: {record.offset}, pri:{_wall_clock(delivery.priority, now)})"
-            f" consume state {state} from client {actor.address}({actor.id}) at time: {now} cost: {nanoseconds},"
+            f"topic {self._topic} channel {channel} trace id {record.trace_id}: message {record.internal_id}"
+            f" (ts: {record.timestamp}, offset: {record.offset}, pri:{due})"
+            f" consume state {state} from client {address}({id}) at time: {now} cost: {nanoseconds},"
             f" attempt: {delivery.attempts}"
         )
-
-
-def _wall_clock(monotonic: float, now: int) -> int:
-    """A monotonic time in nanoseconds since the epoch, of which it is ``now``; 0 for none."""
-    return now + round((monotonic - time.monotonic()) * _NANOSECONDS) if monotonic else 0
 
 
 def _write(line: str) -> None:
@@ -541,7 +446,7 @@ class PartitionChannel(BaseChannel[Delivery]):
         log: PartitionLog,
         is_ordered: bool,
         on_unused: Callable[[], None],
-        trace: DeliveryTrace,
+        trace: Trace,
         *,
         is_kind: bool = False,
     ) -> None:
@@ -574,7 +479,25 @@ class PartitionChannel(BaseChannel[Delivery]):
             taken = self._keep(taken, lambda _: random.randrange(SAMPLE_OF) <= sample_rate)
         if client.matches is not None:
             taken = self._keep(taken, client.matches)
-        return _start(taken, client, self.trace if self.trace.follows(self._log) else None)
+        return self._start(taken, client)
+
+    def _start(self, deliveries: list[Delivery], client: NodeConnection) -> list[bytes]:
+        """Put messages in flight; their frames."""
+        traced = self.trace.traced(self.name, deliveries) if self.trace.follows(self._log) else ()
+        for delivery in traced:
+            self.trace.log(self.name, "READ_REQ" if delivery.delivered_at else "READ_QUEUE", delivery, cost=None)
+        now = time.monotonic()
+        in_flight, ext, detail = client.in_flight, client.gets_ext, client.gets_detail
+        in_flight.put(deliveries, now + in_flight.timeout)
+        frames: list[bytes] = []
+        for delivery in deliveries:
+            delivery.delivered_at = now
+            if delivery.attempts < MAX_ATTEMPTS:
+                delivery.attempts += 1
+            frames.append(delivery.record.frame(delivery.attempts, ext, detail))
+        for delivery in traced:
+            self.trace.log(self.name, "START", delivery, client, None, client.id)
+        return frames
 
     def _keep(self, taken: list[Delivery], is_wanted: Matches) -> list[Delivery]:
         """Those of the deliveries that are wanted; the others are done."""
@@ -605,12 +528,20 @@ class PartitionChannel(BaseChannel[Delivery]):
         self._queue.put_back(messages)
 
     def _timed_out(self, messages: Sequence[Delivery], client: NodeConnection) -> None:
-        self.trace.timed_out(messages, client.remote_address)
+        """That is logged of all messages, traced or not."""
+        for delivery in messages if logger.isEnabledFor(logging.INFO) else ():
+            self._trace("REQ", [delivery])
+            self.trace.log(self.name, "TIMEOUT", delivery, client, time.monotonic() - delivery.delivered_at)
+
+    def _trace(self, state: str, deliveries: Iterable[Delivery], client: Any = None) -> None:
+        for delivery in self.trace.traced(self.name, deliveries):
+            self.trace.log(self.name, state, delivery, client)
 
     def _pop_deferred(self, now: float, wall_now: float) -> list[Delivery]:
         due = self.deferred.pop_due(now)
-        for delivery in due:
-            self.trace.due(delivery)
+        for delivery in self.trace.traced(self.name, due):
+            self._trace("REQ", [delivery])
+            self.trace.log(self.name, "DELAY_TIMEOUT", delivery, "", time.monotonic() - delivery.delivered_at)
         return due
 
     # --- FIN, REQ ----------------------------------------------------------------------------------------------------
@@ -632,11 +563,20 @@ class PartitionChannel(BaseChannel[Delivery]):
                 done.append(delivery)
         self.confirmed.confirm(done)
         if self.trace.follows(self._log):
-            actor = Actor("" if is_internal else client.remote_address, client.id)
-            self.trace.finished(done, actor, is_internal=is_internal)
+            self._trace_finished(done, client, is_internal)
         if self.is_ordered:
             self.notify()
         return missing
+
+    def _trace_finished(self, done: list[Delivery], client: NodeConnection, is_internal: bool) -> None:
+        now, traced = time.monotonic(), set(self.trace.traced(self.name, done))
+        is_slow_told = self.name in self.trace.slow_channels
+        for delivery in done:
+            cost, actor = now - delivery.delivered_at, "" if is_internal else client
+            if delivery in traced:
+                self.trace.log(self.name, "FIN_INTERNAL" if is_internal else "FIN", delivery, actor, cost, client.id)
+            if cost >= SLOW and not is_internal and (delivery in traced or is_slow_told):
+                self.trace.log(self.name, "SLOW_ACK", delivery, actor, cost, client.id)
 
     def finish_anywhere(self, internal_id: int) -> bool:
         """Finish a message, whichever client has it in flight; False if no client has."""
@@ -667,9 +607,10 @@ class PartitionChannel(BaseChannel[Delivery]):
         self.requeue_count += 1
         if delay > 0:
             self.deferred.put((delivery,), time.monotonic() + delay)
-            self.trace.deferred(delivery, Actor(client.remote_address, client.id))
+            for each in self.trace.traced(self.name, (delivery,)):
+                self.trace.log(self.name, "REQ_DEFER", each, client, id=client.id)
             return
-        self.trace.requeued([delivery], client.remote_address)
+        self._trace("REQ", [delivery], client)
         self._queue.put_back([delivery])
         self.notify()
 
@@ -693,7 +634,7 @@ class PartitionChannel(BaseChannel[Delivery]):
         if client.tag and not any(other.tag == client.tag for other in self.clients.values()):
             self._queue.drop_tag(client.tag)
         if self.trace.follows(self._log):
-            self.trace.requeued(returned, client.remote_address)
+            self._trace("REQ", returned, client)
         self._queue.put_first(returned)
 
     def limit_clients(self, prefix: str, limit: int) -> None:
@@ -757,21 +698,3 @@ def _is_requeued_too_much(delivery: Delivery) -> bool:
     if delivery.attempts >= _MAX_REQUEUES:
         return True
     return delivery.attempts > _MANY_REQUEUES and time.monotonic() - delivery.delivered_at < _REQUEUE_PAUSE
-
-
-def _start(deliveries: list[Delivery], client: NodeConnection, trace: DeliveryTrace | None) -> list[bytes]:
-    """Put messages in flight; their frames. ``trace`` is None where none of them is traced."""
-    if trace is not None:
-        trace.taken(deliveries)
-    now = time.monotonic()
-    in_flight, ext, detail = client.in_flight, client.gets_ext, client.gets_detail
-    in_flight.put(deliveries, now + in_flight.timeout)
-    frames: list[bytes] = []
-    for delivery in deliveries:
-        delivery.delivered_at = now
-        if delivery.attempts < MAX_ATTEMPTS:
-            delivery.attempts += 1
-        frames.append(delivery.record.frame(delivery.attempts, ext, detail))
-    if trace is not None:
-        trace.started(deliveries, Actor(client.remote_address, client.id))
-    return frames

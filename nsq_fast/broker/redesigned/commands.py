@@ -305,8 +305,8 @@ def _one(make: MakeDraft, reply: MakeReply) -> Handler:
         try:
             drafts = [make(data[at + 4 : end], partition, 0)]
             records = _store(conn, partition, drafts)
-            if partition.log.has_traced or partition.trace.switches.is_on:
-                partition.trace.answered(records[0], conn.remote_address)
+            if partition.log.has_traced or partition.trace.is_on:
+                partition.trace.published(records, conn.remote_address)
             conn.send(reply(drafts, records))
         except ServerError as error:
             conn.send_error(error.code, error.detail.encode())

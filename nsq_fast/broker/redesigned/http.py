@@ -256,7 +256,7 @@ class NodeRoutes(HostRoutes):
 
     def _publish_one(self, request: Request, partition: Partition, draft: Draft) -> Record:
         [record] = self._publish(request, partition, [draft])
-        partition.trace.answered(record, request.remote_address)
+        partition.trace.published([record], request.remote_address)
         return record
 
     def _publish(self, request: Request, partition: Partition, drafts: list[Draft]) -> list[Record]:
@@ -307,11 +307,12 @@ class NodeRoutes(HostRoutes):
         """Trace a topic, or a channel of it, on this node; what is not here is left out without a word."""
         topic, channel = request.get("topic"), request.get("channel")
         for partition in self._host.partitions:
-            switches = partition.switches_of(self._host.id)
+            trace = partition.trace_of(self._host.id)
             if partition.topic == topic and not channel:
-                switches.is_on = is_on
+                trace.is_on = is_on
             elif partition.topic == topic and channel in partition.channels:
-                switches.switch_channel(str(channel), is_on, slow=request.get("slow") == "true")
+                names = trace.slow_channels if request.get("slow") == "true" else trace.channels
+                (names.add if is_on else names.discard)(str(channel))
 
     def _back_up_delayed(self, request: Request) -> None:
         try:

@@ -29,7 +29,7 @@ from gevent import Greenlet, sleep, spawn
 from nsq_fast.broker.journal import Trouble, for_each
 from nsq_fast.broker.nsqd import Host
 from nsq_fast.broker.options import NsqdOptions
-from nsq_fast.broker.redesigned.channel import DeliveryTrace, PartitionChannel, PublishTrace, TraceSwitches
+from nsq_fast.broker.redesigned.channel import PartitionChannel, Trace
 from nsq_fast.broker.redesigned.log import Draft, PartitionLog, Record
 from nsq_fast.errors import NotLeader, NotWritable, TopicNotExist
 
@@ -122,7 +122,7 @@ class Partition:
         is_writable: whether the leader takes publishes.
         registered: the node that lookups show for publishers; None while the leader changes.
         is_new: whether it waits for its first leader.
-        trace: logs traced messages that are published.
+        trace: what the node that serves it traces.
     """
 
     def __init__(
@@ -163,8 +163,8 @@ class Partition:
             " take them",
             f"messages of {self.name} reach the disk itself again",
         )
-        self._switches: dict[str, TraceSwitches] = {}
-        self.trace = PublishTrace(topic, number, self.switches_of(self._serving))
+        self._traces: dict[str, Trace] = {}
+        self.trace = self.trace_of(self._serving)
 
     @property
     def replicas(self) -> list[str]:
@@ -290,7 +290,7 @@ class Partition:
         if leader is not None and leader != self._serving:
             self._serving, self.registered, self.is_writable = leader, None, True
             self.log = self.logs[leader]
-            self._follow_switches()
+            self._follow_trace()
             for channel in self.channels.values():
                 channel.interrupt(self.log)
 
@@ -337,8 +337,8 @@ class Partition:
 
     def published(self, records: Sequence[Record]) -> None:
         """Let the channels know of new records, and the log forget old ones."""
-        if self.log.has_traced or self.trace.switches.is_on:
-            self.trace.stored(records)
+        if self.log.has_traced or self.trace.is_on:
+            self.trace.published(records)
         for channel in self.channels.values():
             channel.notify()
         if self.meta.sync_every:
@@ -388,13 +388,12 @@ class Partition:
         """The channel of that name; it is created if there is none."""
         channel = self.channels.get(name)
         if channel is None:
-            trace = DeliveryTrace(self.topic, name, self.trace.switches)
             channel = PartitionChannel(
                 name,
                 self.log,
                 self.meta.ordered,
                 lambda: self.delete_channel(name),
-                trace,
+                self.trace,
                 is_kind=self._is_kind,
             )
             self.channels[name] = channel
@@ -418,19 +417,18 @@ class Partition:
 
     # --- what a node traces ------------------------------------------------------------------------------------------
 
-    def switches_of(self, node: str) -> TraceSwitches:
-        """What a node traces of it, where it leads."""
-        return self._switches.setdefault(node, TraceSwitches())
+    def trace_of(self, node: str) -> Trace:
+        return self._traces.setdefault(node, Trace(self.topic, self.number))
 
-    def forget_switches(self, node: str) -> None:
+    def forget_trace(self, node: str) -> None:
         """A node has ended, and with it what it was told to trace."""
-        self._switches.pop(node, None)
-        self._follow_switches()
+        self._traces.pop(node, None)
+        self._follow_trace()
 
-    def _follow_switches(self) -> None:
-        self.trace.switches = self.switches_of(self._serving)
+    def _follow_trace(self) -> None:
+        self.trace = self.trace_of(self._serving)
         for channel in self.channels.values():
-            channel.trace.switches = self.trace.switches
+            channel.trace = self.trace
 
 
 class Keeper:
@@ -540,7 +538,7 @@ class Node(Host):
             self._scanner.kill()
             self._scanner = None
         for partition in self.partitions:
-            partition.forget_switches(self.id)
+            partition.forget_trace(self.id)
 
     kill = close
 
