@@ -10,7 +10,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gevent import Greenlet, spawn_later
 
@@ -25,82 +25,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("nsq_fast.broker.channel")
 
 
-# --- ranges of numbers -----------------------------------------------------------------------------------------------
-# Those of a log that one of its readers leaves out. No I/O.
-
-
-class Gap(NamedTuple):
-    """Records that are left out: the number of the first, and the position behind the last."""
-
-    first: int
-    end: Position
-
-    @property
-    def records(self) -> int:
-        return self.end.sequence - self.first
-
-
-class Gaps:
-    """The gaps of one reader, in order. They do not overlap.
-
-    Attributes:
-        records: how many numbers all of them have.
-    """
-
-    __slots__ = ("_gaps", "records")
-
-    def __init__(self) -> None:
-        self._gaps: deque[Gap] = deque()
-        self.records = 0
-
-    def __len__(self) -> int:
-        return len(self._gaps)
-
-    def __iter__(self) -> Iterator[Gap]:
-        return iter(self._gaps)
-
-    def add(self, gap: Gap) -> None:
-        """Add a gap that begins behind all others, or where the last one ends."""
-        self.records += gap.records
-        if self._gaps and self._gaps[-1].end.sequence == gap.first:
-            gap = Gap(self._gaps.pop().first, gap.end)
-        self._gaps.append(gap)
-
-    def pass_at(self, position: Position) -> Position:
-        """Forget the gaps that begin before a position, or there; the position, or the end of the gap it lies in."""
-        while self._gaps and self._gaps[0].first <= position.sequence:
-            gap = self._gaps.popleft()
-            self.records -= gap.records
-            position = max(position, gap.end)
-        return position
-
-    def outside(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Those of some messages, in the order of the log, that lie in no gap."""
-        return list(self._outside(messages)) if self._gaps else messages
-
-    def _outside(self, messages: Sequence[Message]) -> Iterator[Message]:
-        gaps = iter(self._gaps)
-        gap = next(gaps, None)
-        for message in messages:
-            while gap is not None and gap.end.sequence <= message.sequence:
-                gap = next(gaps, None)
-            if gap is None or message.sequence < gap.first:
-                yield message
-
-    def between(self, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """What of the numbers from ``first`` to before ``end`` lies in no gap: ranges of (first, one past the last)."""
-        for gap in self._gaps:
-            if first < gap.first:
-                yield first, gap.first
-            first = max(first, gap.end.sequence)
-        if first < end:
-            yield first, end
-
-    def clear(self) -> None:
-        self._gaps.clear()
-        self.records = 0
-
-
 def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """Numbers as ranges of (first, one after the last)."""
     ranges: list[tuple[int, int]] = []
@@ -112,21 +36,18 @@ def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return ranges
 
 
-# --- the backend queue of a channel ----------------------------------------------------------------------------------
-# The messages for which there was no room in its memory, first in, first out.
-# In the original it is a file of its own (nsqio/nsq: nsqd/channel.go, put; nsqio/go-diskqueue). Here all channels of
-# a topic share the topic's log, so nothing is written twice: a queue is the place from which on its channel reads the
-# log, and the gaps behind that place, for the messages that the channel has in memory or is done with.
-# A message that comes back after a delivery stays in memory, and has its place in the order of the queue.
-
-
 _READ_AHEAD = 2000
-_MANY_GAPS = 10_000
-"""Gaps that a checkpoint is quickly written with. A channel that has more fills its memory again when it has fewer."""
+_MOST_LEFT_OUT = 100_000
+"""A channel that leaves out more records fills its memory again when it leaves out fewer."""
 
 
 class BackendQueue:
-    """The backend queue of one channel.
+    """The backend queue of one channel: the messages for which there was no room in its memory, first in, first out.
+
+    In the original it is a file of its own (nsqio/nsq: nsqd/channel.go, put; nsqio/go-diskqueue). Here all channels of
+    a topic share the topic's log, so nothing is written twice: a queue is the place from which on its channel reads the
+    log, and the numbers of the records behind that place that it leaves out, as the channel has them in memory or is
+    done with them. A message that comes back after a delivery stays in memory, and has its place in the order.
 
     Args:
         log: the topic's. Its readers may not pass what the topic holds back: that is in no queue yet.
@@ -137,63 +58,60 @@ class BackendQueue:
         is_stalled: whether the last read has failed. ``take`` tries it again.
     """
 
-    __slots__ = ("_gaps", "_log", "_read_ahead", "_returned", "_sort_out", "cursor", "is_stalled")
+    __slots__ = ("_left_out", "_log", "_read_ahead", "_returned", "_sort_out", "cursor", "is_stalled")
 
     def __init__(self, log: Journal, sort_out: Callable[[Sequence[Message]], Iterable[Message]]) -> None:
         self.cursor: Position | None = None
         self.is_stalled = False
         self._log = log
         self._sort_out = sort_out
-        self._gaps = Gaps()
+        self._left_out: set[int] = set()
         self._read_ahead: deque[Message] = deque()
         # Messages that came back, each with the number of the record that it comes before.
         self._returned: deque[tuple[int, Message]] = deque()
 
     def __len__(self) -> int:
-        return len(self._read_ahead) + len(self._returned) + self._unread
+        return len(self._read_ahead) + len(self._returned) + self._unread_count
 
     def __bool__(self) -> bool:
         return self.cursor is not None or bool(self._read_ahead) or bool(self._returned)
 
     @property
-    def _unread(self) -> int:
+    def _unread_count(self) -> int:
         if self.cursor is None:
             return 0
-        log = self._log
-        left_out = self._gaps.records
-        if log.has_losses:  # a gap may have numbers without records
-            left_out = sum(log.count(gap.first, gap.end.sequence) for gap in self._gaps)
+        log, left_out = self._log, len(self._left_out)
+        if log.has_losses:  # there may be numbers without records
+            left_out = sum(log.count(number, number + 1) for number in self._left_out)
         return max(0, log.count(self.cursor.sequence, log.readable_end) - left_out)
 
     @property
-    def has_many_gaps(self) -> bool:
-        """Whether it should get no more gaps for a while."""
-        return len(self._gaps) >= _MANY_GAPS
+    def leaves_out_many(self) -> bool:
+        return len(self._left_out) >= _MOST_LEFT_OUT
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
     def add_from(self, position: Position) -> None:
-        """Add all that the log has from a position on, and what will be behind that, as far as no gap leaves it out."""
+        """Add all that the log has from a position on, and what will be behind that, but for what is left out."""
         if self.cursor is None and position.sequence < self._log.readable_end:
             self.cursor = position
 
-    def leave_out(self, first: int, end: Position) -> None:
-        """Leave out the records from number ``first`` to before ``end``, which lie behind all others of the queue."""
-        if self.cursor is not None and first < end.sequence:
-            self._gaps.add(Gap(first, end))
-            self._move_to(self.cursor)
+    def leave_out(self, first: int, end: int) -> None:
+        """Leave out the records from number ``first`` to before ``end``."""
+        if self.cursor is not None:
+            self._left_out.update(range(max(first, self.cursor.sequence), end))
 
     def put_back(self, messages: Sequence[Message]) -> None:
         """Add messages that were delivered or deferred."""
         end = self._log.readable_end
         self._returned.extend((end, message) for message in messages)
 
-    def restore(self, cursor: Position, gaps: Iterable[Gap], delivered: Iterable[Message]) -> None:
-        """Begin at a position, with gaps behind it, and messages from such gaps that were delivered before."""
+    def restore(self, cursor: Position, left_out: Iterable[int], delivered: Iterable[Message]) -> None:
+        """Begin at a position, and leave out records behind it; ``delivered``: some of them that were before."""
         self._returned.extend((message.sequence, message) for message in delivered)
         self.add_from(cursor)
-        for gap in gaps:
-            self.leave_out(*gap)
+        if self.cursor is not None:
+            self._left_out.update(number for number in left_out if number >= cursor.sequence)
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
@@ -227,42 +145,47 @@ class BackendQueue:
             messages, end = self._log.read(cursor, _READ_AHEAD)
         except OSError as error:
             if not self.is_stalled:
-                logger.error(
-                    "messages of %s cannot be read: %s; they stay where they are, and it is tried again",
-                    self._log.folder or "a log in memory",
-                    error,
-                    extra=BROKER_READ_FAILED,
-                )
+                where = self._log.folder or "a log in memory"
+                text = "messages of %s cannot be read: %s; they stay where they are, and it is tried again"
+                logger.error(text, where, error, extra=BROKER_READ_FAILED)
             self.is_stalled = True
             return False
         if self.is_stalled:
             self.is_stalled = False
             logger.warning("messages of %s can be read again", self._log.folder, extra=BROKER_READ_RECOVERED)
-        self._read_ahead.extend(self._sort_out(self._gaps.outside(messages)))
-        self._move_to(end if messages else Position(self._log.readable_end, 0))
-        return True
-
-    def _move_to(self, position: Position) -> None:
-        position = self._gaps.pass_at(position)
-        self.cursor = position if position.sequence < self._log.readable_end else None
+        left_out = self._left_out
+        if left_out:
+            messages, read = [each for each in messages if each.sequence not in left_out], messages
+            left_out.difference_update([each.sequence for each in read])
+        self._read_ahead.extend(self._sort_out(messages))
+        self.cursor = end if end.sequence < self._log.readable_end else None
         if self.cursor is None:
-            self._gaps.clear()
+            left_out.clear()
+        return True
 
     def clear(self) -> None:
         self.cursor = None
-        self._gaps.clear()
+        self._left_out.clear()
         self._read_ahead.clear()
         self._returned.clear()
 
     # --- for a checkpoint --------------------------------------------------------------------------------------------
 
     def in_memory(self) -> Iterator[Message]:
+        """Every message of the queue that is in memory."""
         yield from self._read_ahead
         yield from (message for _, message in self._returned)
 
     def unread(self) -> list[tuple[int, int]]:
         """The numbers of the records that were not read yet: ranges of (first, one after the last)."""
-        return [] if self.cursor is None else list(self._gaps.between(self.cursor.sequence, self._log.readable_end))
+        ranges: list[tuple[int, int]] = []
+        if self.cursor is not None:
+            first, end = self.cursor.sequence, self._log.readable_end
+            for number in (*sorted(self._left_out), end):
+                if first < number:
+                    ranges.append((first, number))
+                first = max(first, number + 1)
+        return ranges
 
 
 _REFILL = 2000
@@ -326,7 +249,7 @@ class Channel(BaseChannel[Message]):
         return len(self.memory) + count <= self._capacity
 
     def _room(self) -> int:
-        if self.backend and (self._preserve_order or self.backend.has_many_gaps):
+        if self.backend and (self._preserve_order or self.backend.leaves_out_many):
             return 0
         return max(0, self._capacity - len(self.memory))
 
@@ -347,7 +270,7 @@ class Channel(BaseChannel[Message]):
 
     def _go_on_behind(self, first: int, end: Position) -> None:
         """Have in the backend queue what the log has from ``end`` on, and not the records from ``first`` to there."""
-        self.backend.leave_out(first, end)
+        self.backend.leave_out(first, end.sequence)
         self.backend.add_from(end)
 
     def _put_while_room(self, messages: Sequence[Message]) -> None:
@@ -370,10 +293,10 @@ class Channel(BaseChannel[Message]):
         """Take a message that is not ready before its ``due``."""
         self.deferred.put((message,), message.due)
 
-    def release(self, held_at: Position, count: int, deferred: Iterable[tuple[Message, Position]]) -> None:
+    def release(self, held_at: Position, count: int, deferred: Iterable[Message]) -> None:
         """Take the records that the topic held back from ``held_at`` on.
 
-        ``deferred``: those of them that are known to be deferred, each with the position behind it. They need no room.
+        ``deferred``: those of them that are known to be deferred. They need no room.
         """
         self.message_count += count
         if self.is_ephemeral:
@@ -382,7 +305,7 @@ class Channel(BaseChannel[Message]):
             self._release(held_at, deferred)
         self.notify()
 
-    def _release(self, held_at: Position, deferred: Iterable[tuple[Message, Position]]) -> None:
+    def _release(self, held_at: Position, deferred: Iterable[Message]) -> None:
         position, room = held_at, self._room()
         while room > 0 and position.sequence < self.log.end.sequence:
             try:
@@ -395,10 +318,10 @@ class Channel(BaseChannel[Message]):
             self.memory.extend(ready)
             room -= len(ready)
         self._go_on_behind(held_at.sequence, position)
-        for message, end in deferred:
+        for message in deferred:
             if message.sequence >= position.sequence:
                 self.defer(message.copy())
-                self.backend.leave_out(message.sequence, end)
+                self.backend.leave_out(message.sequence, message.sequence + 1)
 
     def _release_while_room(self, position: Position) -> None:
         while position.sequence < self.log.end.sequence:
@@ -412,12 +335,12 @@ class Channel(BaseChannel[Message]):
                 break
             self._put_while_room(self._sort_out(messages))
 
-    def restore(self, cursor: Position, gaps: Sequence[Gap], delivered: Sequence[Message]) -> None:
-        """Take what was not finished before a restart: the log from ``cursor`` on without the gaps, and ``delivered``.
+    def restore(self, cursor: Position, left_out: Iterable[int], delivered: Sequence[Message]) -> None:
+        """Take what was not finished before a restart: the log from ``cursor`` on, but for ``left_out``; ``delivered``.
 
         nsqio/nsq: nsqd/channel.go, flush: nothing is in memory then.
         """
-        self.backend.restore(cursor, gaps, self._sort_out(delivered))
+        self.backend.restore(cursor, left_out, self._sort_out(delivered))
 
     def _sort_out(self, messages: Sequence[Message]) -> list[Message]:
         """Put those aside that are not ready yet; the others."""

@@ -19,6 +19,7 @@ channels by its checkpoint.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import logging
 import os
 import shutil
@@ -29,7 +30,7 @@ from pathlib import Path
 
 import msgspec
 
-from nsq_fast.broker.channel import Channel, Gap, ranges_of
+from nsq_fast.broker.channel import Channel, ranges_of
 from nsq_fast.broker.journal import Journal, check, checked, read_patiently, replace_file, set_aside
 from nsq_fast.broker.message import DataPathError, Message, id_of
 from nsq_fast.broker.topic import Topic, oldest_needed
@@ -182,15 +183,10 @@ def restore(topic: Topic, checkpoint: Checkpoint | None) -> None:
 
 
 def _restore_channel(channel: Channel, log: Journal, checkpoint: ChannelCheckpoint) -> None:
-    fresh = checkpoint.fresh
-    starts = [*(first for first, _ in fresh), checkpoint.next]
-    cursor = at = log.seek(starts[0])
-    gaps: list[Gap] = []
-    for (_, end), start in zip(fresh, starts[1:], strict=True):
-        if end < start:
-            at = log.seek(start, at)
-            gaps.append(Gap(end, at))
-    channel.restore(cursor, gaps, _delivered(log, checkpoint))
+    starts = [*(first for first, _ in checkpoint.fresh), checkpoint.next]
+    ends = [end for _, end in checkpoint.fresh]
+    left_out = itertools.chain.from_iterable(map(range, ends, starts[1:]))
+    channel.restore(log.seek(starts[0]), left_out, _delivered(log, checkpoint))
 
 
 def _delivered(log: Journal, checkpoint: ChannelCheckpoint) -> list[Message]:

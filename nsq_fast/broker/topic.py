@@ -7,7 +7,6 @@ message; otherwise only those that some channel has no room for in memory.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
@@ -18,18 +17,6 @@ from nsq_fast.broker.queue import LatencyWindow
 from nsq_fast.names import is_ephemeral
 
 Changed = Callable[[str, "Topic", "Channel | None"], None]
-
-
-@dataclasses.dataclass
-class _Held:
-    """What a topic knows of the messages that it holds back, apart from its log.
-
-    ``in_memory``: how many have room in its memory. ``deferred``: those that are deferred, each with the position
-    behind it; of those from before a restart it is not known.
-    """
-
-    in_memory: int = 0
-    deferred: list[tuple[Message, Position]] = dataclasses.field(default_factory=list)
 
 
 class Topic:
@@ -81,7 +68,10 @@ class Topic:
         self._on_change = on_change
         self._on_logged = on_logged
         self._make_latency = make_latency
-        self._held = _Held()
+        # Of the messages that it holds back: how many have room in its memory, and those that are deferred, as far as
+        # that is known: of those from before a restart it is not.
+        self._held_in_memory = 0
+        self._held_deferred: list[Message] = []
         self._is_starting = True
         self._hold()
 
@@ -94,7 +84,7 @@ class Topic:
     @property
     def backend_depth(self) -> int:
         """How many of them memory has no room for."""
-        return max(0, self.depth - self._held.in_memory)
+        return max(0, self.depth - self._held_in_memory)
 
     def unfinished(self) -> list[Message]:
         """The messages that no channel has got yet. Reads them from the disk."""
@@ -145,7 +135,7 @@ class Topic:
             start = self.log.end
             self._hold_back([frame], due)
             if self.log.end != start:
-                self._held.deferred.append((Message(id, frame, start.sequence, due), self.log.end))
+                self._held_deferred.append(Message(id, frame, start.sequence, due))
         else:
             self._defer(Message(id, frame, due=due))
         self.message_count += 1
@@ -160,14 +150,14 @@ class Topic:
             channel.message_count += 1
             channel.defer(message.copy())
             if self.is_durable:
-                channel.backend.leave_out(message.sequence, self.log.end)
+                channel.backend.leave_out(message.sequence, message.sequence + 1)
 
     def _hold_back(self, frames: Sequence[bytes], due: float = 0.0) -> None:
         if self.is_ephemeral:
             frames = frames[: max(0, self._capacity - self.depth)]
         if frames:
             self.log.append(frames, due)
-            self._held.in_memory = min(self._capacity, self._held.in_memory + len(frames))
+            self._held_in_memory = min(self._capacity, self._held_in_memory + len(frames))
 
     # --- holding back ------------------------------------------------------------------------------------------------
 
@@ -190,11 +180,15 @@ class Topic:
             return
         count = self.log.count(held_at.sequence, self.log.end.sequence)
         now = time.time()
-        deferred = [held for held in self._held.deferred if held[0].due > now]
-        self._held = _Held()
+        deferred = [message for message in self._held_deferred if message.due > now]
+        self._forget_held()
         self.log.held_at = None
         for channel in self.channels.values():
             channel.release(held_at, count, deferred)
+
+    def _forget_held(self) -> None:
+        self._held_in_memory = 0
+        self._held_deferred = []
 
     # --- channels ----------------------------------------------------------------------------------------------------
 
@@ -250,9 +244,9 @@ class Topic:
     def empty(self) -> None:
         if self.log.held_at is not None:
             dropped, self.log.held_at = self.log.held_at, self.log.end
-            self._held = _Held()
+            self._forget_held()
             for channel in self.channels.values():
-                channel.backend.leave_out(dropped.sequence, self.log.end)
+                channel.backend.leave_out(dropped.sequence, self.log.end.sequence)
         self._on_change("change", self, None)
 
     def close(self) -> None:
