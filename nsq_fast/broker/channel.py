@@ -479,6 +479,8 @@ def _start(messages: list[Message], in_flight: InFlight[Message]) -> list[bytes]
     frames: list[bytes] = []
     append = frames.append
     for message in messages:
+        if message.is_shared:
+            message = message.copy()
         message.delivered_at = now
         message.priority = deadline
         by_id[message.id] = message

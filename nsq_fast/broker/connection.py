@@ -317,6 +317,8 @@ class Connection:
         self._is_closed = False
         self._heartbeat_is_due = False
         self._timer: Any = None
+        self._silence: Any = None
+        self._heard_at = time.monotonic()
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -376,9 +378,9 @@ class Connection:
         return b"".join(chunks)
 
     def _recv(self) -> bytes:
-        interval = self.profile.heartbeat_interval
-        self._stream.settimeout(self.silent_intervals * interval + _GRACE if interval else None)
+        self._stream.settimeout(None)  # a timeout would make a timer for each read
         data: bytes = self._stream.recv(READ_SIZE)
+        self._heard_at = time.monotonic()
         return data
 
     # --- writing -----------------------------------------------------------------------------------------------------
@@ -470,15 +472,32 @@ class Connection:
         if self.delays_messages:
             self.output.size = self.profile.output_buffer_size
             self.output.ticker = FlushTicker(self.profile.output_buffer_timeout, time.monotonic())
-        if self._timer is not None:
-            self._timer.close()
-            self._timer = None
+        self._stop_timers()
         interval = self.profile.heartbeat_interval
         self.output.timeout = interval or None
         if interval:
-            # One timer of the loop per connection: a wait with a timeout would make one per batch.
+            # Timers of the loop, for as long as the connection lasts: a wait with a timeout would make one per batch.
             self._timer = get_hub().loop.timer(interval, interval)
             self._timer.start(self._on_heartbeat)
+            self._await_word(self.silent_intervals * interval + _GRACE)
+
+    def _await_word(self, limit: float) -> None:
+        """End the connection when nothing has come for so long."""
+        left = self._heard_at + limit - time.monotonic()
+        if left <= 0:
+            logger.debug("%s: silent for too long", self.remote_address, extra=BROKER_CLIENT_DISCONNECTED)
+            self.close()
+            return
+        if self._silence is not None:
+            self._silence.close()
+        self._silence = get_hub().loop.timer(left)
+        self._silence.start(self._await_word, limit)
+
+    def _stop_timers(self) -> None:
+        for timer in (self._timer, self._silence):
+            if timer is not None:
+                timer.close()
+        self._timer = self._silence = None
 
     def _on_heartbeat(self) -> None:
         self._heartbeat_is_due = True
@@ -529,9 +548,7 @@ class Connection:
 
     def _end(self) -> None:
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.close()
-            self._timer = None
+        self._stop_timers()
         _leave_channel(self)
         self._wake.set()
         self._stream.close()

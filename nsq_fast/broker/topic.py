@@ -123,8 +123,11 @@ class Topic:
         return all(channel.is_ephemeral or channel.has_room(count) for channel in self.channels.values())
 
     def _fan_out(self, messages: list[Message], start: Position | None) -> None:
-        for index, channel in enumerate(self.channels.values()):
-            channel.put([message.copy() for message in messages] if index else messages, start)
+        if len(self.channels) > 1:
+            for message in messages:
+                message.is_shared = True
+        for channel in self.channels.values():
+            channel.put(messages, start)
 
     def _put_deferred(self, body: bytes, due: float) -> None:
         if self.is_exiting:
