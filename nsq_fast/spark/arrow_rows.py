@@ -46,7 +46,6 @@ _OF: Mapping[str, Mapping[str, pa.DataType]] = {JSON: _TYPES, MAP: {**_TYPES, HE
 
 @lru_cache
 def arrow_schema(names: tuple[str, ...] = NAMES, headers_as: str = JSON) -> pa.Schema:
-    """The Arrow schema of these columns, in this order."""
     return pa.schema([(name, _OF[headers_as][name]) for name in names])
 
 

@@ -36,7 +36,6 @@ class Pace:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the rows that wait have to be counted."""
         return self._least is not None
 
     def is_due(self, rows: int) -> bool:
@@ -74,7 +73,6 @@ class Throughput:
             self._began_at, _ = self._done.popleft()
 
     def rate(self, now: float) -> float:
-        """Bytes a second."""
         if self._began_at is None or now <= self._began_at:
             return 0.0
         return sum(size for _, size in self._done) / (now - self._began_at)
@@ -111,7 +109,6 @@ class Reminder:
             self._logger.warning("%s", text, extra=SPARK_WAITS)
 
     def over(self, key: str) -> None:
-        """It is so no more."""
         since = self._since.pop(key, None)
         if since is not None:
             del self._told_at[key]

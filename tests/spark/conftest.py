@@ -14,7 +14,7 @@ from support.spark_archive import make_ready
 from support.spark_replay import Topic
 from support.spark_settings import LOCAL, spark_environment, spark_settings
 
-from nsq_fast.broker import ClusterProcess
+from nsq_fast.broker import BrokerProcess, ClusterProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,6 +55,13 @@ def cluster() -> Iterator[ClusterProcess]:
     """An embedded redesigned cluster whose leaders may move and die."""
     with ClusterProcess(nodes=3, lookupds=1, takeover_delay=0.2, kind=True) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    """An embedded nsqd of the original NSQ, and its nsqlookupd."""
+    with BrokerProcess() as running:
+        yield running
 
 
 @pytest.fixture

@@ -46,20 +46,6 @@ def assembled(assembly: Assembly, *chunks: Iterable[int]) -> list[int]:
 # --- a range put together
 
 
-def test_what_comes_in_order_is_handed_on_at_once() -> None:
-    assembly = Assembly(0, END)
-    assert assembled(assembly, [0, 1, 2]) == [0, 1, 2]
-    assert (assembly.expected, assembly.is_complete) == (OFFSETS[3], False)
-    assert assembled(assembly, range(3, 10)) == list(range(3, 10))
-    assert assembly.is_complete
-
-
-def test_only_the_range_is_kept() -> None:
-    assembly = Assembly(OFFSETS[2], OFFSETS[5])
-    assert assembled(assembly, [0, 1, 2, 3], [4, 5, 6]) == [2, 3, 4]
-    assert (assembly.is_complete, assembly.held_rows) == (True, 0)
-
-
 def test_a_record_belongs_to_the_range_in_which_it_begins() -> None:
     cut = OFFSETS[5] + 1
     first, second = Assembly(0, cut), Assembly(cut, END)
@@ -82,10 +68,6 @@ def test_what_was_let_go_has_to_come_again() -> None:
     assembly.forget_held()
     assert assembled(assembly, range(5)) == list(range(5))
     assert not assembly.is_complete
-
-
-def test_an_empty_range_is_complete() -> None:
-    assert Assembly(62, 62).is_complete
 
 
 def test_records_that_do_not_lie_on_the_others_are_no_continuation() -> None:
@@ -252,10 +234,6 @@ def test_a_limit_is_in_rows_and_shared_out(planner: OneTopic, fakes: FakeLogs) -
     asked = fakes.asked
     assert planner.end(end, logs, 40, None) == {0: 200, 1: 600}
     assert fakes.asked - asked == 2  # only where the ends are: the begins are known from before
-
-
-def test_a_limit_larger_than_all_there_is(planner: OneTopic) -> None:
-    assert planner.end({0: 50}, {0: log(10)}, 5, None) == {0: 100}
 
 
 def test_a_batch_never_goes_behind_the_target(planner: OneTopic) -> None:

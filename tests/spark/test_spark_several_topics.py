@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,7 @@ from support.spark_replay import Topic
 from support.waiting import until
 
 from nsq_fast.broker import BrokerProcess, ClusterProcess
-from nsq_fast.client.admin import NsqdHTTPClient
-from nsq_fast.errors import ConfigError, HttpError, JournalError, LookupFailed
+from nsq_fast.errors import HttpError, JournalError, LookupFailed
 from nsq_fast.spark import pace as reminder
 from nsq_fast.spark.discovery import TopicFinder, discover, retried
 from nsq_fast.spark.journal import JournalBatchReader
@@ -34,12 +33,6 @@ def make_topic(cluster: ClusterProcess) -> MakeTopic:
         return Topic(name, str(cluster.lookupds[0].http))
 
     return make
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess() as running:
-        yield running
 
 
 class Stream:
@@ -130,20 +123,6 @@ def test_a_leader_that_dies_while_rows_are_counted_is_waited_for(
     (warning,) = [each.getMessage() for each in caplog.records if "no news" in each.getMessage()]
     assert "/message/get" in warning
     stream.until([each for each in bodies if each not in taken])
-
-
-def test_another_topic_is_refused_with_the_checkpoint_of_the_first(
-    cluster: ClusterProcess, make_topic: MakeTopic
-) -> None:
-    make_topic("first").fill(10)
-    make_topic("second").fill(10)
-    stream = Stream(cluster, topic="first")
-    stream.batch()
-    with pytest.raises(ConfigError, match=r"made with the topic 'first', which the options do not name.*'second'"):
-        Stream(cluster, stream.offset, topic="second").batch()
-    with pytest.raises(ConfigError, match="made with channel='spark'"):
-        Stream(cluster, stream.offset, topic="first", channel="other").batch()
-    assert Stream(cluster, stream.offset, topic="first,second").batch() != []  # one more is no other query
 
 
 def test_an_old_checkpoint_is_read_on_and_completed(cluster: ClusterProcess, make_topic: MakeTopic) -> None:
@@ -404,15 +383,6 @@ def test_lookup_that_is_away_is_one_warning_of_the_replayable_reader(
         assert reader.latestOffset(start, reader.getDefaultReadLimit()) == start
     (told,) = warnings(caplog)
     assert "no news from the servers of topic a, b" in told
-
-
-def test_one_of_two_lookup_services_that_is_away_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with BrokerProcess() as running:
-        NsqdHTTPClient(*running.nsqd.http).create_topic("here")
-        given = {"topic": "here", "channel": "c", "lookupd_http_addresses": f"127.0.0.1:1,{running.lookupd.http}"}
-        for _ in range(3):
-            assert discover(SourceOptions.parse(given)).nsqds
-    assert len(warnings(caplog)) <= 1  # none where the one that answers is faster
 
 
 def test_a_state_that_lasts_is_told_every_minute(

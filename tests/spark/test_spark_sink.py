@@ -26,12 +26,6 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterProcess]:
     with ClusterProcess(nodes=3, kind=True) as running:
         yield running

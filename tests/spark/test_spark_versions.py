@@ -5,7 +5,6 @@ The first is played here on whatever version is installed; all tests of this fol
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +25,6 @@ from nsq_fast.spark.sink.writer import as_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
-    with BrokerProcess() as running:
-        yield running
 
 
 def run(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:

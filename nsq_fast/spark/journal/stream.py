@@ -110,7 +110,6 @@ class _Driver:
         return self._usage
 
     def rate(self) -> int:
-        """Bytes a second."""
         return round(self._throughput.rate(time.monotonic()))
 
 
@@ -127,7 +126,6 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def driver(self) -> _Driver:
-        """The state of the driver, made when it is first needed."""
         if self._driver is None:
             self._driver = _Driver(self.options)
         return self._driver
@@ -150,7 +148,6 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.driver.initial.encode()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """``maxOffsetsPerTrigger``."""
         return default_limit(self.options.max_offsets_per_trigger)
 
     @plain_errors
@@ -245,7 +242,6 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             del self.driver.adopted[id]
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The backlog of each source, for the progress of the query."""
         depths = self._depths()
         return {
             "backlog": {source: depth.total for source, depth in sorted(depths.items())},
@@ -282,7 +278,6 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @plain_errors
     def commit(self, end: dict[str, Any]) -> None:
-        """Delete what Spark will not ask for again."""
         offset = Offset.decode(end)
         self._subtract(offset)
         self.driver.count(self._journal(offset), offset)
@@ -299,7 +294,6 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def stop(self) -> None:
-        """Close connections."""
         if self._driver is not None:
             self._driver.backlog.close()
 
@@ -310,7 +304,6 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return plainly(self._read(cast(Slot, partition)))
 
     def make_collector(self, slot: Slot) -> Collector:
-        """Who works on a slot."""
         return Collector(slot)
 
     # Parts
@@ -381,7 +374,6 @@ class JournalBatchReader(DataSourceReader):
 
     @plain_errors
     def partitions(self) -> Sequence[InputPartition]:
-        """The tasks."""
         backlog = Backlogs(self.options)
         try:
             return self._consume(backlog) if self.journal is not None else self._peek(backlog)
@@ -393,7 +385,6 @@ class JournalBatchReader(DataSourceReader):
         return plainly(self._read(partition)) if isinstance(partition, Slot) else iter(())
 
     def make_collector(self, slot: Slot) -> Collector:
-        """Who works on a slot."""
         return Collector(slot)
 
     def _read(self, slot: Slot) -> Iterator[pa.RecordBatch]:
@@ -440,19 +431,16 @@ _UNKNOWN = TopicServers((), {}, None, False)
 
 
 def about(options: SourceOptions) -> About:
-    """What the journal of these options is of."""
     is_pattern = options.topic_pattern is not None
     unnamed = "" if options.reads_several else options.topic
     return About(options.topic, options.channel, is_pattern=is_pattern, unnamed=unnamed)
 
 
 def plan_batch(options: SourceOptions, depths: Mapping[str, int], limit: int | None) -> dict[str, int]:
-    """The slots of a batch of what waits."""
     return plan_slots(plan_rows(depths, limit), options.min_partitions)
 
 
 def ready(depths: Mapping[str, Depth]) -> dict[str, int]:
-    """What could be read at once."""
     return {source: depth.ready for source, depth in depths.items()}
 
 

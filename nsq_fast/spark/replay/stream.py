@@ -76,7 +76,6 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         return self._last
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """``maxOffsetsPerTrigger``."""
         return default_limit(self.options.max_offsets_per_trigger)
 
     @plain_errors
@@ -151,7 +150,6 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
 
     @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The pieces of a batch."""
         self._last = end
         first, last = self._position(start), self._position(end)
         found: list[InputPartition] = []
@@ -164,7 +162,6 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         self.driver.release(self._position(end).offsets)
 
     def stop(self) -> None:
-        """Close connections."""
         if self._driver is not None:
             self._driver.close()
             self._driver = None
@@ -173,14 +170,12 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
 
     @property
     def driver(self) -> Driver:
-        """What asks the servers, in Spark's driver. Made when it is needed."""
         if self._driver is None:
             self._driver = Driver(self.options)
         return self._driver
 
     @property
     def identity(self) -> Identity:
-        """What the options read from."""
         return Identity(self.options.server_names, self.options.channel)
 
     def _position(self, found: dict[str, Any]) -> Position:
@@ -234,7 +229,6 @@ class Driver:
         return not any(driver.has_channel(timeout) for driver in self._present(timeout).values())
 
     def ends(self, timeout: float) -> TopicOffsets:
-        """Where all logs end now."""
         return {topic: driver.ends(timeout) for topic, driver in self._present(timeout).items()}
 
     def end(
@@ -307,7 +301,6 @@ class Driver:
         return {**by_topic(ends), _BACKLOG: by_topic(backlog), "metrics": self._metrics(backlog)}
 
     def close(self) -> None:
-        """Close connections."""
         for driver in self._topics.values():
             driver.close()
 
@@ -341,7 +334,6 @@ class Driver:
         return found
 
     def _rows(self, stretches: Mapping[str, Stretch], must_answer: bool) -> dict[str, dict[int, int]]:
-        """How many records there are, by topic and partition."""
         return self._asked(stretches, lambda topic: self._topics[topic].planner.rows(stretches[topic]), must_answer)
 
     def _is_due(self, stretches: Mapping[str, Stretch], must_answer: bool) -> bool:
@@ -450,7 +442,6 @@ class TopicDriver:
         return stretch_of(start, logs, target)
 
     def known_logs(self) -> Mapping[int, Log]:
-        """The logs as they were when they were last asked about."""
         return self._logs
 
     def routes(self) -> dict[int, Route]:
@@ -476,7 +467,6 @@ class TopicDriver:
                 self._move_channel(partition, log, offset)
 
     def close(self) -> None:
-        """Close connections."""
         self._topic_logs.close()
 
     def _recent_logs(self) -> Mapping[int, Log]:
@@ -557,7 +547,6 @@ class Stretch(NamedTuple):
 
     @property
     def sizes(self) -> dict[int, int]:
-        """Bytes, by partition."""
         return {partition: self.ends[partition] - begin for partition, begin in self.begins.items()}
 
 
@@ -590,7 +579,6 @@ class Planner:
         return max(0, self._count(partition, end, log) - self._count(partition, begin, log))
 
     def _count(self, partition: int, offset: int, log: Log) -> int:
-        """How many records begin before an offset."""
         if offset >= log.end:
             return log.messages
         known = self._counts.get((partition, offset))

@@ -432,7 +432,6 @@ class RowKeys:
 
 
 def new_write() -> str:
-    """The name of a write of a batch."""
     return secrets.token_hex(_SIZE)
 
 
