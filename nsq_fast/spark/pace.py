@@ -77,6 +77,10 @@ class Throughput:
             return 0.0
         return sum(size for _, size in self._done) / (now - self._began_at)
 
+    def now(self) -> int:
+        """Bytes a second, as it is now."""
+        return round(self.rate(time.monotonic()))
+
 
 INTERVAL = 60.0
 """Seconds between two warnings of the same thing."""

@@ -602,7 +602,7 @@ def test_servers_are_asked_for_news_now_and_then(
     topic = make_topic(1)
     reader = ReplayStreamReader(options(topic))
     start = reader.initialOffset()
-    logs = reader.driver._topics[topic.name]._topic_logs
+    logs = reader.topics[topic.name]._topic_logs
     asked = []
     original = logs.logs
     logs.logs = lambda: (asked.append(1), original())[1]  # type: ignore[method-assign,func-returns-value]

@@ -267,7 +267,7 @@ def test_an_unknown_topic_of_a_stream_is_told_once_and_in_the_progress(
     assert [each.rpartition("? ")[2] for each in told] == ["Nothing is read of it until it is there"]
     assert query.reader.reportLatestOffset()["metrics"]["unknownTopics"] == ["nowhere"]  # type: ignore[index]
     server.client.create_topic("nowhere")
-    until(lambda: (query.plan(), "unknownTopics" not in query.reader.driver.backlog.metrics())[1], timeout=30)
+    until(lambda: (query.plan(), "unknownTopics" not in query.reader.backlog.metrics())[1], timeout=30)
     assert any("over after" in each for each in caplog.messages)
 
 
@@ -367,7 +367,7 @@ def test_lookup_that_is_away_is_one_warning_of_the_journalled_reader(
     assert "nothing is read until a server answers, of topic a, b" in told
     assert "127.0.0.1:1" in told
     assert "127.0.0.1:2" in told
-    metrics = query.reader.driver.backlog.metrics()
+    metrics = query.reader.backlog.metrics()
     assert metrics["lookupAgeSeconds"] > 0.2
     assert metrics["unknownTopics"] == ["a", "b"]
 

@@ -87,7 +87,7 @@ def test_the_journal_knows_where_its_reader_was(
     other = JournalStreamReader(options)
     other.initialOffset()
     server.publish(1, prefix="x")
-    other.driver.backlog.fresh()
+    other.backlog.fresh()
     assert other.latestOffset()["j"] != start["j"]
     with pytest.raises(ConfigError, match="2 queries have used it"):
         JournalStreamReader(options).latestOffset()

@@ -141,7 +141,7 @@ class Query:
     def plan(self, limit: ReadLimit | None = None) -> bool:
         """Plan a batch, if there is anything to read."""
         assert self.offset is not None
-        self.reader.driver.backlog.fresh()
+        self.reader.backlog.fresh()
         self.planned = _kept(self.reader.latestOffset(self.offset, limit or self.reader.getDefaultReadLimit()))
         return self.planned != self.offset
 

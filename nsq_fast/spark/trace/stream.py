@@ -183,7 +183,7 @@ class _Batch:
         """Records of messages that are not decided, and of those that are."""
         is_old = _window_time() < self._open_ns
         old, open_keys = new.where(is_old), _keys(self._state.read("open", _RECORDS))
-        known, late = (old.join(open_keys, _SAME_MESSAGE, how) for how in ("left_semi", "left_anti"))
+        known, late = (old.join(open_keys, F.expr(_SAME_MESSAGE), how) for how in ("left_semi", "left_anti"))
         return new.where(~is_old).unionByName(known), late
 
     def _judge(self, lives: DataFrame, undecided: DataFrame, watermark_ns: int, decided_ns: int) -> DataFrame:
@@ -204,7 +204,7 @@ def _window_time() -> Column:
     return F.coalesce("published_ns", "time_ns")
 
 
-_SAME_MESSAGE = F.expr(" AND ".join(f"{name} <=> key_{name}" for name in KEY))
+_SAME_MESSAGE = " AND ".join(f"{name} <=> key_{name}" for name in KEY)
 
 
 def _keys(rows: DataFrame) -> DataFrame:
@@ -213,6 +213,6 @@ def _keys(rows: DataFrame) -> DataFrame:
 
 def _still_open(records: DataFrame, undecided: DataFrame, channels: DataFrame, decided_ns: int) -> DataFrame:
     """The records of messages that are not decided, and publishes to topics that nobody consumes yet."""
-    of_lives = records.join(_keys(undecided), _SAME_MESSAGE, "left_semi")
+    of_lives = records.join(_keys(undecided), F.expr(_SAME_MESSAGE), "left_semi")
     young = records.where(f"{sql.IS_PUBLISH} AND time_ns >= {decided_ns}")
     return of_lives.unionByName(young.join(channels, "topic", "left_anti")).selectExpr(*columns("records"))
