@@ -688,21 +688,23 @@ class SourceOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
         """Read the options as Spark passes them. Raises ConfigError naming the option."""
-        values = _Values(recognise(options, SOURCE), SOURCE)
+        found = recognise(options, SOURCE)
         client = ClientOptions(options, ConnectionConfig, LookupConfig, refused=_SOURCE_REFUSED)
-        topics, pattern = _topics(values)
+        topics, pattern = _topics(found)
         return cls(
             topic=",".join(topics) if pattern is None else pattern,
-            channel=_name(values, "channel", check_channel),
-            servers=_servers(values, needs_http=True),
+            channel=_name(found, "channel", check_channel),
+            servers=_servers(found, needs_http=True),
             topics=topics,
             topic_pattern=pattern,
-            columns=_columns(values),
-            object_store=ObjectStore(values.get("journalEndpoint", _url), values.get("journalRegion", _not_empty)),
+            columns=_columns(found),
+            object_store=ObjectStore(
+                _value(found, "journalEndpoint", _url), _value(found, "journalRegion", _not_empty)
+            ),
             connection=_connection(client, _CONNECTION),
             lookup=client.make(LookupConfig),
-            given=values.given | {f"nsq.{name}" for name in client.given},
-            **values.fields(),
+            given=_given(found, client),
+            **_fields(found, SOURCE),
         )
 
     @property
@@ -776,16 +778,16 @@ class SinkOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
         """Read the options as Spark passes them. Raises ConfigError naming the option."""
-        values = _Values(recognise(options, SINK, ignored=("checkpointLocation",)), SINK)
+        found = recognise(options, SINK, ignored=("checkpointLocation",))
         client = ClientOptions(options, ConnectionConfig, LookupConfig, ProducerConfig, refused=_SINK_REFUSED)
         return cls(
-            servers=_servers(values, needs_http=False),
-            topic=_name(values, "topic", check_topic) if "topic" in values.found else None,
+            servers=_servers(found, needs_http=False),
+            topic=_name(found, "topic", check_topic) if "topic" in found else None,
             connection=_connection(client, {"user_agent": _CONNECTION["user_agent"]}),
             lookup=client.make(LookupConfig),
             producer=client.make(ProducerConfig, **_PRODUCER),
-            given=values.given | {f"nsq.{name}" for name in client.given},
-            **values.fields(),
+            given=_given(found, client),
+            **_fields(found, SINK),
         )
 
     @property
@@ -797,28 +799,22 @@ class SinkOptions:
 SOURCE, SINK = options_of(SourceOptions), options_of(SinkOptions)
 
 
-class _Values:
-    """The options that were given, by name."""
+def _fields(found: Mapping[str, str], known: Iterable[Option]) -> dict[str, Any]:
+    """Of the options that are a field each: its value."""
+    return {
+        each.field: each.parse(each.name, found[each.name])
+        for each in known
+        if each.field and each.parse and each.name in found
+    }
 
-    def __init__(self, found: Mapping[str, str], known: Iterable[Option]) -> None:
-        self.found = found
-        self._known = known
 
-    @property
-    def given(self) -> frozenset[str]:
-        return frozenset(self.found)
+def _given(found: Mapping[str, str], client: ClientOptions) -> frozenset[str]:
+    return frozenset(found) | {f"nsq.{name}" for name in client.given}
 
-    def fields(self) -> dict[str, Any]:
-        """Of those that are a field each: its value."""
-        return {
-            each.field: each.parse(each.name, self.found[each.name])
-            for each in self._known
-            if each.field and each.parse and each.name in self.found
-        }
 
-    def get(self, name: str, parse: Parse) -> Any:
-        """One of the others; None when it is not given."""
-        return parse(name, self.found[name]) if name in self.found else None
+def _value(found: Mapping[str, str], name: str, parse: Parse) -> Any:
+    """That of one option; None when it is not given."""
+    return parse(name, found[name]) if name in found else None
 
 
 def _connection(client: ClientOptions, defaults: Mapping[str, Any]) -> ConnectionConfig:
@@ -828,47 +824,47 @@ def _connection(client: ClientOptions, defaults: Mapping[str, Any]) -> Connectio
     return connection
 
 
-def _name(values: _Values, option: str, check: Callable[[str], str]) -> str:
-    if option not in values.found:
+def _name(found: Mapping[str, str], option: str, check: Callable[[str], str]) -> str:
+    if option not in found:
         raise ConfigError(f"{option}: is required")
     try:
-        return check(values.found[option])
+        return check(found[option])
     except NameInvalid as error:
-        raise ConfigError(f"{option}={values.found[option]!r}: {error}") from None
+        raise ConfigError(f"{option}={found[option]!r}: {error}") from None
 
 
-def _columns(values: _Values) -> tuple[str, ...]:
-    told = values.get("includeHeaders", truth)
-    with_headers = "headersAs" in values.found if told is None else told
-    if "headersAs" in values.found and not with_headers:
+def _columns(found: Mapping[str, str]) -> tuple[str, ...]:
+    told = _value(found, "includeHeaders", truth)
+    with_headers = "headersAs" in found if told is None else told
+    if "headersAs" in found and not with_headers:
         raise ConfigError("headersAs: includeHeaders=false says that there is no such column")
-    if "columns" not in values.found:
+    if "columns" not in found:
         return tuple(name for name in NAMES if with_headers or name != HEADERS)
-    text = values.found["columns"]
+    text = found["columns"]
     columns = _column_names("columns", text)
     unknown = [name for name in columns if name not in NAMES]
     if unknown or len(set(columns)) < len(columns):
         raise ConfigError(f"columns={text!r}: must be some of {', '.join(NAMES)}, each once")
-    if "includeHeaders" in values.found and with_headers != (HEADERS in columns):
+    if "includeHeaders" in found and with_headers != (HEADERS in columns):
         raise ConfigError(f"includeHeaders={str(with_headers).lower()}: columns={text!r} says otherwise")
-    if "headersAs" in values.found and HEADERS not in columns:
+    if "headersAs" in found and HEADERS not in columns:
         raise ConfigError(f"headersAs: has no effect, as columns={text!r} has no {HEADERS}")
     return columns
 
 
-def _topics(values: _Values) -> tuple[tuple[str, ...], str | None]:
-    pattern = values.get("topicPattern", _not_empty)
+def _topics(found: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
+    pattern = _value(found, "topicPattern", _not_empty)
     if pattern is not None:
-        if "topic" in values.found:
+        if "topic" in found:
             raise ConfigError("topic and topicPattern: only one of them may be given")
         try:
             re.compile(pattern)
         except re.error as error:
             raise ConfigError(f"topicPattern={pattern!r}: no regular expression: {error}") from None
         return (), pattern
-    if "topic" not in values.found:
+    if "topic" not in found:
         raise ConfigError("topic: is required, or topicPattern")
-    given = values.found["topic"]
+    given = found["topic"]
     try:
         return tuple(
             dict.fromkeys(check_topic(each.strip() if "," in given else each) for each in given.split(","))
@@ -877,11 +873,11 @@ def _topics(values: _Values) -> tuple[tuple[str, ...], str | None]:
         raise ConfigError(f"topic={given!r}: {error}") from None
 
 
-def _servers(values: _Values, *, needs_http: bool) -> Servers:
+def _servers(found: Mapping[str, str], *, needs_http: bool) -> Servers:
     servers = Servers(
-        lookupd_http=values.get("lookupd_http_addresses", _endpoints(DEFAULT_LOOKUPD_HTTP_PORT)) or (),
-        nsqd_tcp=values.get("nsqd_tcp_addresses", _addresses) or (),
-        nsqd_http=values.get("nsqd_http_addresses", _endpoints(DEFAULT_NSQD_HTTP_PORT)) or (),
+        lookupd_http=_value(found, "lookupd_http_addresses", _endpoints(DEFAULT_LOOKUPD_HTTP_PORT)) or (),
+        nsqd_tcp=_value(found, "nsqd_tcp_addresses", _addresses) or (),
+        nsqd_http=_value(found, "nsqd_http_addresses", _endpoints(DEFAULT_NSQD_HTTP_PORT)) or (),
     )
     if bool(servers.lookupd_http) == bool(servers.nsqd_tcp):
         given = "both are given" if servers.nsqd_tcp else "neither is given"

@@ -126,13 +126,13 @@ def test_the_byte_order_is_part_of_a_segment(batch):
         read(batch, stored.name)
 
 
+# Claims
+
+
 def test_what_is_written_in_parts_is_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "writev", lambda fd, buffers: os.write(fd, bytes(buffers[0])[:3]))
     FileStorage(str(tmp_path)).claim("f", [b"abcdef", b"ghi"])
     assert (tmp_path / "f").read_bytes() == b"abcdefghi"
-
-
-# Claims
 
 
 def test_a_folder_that_goes_away_between_writing_and_claiming_fences(batch, monkeypatch):
@@ -275,30 +275,10 @@ def test_the_seals_of_a_batch_say_what_each_run_took(batch):
 # Suspects
 
 
-def test_a_message_that_came_again_is_left_out_and_the_others_kept(journal):
-    journal.suspects.add(keys_of(columns_of([b"a", b"b"])))
-    kept, dropped = Screen(journal.suspects).drop_known(columns_of([b"a", b"b", b"c"]))
-    assert kept.count == 1
-    assert bytes(kept.body) == b"c"
-    assert dropped == frozenset(keys_of(columns_of([b"a", b"b"])))
-
-
 def test_the_same_id_of_another_time_is_another_message(journal):
     journal.suspects.add([b"%016x" % 0 + struct.pack("=q", 999)])
     columns = columns_of([b"a"])
     assert Screen(journal.suspects).drop_known(columns) == (columns, frozenset())
-
-
-def test_suspects_that_come_later_count_for_what_was_delivered_before(journal):
-    screen = Screen(journal.suspects)
-    journal.suspects.add(keys_of(columns_of([b"a"])))
-    assert screen.drop_known(columns_of([b"a"]))[0].count == 1
-    assert screen.drop_known(columns_of([b"a"], attempts=2))[0].count == 0
-
-
-def test_without_suppression_everything_passes():
-    columns = columns_of([b"a"], attempts=3)
-    assert Screen(None).drop_known(columns) == (columns, frozenset())
 
 
 def test_suspects_are_kept_until_they_are_seen_or_too_old(journal, monkeypatch):
@@ -388,14 +368,6 @@ def test_commit_forgets_suspects_that_a_batch_has_met(journal):
     journal.chain(1, 0).claim(0, seal([], "run", keys[:1]))
     journal.commit(1)
     assert journal.suspects.load() == {keys[1]}
-
-
-def test_a_plan_is_kept_once(journal):
-    assert journal.plan() is None
-    journal.claim_plan(b"one")
-    with pytest.raises(JournalTaken):
-        journal.claim_plan(b"two")
-    assert journal.plan() == b"one"
 
 
 # Where it may lie

@@ -232,22 +232,6 @@ def test_the_slower_the_disk_the_larger_the_segments(
     assert server.depth() == (0, 0, 0)
 
 
-@pytest.mark.parametrize(("share", "connections"), [(1.0, 2), (-1.0, Collector.connections)], ids=["fast", "slow"])
-def test_connections_are_added_while_the_disk_is_waited_for(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, connections: int
-) -> None:
-    monkeypatch.setattr(disk_wait, "LONG", share)  # no wait is long, or each is
-    query = Query(tmp_path / "journal", server.options)
-    bodies = server.publish(30_000)
-    query.plan()
-    (task,) = query.tasks()
-    collector = query.reader.make_collector(task)
-    collector.run()
-    assert len(collector._connections) == connections
-    account(bodies, query.run_task(task)).check()
-    assert server.depth() == (0, 0, 0)
-
-
 class OneConnection(Collector):
     """Its server lets nobody else in."""
 

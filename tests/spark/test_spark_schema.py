@@ -86,11 +86,6 @@ def test_ids_are_reinterpreted_as_signed() -> None:
     assert (row["internal_id"], row["trace_id"]) == (-1, -2)
 
 
-def test_only_the_columns_asked_for_in_their_order() -> None:
-    batch = to_batch(columns(full(1)), ("body", "attempts"), **PLACE)
-    assert batch.to_pydict() == {"body": [b"body 1"], "attempts": [2]}
-
-
 @pytest.mark.parametrize(("first", "count"), [(0, 10), (3, 4), (0, 0), (10, 0), (9, None), (0, None)])
 def test_a_part_of_the_rows(first: int, count: int | None) -> None:
     whole = columns(*(full(n, b'{"n":%d}' % n, 4) if n % 2 else full(n, b"", 0) for n in range(10)))
@@ -162,11 +157,6 @@ def test_bodies_and_ids_are_not_copied() -> None:
     assert batch.column("offset").buffers()[1].address == pa.py_buffer(source.offsets).address
 
 
-def test_batches_of_growing_size_share_what_is_the_same_in_all() -> None:
-    batches = [to_batch(columns(*(full(n) for n in range(size))), **PLACE) for size in (1, 5, 5000)]
-    assert [batch.column("message_id").to_pylist() for batch in batches] == [[ID] * size for size in (1, 5, 5000)]
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 1023, 1024, 1025])
 def test_what_is_the_same_in_each_row(size: int) -> None:
     batch = to_batch(columns(*(full(n) for n in range(size))), ("topic", "partition", "nsqd"), **PLACE)
@@ -176,8 +166,3 @@ def test_what_is_the_same_in_each_row(size: int) -> None:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     assert pa.ipc.open_stream(sink.getvalue()).read_all().to_batches() == [batch]
-
-
-def test_no_rows() -> None:
-    batch = to_batch(columns(), **PLACE)
-    assert (batch.num_rows, batch.schema) == (0, arrow_schema())

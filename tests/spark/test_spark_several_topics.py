@@ -19,7 +19,7 @@ from nsq_fast.spark import pace as reminder
 from nsq_fast.spark.discovery import TopicFinder, discover, retried
 from nsq_fast.spark.journal import JournalBatchReader
 from nsq_fast.spark.options import SourceOptions
-from nsq_fast.spark.pace import Pace, Reminder
+from nsq_fast.spark.pace import Pace, Reminder, Throughput
 from nsq_fast.spark.replay import ReplayBatchReader, ReplayStreamReader
 from nsq_fast.spark.source import choose
 
@@ -401,6 +401,24 @@ def test_a_state_that_lasts_is_told_every_minute(
     assert caplog.messages[3:] == ["it rains: over after 120 s"]
     assert told.age("it rains") is None
     assert reminder.INTERVAL == 60.0
+
+
+def test_the_rate_is_over_the_last_minute() -> None:
+    throughput = Throughput()
+    throughput.begin(0.0)
+    for second in range(1, 301):
+        throughput.add(100 if second <= 200 else 700, float(second))
+        if second == 2:
+            assert throughput.rate(2.0) == 100.0
+    assert throughput.rate(300.0) == 700.0
+
+
+def test_a_batch_of_an_hour_counts_over_its_hour() -> None:
+    throughput = Throughput()
+    throughput.begin(0.0)
+    throughput.add(10, 10.0)
+    throughput.add(3_600_000, 3610.0)
+    assert throughput.rate(3610.0) == 1000.0
 
 
 def test_a_pattern_that_nothing_matches_is_told(cluster: ClusterProcess, caplog: pytest.LogCaptureFixture) -> None:

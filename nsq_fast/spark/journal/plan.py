@@ -24,7 +24,7 @@ from nsq_fast.spark.discovery import (
     unknown_topic,
 )
 from nsq_fast.spark.options import SourceOptions
-from nsq_fast.spark.pace import Reminder
+from nsq_fast.spark.pace import Reminder, heard
 
 logger = logging.getLogger(__name__)
 
@@ -375,11 +375,7 @@ class Backlogs:
         return self._topics[topic]
 
     def metrics(self) -> dict[str, Any]:
-        """How old what is known of the servers is, and which topics nobody has been heard of."""
-        now = time.monotonic()
-        ages = [now - (each.answered_at or each.begun_at) for each in self._topics.values()]
-        unknown = sorted(topic for topic, each in self._topics.items() if each.answered_at is None)
-        return {"lookupAgeSeconds": round(max(ages, default=0.0), 1), **({"unknownTopics": unknown} if unknown else {})}
+        return heard(self._topics)
 
     def close(self) -> None:
         for backlog in self._topics.values():

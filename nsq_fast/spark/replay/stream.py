@@ -20,7 +20,7 @@ from nsq_fast.errors import ConfigError, DataLost, HttpError, LookupFailed, NsqE
 from nsq_fast.log_events import SPARK_DATA_LOST, SPARK_LOOKUP_FAILED, SPARK_POSITION_LATER, SPARK_WAITS
 from nsq_fast.spark.discovery import TopicFinder, check_redesigned, check_replayable, retried
 from nsq_fast.spark.options import SourceOptions
-from nsq_fast.spark.pace import NO_LIMITS, Limits, Pace, Reminder, Throughput
+from nsq_fast.spark.pace import NO_LIMITS, Limits, Pace, Reminder, Throughput, heard
 from nsq_fast.spark.versions import (
     LeftOver,
     ReadLimit,
@@ -320,16 +320,12 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
     def _metrics(self, backlog: TopicOffsets) -> dict[str, Any]:
         """As Spark's Kafka connector names them; offsets are bytes here."""
         behind = [size for sizes in backlog.values() for size in sizes.values()]
-        now = time.monotonic()
-        ages = [now - (each.answered_at or each.begun_at) for each in self.topics.values()]
-        unknown = sorted(topic for topic, each in self.topics.items() if each.answered_at is None)
         return {
             "minOffsetsBehindLatest": min(behind, default=0),
             "maxOffsetsBehindLatest": max(behind, default=0),
             "avgOffsetsBehindLatest": sum(behind) / len(behind) if behind else 0,
             "bytesPerSecond": self._throughput.now(),
-            "lookupAgeSeconds": round(max(ages, default=0.0), 1),
-            **({"unknownTopics": unknown} if unknown else {}),
+            **heard(self.topics),
         }
 
 
