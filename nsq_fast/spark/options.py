@@ -32,9 +32,8 @@ Parse = Callable[[str, str], Any]
 """Of an option's name and text, its value. Raises ConfigError."""
 
 HEADERS = "headers"
-JSON, MAP = "json", "map"
-HEADERS_AS = (JSON, MAP)
-"""What the column of headers may be: the text of each header as it came, or its entries."""
+JSON, MAP, ARRAY = HEADERS_AS = ("json", "map", "array")
+"""What the column of headers may be: the text of each header as it came, or its entries, as a map or as with Kafka."""
 NAMES: tuple[str, ...] = (
     "topic",
     "partition",
@@ -614,7 +613,8 @@ class SourceOptions:
     headers_as: str = _option(
         JSON,
         "headersAs",
-        "`json`: the column `headers` is a string; `map`: it is a map. Setting it adds the column",
+        "`json`: the column `headers` is a string; `map`: it is a map; `array`: it is what Kafka's connector gives."
+        " Setting it adds the column",
         f"`{JSON}`",
         _choice(*HEADERS_AS),
     )

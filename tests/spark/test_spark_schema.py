@@ -16,7 +16,7 @@ from support.waiting import PROCESS
 from nsq_fast._codec import encode_message
 from nsq_fast._frame import ColumnReader, Columns
 from nsq_fast.spark.arrow_rows import arrow_schema, to_batch
-from nsq_fast.spark.options import NAMES
+from nsq_fast.spark.options import HEADERS_AS, NAMES
 from nsq_fast.spark.schema import spark_schema
 
 T0 = 1_700_000_000_123_456_789
@@ -44,8 +44,8 @@ def test_the_two_schemas_are_the_same() -> None:
     assert tuple(arrow_schema().names) == NAMES == tuple(spark_schema().names)
     assert to_arrow_schema(spark_schema(), **IN_UTC) == arrow_schema()
     assert from_arrow_schema(arrow_schema()) == spark_schema()
-    as_map = {"headers_as": "map"}
-    assert to_arrow_schema(spark_schema(**as_map), **IN_UTC) == arrow_schema(**as_map)
+    for headers_as in HEADERS_AS:
+        assert to_arrow_schema(spark_schema(headers_as=headers_as), **IN_UTC) == arrow_schema(headers_as=headers_as)
     assert spark_schema(("body", "topic")).simpleString() == "struct<body:binary,topic:string>"
 
 
@@ -141,6 +141,10 @@ def test_headers_as_a_map(text: bytes, entries: Any) -> None:
     batch.validate(full=True)
     assert batch.schema == arrow_schema(("body", "headers"), "map")
     assert batch.column("headers").to_pylist() == [[("a", "b")], entries, None, entries]
+    as_with_kafka = to_batch(messages, ("headers",), "array", **PLACE).column(0)
+    as_with_kafka.validate(full=True)
+    pairs = entries and [{"key": key, "value": value and value.encode()} for key, value in entries]
+    assert as_with_kafka.to_pylist() == [[{"key": "a", "value": b"b"}], pairs, None, pairs]
 
 
 def test_headers_as_a_map_where_no_message_can_have_any() -> None:
