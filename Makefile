@@ -142,9 +142,8 @@ instructions: $(DEV_STAMP) $(BUILD_STAMP)
 
 bench-spark: $(DEV_STAMP) $(BUILD_STAMP)
 	@java -version >/dev/null 2>&1 || { echo "no Java: install a JRE 17 or newer (Debian: openjdk-17-jre-headless)" >&2; exit 1; }
-	$(if $(SERVERS),$(BIN)/python bench/spark_source.py --servers $(dir $(abspath $(SERVERS))),\
-	  @echo "The source is measured with a real nsqd: set SERVERS")
-	$(BIN)/python bench/spark_sink.py $(if $(SERVERS),--servers $(SERVERS))
+	$(BIN)/python -m nsq_fast bench suite --short $(patsubst %,--only spark-%,stream read cold write) \
+	  $(if $(SERVERS),--servers $(SERVERS))
 	$(BIN)/python bench/spark_trace.py --records 1000000
 
 lint: $(DEV_STAMP)
