@@ -27,29 +27,27 @@ from nsq_fast.runtime import Consumer, NsqdHTTPClient
 from .clients import Consumers, Publishers
 from .invariants import KeyOrder, Ledger, Turns, encode_body
 from .links import Links
-from .original import FRONT, MSG_TIMEOUT, held_by
+from .original import FRONT, LOOKUPDS, MSG_TIMEOUT, NSQDS, held_by
 from .schedule import Fault, Kind
 
 TOPIC = "soak-ordered"
 KEYS = 12
 PARTITIONS = 3
 _CHANNELS = ("billing", "shipping")
-_NODES = ("nsqd0", "nsqd1", "nsqd2")
-_LOOKUPDS = ("lookupd0", "lookupd1")
 _LEADERS = tuple(f"partition{number}" for number in range(PARTITIONS))
 _PIPELINE = 5
 _SPECIAL = 1000
 
 MENU = (
-    (Kind("kill", 0.5, 6.0, 3), _NODES),
+    (Kind("kill", 0.5, 6.0, 3), NSQDS),
     (Kind("move", 0.1, 0.1, 4), _LEADERS),
     (Kind("freeze", 0.5, 4.0), ("cluster",)),
-    (Kind("delay", 2.0, 8.0), (*_NODES, *_LOOKUPDS)),
-    (Kind("split", 2.0, 8.0), _NODES),
-    (Kind("blackhole", 1.0, 8.0, 2), (*_NODES, *_LOOKUPDS)),
-    (Kind("refuse", 0.5, 5.0), (*_NODES, *_LOOKUPDS)),
-    (Kind("cut", 0.1, 0.1, 2), _NODES),
-    (Kind("garble", 0.1, 0.1, 2), (*_NODES, *_LOOKUPDS)),
+    (Kind("delay", 2.0, 8.0), (*NSQDS, *LOOKUPDS)),
+    (Kind("split", 2.0, 8.0), NSQDS),
+    (Kind("blackhole", 1.0, 8.0, 2), (*NSQDS, *LOOKUPDS)),
+    (Kind("refuse", 0.5, 5.0), (*NSQDS, *LOOKUPDS)),
+    (Kind("cut", 0.1, 0.1, 2), NSQDS),
+    (Kind("garble", 0.1, 0.1, 2), (*NSQDS, *LOOKUPDS)),
 )
 
 
@@ -89,9 +87,9 @@ class Redesigned:
     def __enter__(self) -> Redesigned:
         try:
             self._cluster.start()
-            for name, nsqd in zip(_NODES, self._cluster.nsqds, strict=True):
+            for name, nsqd in zip(NSQDS, self._cluster.nsqds, strict=True):
                 self._fronts[name] = self.links.open(name, nsqd.tcp, (FRONT, nsqd.tcp.port))
-            for name, lookupd in zip(_LOOKUPDS, self._cluster.lookupds, strict=True):
+            for name, lookupd in zip(LOOKUPDS, self._cluster.lookupds, strict=True):
                 self._fronts[name] = self.links.open(name, lookupd.http)
             self._cluster.create_topic(TOPIC, PARTITIONS, 2, channels=_CHANNELS, ordered=True)
         except BaseException:
@@ -121,11 +119,11 @@ class Redesigned:
             self._commands.release()
         elif fault.kind == "kill":
             with self._commands:
-                self._cluster.restart_node(_NODES.index(fault.target))
+                self._cluster.restart_node(NSQDS.index(fault.target))
 
     def _order(self, fault: Fault) -> None:
         if fault.kind == "kill":
-            self._cluster.kill_node(_NODES.index(fault.target))
+            self._cluster.kill_node(NSQDS.index(fault.target))
             return
         with suppress(NsqError):  # no other replica is alive just now
             self._cluster.move_leader(TOPIC, _LEADERS.index(fault.target))
@@ -134,7 +132,7 @@ class Redesigned:
 
     def start(self) -> None:
         """Begin to publish and to consume."""
-        lookupds = {"lookupd_http_addresses": [f"http://{self._fronts[name]}" for name in _LOOKUPDS]}
+        lookupds = {"lookupd_http_addresses": [f"http://{self._fronts[name]}" for name in LOOKUPDS]}
         for channel in _CHANNELS:
             self.consumers.start(TOPIC, channel, message_handler=self._handle, max_in_flight=30, **lookupds)
         producer = self.publishers.producer(**lookupds)

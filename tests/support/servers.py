@@ -1,6 +1,6 @@
-"""Real NSQ servers as child processes, on free ports.
+"""NSQ servers as child processes that are started again on the ports that they had.
 
-Binaries are looked for below NSQ_FAST_SERVERS (default
+Binaries of real ones are looked for below NSQ_FAST_SERVERS (default
 ~/.cache/nsq-fast/servers), in ``original`` and ``redesigned``.
 """
 
@@ -10,7 +10,10 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from nsq_fast.names import Address
@@ -18,6 +21,7 @@ from support.ports import free_address
 from support.waiting import WAIT, block_until
 
 SERVERS = Path(os.environ.get("NSQ_FAST_SERVERS", "~/.cache/nsq-fast/servers")).expanduser()
+EMBEDDED_NSQD = (sys.executable, "-m", "nsq_fast", "nsqd")
 _LISTENING = re.compile(r"(TCP|HTTP|HTTPS): listening on (\S+):(\d+)")
 
 
@@ -28,20 +32,27 @@ def find_server(name: str, family: str = "original") -> Path | None:
 
 
 class ServerProcess:
-    """One server: started on free ports, killed and restarted on the same ports."""
+    """One server: started on free ports, killed and restarted on the same ports.
+
+    Args:
+        command: the program; None: the real one of ``kind``.
+
+    Attributes:
+        log: the lines that it has written, the last of them.
+    """
 
     kind = ""
     faces: tuple[str, ...] = ("TCP", "HTTP")
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, command: Sequence[str] | None = None) -> None:
         binary = find_server(self.kind)
-        if binary is None:
+        if command is None and binary is None:
             raise FileNotFoundError(f"no {self.kind} below {SERVERS}")
-        self._binary = binary
+        self._command = [str(binary)] if command is None else [*command]
         self._flags = flags
         self._addresses = {face: free_address() for face in self.faces}
         self._process: subprocess.Popen[str] | None = None
-        self.log: list[str] = []
+        self.log: deque[str] = deque(maxlen=10_000)
         self.start()
 
     @property
@@ -59,17 +70,18 @@ class ServerProcess:
     def start(self) -> None:
         """Start, on the ports of the last time; return when every face listens."""
         self._process = subprocess.Popen(
-            [str(self._binary), *self._address_flags(), *self._flags],
+            [*self._command, *self._address_flags(), *self._flags],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
             errors="replace",  # it logs what clients send
+            start_new_session=True,  # Ctrl-C is for us
         )
         ready = threading.Event()
         threading.Thread(target=self._follow, args=(self._process, ready), daemon=True).start()
         if not ready.wait(WAIT):
             self.kill()
-            raise TimeoutError(f"{self.kind} did not start:\n" + "\n".join(self.log[-20:]))
+            raise TimeoutError(f"{self._command} did not start:\n" + "\n".join([*self.log][-20:]))
 
     @property
     def pid(self) -> int:
@@ -139,14 +151,31 @@ class RealLookupd(ServerProcess):
 
 
 class RealNsqd(ServerProcess):
+    """An nsqd; ``command``: another program than the real one, such as EMBEDDED_NSQD."""
+
     kind = "nsqd"
 
-    def __init__(self, data_path: Path, *flags: str, https: bool = False) -> None:
+    def __init__(self, data_path: Path, *flags: str, https: bool = False, command: Sequence[str] | None = None) -> None:
         if https:
             self.faces = ("TCP", "HTTP", "HTTPS")
         else:  # with a certificate it would listen on a fixed port
             flags = ("-https-address=127.0.0.1:0", *flags)
-        super().__init__("-broadcast-address=127.0.0.1", f"-data-path={data_path}", *flags)
+        super().__init__("-broadcast-address=127.0.0.1", f"-data-path={data_path}", *flags, command=command)
+
+    @property
+    def address(self) -> str:
+        return str(self.tcp_address)
+
+    @property
+    def http(self) -> Address:
+        return self.http_address
+
+    def go_down(self) -> None:
+        """SIGKILL; a real one gets SIGTERM: killed, it comes back without some messages that it had begun to send."""
+        if self._command == [*EMBEDDED_NSQD]:
+            self.kill()
+        else:
+            self.stop()
 
 
 def _state(thread: Path) -> str:
