@@ -138,6 +138,7 @@ class PeerServer:
         self._server = StreamServer((host, 0), self._serve)
         self._server.start()
         self.address = Address(*self._server.address[:2])
+        self.listener = self._server.socket
 
     def make_peer(self, sock: Any) -> Peer:
         """One connection has come."""
