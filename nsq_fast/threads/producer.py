@@ -371,7 +371,7 @@ class HubProducer(GeventProducer):
     def count_unconfirmed(self) -> int:
         """How many messages were handed over and are not confirmed. In the hub thread, or while that is stuck."""
         # Of copies: a thread that turns out not to be stuck may change them meanwhile.
-        parts: set[Publish] = self._sender.pending.publishes.copy()
+        parts: set[Publish] = set(self._sender.pending.publishes.copy())
         for request in list(self._entering):  # of these some parts wait for room
             parts.update(part for part in request.parts if not part.done)
         return sum(part.weight for part in parts) + sum(request.weight for request in list(self._requests))
