@@ -194,7 +194,7 @@ class RealFleet(Fleet):
         self._cluster.nsqds[node].kill()
 
     def terminate(self, node: int) -> None:
-        _aside(self._cluster.nsqds[node].terminate)
+        _aside(self._cluster.nsqds[node].stop)
 
     def restart(self, node: int) -> None:
         self._cluster.nsqds[node].start()
@@ -214,13 +214,13 @@ class RealFleet(Fleet):
         self._network.reconnect(node)
 
     def stop_etcd(self) -> None:
-        _aside(self._cluster.etcd.terminate)
+        _aside(self._cluster.etcd.stop)
 
     def start_etcd(self) -> None:
         self._cluster.etcd.start()
 
     def restart_lookupd(self, number: int) -> None:
-        _aside(self._cluster.lookupds[number].terminate)
+        _aside(self._cluster.lookupds[number].stop)
         self._cluster.lookupds[number].start()
 
     def leaders(self, topic: str) -> dict[int, Address]:

@@ -93,7 +93,7 @@ class RealSite(Site):
         node.kill()
 
     def end(self, node: Any) -> None:
-        node.terminate()
+        node.stop()
 
     def start(self, node: Any) -> None:
         node.start()
