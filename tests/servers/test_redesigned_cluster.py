@@ -19,16 +19,19 @@ from support.scenarios import Scale, consuming, expected, ext, following, mixed,
 from support.waiting import PROMPT, until
 
 from nsq_fast import Message, Producer
-from nsq_fast.client.trace_records import ConsumeRecord, PublishRecord
+from nsq_fast.client.trace_records import ConsumeRecord, PublishRecord, ReceiveRecord
 
 
 def test_records_of_publishing_and_consuming_join_one_to_one(fleet: Fleet, small: Scale, report: list[str]) -> None:
     ledger, records = traced(fleet, small)
-    published, consumed = Counter(records.of(PublishRecord)), Counter(records.of(ConsumeRecord))
+    published, received, consumed = (
+        Counter(records.of(kind)) for kind in (PublishRecord, ReceiveRecord, ConsumeRecord)
+    )  # fmt: skip
     joined = published.keys() & consumed.keys()
     report.append(f"records: {published.total()} of publishes, {consumed.total()} of deliveries, {len(joined)} joined")
     assert published.keys() == consumed.keys()
     assert len(published) == published.total() == ledger.totals[Kind.STORED] == small.messages
+    assert received == consumed
     # Real servers deliver a message twice that waited before the first ordered subscription: a record of each.
     assert consumed.total() == ledger.totals[Kind.BEGUN]
     assert {record.outcome for record in records.all if isinstance(record, ConsumeRecord)} == {"FIN"}
