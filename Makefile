@@ -156,7 +156,7 @@ check: lint $(BUILD_STAMP)
 	$(BIN)/python -m pytest -q tests/test_layering.py
 
 # A copy of the package, with its compiled modules under the sanitizers; malloc instead of Python's own allocator,
-# which would hide what lies beyond an object's end. Leaks are left to tests/core/test_core_leaks.py. Where greenlets
+# which would hide what lies beyond an object's end. Leaks are left to tests/core/test_core_compiled.py. Where greenlets
 # switch, the heap is watched and the stack is not: greenlet copies it. Left out are tests that measure what the
 # sanitizers change (time, memory), that fork, and that need servers of their own. What a sanitizer says goes to
 # stderr, which pytest must not take (-s).
