@@ -14,10 +14,11 @@ from typing import Any
 
 import gevent
 import pytest
+from support.contract import FACES, Face
 from support.http_server import Question, ScriptedHttp, scripted_http
 from support.waiting import WAIT, promptly
 
-from nsq_fast import Consumer, Producer, aio
+from nsq_fast import Producer
 from nsq_fast.broker import BrokerProcess
 from nsq_fast.client.lookup import SIDE_BY_SIDE, LookupPoller, TopicWatch
 from nsq_fast.config import LookupConfig
@@ -427,39 +428,19 @@ def beside_a_hung_one() -> Iterator[list[str]]:
         yield [str(hung.address), str(broker.lookupd.http)]
 
 
+@pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))
 @pytest.mark.parametrize("topic", [NAMES, re.compile("orders.*")], ids=["listed", "pattern"])
-def test_a_consumer_of_greenlets_has_all_topics_although_a_lookupd_hangs(
-    beside_a_hung_one: list[str], topic: Any
+def test_a_consumer_has_all_topics_although_a_lookupd_hangs(
+    face: Face, beside_a_hung_one: list[str], topic: Any
 ) -> None:
     seen: set[bytes] = set()
 
-    def handle(consumer: Consumer, message: Any) -> None:
+    async def handle(consumer: Any, message: Any) -> None:
         seen.add(message.body)
-        if len(seen) == len(NAMES):
-            consumer.close(drain=False)
 
-    with gevent.Timeout(WAIT):
-        Consumer(
-            topic, "c", lookupd_http_addresses=beside_a_hung_one, message_handler=handle, lookupd_timeout=10 * WAIT
-        ).start()
-
-
-@pytest.mark.parametrize("topic", [NAMES, re.compile("orders.*")], ids=["listed", "pattern"])
-def test_a_consumer_on_asyncio_has_all_topics_although_a_lookupd_hangs(
-    beside_a_hung_one: list[str], topic: Any
-) -> None:
     async def main() -> None:
-        seen: set[bytes] = set()
-        all_seen = asyncio.Event()
+        options = {"lookupd_http_addresses": beside_a_hung_one, "lookupd_timeout": 10 * WAIT}
+        async with face.client("Consumer", topic, "c", message_handler=handle, **options):
+            await face.until(lambda: len(seen) == len(NAMES))
 
-        async def handle(_: Any, message: Any) -> None:
-            seen.add(message.body)
-            if len(seen) == len(NAMES):
-                all_seen.set()
-
-        async with aio.Consumer(
-            topic, "c", message_handler=handle, lookupd_http_addresses=beside_a_hung_one, lookupd_timeout=10 * WAIT
-        ):
-            await asyncio.wait_for(all_seen.wait(), WAIT)
-
-    asyncio.run(main())
+    face.run(main())

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 from support.compiled import NAMES
 from support.core import pieces
-from support.waiting import PROCESS
 
 import nsq_fast
 from nsq_fast import _codec
@@ -30,6 +29,7 @@ from nsq_fast._snappy_chunks import SnappyChunks
 from nsq_fast.errors import RemoteProtocolError
 
 PACKAGE = Path(nsq_fast.__file__).parent
+PROCESS = 120.0  # seconds: as in support.waiting, which needs gevent
 MODULES = [import_module(f"nsq_fast.{name}") for name in NAMES]
 
 
@@ -382,3 +382,15 @@ def test_an_outside_extension(tmp_path: Path) -> None:
 
     run("setup.py", "build_ext", "--inplace")
     assert json.loads(run("use.py")) == [[21, 12, 3, ["OK", "E_X"]], 5, 7, 26, None]
+
+
+def test_the_tests_of_this_folder_need_no_gevent() -> None:
+    """They run on interpreters and machines for which there is none: ``make core``."""
+    folder = Path(__file__).parent
+    code = f"import sys\nsys.modules['gevent'] = None\nsys.path[:0] = {[str(folder), str(folder.parent)]}\n"
+    code += "".join(f"import {path.stem}\n" for path in sorted(folder.glob("test_*.py")))
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=PROCESS, check=False
+    )
+    assert done.returncode == 0, done.stderr

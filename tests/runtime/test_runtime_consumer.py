@@ -14,7 +14,7 @@ from support.waiting import PROCESS, holds, until
 
 from nsq_fast import Consumer, Message, RequeueMessage
 from nsq_fast.client.give_up import Discard
-from nsq_fast.errors import ConfigError, ConnectionLost, HandlerDeferred, NameInvalid, NsqError
+from nsq_fast.errors import ConfigError, HandlerDeferred, NameInvalid, NsqError
 
 
 def ignore(consumer, message):
@@ -39,22 +39,6 @@ def test_what_a_handler_returns_does_not_matter(nsqd, consume, result):
     conn = nsqd.connection()
     conn.push(1)
     conn.wait_for(lambda: conn.answered(b"FIN") == [1])
-
-
-def test_by_default_one_handler_runs_at_a_time_in_order(nsqd, consume):
-    events = []
-
-    def handler(consumer, message):
-        events.append(("begin", message.id))
-        gevent.sleep(0)
-        events.append(("end", message.id))
-
-    consume(handler)
-    conn = nsqd.connection()
-    conn.push(*range(5))
-    conn.wait_for(lambda: len(conn.answered(b"FIN")) == 5)
-    ids = [b"%016x" % number for number in range(5)]
-    assert events == [(what, each) for each in ids for what in ("begin", "end")]
 
 
 @pytest.mark.parametrize(
@@ -105,20 +89,6 @@ def test_nsqds_take_turns_where_handlers_wait(servers, consume):
     release.set()
     until(lambda: len(seen) == 8)
     assert set(seen[1:3]) == set(seen[3:5]) == {server.address for server in both}
-
-
-def test_an_answer_after_the_connection_is_lost_says_so(nsqd, consume):
-    kept = []
-    consume(lambda consumer, message: (message.enable_async(), kept.append(message)))
-    conn = nsqd.connection()
-    conn.push(1)
-    conn.wait_for(lambda: kept)
-    conn.close()
-    nsqd.connection(1)
-    for _ in range(2):
-        with pytest.raises(ConnectionLost, match=str(nsqd.address)):
-            kept[0].finish()
-        assert not kept[0].has_responded()
 
 
 def test_a_batch_is_no_larger_than_batch_size_and_answers_may_differ(nsqd, consume):

@@ -235,16 +235,6 @@ def test_unstarted_messages_of_a_lost_connection_are_not_handled(servers, consum
     assert consumer.stats().totals.answers_lost == 1
 
 
-@pytest.mark.parametrize("garbage", [b"HTTP/1.1 400 Bad Request\r\n\r\n", frame(2, b"short"), frame(7, b"what")])
-def test_garbage_leads_to_a_new_connection(servers, consume, garbage):
-    server = servers()
-    consume(ignore, server)
-    server.connection().send(garbage)
-    conn = server.connection(1)
-    conn.push(1)
-    conn.wait_for(lambda: conn.answered(b"FIN") == [1])
-
-
 # Lookup
 
 

@@ -191,16 +191,6 @@ def test_when_every_lookupd_fails_what_was_known_stays(lie):
         until(lambda: ports(poller.topology("t")) == {2})
 
 
-def test_a_hung_lookupd_delays_neither_the_others_nor_a_refresh():
-    config = CALM.replace(lookupd_timeout=60.0)
-    with polling(hang, producers(1), config=config) as (poller, bad, good):
-        assert ports(poller.wait_topology("t", WAIT)) == {1}
-        good.script.answer = producers(2)
-        poller.refresh("t")
-        until(lambda: ports(poller.topology("t")) == {2})
-        assert bad.count("/lookup") == 1
-
-
 def test_a_failing_lookupd_is_asked_less_often_and_promoted_when_it_answers(caplog):
     caplog.set_level(logging.INFO, "nsq_fast.lookup")
     with polling(producers(1), reply(b"", "500 Oh"), config=FAST) as (poller, good, bad):

@@ -108,21 +108,6 @@ def test_construction_checks_addresses_and_options(addresses, options, text):
         Producer(addresses, **options)
 
 
-def test_it_publishes_only_while_it_runs(publish_nsqd):
-    sender = Producer([publish_nsqd().address])
-    with pytest.raises(errors.NotRunning, match=r"call start\(\)"):
-        sender.publish("t", b"x")
-    with sender:
-        assert sender.is_running
-        assert sender.publish("t", b"x") == b"OK"
-        assert sender.is_connected
-    assert not sender.is_running
-    assert sender.join(0)
-    for attempt in (lambda: sender.publish("t", b"x"), lambda: sender.multipublish("t", [b"x"]), sender.start):
-        with pytest.raises(errors.NotRunning, match="closed"):
-            attempt()
-
-
 # What goes over the wire
 
 
@@ -140,16 +125,6 @@ def test_each_publish_becomes_its_command(publishing):
         ("MPUB", "u#ephemeral", ()),
     ]
     assert server.bodies == [b"one", b"two", b"three", b"four", b"five", b"six"]
-
-
-def test_a_buffer_may_be_changed_as_soon_as_it_was_handed_over(publish_nsqd, new_producer):
-    server = publish_nsqd()
-    for linger in (0.0, 0.01):
-        buffer = bytearray(b"before")
-        result = new_producer(server, linger=linger).publish("t", buffer, raise_error=False)
-        buffer[:] = b"after!"
-        assert result.get(timeout=WAIT) == b"OK"
-    assert server.bodies == [b"before", b"before"]
 
 
 def test_a_batch_above_max_body_size_is_cut_in_order(publishing):

@@ -16,9 +16,6 @@ OF_MODULE = {
     "test_spark_driver_kills": ("kill",),
     "test_spark_replay_kills": ("kill",),
     "test_spark_task_faults": ("kill",),
-    # their subject is handlers that block, and messages that time out, for seconds
-    "test_runtime_blocking_handlers": ("slow",),
-    "test_runtime_oversized": ("slow",),
 }
 SHARING = {
     "spark": {
