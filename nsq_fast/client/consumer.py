@@ -35,7 +35,7 @@ from nsq_fast.protocol.targets import TopicArgument, TopicChoice, parse_start
 from .acknowledger import PAUSE, Acknowledger, BlockedPolicy, Ordered, check_blocked_policy
 from .connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
 from .connection import Connection
-from .deadlines import Deadlines, Workload
+from .deadlines import Deadlines
 from .flow import Flow
 from .give_up import GiveUpPolicy
 from .handlers import check_handler
@@ -218,8 +218,8 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         self._has_closed: Event | None = None
         self.acknowledger = self.acknowledger_class(self, *self._handlers, self._give_up, delay)
         self.ordered = self.acknowledger.ordered = Ordered(self, self._blocked_policy)
-        self.workload = Workload(is_bounded=config.drop_expired)
-        self.flow = Flow(config, self.workload, self.name, self.logger)
+        self.pools = Pools(self)
+        self.flow = Flow(config, self.pools, self.name, self.logger)
         self.past = Counters()
         self.seen_keys = SeenKeys(config.suppress_retried) if config.suppress_retried else None
         self.headerless: set[str] = set()
@@ -228,7 +228,6 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
             from .dynamic import ConfigKeeper  # most consumers have none
 
             self._keeper = ConfigKeeper(self.lookup_config.config_source, self._apply_config, self.name)
-        self.pools = Pools(self)
         self._subscriptions: Subscriptions = Subscriptions(self, self._choice, start)
         self.deadlines = Deadlines(self, lambda: [each.subscription for each in self._subscriptions])
 
@@ -440,7 +439,8 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
 
     async def _drain(self, subscribers: Sequence[Subscriber], deadline: float | None) -> None:
         soon = monotonic() + TELL_AFTER
-        if (deadline is None or soon < deadline) and not await _have_ended(subscribers, soon):
+        is_told = deadline is None or soon < deadline
+        if is_told and not all([await each.subscription.wait_for_end(soon) for each in subscribers]):
             self.logger.warning(
                 "closing waits for %d messages that are not responded to%s; %s",
                 sum(each.connection.in_flight for each in subscribers),
@@ -451,13 +451,12 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
                 extra=CLOSE_WAITS,
             )
         for each in subscribers:
-            if not await each.subscription.wait_for_close_wait(deadline):
-                self.logger.warning("%s: no CLOSE_WAIT in time", each.address, extra=CLOSE_TIMED_OUT)
-        for each in subscribers:
-            if not await each.subscription.wait_for_answers(deadline):
-                count = each.connection.in_flight
-                text = "%s: closed with %d messages unanswered"
-                self.logger.warning(text, each.address, count, extra=CLOSE_TIMED_OUT)
+            if not await each.subscription.wait_for_end(deadline):
+                if each.subscription.is_awaiting_close:
+                    self.logger.warning("%s: no CLOSE_WAIT in time", each.address, extra=CLOSE_TIMED_OUT)
+                if count := each.connection.in_flight:
+                    text = "%s: closed with %d messages unanswered"
+                    self.logger.warning(text, each.address, count, extra=CLOSE_TIMED_OUT)
 
     def _requeue_unfinished(self, subscribers: Sequence[Subscriber]) -> None:
         for subscriber in subscribers:
@@ -581,20 +580,10 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
 
     def _count_orphaned(self) -> int:
         """Counting drops what is answered from the ledgers: only their own thread may do it."""
-        return self.workload.orphaned
+        return self.pools.orphaned
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__name__} {self.topic} {self.channel}>"
-
-
-async def _have_ended(subscribers: Sequence[Subscriber], deadline: float) -> bool:
-    for each in subscribers:
-        if not await each.subscription.wait_for_close_wait(deadline):
-            return False
-    for each in subscribers:
-        if not await each.subscription.wait_for_answers(deadline):
-            return False
-    return True
 
 
 def check_timeout(timeout: object) -> None:

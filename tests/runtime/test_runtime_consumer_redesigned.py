@@ -23,7 +23,7 @@ from nsq_fast.errors import (
     OrderedSubRequired,
 )
 from nsq_fast.names import Address
-from nsq_fast.protocol.topology import LOST_SPREAD
+from nsq_fast.client.subscriptions import LOST_SPREAD
 from nsq_fast.protocol.topology import Nsqd
 
 pytestmark = pytest.mark.usefixtures("scripted_lookup")

@@ -433,7 +433,7 @@ def test_a_lookupd_that_starts_late_is_found_without_waiting_for_the_interval() 
 
 def test_a_question_that_may_wait_moves_to_its_time_and_never_puts_off_a_sooner_one() -> None:
     topic = PolledTopic("t", CALM)
-    topic.asked(100.0, 160.0)
+    topic.asked_at, topic.due = 100.0, 160.0
     assert topic.refresh(110.0, later=3.0)
     assert topic.due == 113.0
     assert not topic.refresh(111.0, later=4.0)
@@ -444,7 +444,7 @@ def test_a_question_that_may_wait_moves_to_its_time_and_never_puts_off_a_sooner_
 
 def test_a_thousand_refreshes_are_one_poll() -> None:
     topic = PolledTopic("t", CALM)
-    topic.asked(100.0, 160.0)
+    topic.asked_at, topic.due = 100.0, 160.0
     assert not any(topic.refresh(100.0 + number * 1e-5) for number in range(1000))
     assert topic.due >= 160.0
 
@@ -461,7 +461,7 @@ def test_refreshes_without_end_are_a_poll_each_interval() -> None:
 
 def test_a_refresh_that_comes_too_early_is_served_late() -> None:
     topic = PolledTopic("t", CALM)
-    topic.asked(100.0, 160.0)
+    topic.asked_at, topic.due = 100.0, 160.0
     assert topic.refresh(100.0 + CALM.lookupd_refresh_interval * 0.6)
     assert topic.due == 100.0 + CALM.lookupd_refresh_interval
 
