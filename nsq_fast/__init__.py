@@ -17,11 +17,11 @@ __path__ = search_path(__path__)
 
 _HOME = {
     "install_as_gnsq": "gnsq.install",
-    "Consumer": "runtime.consumer",
-    "Producer": "runtime.producer",
-    "ColumnProducer": "runtime.column_producer",
+    "Consumer": "consumer",
+    "Producer": "producer",
+    "ColumnProducer": "columns",
     "Receipt": "protocol.publishing",
-    "ColumnSubscription": "runtime.column_subscription",
+    "ColumnSubscription": "columns",
     "NsqdHTTPClient": "client.admin",
     "LookupdHTTPClient": "client.admin",
     "ConfigDocument": "config_source",

@@ -14,12 +14,15 @@ from .client.dynamic import HttpConfigSource as HttpConfigSource
 from .client.trace import TraceLog as TraceLog
 from .client.trace import new_trace_id as new_trace_id
 from .client.trace import trace_log as trace_log
+from .columns import ColumnProducer as ColumnProducer
+from .columns import ColumnSubscription as ColumnSubscription
 from .config import ConnectionConfig as ConnectionConfig
 from .config import ConsumerConfig as ConsumerConfig
 from .config import LookupConfig as LookupConfig
 from .config import ProducerConfig as ProducerConfig
 from .config_source import ConfigDocument as ConfigDocument
 from .config_source import ConfigSource as ConfigSource
+from .consumer import Consumer as Consumer
 from .errors import NsqError as NsqError
 from .errors import RequeueMessage as RequeueMessage
 from .errors import ServerError as ServerError
@@ -37,10 +40,7 @@ from .gnsq import stream as stream
 from .gnsq import util as util
 from .gnsq.install import install_as_gnsq as install_as_gnsq
 from .names import Address as Address
+from .producer import Producer as Producer
 from .protocol.backoff import BackoffStrategy as BackoffStrategy
 from .protocol.backoff import ExponentialBackoff as ExponentialBackoff
 from .protocol.publishing import Receipt as Receipt
-from .runtime.column_producer import ColumnProducer as ColumnProducer
-from .runtime.column_subscription import ColumnSubscription as ColumnSubscription
-from .runtime.consumer import Consumer as Consumer
-from .runtime.producer import Producer as Producer

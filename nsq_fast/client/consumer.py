@@ -1,7 +1,7 @@
 """What consumers are on every loop: their options, what they are made of, how they begin, what they tell, how they end.
 
-A face puts a loop under it: ``nsq_fast.runtime.consumer`` gevent's hub, ``nsq_fast.aio.consumer`` asyncio's loop. The
-parts: ``subscriptions`` (topics, places, connections), ``subscription`` (one connection), ``flow`` (RDY, backoff),
+A face puts a loop under it: ``nsq_fast.consumer`` gevent's hub, ``nsq_fast.aio.consumer`` asyncio's loop. The parts:
+``subscriptions`` (topics, places, connections), ``subscription`` (one connection), ``flow`` (RDY, backoff),
 ``workers`` (who calls handlers), ``acknowledger`` (what follows a handler), ``deadlines`` (handlers that run long,
 messages that expire, what handlers can take on).
 """
@@ -476,26 +476,30 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
 
     @max_in_flight.setter
     def max_in_flight(self, value: int | None) -> None:
-        self._check_thread("Consumer.max_in_flight")
-        self.config = self.config.replace(max_in_flight=value)
-        self.flow.max_in_flight = self.config.max_in_flight
+        config = self.config.replace(max_in_flight=value)  # raises what is wrong with it
+        self._change("Consumer.max_in_flight", self._set_limit, config)
+
+    def _set_limit(self, config: ConsumerConfig) -> None:
+        self.config = config
+        self.flow.max_in_flight = config.max_in_flight
         self.flow.changed()
         self.pools.limit_changed()
 
     def pause(self) -> None:
         """Ask for no more messages (RDY 0). What has been received is still handled."""
-        self._check_thread("Consumer.pause()")
-        self.flow.is_paused = True
-        self.flow.changed()
+        self._change("Consumer.pause()", self._set_paused, True)
 
     def resume(self) -> None:
         """End ``pause``."""
-        self._check_thread("Consumer.resume()")
-        self.flow.is_paused = False
+        self._change("Consumer.resume()", self._set_paused, False)
+
+    def _set_paused(self, is_paused: bool) -> None:
+        self.flow.is_paused = is_paused
         self.flow.changed()
 
-    def _check_thread(self, call: str) -> None:
-        """Raise WrongThread where the caller may not make this call."""
+    def _change(self, call: str, function: Callable[[Any], None], value: Any) -> None:
+        """Have a change made in the loop. Raises WrongThread where the caller may not make this call."""
+        function(value)
 
     # What a program may ask at any time, in any thread: nothing here changes anything
 
