@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
+import msgspec
+
 from nsq_fast._codec import Message
+from nsq_fast._record import Record
+from nsq_fast.client.histogram import HistogramStats
 from nsq_fast.client.signals import LazySignal, emit
 from nsq_fast.client.trace import TraceLog, trace_log
 from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, split_options
@@ -40,7 +44,7 @@ from .flow import Flow
 from .give_up import GiveUpPolicy
 from .handlers import check_handler
 from .loop import Event
-from .stats import ConsumerStats, Counters
+from .subscription import ConnectionStats, Counters
 from .subscriptions import Subscriber, Subscriptions
 from .tls import check_tls_options
 from .workers import Pool, Pools, Worker
@@ -70,6 +74,52 @@ SHORTEST_CLOSING = 0.5
 
 TELL_AFTER = 1.0
 """Seconds after which the log says what a close waits for."""
+
+
+class ConsumerStats(Record, frozen=True):
+    """A consumer.
+
+    Attributes:
+        connections: one for each nsqd known now, or for each partition.
+        totals: over all nsqds there have been.
+        topics: the same for each topic that is consumed now.
+        given_up: messages handed to the give-up policy and finished.
+        max_in_flight: most messages held at once; with the option left out as many as there are connections.
+        in_flight: messages received, not answered and not expired; ``unstarted`` of them wait for a handler.
+        orphaned: messages of lost connections that the program still holds; they count towards max_in_flight.
+        backoff_level: 0 when there is no backoff.
+        backoff_left: seconds of the present pause.
+        order_violations: messages of ordered partitions that lay before one delivered earlier.
+        repeated: messages of ordered partitions that were delivered again.
+        leader_moves: times that lookup named another leader of a partition.
+        lookup_errors: questions to an nsqlookupd that got no good answer.
+        config: what the config source said last, and why it cannot be read or was refused; None without one.
+        blocked: deliveries of ordered messages with more than ``attempts_threshold`` attempts.
+        handler_time: what handlers took, of samples; None without ``histograms``.
+        message_age: from the timestamp of a message to the start of its handler, of samples; None without.
+    """
+
+    connections: tuple[ConnectionStats, ...]
+    totals: Counters
+    given_up: int
+    max_in_flight: int
+    in_flight: int
+    unstarted: int
+    backoff_level: int
+    backoff_left: float
+    is_running: bool
+    is_paused: bool
+    is_starved: bool
+    order_violations: int = 0
+    repeated: int = 0
+    blocked: int = 0
+    orphaned: int = 0
+    leader_moves: int = 0
+    lookup_errors: int = 0
+    topics: Mapping[str, Counters] = msgspec.field(default_factory=dict)
+    config: dict[str, Any] | None = None
+    handler_time: HistogramStats | None = None
+    message_age: HistogramStats | None = None
 
 
 class OptionAttribute:

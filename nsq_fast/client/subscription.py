@@ -14,8 +14,11 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast._dispatch import InboundQueue
+from nsq_fast._record import MutableRecord, Record
 from nsq_fast.client.signals import emit
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
@@ -35,6 +38,7 @@ from nsq_fast.log_events import (
     SERVER_ERROR,
     SUBSCRIPTION_LOST,
 )
+from nsq_fast.names import Address
 from nsq_fast.protocol.publishing import CODEC_HEADER, GZIP, IDEMPOTENCE_HEADER, LZ4, SIZE_HEADER, SNAPPY, SeenKeys
 from nsq_fast.protocol.rdy import Share
 from nsq_fast.protocol.targets import Mode, Target
@@ -57,6 +61,61 @@ _OF_HEADERS = ("skip_header", "suppress_retried")
 _PLAIN = r"[A-Za-z0-9_.:-]+"
 _KEY_MARK = IDEMPOTENCE_HEADER.encode()
 _CODEC_MARK = CODEC_HEADER.encode()
+
+
+class Counters(MutableRecord):
+    """What has happened since the start, to messages and to connections.
+
+    Attributes:
+        received: deliveries, repeated ones included.
+        finished, requeued: FINs and REQs handed to the system, to be sent.
+        answers_failed: FIN, REQ or TOUCH that nsqd refused: it had taken the message back after its timeout.
+        answers_lost: FINs and REQs that could not be sent because the connection was gone; nsqd delivers these
+            messages again.
+        skipped: messages finished because they have the header ``skip_header``; ``finished`` counts them, too.
+        suppressed: the same of copies that ``suppress_retried`` has found.
+        expired: messages that were not answered before their time was over; nsqd delivers these again.
+        touched: TOUCHes that were queued, those of ``auto_touch`` among them.
+        subscriptions: connections that were subscribed: one for each target, and one more for each time it was renewed.
+    """
+
+    received: int = 0
+    finished: int = 0
+    requeued: int = 0
+    answers_failed: int = 0
+    answers_lost: int = 0
+    expired: int = 0
+    skipped: int = 0
+    suppressed: int = 0
+    touched: int = 0
+    subscriptions: int = 0
+
+    def copy(self) -> Counters:
+        """The counts of now."""
+        return msgspec.structs.replace(self)
+
+    def add(self, other: Counters) -> None:
+        """Sum up."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class ConnectionStats(Record, frozen=True):
+    """One nsqd of a topic, or one partition that it leads. Counts go over all connections that were made to it.
+
+    ``backoff_level`` and ``backoff_left`` (s) are its own with ``backoff_scope="connection"``, and else the consumer's.
+    """
+
+    address: Address
+    is_connected: bool
+    rdy: int
+    in_flight: int
+    unstarted: int
+    counters: Counters
+    partition: int | None = None
+    topic: str = ""
+    backoff_level: int = 0
+    backoff_left: float = 0.0
 
 
 class Subscription:

@@ -58,8 +58,7 @@ from nsq_fast.protocol.topology import Nsqd, Topology
 from .connection import Connection
 from .flow import backoff_of
 from .loop import Changes, Repeated
-from .stats import ConnectionStats, Counters
-from .subscription import Subscription
+from .subscription import ConnectionStats, Counters, Subscription
 
 if TYPE_CHECKING:
     from nsq_fast.protocol.targets import StartPositions
