@@ -2,8 +2,8 @@
 
 A face puts a loop under it: ``nsq_fast.consumer`` gevent's hub, ``nsq_fast.aio.consumer`` asyncio's loop. The parts:
 ``subscriptions`` (topics, places, connections), ``subscription`` (one connection), ``flow`` (RDY, backoff),
-``workers`` (who calls handlers), ``acknowledger`` (what follows a handler), ``deadlines`` (handlers that run long,
-messages that expire, what handlers can take on).
+``workers`` (who calls handlers, and what they can take on), ``acknowledger`` (what follows a handler; ordered
+partitions), ``deadlines`` (handlers that run long, messages that expire).
 """
 
 from __future__ import annotations
