@@ -706,7 +706,7 @@ class Sender(SendPath):
         split = split_receipt(traced_reply(data), [pair for pairs in traces for pair in pairs])
         for publish, pairs in zip(publishes, traces, strict=True):
             receipts = [Receipt(*next(split), command.partition, nsqd) for _ in pairs]
-            publish.receipts = receipts
+            publish.receipts = publish.form.kept(receipts)
             if self._trace.is_on(topic):
                 for receipt in publish.receipts:
                     self._trace.published(topic, receipt[:4], partition=receipt.partition, nsqd=receipt.nsqd)

@@ -48,8 +48,8 @@ from .dialect import Dialect
 # Of each: publishes of one ``kind`` may share a command, unless it ``is_alone``; one that ``is_plain`` says nothing but
 # a body, or bodies, and gets nothing but OK; ``overhead`` is the bytes that it adds to a body which shares its command.
 # ``record_size(body)``: bytes of the largest message that count as its body for a server; 0 where that is not known.
-# ``traces(body)``: the trace id and the size of each message, by which a receipt is split; ``result(receipts,
-# partition)``: what the caller gets when it is stored.
+# ``traces(body)``: the trace id and the size of each message, by which a receipt is split; ``kept(receipts)``: those
+# that somebody wants; ``result(receipts, partition)``: what the caller gets when it is stored.
 
 OK = b"OK"
 
@@ -122,6 +122,9 @@ class WireForm(msgspec.Struct, frozen=True):
     def traces(self, body: bytes) -> list[tuple[int, int]]:
         return [(self.trace_id, len(body))]
 
+    def kept(self, receipts: list[Receipt]) -> list[Receipt]:
+        return receipts
+
     def result(self, receipts: list[Receipt], partition: int | None) -> Any:
         return receipts[0] if receipts else OK
 
@@ -166,6 +169,9 @@ class BatchForm:
     def traces(self, body: list[bytes]) -> list[tuple[int, int]]:
         forms = self._forms or [PLAIN] * len(body)
         return [(form.trace_id, len(each)) for each, form in zip(body, forms, strict=True)]
+
+    def kept(self, receipts: list[Receipt]) -> list[Receipt]:
+        return receipts
 
     def result(self, receipts: list[Receipt], partition: int | None) -> Any:
         # MPUB_EXT is answered OK also where its headers have trace ids: no receipts then.
@@ -241,8 +247,11 @@ class RowsForm:
     def traces(self, body: object) -> list[tuple[int, int]]:
         return self._records.pairs(*self._span)
 
+    def kept(self, receipts: list[Receipt]) -> list[Receipt]:
+        return [receipt for receipt in receipts if receipt.trace_id]
+
     def result(self, receipts: list[Receipt], partition: int | None) -> StoredRows:
-        return StoredRows(self.count, partition, [receipt for receipt in receipts if receipt.trace_id])
+        return StoredRows(self.count, partition, receipts)
 
 
 Form: TypeAlias = WireForm | BatchForm | RowsForm
