@@ -489,8 +489,8 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
 
     async def _drain(self, subscribers: Sequence[Subscriber], deadline: float | None) -> None:
         soon = monotonic() + TELL_AFTER
-        is_told = deadline is None or soon < deadline
-        if is_told and not all([await each.subscription.wait_for_end(soon) for each in subscribers]):
+        has_time = deadline is None or soon < deadline
+        if has_time and not all([await each.subscription.wait_for_end(soon) for each in subscribers]):
             self.logger.warning(
                 "closing waits for %d messages that are not responded to%s; %s",
                 sum(each.connection.in_flight for each in subscribers),
