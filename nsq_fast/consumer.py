@@ -300,4 +300,4 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
 
     def _count_orphaned(self) -> int:
         is_here = self._thread.ident in (0, get_ident())
-        return self.workload.count_orphans() if is_here else self.workload.orphaned
+        return self.pools.count_orphans() if is_here else self.pools.orphaned

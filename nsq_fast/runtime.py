@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .client.admin import NsqdHTTPClient as NsqdHTTPClient
     from .client.admin import PartitionResult as PartitionResult
     from .client.connection import Connection as Connection
+    from .client.consumer import ConsumerStats as ConsumerStats
     from .client.greenlets import Greenlet as Greenlet
     from .client.handlers import Handler as Handler
     from .client.histogram import HistogramStats as HistogramStats
@@ -29,11 +30,10 @@ if TYPE_CHECKING:
     from .client.layers import DeflateLayer as DeflateLayer
     from .client.layers import Layer as Layer
     from .client.layers import SnappyLayer as SnappyLayer
-    from .client.message_signals import MessageSignals as MessageSignals
-    from .client.message_signals import SignalBook as SignalBook
     from .client.signals import LazySignal as LazySignal
+    from .client.signals import MessageSignals as MessageSignals
+    from .client.signals import SignalBook as SignalBook
     from .client.signals import receivers as receivers
-    from .client.stats import ConsumerStats as ConsumerStats
     from .client.subscriptions import Subscriber as Subscriber
     from .client.tls import client_context as client_context
     from .client.tls import server_hostname as server_hostname
@@ -57,14 +57,13 @@ _MODULES = {
     "client.acknowledger": "NO_LIMIT Acknowledger",
     "client.admin": "AdminClient ClusterAdmin LookupdHTTPClient LookupPoller NsqdHTTPClient PartitionResult",
     "client.connection": "Connection",
+    "client.consumer": "ConsumerStats",
     "client.greenlets": "Greenlet",
     "client.handlers": "Handler",
     "client.histogram": "HistogramStats",
     "client.http": "Endpoint HttpClient parse_endpoint",
     "client.layers": "DeflateLayer Layer SnappyLayer",
-    "client.message_signals": "MessageSignals SignalBook",
-    "client.signals": "LazySignal receivers",
-    "client.stats": "ConsumerStats",
+    "client.signals": "LazySignal MessageSignals SignalBook receivers",
     "client.subscriptions": "Subscriber",
     "client.tls": "client_context server_hostname",
     "client.trace": "LOGGER_NAME TraceLog log_to_file new_trace_id",

@@ -57,6 +57,7 @@ class Acknowledger:
     """The handlers of a consumer and what becomes of their messages.
 
     Attributes:
+        handler: what is called with each message, as it was given.
         batch_handler: what workers call with lists; None when messages are handled one by one.
         max_tries: attempts from which on a message is given up.
         timing: what handlers take; None while nobody asked for it.
@@ -74,7 +75,7 @@ class Acknowledger:
         self.consumer = consumer
         self.ordered: Ordered  # set when both are there
         self._signals = vars(consumer)  # each that somebody asked for is in there
-        self._handler = handler
+        self.handler: Any = handler
         self.batch_handler: Any = batch_handler
         self.batch_size = consumer.config.batch_size
         self.max_tries = consumer.config.max_tries or NO_LIMIT
@@ -93,20 +94,12 @@ class Acknowledger:
         time_slice.tell = self.tell_finished if is_told else None
         return time_slice
 
-    @staticmethod
-    def check_result(result: object) -> None:
-        """Raise HandlerDeferred if what a handler has returned is work that has not been done."""
-        refuse_deferred(result)
+    check_result = staticmethod(refuse_deferred)  # of ``_time_slice.pyx``
 
     @staticmethod
     async def awaited(awaitable: Any) -> Any:
         """A coroutine of what a handler has returned instead of one."""
         return await awaitable if hasattr(awaitable, "__await__") else awaitable
-
-    @property
-    def handler(self) -> Any:
-        """What is called with each message, as it was given."""
-        return self._handler
 
     def tell_finished(self, message: Message) -> None:
         """Tell those who listen that a message was finished."""
@@ -116,18 +109,18 @@ class Acknowledger:
     @property
     def has_handler(self) -> bool:
         """Whether there is anything to call with a message."""
-        return self._handler is not None or self.batch_handler is not None or is_heard(self.consumer, "on_message")
+        return self.handler is not None or self.batch_handler is not None or is_heard(self.consumer, "on_message")
 
     def present_handler(self) -> Handler:
         """What to call with each message: the handler itself, or with it those who listen to ``on_message``."""
         if "on_message" not in self._signals or not is_heard(self.consumer, "on_message"):
-            return self._handler if self._handler is not None else _no_handler
+            return self.handler if self.handler is not None else _no_handler
         # Asked for once a slice, not for each message: what blinker does to find them takes longer than all else.
         called = receivers(self.consumer.on_message, self.consumer)
-        if self._handler is None and len(called) == 1:
+        if self.handler is None and len(called) == 1:
             (receiver,) = called
             return lambda consumer, message: receiver(consumer, message=message)
-        handler = self._handler
+        handler = self.handler
 
         def handle(consumer: Any, message: Message) -> None:
             if handler is not None:
@@ -142,7 +135,7 @@ class Acknowledger:
         batch_handler = self.batch_handler
         if batch_handler is None:
             # As ``present_handler``, at once in the usual case: an ordered partition asks for each message.
-            return self._handler if self._handler and "on_message" not in self._signals else self.present_handler()
+            return self.handler if self.handler and "on_message" not in self._signals else self.present_handler()
         return lambda consumer, message: batch_handler(consumer, [message])
 
     # Failures
@@ -227,20 +220,15 @@ class Acknowledger:
 
     def is_given_up(self, inbound: InboundQueue, message: Message) -> bool:
         """Give a message up if it has too many attempts; say whether no handler shall see it."""
+        verdict: GiveUpPolicy | bool
         if inbound.turn is not None:
-            return not self.begins(inbound, message)
-        if message.attempts <= self.max_tries:
-            return False
-        self.give_up(inbound, message)
-        return True
-
-    def begins(self, inbound: InboundQueue, message: Message) -> bool:
-        """Look at the attempts of a message of an ordered partition; say whether its handler shall be called."""
-        verdict = self.ordered.judge(message)
+            verdict = self.ordered.judge(message)
+        else:
+            verdict = message.attempts <= self.max_tries or self._give_up
         if callable(verdict):
             self.give_up(inbound, message, verdict)
-            return False
-        return verdict
+            return True
+        return not verdict
 
     def give_up(self, inbound: InboundQueue, message: Message, policy: GiveUpPolicy | None = None) -> None:
         """Hand a message with too many attempts to the policy, then finish it; keep it if that fails."""

@@ -71,7 +71,7 @@ from .transport import Transport
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from nsq_fast.client.message_signals import MessageSignals, SignalBook
+    from nsq_fast.client.signals import MessageSignals, SignalBook
     from nsq_fast.protocol.session import SubscribeOptions
 
     from .loop import Loop, Timer, Waiter, Watch
@@ -518,7 +518,7 @@ class Connection(ConnectionPath):
     def signals_of(self, message: Message) -> MessageSignals:
         """``on_finish``, ``on_requeue`` and ``on_touch`` of one message, kept until it is answered."""
         if self._signals is None:  # few programs ask
-            from nsq_fast.client.message_signals import SignalBook
+            from nsq_fast.client.signals import SignalBook
 
             self._signals = SignalBook()
         return self._signals.of(message)

@@ -2,19 +2,23 @@
 
 A face puts a loop under it: ``nsq_fast.consumer`` gevent's hub, ``nsq_fast.aio.consumer`` asyncio's loop. The parts:
 ``subscriptions`` (topics, places, connections), ``subscription`` (one connection), ``flow`` (RDY, backoff),
-``workers`` (who calls handlers), ``acknowledger`` (what follows a handler), ``deadlines`` (handlers that run long,
-messages that expire, what handlers can take on).
+``workers`` (who calls handlers, and what they can take on), ``acknowledger`` (what follows a handler; ordered
+partitions), ``deadlines`` (handlers that run long, messages that expire).
 """
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
+import msgspec
+
 from nsq_fast._codec import Message
+from nsq_fast._record import Record
+from nsq_fast.client.histogram import HistogramStats
 from nsq_fast.client.signals import LazySignal, emit
 from nsq_fast.client.trace import TraceLog, trace_log
 from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig, split_options
@@ -35,12 +39,12 @@ from nsq_fast.protocol.targets import TopicArgument, TopicChoice, parse_start
 from .acknowledger import PAUSE, Acknowledger, BlockedPolicy, Ordered, check_blocked_policy
 from .connection import CLOSE_TIMEOUT as CONNECTION_CLOSE_TIMEOUT
 from .connection import Connection
-from .deadlines import Deadlines, Workload
+from .deadlines import Deadlines
 from .flow import Flow
 from .give_up import GiveUpPolicy
 from .handlers import check_handler
 from .loop import Event
-from .stats import ConsumerStats, Counters
+from .subscription import ConnectionStats, Counters
 from .subscriptions import Subscriber, Subscriptions
 from .tls import check_tls_options
 from .workers import Pool, Pools, Worker
@@ -70,6 +74,52 @@ SHORTEST_CLOSING = 0.5
 
 TELL_AFTER = 1.0
 """Seconds after which the log says what a close waits for."""
+
+
+class ConsumerStats(Record, frozen=True):
+    """A consumer.
+
+    Attributes:
+        connections: one for each nsqd known now, or for each partition.
+        totals: over all nsqds there have been.
+        topics: the same for each topic that is consumed now.
+        given_up: messages handed to the give-up policy and finished.
+        max_in_flight: most messages held at once; with the option left out as many as there are connections.
+        in_flight: messages received, not answered and not expired; ``unstarted`` of them wait for a handler.
+        orphaned: messages of lost connections that the program still holds; they count towards max_in_flight.
+        backoff_level: 0 when there is no backoff.
+        backoff_left: seconds of the present pause.
+        order_violations: messages of ordered partitions that lay before one delivered earlier.
+        repeated: messages of ordered partitions that were delivered again.
+        leader_moves: times that lookup named another leader of a partition.
+        lookup_errors: questions to an nsqlookupd that got no good answer.
+        config: what the config source said last, and why it cannot be read or was refused; None without one.
+        blocked: deliveries of ordered messages with more than ``attempts_threshold`` attempts.
+        handler_time: what handlers took, of samples; None without ``histograms``.
+        message_age: from the timestamp of a message to the start of its handler, of samples; None without.
+    """
+
+    connections: tuple[ConnectionStats, ...]
+    totals: Counters
+    given_up: int
+    max_in_flight: int
+    in_flight: int
+    unstarted: int
+    backoff_level: int
+    backoff_left: float
+    is_running: bool
+    is_paused: bool
+    is_starved: bool
+    order_violations: int = 0
+    repeated: int = 0
+    blocked: int = 0
+    orphaned: int = 0
+    leader_moves: int = 0
+    lookup_errors: int = 0
+    topics: Mapping[str, Counters] = msgspec.field(default_factory=dict)
+    config: dict[str, Any] | None = None
+    handler_time: HistogramStats | None = None
+    message_age: HistogramStats | None = None
 
 
 class OptionAttribute:
@@ -218,8 +268,8 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
         self._has_closed: Event | None = None
         self.acknowledger = self.acknowledger_class(self, *self._handlers, self._give_up, delay)
         self.ordered = self.acknowledger.ordered = Ordered(self, self._blocked_policy)
-        self.workload = Workload(is_bounded=config.drop_expired)
-        self.flow = Flow(config, self.workload, self.name, self.logger)
+        self.pools = Pools(self)
+        self.flow = Flow(config, self.pools, self.name, self.logger)
         self.past = Counters()
         self.seen_keys = SeenKeys(config.suppress_retried) if config.suppress_retried else None
         self.headerless: set[str] = set()
@@ -228,7 +278,6 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
             from .dynamic import ConfigKeeper  # most consumers have none
 
             self._keeper = ConfigKeeper(self.lookup_config.config_source, self._apply_config, self.name)
-        self.pools = Pools(self)
         self._subscriptions: Subscriptions = Subscriptions(self, self._choice, start)
         self.deadlines = Deadlines(self, lambda: [each.subscription for each in self._subscriptions])
 
@@ -440,7 +489,8 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
 
     async def _drain(self, subscribers: Sequence[Subscriber], deadline: float | None) -> None:
         soon = monotonic() + TELL_AFTER
-        if (deadline is None or soon < deadline) and not await _have_ended(subscribers, soon):
+        has_time = deadline is None or soon < deadline
+        if has_time and not all([await each.subscription.wait_for_end(soon) for each in subscribers]):
             self.logger.warning(
                 "closing waits for %d messages that are not responded to%s; %s",
                 sum(each.connection.in_flight for each in subscribers),
@@ -451,13 +501,12 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
                 extra=CLOSE_WAITS,
             )
         for each in subscribers:
-            if not await each.subscription.wait_for_close_wait(deadline):
-                self.logger.warning("%s: no CLOSE_WAIT in time", each.address, extra=CLOSE_TIMED_OUT)
-        for each in subscribers:
-            if not await each.subscription.wait_for_answers(deadline):
-                count = each.connection.in_flight
-                text = "%s: closed with %d messages unanswered"
-                self.logger.warning(text, each.address, count, extra=CLOSE_TIMED_OUT)
+            if not await each.subscription.wait_for_end(deadline):
+                if each.subscription.is_awaiting_close:
+                    self.logger.warning("%s: no CLOSE_WAIT in time", each.address, extra=CLOSE_TIMED_OUT)
+                if count := each.connection.in_flight:
+                    text = "%s: closed with %d messages unanswered"
+                    self.logger.warning(text, each.address, count, extra=CLOSE_TIMED_OUT)
 
     def _requeue_unfinished(self, subscribers: Sequence[Subscriber]) -> None:
         for subscriber in subscribers:
@@ -585,20 +634,10 @@ class ConsumerCore(ConsumerOptions, Generic[HandlerT, BatchHandlerT]):
 
     def _count_orphaned(self) -> int:
         """Counting drops what is answered from the ledgers: only their own thread may do it."""
-        return self.workload.orphaned
+        return self.pools.orphaned
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__name__} {self.topic} {self.channel}>"
-
-
-async def _have_ended(subscribers: Sequence[Subscriber], deadline: float) -> bool:
-    for each in subscribers:
-        if not await each.subscription.wait_for_close_wait(deadline):
-            return False
-    for each in subscribers:
-        if not await each.subscription.wait_for_answers(deadline):
-            return False
-    return True
 
 
 def check_timeout(timeout: object) -> None:

@@ -22,7 +22,7 @@ from nsq_fast.errors import ConfigError, HttpError, NameInvalid
 from nsq_fast.log_events import CONFIG_AWAY, CONFIG_BACK, CONFIG_CHANGED, CONFIG_REFUSED
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, check_topic, parse_address
 from nsq_fast.printable import printable
-from nsq_fast.protocol.backoff import source_delay
+from nsq_fast.protocol.backoff import grown
 
 from .http import HttpClient, parse_endpoint
 from .loop import Event
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from .loop import Loop, Supervisor, Task
 
 log = logging.getLogger("nsq_fast.config")
+
+FIRST_RETRY = 0.5
+LONGEST_RETRY = 30.0
+"""Seconds until a source that could not be read is read again: doubled each time, up to the longest."""
 
 LONGEST_FIRST = 5.0
 """Seconds for which the start of a client waits for the first document."""
@@ -86,13 +90,14 @@ def parse(content: bytes | str | Mapping[str, Any], form: str = "json") -> Dynam
         found = _decode(content, form)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"not a document of dynamic configuration: {error}") from error
-    _check_topics("trace", (topic for topic in found.trace if topic != ALL_TOPICS))
+    lookupds = found.lookupds
+    _check("trace", (topic for topic in found.trace if topic != ALL_TOPICS), check_topic)
+    _check("lookupds.add", lookupds.add, _check_lookupd)
+    _check("lookupds.remove", lookupds.remove, _check_lookupd)
     for topic, share in found.trace.items():
         if not 0.0 <= share <= 1.0:
             raise ConfigError(f"trace.{topic}={share!r}: must be true, false, or a share of 0 to 1")
-    for field in ("add", "remove"):
-        _check_lookupds(f"lookupds.{field}", getattr(found.lookupds, field))
-    both = set(found.lookupds.add) & set(found.lookupds.remove)
+    both = set(lookupds.add) & set(lookupds.remove)
     if both:
         raise ConfigError(f"lookupds: {', '.join(sorted(both))} is in add and in remove")
     return found
@@ -110,21 +115,17 @@ def _decode(content: bytes | str | Mapping[str, Any], form: str) -> DynamicConfi
     raise ValueError(f"form={form!r}: must be json or toml")
 
 
-def _check_topics(field: str, topics: Iterable[str]) -> None:
-    for topic in topics:
+def _check(field: str, values: Iterable[str], check: Callable[[str], object]) -> None:
+    for value in values:
         try:
-            check_topic(topic)
-        except NameInvalid as error:  # noqa: PERF203
+            check(value)
+        except (ConfigError, NameInvalid) as error:  # noqa: PERF203
             raise ConfigError(f"{field}: {error}") from None
 
 
-def _check_lookupds(field: str, addresses: Iterable[str]) -> None:
-    for address in addresses:
-        rest = next((address.removeprefix(scheme) for scheme in _SCHEMES if address.startswith(scheme)), address)
-        try:
-            parse_address(rest.removesuffix("/"), DEFAULT_LOOKUPD_HTTP_PORT)
-        except ConfigError as error:
-            raise ConfigError(f"{field}: {error}") from None
+def _check_lookupd(address: str) -> None:
+    rest = next((address.removeprefix(scheme) for scheme in _SCHEMES if address.startswith(scheme)), address)
+    parse_address(rest.removesuffix("/"), DEFAULT_LOOKUPD_HTTP_PORT)
 
 
 def changes(before: DynamicConfig, after: DynamicConfig) -> str:
@@ -232,7 +233,7 @@ class ConfigKeeper:
                 document = await _next_of(self._source, loop, None if self._problem else self._last)
             except Exception as error:  # whatever a source of the program's raises
                 self._tell_away(error)
-                await loop.sleep(source_delay(failures, random.random))
+                await loop.sleep(grown(FIRST_RETRY, 2.0, failures, LONGEST_RETRY) * (0.7 + 0.3 * random.random()))
                 failures += 1
                 continue
             failures = 0

@@ -26,9 +26,9 @@ from nsq_fast.protocol.rdy import Sharing, limit_in_backoff
 from .loop import Repeated
 
 if TYPE_CHECKING:
-    from .deadlines import Workload
     from .loop import Loop, Supervisor
     from .subscription import Subscription
+    from .workers import Pools
 
 OVERDUE_PAUSE = 0.5
 """Messages of lost connections, and handlers that run too long, are looked after so often, in seconds."""
@@ -50,16 +50,16 @@ class Flow:
         members_changed: called when one has come or gone; None: nobody asks.
 
     Args:
-        workload: what handlers can take on, and what they hold although nsqd has taken it back.
+        pools: what handlers can take on, and what they hold although nsqd has taken it back.
     """
 
-    def __init__(self, config: ConsumerConfig, workload: Workload, name: str, log: logging.Logger) -> None:
+    def __init__(self, config: ConsumerConfig, pools: Pools, name: str, log: logging.Logger) -> None:
         self.max_in_flight = config.max_in_flight
         self.backoff = backoff_of(config)
         self.is_paused = False
         self._idle_timeout = config.low_ready_idle_timeout
         self.sharing = Sharing(self._idle_timeout, random.random)
-        self._workload = workload
+        self._pools = pools
         self.members_changed: Callable[[], object] | None = None
         self._members: list[Subscription] = []
         self._expected = 0
@@ -142,7 +142,7 @@ class Flow:
             member.share.in_flight = member.connection.in_flight
             member.share.active_at = max(member.share.active_at, member.connection.last_message_at)
             member.share.capacity = member.capacity
-        overdue = self._workload.overdue
+        overdue = self._pools.overdue
         allowed = max(0, self.limit - overdue)
         limit = self._limit(allowed, now)
         self._warn(shares, allowed)
@@ -161,7 +161,7 @@ class Flow:
     def _limit(self, allowed: int, now: float) -> int:
         if self.is_paused:
             return 0
-        usual = min(allowed, self._workload.capacity_of(self._workload.shared))
+        usual = min(allowed, self._pools.capacity_of(self._pools.shared))
         return limit_in_backoff(usual, allowed, self.backoff, now)
 
     def _warn(self, shares: list[rdy.Share], allowed: int) -> None:
@@ -177,14 +177,14 @@ class Flow:
             )  # fmt: skip
         if self._has_warned_of_handlers:
             return
-        capacity = min(self._workload.capacity_of(self._workload.shared), sum(share.capacity for share in shares))
+        capacity = min(self._pools.capacity_of(self._pools.shared), sum(share.capacity for share in shares))
         if 0 < capacity < allowed:
             self._has_warned_of_handlers = True
             self._log.warning(
                 "handlers are too slow for max_in_flight=%d: at %.3g s a message they begin with no more than %d in"
                 " time, before msg_timeout=%.3g s is over; asking for that many; set max_in_flight lower, or"
                 " concurrency or msg_timeout higher",
-                self.limit, self._workload.pace, capacity, self._workload.msg_timeout, extra=MAX_IN_FLIGHT_HIGH,
+                self.limit, self._pools.pace, capacity, self._pools.msg_timeout, extra=MAX_IN_FLIGHT_HIGH,
             )  # fmt: skip
 
     def _send(self, member: Subscription, count: int, now: float) -> None:

@@ -13,7 +13,7 @@ Only that nobody knows a topic is concluded late: when all have answered, or aft
 
 Bad answers are ignored and logged when a lookupd begins to fail, not at every poll. One that keeps failing is asked at
 every second, fourth, then eighth poll only, until it answers again. The list of lookupds grows by what they say of each
-other. Schedules are ``protocol.lookup_schedule``'s, answers and how they are united ``protocol.topology``'s.
+other. Answers and how they are united are ``protocol.topology``'s.
 """
 
 from __future__ import annotations
@@ -52,15 +52,13 @@ from nsq_fast.log_events import (
 )
 from nsq_fast.names import DEFAULT_LOOKUPD_HTTP_PORT, check_topic
 from nsq_fast.printable import printable
+from nsq_fast.protocol.backoff import grown
 from nsq_fast.protocol.targets import END, StartPositions, Target
 from nsq_fast.protocol.topology import (
     ACCEPT,
     Keep,
     LookupAnswer,
-    LookupdHealth,
     Nsqd,
-    PollTimes,
-    TopicSchedule,
     Topology,
     distinct,
     is_unknown_topic,
@@ -72,7 +70,6 @@ from nsq_fast.protocol.topology import (
     parse_lookup,
     parse_nodes,
     parse_topics,
-    preferred,
     unwrap,
 )
 
@@ -103,10 +100,19 @@ SIDE_BY_SIDE = 50
 PATIENCE = 0.005
 """Seconds. A lookupd that answers less than one question for each connection meanwhile is asked over more of them."""
 
-FIRST_SEARCH = 0.5
+BURST = 0.1
+"""Calls of ``refresh`` within so many seconds are one."""
+
+FIRST_RETRY = 0.5
+"""Seconds until a topic of which no lookupd said anything is asked for again: doubled each time, up to a poll."""
+
+FIRST_SEARCH = 0.2
+FIRST_LISTING = 0.5
 LONGEST_SEARCH = 5.0
-"""Seconds between questions for topics while nothing matches, or nobody answers: doubled each time, up to the longest.
-"""
+"""Seconds until a topic that nobody knows is asked for again, or a listing in which nothing matches a pattern: doubled
+each time, up to the longest."""
+
+MAX_SKIPPED_POLLS = 8
 
 _MAX_REPLY_SIZE = 8 * 1024 * 1024
 # Of an answer about one topic: what JSON takes for an nsqd at most, and for the names of channels. It is decoded in one
@@ -119,25 +125,36 @@ _TOPICS_A_TURN = 100
 log = logging.getLogger("nsq_fast.lookup")
 
 
-class Lookupd(LookupdHealth):
+def jittered(seconds: float, config: LookupConfig, chance: float) -> float:
+    """A pause that is longer by what chance, in [0, 1), makes of ``lookupd_poll_jitter``: clients do not ask together.
+
+    It is drawn once for a round of questions: topics of one client are to be asked about together.
+    """
+    return seconds * (1.0 + config.lookupd_poll_jitter * chance)
+
+
+class Lookupd:
     """A lookup service: what can be asked of it, and how it has been doing.
 
+    One that keeps failing is asked at every second, fourth, then eighth poll only, as long as others work.
     The methods that ask it raise HttpError or RemoteProtocolError.
 
     Attributes:
+        failures: rounds one after the other in which it gave no good answer.
         is_busy: whether it still owes answers of a round.
         last_error: why the last question had no good answer; empty when it had one.
     """
 
     def __init__(self, endpoint: Endpoint, config: LookupConfig, access: str) -> None:
-        super().__init__(config.lookupd_poll_interval)
         self.endpoint = endpoint
+        self.failures = 0
         self.is_busy = False
         self.last_error = ""
         self._access = access
         self._max_producers = config.lookupd_max_producers
+        self._interval = config.lookupd_poll_interval
         self._is_listing_bad = False
-        self._list_at = 0.0
+        self._retry_at = self._list_at = 0.0
         headers = {"Accept": ACCEPT}
         if config.lookupd_authorization:
             headers["Authorization"] = config.lookupd_authorization
@@ -189,18 +206,25 @@ class Lookupd(LookupdHealth):
                 log.warning(text, self.endpoint, error, extra=LOOKUPD_FAILED)
             return None
 
+    def is_preferred(self, now: float) -> bool:
+        """Whether it is to be asked now, as long as there are others that work."""
+        return self.failures == 0 or now >= self._retry_at
+
     def succeeded(self) -> None:
         if self.failures:
             text = "lookupd %s answers again after %d failures"
             log.info(text, self.endpoint, self.failures, extra=LOOKUPD_RECOVERED)
-        super().succeeded()
+        self.failures = 0
         self.last_error = ""
 
     def failed_for(self, reason: str) -> None:
         if not self.failures:
             log.warning("lookupd %s fails: %s", self.endpoint, reason, extra=LOOKUPD_FAILED)
         self.last_error = reason
-        super().failed(monotonic())
+        self.failures += 1
+        # Half an interval less: jitter must not make it miss the poll that is meant, a refresh in between must.
+        polls = grown(1.0, 2.0, self.failures - 1, MAX_SKIPPED_POLLS)
+        self._retry_at = monotonic() + self._interval * (polls - 0.5)
 
     def close(self) -> None:
         self._http.close()
@@ -227,7 +251,8 @@ class LookupdList:
 
     def free(self, now: float) -> list[Lookupd]:
         """Whom to ask: those that work and those whose turn to be tried it is; all of them when none works."""
-        return [lookupd for lookupd in preferred(list(self), now) if not lookupd.is_busy]
+        is_any_good = any(lookupd.failures == 0 for lookupd in self)
+        return [each for each in self if not each.is_busy and (each.is_preferred(now) or not is_any_good)]
 
     async def grow(self, loop: Loop, lookupd: Lookupd) -> bool:
         """Ask a lookupd that works which others there are; whether any is new."""
@@ -285,7 +310,7 @@ def _parse(lookupds: LookupdArgument) -> tuple[Endpoint, ...]:
     return found
 
 
-class PolledTopic(TopicSchedule):
+class PolledTopic:
     """A topic that is polled for.
 
     Args:
@@ -293,6 +318,8 @@ class PolledTopic(TopicSchedule):
 
     Attributes:
         is_sought: whether it is asked for more often as long as nobody knows it.
+        asked_at, due: times of the last question and the next one.
+        failures, searches: rounds one after the other that nobody answered, and in which nobody knew it.
         topology: what is known of it; None before there was a good answer.
         answers: the last word of each lookupd that counts now, and the number of the round it is of.
         round_number: of the latest round; ``answer_asked_at``: when that began of which ``topology`` is the answer.
@@ -302,9 +329,11 @@ class PolledTopic(TopicSchedule):
     """
 
     def __init__(self, name: str, config: LookupConfig, keep: Keep | None = None, is_sought: bool = True) -> None:
-        super().__init__(config)
         self.name = name
         self.is_sought = is_sought
+        self.asked_at = float("-inf")
+        self.due = 0.0
+        self.failures = self.searches = 0
         self.topology: Topology | None = None
         self.answers: dict[Lookupd, tuple[int, LookupAnswer]] = {}
         self.round_number = self.open = 0
@@ -312,17 +341,36 @@ class PolledTopic(TopicSchedule):
         self.answer_asked_at = float("-inf")
         self.is_settled = False
         self.settled: Event | None = None
+        self._config = config
         self._keep = keep
         self._agreed: LookupAnswer | None = None
         self._named: Topology | None = None
         self._is_filter_bad = False
 
-    def begin(self, number: int, count: int, counted: Container[Lookupd]) -> None:
-        """A round asks ``count`` about it. Of ``counted``, who owe an answer now, the last word holds until they give
-        it."""
+    def begin(self, number: int, now: float, due: float, count: int, counted: Container[Lookupd]) -> None:
+        """A round asks ``count`` lookupds about it now, the next one at ``due``, unless something makes that sooner.
+
+        Of ``counted``, who owe an answer now, the last word holds until they give it.
+        """
+        self.asked_at, self.due = now, due
         self.round_number, self.open = number, count
         self.is_late = self.is_answered = self.is_told = False
         self.answers = {lookupd: word for lookupd, word in self.answers.items() if lookupd in counted}
+
+    def refresh(self, now: float, later: float = 0.0) -> bool:
+        """Make it due soon, or in ``later`` seconds; False when that changes nothing.
+
+        It does not when a question about it has just been sent, or is due sooner.
+        """
+        if now - self.asked_at < BURST:
+            return False
+        due = max(now + later, self.asked_at + self._config.lookupd_refresh_interval)
+        is_sooner = due < self.due or not later
+        self.due = min(self.due, due)
+        return is_sooner
+
+    def _hurry(self, delay: float, chance: float) -> None:
+        self.due = min(self.due, monotonic() + jittered(delay, self._config, chance))
 
     def heard(self, number: int, lookupd: Lookupd, answer: LookupAnswer | None) -> None:
         """A lookupd has answered what it was asked in that round, or will not."""
@@ -383,14 +431,15 @@ class PolledTopic(TopicSchedule):
         self._is_filter_bad = False
         return found
 
-    def unanswered(self, now: float, chance: float) -> None:
+    def unanswered(self, chance: float) -> None:
         """No lookupd answered: what is known stays, and the next question comes sooner."""
         if not self.failures:
             text = "no lookupd answers for topic %s; what was known of it is kept"
             log.warning(text, self.name, extra=LOOKUP_UNANSWERED)
-        super().unanswered(now, chance)
+        self._hurry(grown(FIRST_RETRY, 2.0, self.failures, self._config.lookupd_poll_interval), chance)
+        self.failures += 1
 
-    def missing(self, now: float, chance: float) -> None:
+    def missing(self, chance: float) -> None:
         """No lookupd names an nsqd for it, and its first message may come at any moment: ask again soon."""
         if not self.searches:
             if self.topology is not None and self.topology.excluded:
@@ -399,7 +448,8 @@ class PolledTopic(TopicSchedule):
             else:
                 text = "no nsqlookupd knows topic %s yet; asking again until one does"
                 log.warning(text, self.name, extra=TOPIC_UNKNOWN)
-        super().missing(now, chance)
+        self._hurry(grown(FIRST_SEARCH, 2.0, self.searches, LONGEST_SEARCH), chance)
+        self.searches += 1
 
     def found(self, topology: Topology) -> None:
         if self.searches:
@@ -474,7 +524,7 @@ class LookupPoller:
         self._topics: dict[str, PolledTopic] = {}
         self._round_number = 0
         self._chance = 0.0  # in [0, 1): lengthens the pauses of all topics of a round alike, so that they stay together
-        self._polls = PollTimes(self._config)
+        self._next_poll = 0.0  # one time for all topics, those that were asked about in between as well
         self._life: object = None
         self._loop: Loop = cast("Loop", None)
         self._owner: Owner | None = None
@@ -640,10 +690,11 @@ class LookupPoller:
         for lookupd in lookupds:
             lookupd.is_busy = True
         owing = {lookupd for lookupd in self._lookupds if lookupd.is_busy}
-        next_poll = self._polls.after(now, self._chance)
+        # Each round costs every lookupd a connection, and the client a look at all topics.
+        if self._next_poll <= now:
+            self._next_poll = now + jittered(self._config.lookupd_poll_interval, self._config, self._chance)
         for topic in topics:
-            topic.asked(now, next_poll)
-            topic.begin(self._round_number, len(lookupds), owing)
+            topic.begin(self._round_number, now, self._next_poll, len(lookupds), owing)
         for lookupd in lookupds:
             questions = _Questions(self._round_number, now, self._life, topics)
             self._spawn("nsq_fast lookup of a round", self._ask_all, lookupd, questions)
@@ -700,7 +751,7 @@ class LookupPoller:
             if topic.is_answered and topic.answers:
                 self._learn(topic, questions.asked_at)
             elif not topic.open and topic.round_number == questions.number:
-                topic.unanswered(monotonic(), self._chance)
+                topic.unanswered(self._chance)
 
     async def _answer_of(self, lookupd: Lookupd, topic: PolledTopic, questions: _Questions) -> LookupAnswer | None:
         try:
@@ -735,7 +786,7 @@ class LookupPoller:
         if not found.is_empty:
             topic.found(found)
         elif is_first and topic.is_sought:  # a producer need not wait: it takes any nsqd for a topic that none has
-            topic.missing(monotonic(), self._chance)
+            topic.missing(self._chance)
         if topic.is_concluded:
             topic.is_settled = True
             topic.settle()
@@ -953,8 +1004,8 @@ class TopicWatch:
         interval = self._config.lookupd_poll_interval
         self._searches = self._searches + 1 if problem else 0
         if problem:
-            interval = min(interval, FIRST_SEARCH * 2 ** min(self._searches - 1, 16), LONGEST_SEARCH)
-        return interval * (1.0 + self._config.lookupd_poll_jitter * random.random())
+            interval = min(interval, grown(FIRST_LISTING, 2.0, self._searches - 1, LONGEST_SEARCH))
+        return jittered(interval, self._config, random.random())
 
 
 # Set where a channel begins, before a partition is subscribed to.

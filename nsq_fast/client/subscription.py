@@ -14,8 +14,11 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast._dispatch import InboundQueue
+from nsq_fast._record import MutableRecord, Record
 from nsq_fast.client.signals import emit
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
@@ -35,6 +38,7 @@ from nsq_fast.log_events import (
     SERVER_ERROR,
     SUBSCRIPTION_LOST,
 )
+from nsq_fast.names import Address
 from nsq_fast.protocol.publishing import CODEC_HEADER, GZIP, IDEMPOTENCE_HEADER, LZ4, SIZE_HEADER, SNAPPY, SeenKeys
 from nsq_fast.protocol.rdy import Share
 from nsq_fast.protocol.targets import Mode, Target
@@ -57,6 +61,61 @@ _OF_HEADERS = ("skip_header", "suppress_retried")
 _PLAIN = r"[A-Za-z0-9_.:-]+"
 _KEY_MARK = IDEMPOTENCE_HEADER.encode()
 _CODEC_MARK = CODEC_HEADER.encode()
+
+
+class Counters(MutableRecord):
+    """What has happened since the start, to messages and to connections.
+
+    Attributes:
+        received: deliveries, repeated ones included.
+        finished, requeued: FINs and REQs handed to the system, to be sent.
+        answers_failed: FIN, REQ or TOUCH that nsqd refused: it had taken the message back after its timeout.
+        answers_lost: FINs and REQs that could not be sent because the connection was gone; nsqd delivers these
+            messages again.
+        skipped: messages finished because they have the header ``skip_header``; ``finished`` counts them, too.
+        suppressed: the same of copies that ``suppress_retried`` has found.
+        expired: messages that were not answered before their time was over; nsqd delivers these again.
+        touched: TOUCHes that were queued, those of ``auto_touch`` among them.
+        subscriptions: connections that were subscribed: one for each target, and one more for each time it was renewed.
+    """
+
+    received: int = 0
+    finished: int = 0
+    requeued: int = 0
+    answers_failed: int = 0
+    answers_lost: int = 0
+    expired: int = 0
+    skipped: int = 0
+    suppressed: int = 0
+    touched: int = 0
+    subscriptions: int = 0
+
+    def copy(self) -> Counters:
+        """The counts of now."""
+        return msgspec.structs.replace(self)
+
+    def add(self, other: Counters) -> None:
+        """Sum up."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class ConnectionStats(Record, frozen=True):
+    """One nsqd of a topic, or one partition that it leads. Counts go over all connections that were made to it.
+
+    ``backoff_level`` and ``backoff_left`` (s) are its own with ``backoff_scope="connection"``, and else the consumer's.
+    """
+
+    address: Address
+    is_connected: bool
+    rdy: int
+    in_flight: int
+    unstarted: int
+    counters: Counters
+    partition: int | None = None
+    topic: str = ""
+    backoff_level: int = 0
+    backoff_left: float = 0.0
 
 
 class Subscription:
@@ -108,7 +167,7 @@ class Subscription:
     @property
     def capacity(self) -> int:
         """Messages that the workers of this target alone can begin with in time."""
-        return self._consumer.workload.capacity_of(None if self._subscriber.is_pool_shared else self._pool)
+        return self._consumer.pools.capacity_of(None if self._subscriber.is_pool_shared else self._pool)
 
     # Begin
 
@@ -147,8 +206,8 @@ class Subscription:
     # Messages, in a callback of the loop
 
     def on_messages(self, conn: Connection, messages: list[Message]) -> None:
-        if self._trace.is_active and self._is_traced(conn):
-            self._trace_received(conn, messages)
+        if self._trace.is_active and self._is_traced():
+            self._trace_received(messages)
         self.counters.received += len(messages)
         ledger, now = self._ledger, conn.last_received_at
         if now >= ledger.next_deadline:
@@ -170,8 +229,8 @@ class Subscription:
         if self.is_ending or acknowledger.is_beyond(self.inbound, message):
             self.on_messages(conn, [message])
             return
-        if self._is_traced(conn):
-            self._trace_received(conn, (message,))
+        if self._is_traced():
+            self._trace_received((message,))
         self.counters.received += 1
         if self._selection.is_in_order(message):
             acknowledger.unreadable(message, error)
@@ -212,8 +271,8 @@ class Subscription:
         emit(consumer, "on_requeue", message_id=message.id, timeout=delay_ms)
         if backoff and not self.is_ordered:  # an ordered partition waits for its own messages only
             consumer.flow.result(False, self.backoff)
-        if self._is_traced(conn):
-            self._trace_answers(conn, (message,), "REQ")
+        if self._is_traced():
+            self._trace_answers((message,), "REQ")
         self._freed()
 
     def on_answers(self, conn: Connection, finished: Sequence[Message], requeued: int, is_sent: bool) -> None:
@@ -227,8 +286,8 @@ class Subscription:
         if finished:
             if self.backoff.is_on:
                 consumer.flow.result(True, self.backoff)
-            if self._trace.is_active and self._is_traced(conn):
-                self._trace_answers(conn, finished, "FIN")
+            if self._trace.is_active and self._is_traced():
+                self._trace_answers(finished, "FIN")
         self._freed()
 
     def _lost_answers(self, finished: Sequence[Message], requeued: int) -> None:
@@ -277,24 +336,25 @@ class Subscription:
 
     # The trace log. Only redesigned servers have ids that mean something, so only their messages are recorded
 
-    def _is_traced(self, conn: Connection) -> bool:
+    def _is_traced(self) -> bool:
         log = self._trace
-        return log.is_active and log.is_on(conn.topic or "") and conn.session.dialect.has_partitions
+        return log.is_active and log.is_on(self.target.topic) and self.connection.session.dialect.has_partitions
 
-    def _trace_received(self, conn: Connection, messages: Iterable[Message]) -> None:
+    def _trace_received(self, messages: Iterable[Message]) -> None:
+        conn = self.connection
         for message in messages:
             self._trace.received(
-                conn.topic or "", self._consumer.channel, message, nsqd=conn.address, local=conn.local_address
+                self.target.topic, self._consumer.channel, message, nsqd=conn.address, local=conn.local_address
             )
 
-    def _trace_answers(self, conn: Connection, messages: Iterable[Message], outcome: Outcome) -> None:
+    def _trace_answers(self, messages: Iterable[Message], outcome: Outcome) -> None:
         """Record answers that were sent just now; those that came too late are timeouts, whatever they said."""
-        now = monotonic()
+        now, conn = monotonic(), self.connection
         for message in messages:
             # nsqd takes no response for a message that it has sent to somebody else, and may not even say so.
             is_late = message.has_expired() or now > self._ledger.deadline(message)
             self._trace.consumed(
-                conn.topic or "",
+                self.target.topic,
                 self._consumer.channel,
                 message,
                 "TIMEOUT" if is_late else outcome,
@@ -314,14 +374,16 @@ class Subscription:
             self.give_back_unstarted()
             self._consumer.ordered.release(self.connection)
 
-    async def wait_for_close_wait(self, deadline: float | None) -> bool:
-        """Wait for CLOSE_WAIT, behind which no message arrives; False if it did not come by ``deadline``."""
-        return await self.changes.wait_while(lambda: self.is_live and self.is_awaiting_close, deadline)
+    async def wait_for_end(self, deadline: float | None) -> bool:
+        """Wait for CLOSE_WAIT, behind which no message arrives, and until every message is answered or expired.
 
-    async def wait_for_answers(self, deadline: float | None) -> bool:
-        """Wait until every message is answered or expired; False if some are not by ``deadline`` (monotonic)."""
+        False if that is not so by ``deadline`` (monotonic).
+        """
+        is_last = await self.changes.wait_while(lambda: self.is_live and self.is_awaiting_close, deadline)
         self.give_back_abandoned()
-        return await self.changes.wait_while(lambda: self.is_live and self.connection.in_flight > 0, deadline)
+        return (
+            await self.changes.wait_while(lambda: self.is_live and self.connection.in_flight > 0, deadline) and is_last
+        )
 
     def give_back_unstarted(self) -> None:
         """REQ 0 for what no handler has begun with."""
@@ -369,7 +431,7 @@ class Subscription:
         if not was_live:
             return
         consumer = self._consumer
-        consumer.workload.adopt(self._ledger)
+        consumer.pools.adopt(self._ledger)
         consumer.flow.remove(self)
         if self.is_ending:
             return
@@ -416,57 +478,48 @@ class Selection:
     def _readable_in_order(self, messages: list[Message]) -> list[Message]:
         if self._in_order is not None:
             messages = self._in_order(messages)
-        if self._skip_header is not None:
-            messages = [each for each in messages if not self._is_skipped(each, self._skip_header)]
-        if self._seen_keys is not None:
-            messages = [each for each in messages if not self._is_suppressed(each, self._seen_keys)]
+        if self._skip_header is not None or self._seen_keys is not None:
+            messages = [each for each in messages if not self._is_dropped(each)]
         return [each for each in map(self._readable, messages) if each is not None]
 
-    def _is_skipped(self, message: Message, header: str) -> bool:
-        """Finish a message that has the header; say whether it has."""
-        # Few have it: the name is looked for before all headers are read.
-        if message.ext is None or self._skip_mark not in message.ext or header not in _headers(message):
+    def _is_dropped(self, message: Message) -> bool:
+        """Finish a message that has the header, or is a copy of one that came before; say whether it is finished."""
+        # Few are: names are looked for before all headers are read.
+        ext, counters = message.ext, self._subscription.counters
+        if ext is None:
             return False
-        self._subscription.counters.skipped += 1
-        _finish(message)
+        if self._skip_header is not None and self._skip_mark in ext and self._skip_header in _headers(message):
+            counters.skipped += 1
+        elif self._seen_keys is not None and _KEY_MARK in ext and self._is_copy(message, self._seen_keys):
+            counters.suppressed += 1
+        else:
+            return False
+        with suppress(ConnectionLost):  # nsqd delivers it again, and it is finished then
+            message.finish()
         return True
 
-    def _is_suppressed(self, message: Message, seen: SeenKeys) -> bool:
-        """Finish a message that is a copy of one that came before; say whether it is one."""
-        if message.ext is None or _KEY_MARK not in message.ext:
-            return False
+    @staticmethod
+    def _is_copy(message: Message, seen: SeenKeys) -> bool:
         key = _headers(message).get(IDEMPOTENCE_HEADER)
-        if not isinstance(key, str) or not seen.is_copy(message.topic or "", key, message.id):
-            return False
-        self._subscription.counters.suppressed += 1
-        _finish(message)
-        return True
+        return isinstance(key, str) and seen.is_copy(message.topic or "", key, message.id)
 
     def _readable(self, message: Message) -> Message | None:
         if self._size_limit is None or not is_compressed(message):
             return message
         acknowledger = self._consumer.acknowledger
         try:
-            return self._in_place_of(message, decompressed(message, self._size_limit))
+            readable = decompressed(message, self._size_limit)
         except NsqError as error:
             # Who has chosen no policy has not agreed to lose what another version of this program may read.
             if acknowledger.has_policy and acknowledger.is_beyond(self._subscription.inbound, message):
                 return message  # for the give-up policy, as it came
             acknowledger.unreadable(message, error)
             return None
-
-    def _in_place_of(self, message: Message, readable: Message) -> Message:
-        """The message that a handler gets, which is in flight now instead of the one that came."""
         if readable is not message:
-            # Only one of the two may be responded to: both have the id that nsqd knows.
+            # Only one of the two may be responded to, the one in flight: both have the id that nsqd knows.
             message.mark_responded()
             self._subscription.connection.session.ledger.follow(readable)
         return readable
-
-
-def _finish(message: Message) -> None:
-    with suppress(ConnectionLost):  # nsqd delivers it again, and it is finished then
-        message.finish()
 
 
 def _headers(message: Message) -> Mapping[str, Any]:

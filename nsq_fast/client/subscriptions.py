@@ -53,13 +53,12 @@ from nsq_fast.protocol.targets import (
     missing,
     targets,
 )
-from nsq_fast.protocol.topology import Nsqd, Topology, lost_pause
+from nsq_fast.protocol.topology import Nsqd, Topology
 
 from .connection import Connection
 from .flow import backoff_of
 from .loop import Changes, Repeated
-from .stats import ConnectionStats, Counters
-from .subscription import Subscription
+from .subscription import ConnectionStats, Counters, Subscription
 
 if TYPE_CHECKING:
     from nsq_fast.protocol.targets import StartPositions
@@ -73,6 +72,9 @@ ROUNDS_OF_GRACE = 2
 
 SEEK_INTERVAL = 1.0
 """Seconds between questions to lookup while a partition has no connection."""
+
+LOST_SPREAD = 5.0
+"""Seconds over which the consumers that lose an nsqd without partitions spread their questions to lookup."""
 
 FIRST_DELAY = 0.1
 FIRST_DELAY_OF_LISTED = 1.0
@@ -437,7 +439,7 @@ class TopicSubscriptions:
         # Thousands of consumers lose an nsqd in the same moment, and lookup knows its successor later. A partition has
         # another leader soon, and nobody takes its messages until that is found.
         is_urgent = subscriber.target.partition is not None
-        self._ask(0.0 if is_urgent else lost_pause(random.random()))
+        self._ask(0.0 if is_urgent else LOST_SPREAD * random.random())
         self._begin_to_seek()
 
     def refused(self, subscriber: Subscriber) -> None:
@@ -666,8 +668,7 @@ class Subscriber:
         """What the end of the consumer does for all connections, for this one."""
         deadline = monotonic() + DRAIN_TIMEOUT
         self.subscription.ask_for_the_end()
-        await self.subscription.wait_for_close_wait(deadline)
-        await self.subscription.wait_for_answers(deadline)
+        await self.subscription.wait_for_end(deadline)
         await self._close_connection()
         return State.CONNECTING
 

@@ -113,7 +113,24 @@ class TraceLog:
         self, topic: str, receipt: TracedReply | Stored, *, partition: int | None, nsqd: Address | str
     ) -> None:
         """Record a PUB_TRACE, or a PUB_EXT with a trace id. Ask ``is_on`` before, as for the others below."""
-        self._published(topic, partition, str(nsqd), *receipt)
+        internal_id, trace_id, offset, size = receipt
+        if not self.takes(topic, trace_id):
+            return
+        from .trace_records import PublishRecord  # most programs trace nothing
+
+        self._log.info(
+            PublishRecord(
+                time=self._clock(),
+                topic=topic,
+                partition=partition,
+                nsqd=str(nsqd),
+                internal_id=internal_id,
+                trace_id=trace_id,
+                offset=offset,
+                size=size,
+            ),
+            extra=TRACE_PUBLISHED,
+        )
 
     def published_many(
         self,
@@ -125,37 +142,8 @@ class TraceLog:
         nsqd: Address | str,
     ) -> None:
         """Record an MPUB_TRACE: a record for each of ``pairs`` of (trace id, body size), in the order published."""
-        address = str(nsqd)
         for each in split_receipt(receipt, pairs):
-            self._published(topic, partition, address, *each)
-
-    def _published(
-        self,
-        topic: str,
-        partition: int | None,
-        nsqd: str,
-        internal_id: int,
-        trace_id: int,
-        offset: int | None,
-        size: int | None,
-    ) -> None:
-        if not self.takes(topic, trace_id):
-            return
-        from .trace_records import PublishRecord  # most programs trace nothing
-
-        self._log.info(
-            PublishRecord(
-                time=self._clock(),
-                topic=topic,
-                partition=partition,
-                nsqd=nsqd,
-                internal_id=internal_id,
-                trace_id=trace_id,
-                offset=offset,
-                size=size,
-            ),
-            extra=TRACE_PUBLISHED,
-        )
+            self.published(topic, each, partition=partition, nsqd=nsqd)
 
     def received(
         self, topic: str, channel: str, message: Message, *, nsqd: Address | str, local: Address | str | None

@@ -26,15 +26,6 @@ def grown(base: float, factor: float, steps: int, cap: float) -> float:
         return cap
 
 
-FIRST_SOURCE_DELAY = 0.5
-LONGEST_SOURCE_DELAY = 30.0
-
-
-def source_delay(failures: int, random: Random) -> float:
-    """Seconds until a source that could not be read is read again, after so many failures before; chance spreads it."""
-    return grown(FIRST_SOURCE_DELAY, 2.0, failures, LONGEST_SOURCE_DELAY) * (0.7 + 0.3 * random())
-
-
 class BackoffStrategy(Protocol):
     """How long the pauses of backoff are. Without state and without a clock: levels in, seconds out."""
 

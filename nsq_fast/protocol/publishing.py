@@ -31,6 +31,7 @@ from nsq_fast.errors import (
 )
 from nsq_fast.names import Address
 
+from .backoff import grown
 from .dialect import Dialect
 
 # What goes with the body of a publish, and the commands that say it.
@@ -487,9 +488,7 @@ def retry_delay(attempts: int, policy: RetryPolicy, random: Callable[[], float],
         for_leader: what is waited for is the leader of a partition.
     """
     longest = min(policy.max_delay, LONGEST_LEADER_PAUSE) if for_leader else policy.max_delay
-    # 2.0**1024 overflows; every cap is reached long before
-    delay = min(longest, policy.base_delay * 2.0 ** min(attempts - 1, 64))
-    return delay * (1.0 - policy.jitter * random())
+    return grown(policy.base_delay, 2.0, attempts - 1, longest) * (1.0 - policy.jitter * random())
 
 
 def publish_failed(

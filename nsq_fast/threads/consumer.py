@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import blinker
     from typing_extensions import Self
 
-    from nsq_fast.client.stats import ConsumerStats
+    from nsq_fast.client.consumer import ConsumerStats
     from nsq_fast.config import ConnectionConfig, ConsumerConfig, LookupConfig
 
 CLOSE_TIMEOUT = 30.0

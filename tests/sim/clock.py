@@ -77,7 +77,7 @@ class _Sockets(selectors.BaseSelector):
         ready = []
         for number, key in self._keys.items():
             sock = self._loop.sockets.get(number)
-            if sock is not None and (events := key.events & sock.readiness()):
+            if sock is not None and (events := sock.readiness(key.events)):
                 ready.append((key, events))
         if len(ready) > 1:
             self._loop.chance.shuffle(ready)

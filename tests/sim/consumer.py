@@ -30,13 +30,13 @@ class Watched:
         self.world = world
         self.limit = limit
         self._open: list[Connection] = []
-        world.loop.checks.append(self.check)
         world.loop.watched = self
 
     def opened(self, conn: Connection) -> None:
         self._open.append(conn)
 
-    def check(self) -> None:
+    def lower(self, limit: int) -> None:
+        self.limit = limit
         self._expect(sum(conn.rdy for conn in self._living()))
 
     def raised(self) -> None:
@@ -176,7 +176,7 @@ async def scenario(loop: SimLoop) -> dict[str, Any]:
             consumer.max_in_flight = new
             if new < watched.limit:
                 await asyncio.sleep(2 * msg_timeout + 10.0)  # what is in flight goes on
-                watched.limit = new
+                watched.lower(new)
         if chance.happens(0.02):
             consumer.pause()
             await asyncio.sleep(chance.random())

@@ -247,16 +247,18 @@ class Socket:
     def is_open(self) -> bool:
         return self._descriptor >= 0
 
-    def readiness(self) -> int:
-        """What a selector would say of it."""
+    def readiness(self, wanted: int = selectors.EVENT_READ | selectors.EVENT_WRITE) -> int:
+        """What a selector would say of it that was asked for that."""
         if self._is_connecting:
             return 0
         end = self._end
         if end is None or end.reset is not None:
-            return selectors.EVENT_READ | selectors.EVENT_WRITE
+            return wanted
         ready = selectors.EVENT_READ if end.arrived or end.has_ended else 0
         # as Linux does: a third of the buffer must be free
-        return ready | (selectors.EVENT_WRITE if end.room > end.capacity // 3 or end.is_write_ended else 0)
+        if wanted & selectors.EVENT_WRITE and (end.room > end.capacity // 3 or end.is_write_ended):
+            ready |= selectors.EVENT_WRITE
+        return ready & wanted
 
     def _get(self) -> End:
         if self._descriptor < 0:

@@ -278,6 +278,7 @@ PLANTED = (
     Planted("what one lookupd says waits for the others", "lookup", _all_are_waited_for, 44),
     Planted("a topic that nobody knows is not sought", "lookup", _set(PolledTopic, "missing", _nothing), 10),
     Planted("what a pattern finds waits for all lookupds", "lookup", _watch_waits, 32),
+    Planted("a pattern is looked for without a pause", "lookup", _set(TopicWatch, "_pause", lambda *_: 0.0)),
     Planted("a pattern is not looked for again", "lookup", _set(TopicWatch, "_pause", lambda *_: 3600.0), 1),
 )
 

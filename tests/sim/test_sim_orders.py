@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from typing import Any
 
-from nsq_fast.aio import Producer
+from nsq_fast.aio import Consumer, Producer
 
 from .clock import SimLoop
 from .lookupd import ModelLookupd
@@ -41,3 +43,27 @@ def test_a_key_keeps_its_order_when_lookup_answers_while_publishes_wait_for_room
         assert of_key == [b"%d" % number for number in range(9)]
 
     in_virtual_time("order", scenario)
+
+
+def test_a_lookupd_that_hangs_does_not_put_off_when_topics_of_a_pattern_are_looked_for() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        nsqd = ModelNsqd(loop.network, loop.books, "10.1.0.1", "original")
+        good, hung = (ModelLookupd(loop.network, loop.books, f"10.2.0.{number}", [nsqd]) for number in (1, 2))
+        hung.freeze()
+        handled: dict[str, float] = {}
+
+        async def handle(_: Any, message: Any) -> None:
+            handled[message.topic] = loop.time()
+
+        async with Consumer(
+            re.compile("orders.*"), "c", lookupd_http_addresses=["10.2.0.1:4161", "10.2.0.2:4161"],
+            message_handler=handle, lookupd_poll_interval=3.0, lookupd_poll_jitter=0.0, lookupd_timeout=60.0,
+        ):  # fmt: skip
+            for number in range(4):
+                nsqd.log(f"orders{number}").store(b"body")
+                good.notice()
+                await asyncio.sleep(4.0)
+                assert f"orders{number}" in handled
+        loop.books.check()
+
+    in_virtual_time("pattern", scenario)
