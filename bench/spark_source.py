@@ -153,7 +153,7 @@ def measure_read(nsqd: Nsqd, folder: Path, mode: str, rows: int) -> dict[str, fl
     reader = BenchReader(SourceOptions.parse(options_of(nsqd, folder, mode)))
     start = reader.initialOffset()
     nsqd.fill(rows)
-    reader.driver.backlog.fresh()
+    reader.backlog.fresh()
     end = reader.latestOffset(start, ReadAllAvailable())
     (task,) = reader.partitions(start, end)
     rates = {mode: rows_per_second(lambda: sum(batch.num_rows for batch in reader.read(task)))}
