@@ -183,7 +183,7 @@ import sys
 if sys.version_info[:2] != {version}:
     sys.exit("is Python %d.%d, and the driver {version[0]}.{version[1]}" % sys.version_info[:2])
 try:
-    import nsq_fast.runtime.column_producer, pyarrow, pandas  # the one that needs most of what nsq_fast depends on
+    import nsq_fast.columns, pyarrow, pandas  # the one that needs most of what nsq_fast depends on
 except ImportError as error:
     sys.exit("has no " + str(error.name))
 """

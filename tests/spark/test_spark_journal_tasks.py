@@ -24,9 +24,9 @@ from support.waiting import WAIT, until
 
 from nsq_fast.broker.process import ClusterProcess
 from nsq_fast.client.admin import NsqdHTTPClient
+from nsq_fast.columns import ColumnSubscription
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import ConfigError, ConnectFailed, ConnectionLost, JournalClosed, JournalMissing, JournalTaken
-from nsq_fast.runtime.column_subscription import ColumnSubscription
 from nsq_fast.spark.journal import JournalBatchReader, JournalStreamReader, collect
 from nsq_fast.spark.journal import collect as connections
 from nsq_fast.spark.journal import collect as disk_wait

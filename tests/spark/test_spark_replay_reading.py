@@ -14,8 +14,8 @@ from support.spark_replay import Topic
 from support.waiting import WAIT, holds, until
 
 from nsq_fast.broker import ClusterProcess
+from nsq_fast.columns import ColumnSubscription
 from nsq_fast.errors import ConfigError, ConnectionLost, DataLost, LookupFailed, NotLeader, Unauthorized
-from nsq_fast.runtime.column_subscription import ColumnSubscription
 from nsq_fast.spark.options import SourceOptions
 from nsq_fast.spark.replay import ReplayBatchReader, ReplayStreamReader
 from nsq_fast.spark.replay.logs import TopicLogs

@@ -19,7 +19,6 @@ OF_MODULE = {
     # their subject is handlers that block, and messages that time out, for seconds
     "test_runtime_blocking_handlers": ("slow",),
     "test_runtime_oversized": ("slow",),
-    "test_runtime_watchdog": ("slow",),
 }
 SHARING = {
     "spark": {
