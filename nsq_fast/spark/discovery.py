@@ -101,7 +101,7 @@ def discover(options: SourceOptions, *, timeout: float = TIMEOUT) -> TopicServer
     return retried(lambda left: ask(options, left), timeout)
 
 
-def in_cluster(options: SourceOptions, servers: TopicServers, *, timeout: float = TIMEOUT) -> bool:
+def in_cluster(options: SourceOptions, servers: TopicServers) -> bool:
     """Whether the nsqds have a coordinator: without it the redesigned ones do not move channels either.
 
     Lookup services have ``meta`` of the topics of clusters only; without them an nsqd is asked. Raises as ``discover``.
@@ -109,7 +109,7 @@ def in_cluster(options: SourceOptions, servers: TopicServers, *, timeout: float 
     if options.servers.lookupd_http or not servers.is_redesigned:
         return servers.is_redesigned and servers.meta is not None
     nsqd = next(nsqd for nsqd in servers.nsqds if nsqd.is_redesigned)
-    return retried(lambda left: _has_coordinator(options, nsqd, left), timeout)
+    return retried(lambda left: _has_coordinator(options, nsqd, left))
 
 
 def retried(attempt: Callable[[float], T], timeout: float = TIMEOUT) -> T:

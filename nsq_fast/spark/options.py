@@ -6,12 +6,15 @@ here; ``source`` checks that the options fit the reader. It needs neither pyspar
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
+
+import msgspec
 
 from nsq_fast._version import __version__
 from nsq_fast.config import MAX_PARTITION, Config, ConnectionConfig, LookupConfig, ProducerConfig
@@ -252,13 +255,20 @@ Positions = Literal["earliest", "latest"] | ByPartition | ByTopic
 """-2 is earliest there, -1 latest."""
 
 
+_Partition = Annotated[int, msgspec.Meta(ge=0, le=MAX_PARTITION)]
+_Offset = Annotated[int, msgspec.Meta(ge=EARLIEST_NUMBER)]
+_Time = Annotated[int, msgspec.Meta(ge=0)]
+_OFFSETS = dict[_Partition, _Offset], dict[str, dict[_Partition, _Offset]]
+_TIMES = dict[_Partition, _Time], dict[str, dict[_Partition, _Time]]
+
+
 def parse_positions(name: str, value: str) -> Positions:
     """``earliest``, ``latest``, or offsets. Raises ConfigError."""
     if value.strip().lower() == EARLIEST:
         return "earliest"
     if value.strip().lower() == LATEST:
         return "latest"
-    found = _parsed(value, lambda offset: offset >= EARLIEST_NUMBER)
+    found = _parsed(value, _OFFSETS)
     if found is None:
         raise ConfigError(
             f'{name}={value!r}: must be earliest, latest, or JSON as {{"0": 1234, "1": -1}}, with several topics as'
@@ -270,7 +280,7 @@ def parse_positions(name: str, value: str) -> Positions:
 
 def parse_times(name: str, value: str) -> ByPartition | ByTopic:
     """Milliseconds since the epoch for each partition. Raises ConfigError."""
-    found = _parsed(value, lambda time: time >= 0)
+    found = _parsed(value, _TIMES)
     if found is None:
         raise ConfigError(
             f'{name}={value!r}: must be JSON as {{"orders": {{"0": 1700000000000}}}}: for each partition milliseconds'
@@ -293,24 +303,13 @@ def is_by_topic(positions: Any) -> bool:
     return isinstance(positions, Mapping) and any(isinstance(each, Mapping) for each in positions.values())
 
 
-def _parsed(value: str, is_valid: Callable[[int], bool]) -> ByPartition | ByTopic | None:
+def _parsed(value: str, kinds: Sequence[Any]) -> ByPartition | ByTopic | None:
     """None for what is neither."""
-    try:
-        given = json.loads(value)
-        if given and all(isinstance(each, dict) for each in given.values()):
-            by_topic = {str(topic): _by_partition(each, is_valid) for topic, each in given.items()}
-            return None if None in by_topic.values() else by_topic  # type: ignore[return-value]
-        return _by_partition(given, is_valid)
-    except (ValueError, AttributeError):
-        return None
-
-
-def _by_partition(given: Mapping[str, Any], is_valid: Callable[[int], bool]) -> ByPartition | None:
-    found = {int(partition): each for partition, each in given.items()}
-    is_good = all(
-        0 <= number <= MAX_PARTITION and type(each) is int and is_valid(each) for number, each in found.items()
-    )
-    return found if found and is_good else None
+    for kind in kinds:
+        with contextlib.suppress(msgspec.MsgspecError):
+            found: ByPartition | ByTopic = msgspec.json.decode(value, type=kind)
+            return found if found and {} not in found.values() else None
+    return None
 
 
 AUTO = "auto"

@@ -101,26 +101,25 @@ INTERVAL = 60.0
 class Reminder:
     """Warnings of what a query waits for, by key: the same text is not written fifty times a second."""
 
-    def __init__(self, logger: logging.Logger, interval: float = INTERVAL) -> None:
+    def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
-        self._interval = interval
         self._told_at: dict[str, float] = {}
         self._since: dict[str, float] = {}
 
     def warn(self, key: str, text: str) -> None:
-        """``text`` is so now: write it, unless it was written less than ``interval`` seconds ago."""
+        """``text`` is so now: write it, unless it was written less than `INTERVAL` seconds ago."""
         now = time.monotonic()
         since = self._since.setdefault(key, now)
-        if now - self._told_at.get(key, float("-inf")) < self._interval:
+        if now - self._told_at.get(key, float("-inf")) < INTERVAL:
             return
         self._told_at[key] = now
         lasting = f" (for {now - since:.0f} s now)" if now > since else ""
         self._logger.warning("%s%s", text, lasting, extra=SPARK_WAITS)
 
     def note(self, text: str) -> None:
-        """``text`` may be so again soon, and nobody says when it is over: write it once in ``interval`` seconds."""
+        """``text`` may be so again soon, and nobody says when it is over: write it once in `INTERVAL` seconds."""
         now = time.monotonic()
-        if now - self._told_at.get(text, float("-inf")) >= self._interval:
+        if now - self._told_at.get(text, float("-inf")) >= INTERVAL:
             self._told_at[text] = now
             self._logger.warning("%s", text, extra=SPARK_WAITS)
 
@@ -129,8 +128,3 @@ class Reminder:
         if since is not None:
             del self._told_at[key]
             self._logger.warning("%s: over after %.0f s", key, time.monotonic() - since, extra=SPARK_WAIT_OVER)
-
-    def age(self, key: str) -> float | None:
-        """For how many seconds it has been so; None when it is not."""
-        since = self._since.get(key)
-        return None if since is None else time.monotonic() - since

@@ -99,9 +99,9 @@ class LeftOver:
     Which trigger a query has it does not tell a source either, so others hear of it, too, once a minute.
     """
 
-    def __init__(self, topic: str, reminder: Reminder) -> None:
+    def __init__(self, topic: str) -> None:
         self._key = f"topic {topic}: the limit of a batch"
-        self._reminder = reminder
+        self._reminder = Reminder(logger)
 
     def tell(self, rows: int) -> None:
         """So many rows that wait are not in the batch that was planned."""

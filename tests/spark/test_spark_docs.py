@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from support.spark_driver import Driver
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "spark.md").read_text()
 README = (ROOT / "README.md").read_text()
 TEXTS = {f"order {number}" for number in range(50)}
+PAYMENTS = [b'{"shop": "s%d", "cents": %d}' % (number % 2, number) for number in range(50)] + [b"no JSON"]
 
 
 def programs(text: str) -> list[str]:
@@ -102,21 +104,30 @@ for part in {parts!r}:
         exec(compile(text, 'program', 'exec'), {{'__name__': '__main__'}})
     SparkSession.builder.getOrCreate().stop()  # what it registered is not there for the next
 """
-PARTS = {"docs": programs(PAGE)[:2], "README": programs(README)[2:]}
+PARTS = {"docs": programs(PAGE)[:3], "README": programs(README)[2:]}
+
+
+class Ran(NamedTuple):
+    """Where the servers of a part are, and the files of its programs."""
+
+    lookupd: str
+    folder: Path
 
 
 @pytest.fixture(scope="module")
-def lookupds(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Where the servers of each part are: orders were published there, and then the programs of all parts ran."""
+def parts(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ran]]:
+    """Orders and payments were published for each part, and then the programs of all parts ran."""
     found, texts = {}, []
     with ExitStack() as stack:
         for part, of_it in PARTS.items():
             assert all("127.0.0.1:4161" in program for program in of_it)
             folder = tmp_path_factory.mktemp(part)
             (folder / "orders").mkdir()
-            lookupd = found[part] = str(stack.enter_context(BrokerProcess()).lookupd.http)
+            lookupd = str(stack.enter_context(BrokerProcess()).lookupd.http)
+            found[part] = Ran(lookupd, folder / "orders")
             with Producer(lookupd_http_addresses=lookupd) as producer:
                 producer.multipublish("orders", [text.encode() for text in sorted(TEXTS)])
+                producer.multipublish("payments", PAYMENTS)
             texts.append([each.replace("127.0.0.1:4161", lookupd).replace("/var/lib", str(folder)) for each in of_it])
         driver = stack.enter_context(Driver(RUN.format(parts=texts), tmp_path_factory.mktemp("spark")))
         driver.wait()
@@ -140,5 +151,17 @@ def bodies_of(topic: str, lookupd: str, count: int) -> set[str]:
 
 
 @pytest.mark.parametrize("part", list(PARTS))
-def test_the_programs_bring_orders_into_a_table_and_back(part: str, lookupds: dict[str, str]) -> None:
-    assert bodies_of("loud_orders", lookupds[part], len(TEXTS)) == {text.upper() for text in TEXTS}
+def test_the_programs_bring_orders_into_a_table_and_back(part: str, parts: dict[str, Ran]) -> None:
+    assert bodies_of("loud_orders", parts[part].lookupd, len(TEXTS)) == {text.upper() for text in TEXTS}
+
+
+def test_payments_are_added_up_by_minute_and_shop(parts: dict[str, Ran]) -> None:
+    from pyarrow import parquet
+
+    counts: Counter[str | None] = Counter()
+    cents: Counter[str | None] = Counter()
+    for row in parquet.read_table(parts["docs"].folder / "payments").to_pylist():
+        counts[row["shop"]] += row["payments"]
+        cents[row["shop"]] += row["cents"] or 0
+    assert counts == {"s0": 25, "s1": 25, None: 1}
+    assert cents == {"s0": 600, "s1": 625, None: 0}

@@ -462,52 +462,41 @@ def test_bad_rows_are_named_and_nothing_of_their_batch_is_sent(
         assert sorted(taken(broker.nsqd.tcp_address, topic, 3)) == numbered(3)
 
 
-@pytest.mark.parametrize(
-    ("columns", "match"),
-    [
-        ({"key": ["a", "b"]}, r"row 0 .*\(key 'a'\): key='a': servers without partitions"),
-        ({"partition": [None, 0]}, "row 1 .*: partition=0: servers without partitions"),
-        ({"trace_id": [None, 5]}, "row 1 .*: trace_id=5: servers without partitions"),
-        ({"headers": [None, "{}"]}, "row 1 .*: headers='{}': servers without partitions"),
-        ({"tag": ["x", None]}, "row 0 .*: tag='x': servers without partitions"),
-    ],
-)
-def test_what_original_servers_do_not_know(
-    original: dict[str, str], topic: str, columns: dict[str, Any], match: str
-) -> None:
-    with pytest.raises(RowInvalid, match=match):
-        write([batch(body=numbered(2), **columns)], topic=topic, **original)
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("original", {"key": ["a", "b"]}, r"row 0 .*\(key 'a'\): key='a': servers without partitions"),
+    ("original", {"partition": [None, 0]}, "row 1 .*: partition=0: servers without partitions"),
+    ("original", {"trace_id": [None, 5]}, "row 1 .*: trace_id=5: servers without partitions"),
+    ("original", {"headers": [None, "{}"]}, "row 1 .*: headers='{}': servers without partitions"),
+    ("original", {"tag": ["x", None]}, "row 0 .*: tag='x': servers without partitions"),
+    ("plain", {"defer_ms": [0, 5]}, "row 1 .*: defer_ms=5: servers with partitions cannot delay"),
+    ("plain", {"partition": [2, 3]}, "row 1 .*: partition=3: the topic has 3 partitions"),
+    ("plain", {"headers": [None, "{}"]}, "row 1 .*: headers='{}': the topic carries no extended headers"),
+    ("plain", {"tag": ["x", None]}, "row 0 .*: tag='x': the topic carries no extended headers"),
+    ("ext", {"headers": [None, "{"]}, "row 1 .*not JSON"),
+    ("ext", {"headers": [None, "[1]"]}, "row 1 .*must be a JSON object"),
+    ("ext", {"headers": [None, f'{{"a": "{"x" * 65535}"}}']}, "row 1 .*at most 65506"),
+]
 
 
-@pytest.mark.parametrize(
-    ("columns", "match"),
-    [
-        ({"defer_ms": [0, 5]}, "row 1 .*: defer_ms=5: servers with partitions cannot delay"),
-        ({"partition": [2, 3]}, "row 1 .*: partition=3: the topic has 3 partitions"),
-        ({"headers": [None, "{}"]}, "row 1 .*: headers='{}': the topic carries no extended headers"),
-        ({"tag": ["x", None]}, "row 0 .*: tag='x': the topic carries no extended headers"),
-    ],
-)
-def test_what_a_topic_with_partitions_does_not_take(
-    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str, columns: dict[str, Any], match: str
+@pytest.mark.parametrize(("kind", "columns", "match"), REFUSED)
+def test_what_servers_do_not_take_is_named_and_nothing_is_sent(
+    cluster: RedesignedCluster,
+    original: dict[str, str],
+    redesigned: dict[str, str],
+    kind: str,
+    columns: dict[str, Any],
+    match: str,
 ) -> None:
-    cluster.create_topic(topic, PARTITIONS, 1, ordered=True, channels=["check"])
+    topic, rows = f"refused-{kind}", [batch(body=numbered(2), **columns)]
+    if kind == "original":
+        with pytest.raises(RowInvalid, match=match):
+            write(rows, topic=topic, **original)
+        return
+    flags = {"ext": True} if kind == "ext" else {"ordered": True}
+    cluster.create_topic(topic, PARTITIONS, 1, channels=["check"], **flags)
     with pytest.raises(RowInvalid, match=match):
-        write([batch(body=numbered(2), **columns)], topic=topic, **redesigned)
+        write(rows, topic=topic, **redesigned)
     assert all_bodies(cluster, topic) == []
-
-
-@pytest.mark.parametrize(
-    ("header", "match"),
-    [("{", "not JSON"), ("[1]", "must be a JSON object"), (f'{{"a": "{"x" * 65535}"}}', "at most 65506")],
-)
-def test_headers_that_are_none(
-    cluster: RedesignedCluster, redesigned: dict[str, str], topic: str, header: str, match: str
-) -> None:
-    cluster.create_topic(topic, 1, 1, ext=True, channels=["check"])
-    with pytest.raises(RowInvalid, match=f"row 1 .*{match}"):
-        write([batch(body=numbered(2), headers=[None, header])], topic=topic, **redesigned)
-    assert all_bodies(cluster, topic, 1) == []
 
 
 def test_one_bad_topic_stops_the_others_of_the_batch(

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import TracebackType
 
 from . import processes
 from .spark_marks import poll
@@ -56,15 +55,6 @@ class Daemon:
             self.kill()
             raise
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def executors(self) -> list[int]:
-        """The JVMs of executors that it started."""
-        return [each.pid for each in processes.of_session(self.pid) if "CoarseGrainedExecutor" in each.command]
-
     def kill(self) -> None:
         """SIGKILL it and all that it started."""
         if self._process is not None:
@@ -100,36 +90,29 @@ class _Daemons:
         for daemon in reversed(self._daemons):
             daemon.kill()
 
-    def __enter__(self) -> _Daemons:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.stop()
-
 
 class StandaloneCluster(_Daemons):
     """A master and its workers, one core each, each on a host of its own: Spark speculates on another host only.
 
     Attributes:
         url: of the master, for ``spark.master``.
-        workers: the daemons; executors are their children.
     """
 
     def __init__(self, folder: Path, workers: int = 2) -> None:
         super().__init__()
         command = [f"{_DEPLOY}.master.Master", *_listen(LOOPBACK)]
         try:
-            self.master = self._run(Daemon(command, r"Starting Spark master at (spark://\S+)", folder, "the master"))
-            self.url = self.master.said
-            self.workers = [self._worker(folder, number) for number in range(workers)]
+            self.url = self._run(Daemon(command, r"Starting Spark master at (spark://\S+)", folder, "the master")).said
+            for number in range(workers):
+                self._run_worker(folder, number)
         except BaseException:
             self.stop()
             raise
 
-    def _worker(self, folder: Path, number: int) -> Daemon:
+    def _run_worker(self, folder: Path, number: int) -> None:
         size = ["--cores", "1", "--memory", "640m", "--work-dir", str(folder / f"work{number}")]
         command = [f"{_DEPLOY}.worker.Worker", *_listen(f"127.0.0.{1 + number}"), *size, self.url]
-        return self._run(Daemon(command, r"(Successfully registered with master)", folder, f"worker {number}"))
+        self._run(Daemon(command, r"(Successfully registered with master)", folder, f"worker {number}"))
 
 
 def _listen(host: str) -> list[str]:
@@ -152,5 +135,5 @@ class ConnectServer(_Daemons):
         server = "org.apache.spark.sql.connect.service.SparkConnectServer"
         command = [f"{_DEPLOY}.SparkSubmit", *flags, "--class", server, "spark-internal"]
         ready = r"Spark Connect server started at: .*:(\d+)"
-        self.server = self._run(Daemon(command, ready, folder, "the Connect server", "1g"))
-        self.url = f"sc://{LOOPBACK}:{self.server.said}"
+        server_port = self._run(Daemon(command, ready, folder, "the Connect server", "1g")).said
+        self.url = f"sc://{LOOPBACK}:{server_port}"

@@ -35,7 +35,6 @@ from nsq_fast.runtime import ColumnSubscription
 from nsq_fast.spark.arrow_rows import to_batch
 from nsq_fast.spark.options import SourceOptions
 
-from .files import Storage
 from .slot import (
     Chain,
     Head,
@@ -62,9 +61,6 @@ _CLOSE_TIMEOUT = 10.0
 class Collector:
     """The work on one slot. Used once.
 
-    Args:
-        storage: the place of the batch, when it is not the one that the slot names.
-
     ``open_connection``, ``claim``, ``finish`` and ``seal`` are its steps, each of which may be derived.
 
     Attributes:
@@ -76,9 +72,9 @@ class Collector:
     connections = 4
     group = 4
 
-    def __init__(self, slot: Slot, storage: Storage | None = None) -> None:
+    def __init__(self, slot: Slot) -> None:
         self.slot = slot
-        self.chain = Chain(storage or open_storage(slot.path, slot.object_store), slot.number)
+        self.chain = Chain(open_storage(slot.path, slot.object_store), slot.number)
         self.suspects = Suspects(open_storage(slot.suspects, slot.object_store)) if slot.suspects is not None else None
         self._screen = Screen(self.suspects)
         self._quota = Quota(slot.rows)

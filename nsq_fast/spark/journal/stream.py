@@ -20,7 +20,7 @@ from nsq_fast.log_events import SPARK_JOURNAL_CLEAN_FAILED
 from nsq_fast.names import is_ephemeral
 from nsq_fast.spark.discovery import NO_ANSWER, TopicServers, check_topics
 from nsq_fast.spark.options import ObjectStore, SourceOptions
-from nsq_fast.spark.pace import Pace, Reminder, Throughput
+from nsq_fast.spark.pace import Pace, Throughput
 from nsq_fast.spark.versions import (
     LeftOver,
     ReadLimit,
@@ -79,7 +79,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # What the driver's reader holds while the query runs; one in a task has nothing of it.
         self.backlog = Backlogs(options)
         self._pace = Pace(options)
-        self._left_over = LeftOver(options.topic, Reminder(logger))
+        self._left_over = LeftOver(options.topic)
         self._left = 0
         self._run = uuid.uuid4().hex
         self._initial: Offset | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from nsq_fast.errors import ConfigError, DataLost, HttpError, LookupFailed, RemoteProtocolError
@@ -109,9 +109,9 @@ class TopicLogs:
             raise failure
         return dict(sorted(found.items()))
 
-    def all_logs(self, timeout: float, wanted: Iterable[int] = ()) -> dict[int, Log]:
-        """All partitions, those ``wanted`` among them. Raises LookupFailed when they cannot be had in time."""
-        return retried(lambda left: self._complete(set(wanted)), timeout)
+    def all_logs(self, timeout: float) -> dict[int, Log]:
+        """All partitions. Raises LookupFailed when they cannot be had in time."""
+        return retried(lambda left: self._complete(), timeout)
 
     def log(self, partition: int) -> Log:
         """One partition, as it is now. Raises LookupFailed when no nsqd says that it leads it."""
@@ -168,9 +168,9 @@ class TopicLogs:
         for client in self._clients.values():
             client.close()
 
-    def _complete(self, wanted: set[int]) -> dict[int, Log]:
+    def _complete(self) -> dict[int, Log]:
         found = self.logs()
-        missing = (wanted | set(range(self._partition_count))) - found.keys()
+        missing = set(range(self._partition_count)) - found.keys()
         if missing or not found:
             names = f"partitions {sorted(missing)}" if missing else "the partitions"
             raise LookupFailed(f"topic {self._options.topic!r}: no nsqd says that it leads {names}")

@@ -63,7 +63,7 @@ class ReplayStreamReader(ReadsPieces, DataSourceStreamReader, SupportsTriggerAva
         self._finder = TopicFinder(options)
         self._pace = Pace(options)
         self._reminder = Reminder(logger)
-        self._left_over = LeftOver(options.topic, Reminder(logger))
+        self._left_over = LeftOver(options.topic)
         self._left = 0
         self._throughput = Throughput()
         self._read: TopicOffsets | None = None

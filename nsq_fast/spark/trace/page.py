@@ -76,10 +76,10 @@ def html(figures: Figures) -> str:
         _group_table(figures),
         fault_chart(figures.groups),
         *_channels(figures),
-        *_slowest(figures),
-        *_examples(figures),
-        *_clocks(figures),
-        *_sources(figures),
+        _slowest(figures),
+        *(_examples(figures, kind) for kind in FAULTS),
+        _clocks(figures),
+        _sources(figures),
         "<h2>What is counted how</h2>",
         DEFINITIONS,
     ]
@@ -197,12 +197,15 @@ def _channels(figures: Figures) -> Iterator[str]:
         yield f"<h3>{escape(channel.topic)} / {escape(channel.channel)}</h3>{element('div', charts, {'class': 'pair'})}"
 
 
-def _slowest(figures: Figures) -> Iterator[str]:
-    if figures.slowest:
-        yield "<h2>The slowest messages</h2>"
-        yield life_chart(figures.slowest)
-        head = ["message", "trace id", "latency", "in queue", "handling", "deliveries", "what happened"]
-        yield element("div", table(head, map(_slow_row, figures.slowest)), {"id": "slowest"})
+def _part(title: str, name: str, head: Sequence[str], rows: Sequence[Sequence[str]], above: str = "") -> str:
+    """A table under its title; nothing without rows."""
+    return f"<h2>{title}</h2>{above}{element('div', table(head, rows), {'id': name})}" if rows else ""
+
+
+def _slowest(figures: Figures) -> str:
+    head = ["message", "trace id", "latency", "in queue", "handling", "deliveries", "what happened"]
+    rows = [_slow_row(row) for row in figures.slowest]
+    return _part("The slowest messages", "slowest", head, rows, life_chart(figures.slowest))
 
 
 def _slow_row(row: dict[str, Any]) -> list[str]:
@@ -227,50 +230,44 @@ def _step(event: dict[str, Any], published_ns: int) -> str:
     return f"{event['outcome']} of attempt {event['attempts']} after {at} by {event['consumer']}"
 
 
-def _examples(figures: Figures) -> Iterator[str]:
-    for kind in FAULTS:
-        rows = figures.examples[kind]
-        if rows:
-            total = figures.totals[kind]
-            shown = f" (the first {len(rows)} of {total:,})" if total > len(rows) else ""
-            yield f"<h2>{_FAULT_TITLES[kind]}{shown}</h2>"
-            head, cells = _example_table(kind, rows)
-            yield element("div", table(head, cells), {"id": kind})
-
-
-def _example_table(kind: str, rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    start = [[place(row), str(row["trace_id"]), _moment(row["window_ns"])] for row in rows]
-    head = ["message", "trace id", "published from"]
+def _examples(figures: Figures, kind: str) -> str:
+    rows, total = figures.examples[kind], figures.totals[kind]
+    shown = f" (the first {len(rows)} of {total:,})" if total > len(rows) else ""
+    head, more = ["nsqd", "deliveries", "FINs", "last outcome"], _outcome
     if kind == "violations":
-        more = [[_moment(row["finished_ns"]), str(row["after_internal_id"])] for row in rows]
-        return [*head, "finished", "after message"], [a + b for a, b in zip(start, more, strict=True)]
-    more = [[row["nsqd"], str(row["deliveries"]), str(row["finishes"]), row["last_outcome"] or "none"] for row in rows]
-    return [*head, "nsqd", "deliveries", "FINs", "last outcome"], [a + b for a, b in zip(start, more, strict=True)]
+        head, more = ["finished", "after message"], _overtaken
+    start = ([place(row), str(row["trace_id"]), _moment(row["window_ns"])] for row in rows)
+    cells = [[*first, *more(row)] for first, row in zip(start, rows, strict=True)]
+    return _part(_FAULT_TITLES[kind] + shown, kind, ["message", "trace id", "published from", *head], cells)
 
 
-def _clocks(figures: Figures) -> Iterator[str]:
-    if figures.skews:
-        yield "<h2>Clocks that contradict each other</h2>"
-        head = ["behind", "nsqd", "messages", "at least"]
-        rows = [
-            [
-                f"consumer on {row['host']}" if row["side"] == "consumer" else "a producer",
-                row["nsqd"],
-                count(row["messages"]),
-                duration(row["worst_ns"]),
-            ]
-            for row in figures.skews
+def _outcome(row: dict[str, Any]) -> list[str]:
+    return [row["nsqd"], str(row["deliveries"]), str(row["finishes"]), row["last_outcome"] or "none"]
+
+
+def _overtaken(row: dict[str, Any]) -> list[str]:
+    return [_moment(row["finished_ns"]), str(row["after_internal_id"])]
+
+
+def _clocks(figures: Figures) -> str:
+    rows = [
+        [
+            f"consumer on {row['host']}" if row["side"] == "consumer" else "a producer",
+            row["nsqd"],
+            count(row["messages"]),
+            duration(row["worst_ns"]),
         ]
-        yield element("div", table(head, rows), {"id": "skews"})
+        for row in figures.skews
+    ]
+    return _part("Clocks that contradict each other", "skews", ["behind", "nsqd", "messages", "at least"], rows)
 
 
-def _sources(figures: Figures) -> Iterator[str]:
-    yield "<h2>Logs</h2>"
+def _sources(figures: Figures) -> str:
     rows = [
         [source.name or "stream", count(source.lines), count(source.problems), (source.example or "")[:120]]
         for source in figures.sources
     ]
-    yield element("div", table(["source", "lines", "without a record", "such as"], rows), {"id": "sources"})
+    return _part("Logs", "sources", ["source", "lines", "without a record", "such as"], rows)
 
 
 # The charts of the report.
