@@ -14,7 +14,7 @@ FIN nor a message waits for a handler that turns out to be slow.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -90,6 +90,19 @@ class Batch:
         if item is not None:
             self.outcomes.append((item, outcome))
 
+    def make_calls(self) -> None:
+        """In the hub's thread: make the calls that handlers want made there."""
+        while self.calls:
+            function, arguments = self.calls.popleft()
+            function(*arguments)
+
+    def take_outcomes(self) -> Iterator[tuple[Any, BaseException | None]]:
+        """Those there are, once the calls of their handlers are made: what a handler has responded comes first."""
+        count = len(self.outcomes)
+        self.make_calls()
+        for _ in range(count):
+            yield self.outcomes.popleft()
+
 
 class OutsideHandlers:
     """Runs batches elsewhere. Made and used in the hub's thread, but for what says otherwise.
@@ -129,9 +142,7 @@ class OutsideHandlers:
                     patience = None
                     on_slow()
                 batch.changed.clear()
-                while batch.calls:
-                    function, arguments = batch.calls.popleft()
-                    function(*arguments)
+                batch.make_calls()
         finally:
             self._running.discard(batch)
 
@@ -194,12 +205,10 @@ class OutsideWorker(Worker):
         self, handler: Callable[[Any, Any], object], sample: Sample | None, consumer: object, item: Any
     ) -> object:
         """Have a handler called elsewhere with one message, or one list, and timed. Raises what it raises."""
-        errors: list[BaseException | None] = []
         batch = Batch(partial(handler, consumer), lambda item: True, deque((item,)))
         batch.sample = sample
         self._outside.run(batch, lambda: None)
-        while batch.outcomes:
-            errors.append(batch.outcomes.popleft()[1])
+        errors = [error for _, error in batch.take_outcomes()]
         if not errors:
             raise NotRunning("the consumer is closed: its handlers run no more")
         if errors[0] is not None:
@@ -221,8 +230,7 @@ class OutsideWorker(Worker):
         batch.sample = sample
 
         def finish_some() -> None:
-            while batch.outcomes:
-                message, error = batch.outcomes.popleft()
+            for message, error in batch.take_outcomes():
                 if sample is not None:
                     sample.count()
                 if error is None:
