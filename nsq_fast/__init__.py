@@ -26,7 +26,7 @@ _HOME = {
     "LookupdHTTPClient": "client.admin",
     "ConfigDocument": "config_source",
     "ConfigSource": "config_source",
-    "DynamicConfig": "protocol.dynamic_config",
+    "DynamicConfig": "client.dynamic",
     "FileConfigSource": "client.dynamic",
     "HttpConfigSource": "client.dynamic",
     "ClusterAdmin": "client.admin",

@@ -8,6 +8,7 @@ from ._version import __version__ as __version__
 from .client.admin import ClusterAdmin as ClusterAdmin
 from .client.admin import LookupdHTTPClient as LookupdHTTPClient
 from .client.admin import NsqdHTTPClient as NsqdHTTPClient
+from .client.dynamic import DynamicConfig as DynamicConfig
 from .client.dynamic import FileConfigSource as FileConfigSource
 from .client.dynamic import HttpConfigSource as HttpConfigSource
 from .client.trace import TraceLog as TraceLog
@@ -42,5 +43,4 @@ from .names import Address as Address
 from .producer import Producer as Producer
 from .protocol.backoff import BackoffStrategy as BackoffStrategy
 from .protocol.backoff import ExponentialBackoff as ExponentialBackoff
-from .protocol.dynamic_config import DynamicConfig as DynamicConfig
 from .protocol.publishing import Receipt as Receipt

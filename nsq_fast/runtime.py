@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .client.admin import NsqdHTTPClient as NsqdHTTPClient
     from .client.admin import PartitionResult as PartitionResult
     from .client.connection import Connection as Connection
-    from .client.flow import Flow as Flow
     from .client.greenlets import Greenlet as Greenlet
     from .client.handlers import Handler as Handler
     from .client.histogram import HistogramStats as HistogramStats
@@ -58,7 +57,6 @@ _MODULES = {
     "client.acknowledger": "NO_LIMIT Acknowledger",
     "client.admin": "AdminClient ClusterAdmin LookupdHTTPClient LookupPoller NsqdHTTPClient PartitionResult",
     "client.connection": "Connection",
-    "client.flow": "Flow",
     "client.greenlets": "Greenlet",
     "client.handlers": "Handler",
     "client.histogram": "HistogramStats",

@@ -477,7 +477,7 @@ LOADED_WHEN_USED = {
     "asyncio", "blinker", "cramjam", "dataclasses", "difflib", "email", "gevent.pool", "gevent.ssl", "h11", "hashlib",
     "http", "ipaddress", "json", "logging.handlers", "lz4", "nsq_fast._snappy_chunks", "nsq_fast.client.admin",
     "nsq_fast.client.dynamic", "nsq_fast.client.http", "nsq_fast.client.layers", "nsq_fast.client.lookup",
-    "nsq_fast.config_source", "nsq_fast.header_patterns", "nsq_fast.client.positions", "nsq_fast.bridge",
+    "nsq_fast.config_source", "nsq_fast.header_patterns", "nsq_fast.bridge",
     "nsq_fast.handler_threads", "nsq_fast.client.trace_records", "secrets", "snappy", "ssl", "urllib.parse",
     "urllib.request",
 }  # fmt: skip

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
+from nsq_fast._publish_path import Wakeups
 from nsq_fast.client.asyncio_loop import AsyncioLoop
 from nsq_fast.client.producer import ProducerCore
 from nsq_fast.client.publishes import Body, Group, Publish, check_timeout, options_of
@@ -48,6 +49,9 @@ class Producer(ProducerCore):
     _home: asyncio.AbstractEventLoop | None = None
     _pid = 0
 
+    def _new_wakeups(self) -> Wakeups:
+        return Wakeups(None, None, self._home)
+
     # Publishing
 
     async def publish(
@@ -71,22 +75,19 @@ class Producer(ProducerCore):
         if self._home is not asyncio.get_running_loop():
             self._check_loop("publish()")
         is_usual = block and (defer is timeout is trace_id is None and headers is None and tag is None)
-        usual = self._prepared(topic, body, key, partition) if is_usual else None
+        usual = self._sent_usual(topic, body, key, partition) if is_usual else None
         if usual is None:
             publish = self._new(topic, body, defer, timeout, options_of(key, partition, trace_id, headers, tag))
             stored: Stored = await self._carry_out([publish], publish, block)
             return stored
-        usual.destination.add(usual)
         # Of a single publish that is pending the reply comes soon: see SpinReader.
         if not usual.done and (self._ready or not usual.read_soon(self._wakeups)):
-            future = self._create_future()
-            usual.waiter = future
             try:
-                await future
+                await usual
             except asyncio.CancelledError as error:
-                self._cancelled(error, (usual,), future)
+                error.possibly_stored = self._withdraw((usual,))  # type: ignore[attr-defined]
                 raise
-        if usual.error is not None:
+        elif usual.error is not None:
             raise usual.error
         return OK
 

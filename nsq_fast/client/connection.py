@@ -239,6 +239,10 @@ class Connection(ConnectionPath):
         """Whether the system has not taken all that was sent: the peer is slow to read."""
         return self._unsent is not None
 
+    def is_unheard(self) -> bool:
+        """Whether the network is at fault where nothing comes: see ``Transport.is_unheard``."""
+        return self._transport.is_unheard()
+
     def read_replies_soon(self) -> None:
         """A caller that waits for the only reply that is due may read it before the loop does: see ``SpinReader``.
 

@@ -208,7 +208,10 @@ class HubProducer(GeventProducer):
         self._wakeups.is_waking = len(requests) > 1  # they leave together
         try:
             while requests:
-                self._admit(requests.popleft())
+                request = requests.popleft()
+                is_plain = isinstance(request, PlainRequest) and not self._entering and not request.is_cancelled
+                if not (is_plain and self._sent_for_thread(request, self._blocked)):
+                    self._admit(request)
         finally:
             self._wakeups.is_waking = False
         if self._blocked and len(self._blocked) + self._returning >= FEWEST and monotonic() >= self._rests_until:
@@ -244,15 +247,6 @@ class HubProducer(GeventProducer):
         """Take a request: send it, or have it wait for room. Its promise gets what goes wrong. Does not block."""
         if request.is_cancelled:
             return
-        if request.options is NO_OPTIONS and request.waits and request.defer is request.timeout is None:
-            usual = None if self._entering else self._prepared(request.topic, request.content, None, None)
-            if usual is not None:
-                if isinstance(request, PlainRequest):
-                    self._blocked.add(request)
-                usual.promised = request.promised
-                request.parts = (usual,)
-                usual.destination.add(usual)
-                return
         try:
             if isinstance(request.content, bytes):
                 parts = [self._new(request.topic, request.content, request.defer, request.timeout, request.options)]
