@@ -5,19 +5,16 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.processes import FORKING_PYTHON
-from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import PROCESS, promptly, until
 
 from nsq_fast import Message
 from nsq_fast.errors import ConfigError
-from nsq_fast.handler_threads import OutsideHandlers
 from nsq_fast.threads import Consumer, Producer
 
 ROOT = Path(__file__).parent.parent.parent
@@ -211,27 +208,3 @@ consumer.close(drain=False)
 def _run(program: str) -> subprocess.CompletedProcess[str]:
     command = [*FORKING_PYTHON, "-c", program]
     return subprocess.run(command, capture_output=True, text=True, timeout=PROCESS, check=False, cwd=ROOT)
-
-
-def test_what_a_handler_has_responded_counts_although_the_hub_hears_of_it_late(
-    nsqd: ScriptedNsqd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where the end of a time slice and the call of a handler come in one turn of the hub."""
-    notify = OutsideHandlers._notify
-    monkeypatch.setattr(OutsideHandlers, "_notify", lambda outside, batch: batch.is_done and notify(outside, batch))
-    handled: list[int] = []
-
-    def handle(consumer: Consumer, message: Message) -> None:
-        handled.append(int(message.id, 16))
-        if handled[-1] == 2:
-            message.requeue(0)
-        elif handled[-1] == 3:
-            time.sleep(0.1)  # sleep: a handler that blocks for longer than a time slice
-
-    with Consumer("t", "c", str(nsqd.address), message_handler=handle, max_in_flight=10) as consumer:
-        connection = nsqd.connection()
-        connection.push(1)  # a quick one: the next two are handed over together
-        until(lambda: consumer.stats().totals.finished == 1)
-        connection.push(2, 3)
-        until(lambda: len(connection.answered(b"FIN")) + len(connection.answered(b"REQ")) == 3)
-        assert connection.answered(b"REQ") == [2]
