@@ -115,9 +115,9 @@ class Loop(Protocol):
     """One loop, used in its own thread.
 
     Attributes:
-        reads_all: whether a reader has to read until nothing is left. libuv, below uvloop and gevent's other loop, stops
-            watching a socket that has an error, a reset say, and calls once more: who leaves that behind some bytes is
-            never called again (libuv: src/unix/poll.c, uv__poll_io).
+        reads_all: whether a reader has to read until nothing is left. libuv, below uvloop and gevent's other loop,
+            stops watching a socket that has an error, a reset say, and calls once more: who leaves that behind some
+            bytes is never called again (libuv: src/unix/poll.c, uv__poll_io).
     """
 
     reads_all: bool
