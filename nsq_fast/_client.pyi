@@ -41,6 +41,7 @@ class ConnectionPath:
     write_error: ConnectionLost | None
     is_scheduled: bool
     is_prompt: bool
+    reads_all: bool
     @property
     def finished(self) -> list[Message]: ...
     def readable(self) -> None: ...

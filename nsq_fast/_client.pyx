@@ -316,6 +316,7 @@ cdef class ConnectionPath:
             ``schedule_flush`` when it was empty.
         write_error: what broke writing; None while it works.
         is_scheduled: something waits for the end of the turn.
+        reads_all: the loop need not call again for what was left unread, see ``loop.Loop``.
         is_prompt: send at once what is appended, not at the end of the turn: for a peer that sends its next message
             only when it has our answer.
     """
@@ -339,7 +340,7 @@ cdef class ConnectionPath:
                 size = len(data)
                 self.take(data)
                 left -= size
-                if not transport.layers:
+                if not (transport.layers or self.reads_all):
                     if size < SHORT_READ or left <= 0:
                         return  # the loop calls again if there is more
                 elif left <= 0:

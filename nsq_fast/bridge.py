@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from socket import close as close_descriptor  # unlike os.close this one is never patched
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
 
 from gevent import config, get_hub, getcurrent, joinall
@@ -46,6 +46,7 @@ from nsq_fast.client.greenlets import (
 from nsq_fast.errors import NotRunning, WrongThread
 from nsq_fast.log_events import EXIT_IGNORED, HUB_THREAD_FAILED, INTERNAL_ERROR, PUBLISHES_UNCONFIRMED
 
+P = ParamSpec("P")
 T = TypeVar("T")
 ClientT = TypeVar("ClientT")
 logger = logging.getLogger(__name__)
@@ -426,6 +427,16 @@ def hub_thread() -> HubThread:
         if _the_thread is None or _the_thread.is_over:
             _the_thread = HubThread()
         return _the_thread
+
+
+def arguments_of(made: Callable[Concatenate[Any, P], None]) -> Callable[[Any], Callable[Concatenate[Any, P], None]]:
+    """Say that what is decorated takes the arguments of the ``__init__`` of what it makes."""
+
+    def decorate(init: Any) -> Any:
+        init.__wrapped__ = made  # for inspect.signature
+        return init
+
+    return decorate
 
 
 class Place(Generic[ClientT]):

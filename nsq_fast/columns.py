@@ -1,19 +1,14 @@
 """Messages as columns in Arrow's layout, for batch programs, not for handlers: one channel of one nsqd, read as columns
 and finished in bulk, and columns published by the hundred thousand.
 
-``ColumnSubscription``: no message becomes an object: bytes are decoded into Arrow's layout, and the
-FINs of thousands of ids are one buffer. One greenlet does everything, in the
-order in which it is called, so nothing happens between two calls: heartbeats
-are answered inside ``fetch``, and nsqd hangs up on whom it has not heard from
-for two intervals.
+``ColumnSubscription``: no message becomes an object, and the FINs of thousands of ids are one buffer. One greenlet does
+everything, in the order in which it is called, so nothing happens between two calls: heartbeats are answered inside
+``fetch``, and nsqd hangs up on whom it has not heard from for two intervals. ``close`` is a barrier: the server carries
+commands out in order, so when it has confirmed the CLS every FIN before it has been judged, and ``unfinished`` holds
+those that came too late.
 
-``close`` is a barrier: the server carries commands out in order, so when it
-has confirmed the CLS every FIN before it has been judged, and ``unfinished``
-holds those that came too late.
-
-``ColumnIntake`` decodes and keeps account of what is in flight (``InFlightIds``), on the bytes of a ``ColumnStream``.
 There is no reader and no writer greenlet: who sends while the peer takes nothing has to read meanwhile, or both wait
-for each other. So ``ColumnStream.send`` calls back.
+for each other.
 
 ``ColumnProducer`` is a Producer that also takes columns. What a publish goes through is the producer's own: queues,
 order, retries, deadlines, back-pressure.
@@ -24,11 +19,10 @@ from __future__ import annotations
 import logging
 from _socket import SO_RCVLOWAT, SOL_SOCKET
 from collections import deque
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import monotonic
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gevent import Timeout
 from gevent.event import AsyncResult
@@ -74,15 +68,17 @@ from nsq_fast.protocol.session import Session
 
 from .producer import Headers, Producer
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 logger = logging.getLogger(__name__)
 
-SubscriptionT = TypeVar("SubscriptionT", bound="ColumnSubscription")
 LAST_WORDS_WAIT = 0.1
 # A message above max_frame_size is given back for so long: whoever reads it next may have a higher limit.
 SKIPPED_DELAY_MS = 90_000
 # nsqd is as patient with a silent client. nsqio/nsq: nsqd/protocol_v2.go, IOLoop
 SILENT_INTERVALS = 2
-# A peer that takes nothing may be waiting for us to take something: so often (s) what it sent is looked for.
+# While a peer takes nothing, what it sent is looked for so often (s).
 WRITE_TURN = 0.02
 # Bytes that are wanted together are waited for so long (s), then what there is will do: a heartbeat may be among it, or
 # the server has no more.
@@ -105,7 +101,7 @@ _ANY_COUNT = 2**31 - 1
 
 
 class ColumnSubscription:
-    """A subscription to one channel at one nsqd, opened by ``open()`` and used once.
+    """A subscription to one channel at one nsqd, opened by ``open()`` and used once. The first error closes it.
 
     Args:
         partition: of a redesigned server; None leaves the choice to it.
@@ -117,7 +113,10 @@ class ColumnSubscription:
         local_address: our end; None before ``open``.
         session: the protocol state.
         unfinished: ids whose FIN the server refused, as far as it has said so; all of them after ``close``.
+        last_received_at: ``time.monotonic()`` of the last bytes; 0.0 before ``open``.
     """
+
+    _reader: ColumnReader
 
     def __init__(
         self,
@@ -137,11 +136,19 @@ class ColumnSubscription:
         self.partition = partition
         self.local_address: Address | None = None
         self.session = Session(self.config)
+        self.unfinished: list[bytes] = []
+        self.last_received_at = 0.0
         self._options: dict[str, Any] = {"partition": partition, "ordered": ordered, "advanced": advanced}
         self._thread = OwnerThread()
-        self._intake = ColumnIntake(address, self.session, self.config, ordered=ordered)
-        self._stream = self._intake.stream
-        self.unfinished = self._intake.unfinished
+        self._held = InFlightIds()  # those of ``_early`` among them
+        self._early: list[Columns] = []  # what came while something was sent, not fetched yet
+        self._has_close_wait = False  # the server has confirmed CLS: what was sent before is judged
+        self._frame_size = 0.0  # of the last messages, on average
+        self._transport: Transport | None = None  # from ``open`` to the end
+        self._unsent: deque[memoryview] = deque()
+        self._is_sending = False
+        self._low_water = 1
+        self._until_turn = YIELD_BYTES
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
@@ -150,12 +157,7 @@ class ColumnSubscription:
     @property
     def is_open(self) -> bool:
         """Whether it may be read and answered."""
-        return self._stream.is_open
-
-    @property
-    def last_received_at(self) -> float:
-        """``time.monotonic()`` of the last bytes; 0.0 before ``open``."""
-        return self._stream.last_received_at
+        return self._transport is not None
 
     @property
     def info(self) -> ServerInfo:
@@ -175,7 +177,7 @@ class ColumnSubscription:
     @property
     def in_flight(self) -> int:
         """Messages received, those not yet fetched included, and not yet finished or requeued."""
-        return self._intake.held.count
+        return self._held.count
 
     # Opening
 
@@ -197,16 +199,36 @@ class ColumnSubscription:
         except BaseException:
             self.abort()
             raise
-        self._intake.begin()
+        self._reader = self.session.column_reader()
+        self.last_received_at = monotonic()
 
     async def _begin(self, deadline: float) -> NsqError | None:
         """Why the subscription was refused, or None."""
-        transport = Transport(GeventLoop.here(), self.address, self.config)
-        self._stream.begin(transport)
+        transport = self._transport = Transport(GeventLoop.here(), self.address, self.config)
         await transport.connect(deadline)
         self.local_address = transport.local_address
         await shake_hands(transport, self.session, deadline)
-        return await subscribe(transport, self.session, self.topic, self.channel, self._options, deadline)
+        return await self._subscribe(transport, deadline)
+
+    async def _subscribe(self, transport: Transport, deadline: float) -> NsqError | None:
+        """Subscribe and wait for the reply; return why it was refused, by the server or by the session."""
+        session = self.session
+        try:
+            await transport.send_all(session.sub(self.topic, self.channel, **self._options), deadline)
+        except LocalProtocolError as error:
+            return error
+        while session.pending_count:
+            data = await transport.recv(deadline)
+            for event in session.receive(data):
+                if isinstance(event, Message):
+                    raise RemoteProtocolError("a message before RDY")
+                if event.send:
+                    await transport.send_all(event.send, deadline)
+                if isinstance(event, (CommandFailed, ServerFailed)):
+                    return event.error
+            if not data:
+                raise ConnectionLost("closed by the server before its reply to SUB")
+        return None
 
     # Reading
 
@@ -214,7 +236,7 @@ class ColumnSubscription:
         """RDY: how many messages may be in flight. Raises LocalProtocolError above the server's ``max_rdy_count``."""
         self._thread.check("ColumnSubscription.set_rdy()")
         if count != self.session.rdy:
-            self._stream.send(self.session.set_rdy(count))
+            self._send(self.session.set_rdy(count))
 
     def fetch(self, timeout: float, at_least: int = 1) -> Columns:
         """The next messages: ``at_least`` so many, and all that came with the last of them; what there is, or
@@ -224,14 +246,13 @@ class ColumnSubscription:
         closed then.
         """
         self._thread.check("ColumnSubscription.fetch()")
-        intake = self._intake
-        parts, intake.early = intake.early, []
+        parts, self._early = self._early, []
         count = sum(part.count for part in parts)
         deadline = monotonic() + timeout
         wait = max(timeout, NO_WAIT)
         # What comes need not be messages: one that is too large may come again and again, without a pause.
         while count < at_least and wait > 0:
-            columns = intake.take(wait, at_least - count)
+            columns = self._take(wait, at_least - count)
             if columns is None:
                 break
             wait = deadline - monotonic()
@@ -239,6 +260,75 @@ class ColumnSubscription:
                 parts.append(columns)
                 count += columns.count
         return join_columns(parts)
+
+    def _take(self, timeout: float, wanted: int = 1) -> Columns | None:
+        """The messages in the next read, possibly none; None when nothing comes for so long.
+
+        Args:
+            wanted: how many are waited for. It saves reads, and the next one may still bring fewer, or more.
+
+        Raises ConnectionLost, RemoteProtocolError, or the ServerError that ended the conversation.
+        """
+        data = self._read(timeout, self._size_of(wanted) if wanted > 1 else 1)
+        if data is None:
+            return None
+        reader = self._reader
+        size = len(data) + reader.buffered
+        try:
+            columns = reader.feed(data)
+            events = self.session.interpret(columns.frames) if columns.frames else ()
+        except NsqError:
+            self._close()
+            raise
+        if columns.count:
+            self._frame_size = (size - reader.buffered) / columns.count
+            self._held.add(columns.ids)
+            self.session.check_in_flight(self._held.count, self.last_received_at)
+        for event in events:
+            self._handle_event(event)
+        if self.session.failure is not None:
+            self._close()
+            raise self.session.failure
+        return columns
+
+    def _size_of(self, count: int) -> int:
+        """The bytes to wait for when so many messages are wanted: fewer rather than more, and no more than may come."""
+        may_come = min(count, self.session.rdy - self._held.count)
+        return max(1, int(self._frame_size * (may_come - 1)))
+
+    def _handle_event(self, event: Any) -> None:
+        if isinstance(event, Heartbeat):
+            self._send(event.send)
+        elif isinstance(event, Reply):  # to CLS: no other command with a reply is sent here
+            self._has_close_wait = True
+        elif isinstance(event, AnswerFailed):
+            self._answer_failed(event)
+        elif isinstance(event, MessageSkipped):
+            self._message_skipped(event)
+        elif isinstance(event, (CommandFailed, ServerFailed)):
+            if event.fatal:
+                self._close()
+                raise event.error
+            logger.warning("%s: %s", self.address, event.error, extra=SERVER_ERROR)
+
+    def _message_skipped(self, event: MessageSkipped) -> None:
+        """Give a message above ``max_frame_size`` back, so that the rest goes on."""
+        if self._options["ordered"]:  # the server ignores the delay, and sends nothing else before it
+            self._close()
+            raise event.error
+        logger.error(
+            "%s: %s; requeued for %s s", self.address, event.error, SKIPPED_DELAY_MS // 1000, extra=MESSAGE_UNREADABLE
+        )
+        self._send(self.session.req(event.message, SKIPPED_DELAY_MS))
+
+    def _answer_failed(self, event: AnswerFailed) -> None:
+        if not isinstance(event.error, FinFailed):
+            logger.info("%s: %s", self.address, event.error, extra=RESPONSE_FAILED)
+        elif event.message_id is not None:
+            self.unfinished.append(event.message_id)
+        else:  # which one cannot be told, so none is known to be finished
+            self._close()
+            raise event.error
 
     # Answering
 
@@ -248,23 +338,22 @@ class ColumnSubscription:
         Returns when the system has taken the bytes; ``close`` tells whether the server has.
         """
         self._thread.check("ColumnSubscription.finish()")
-        self._intake.held.remove(ids)
-        self._stream.send(fin_columns(ids))
+        self._held.remove(ids)
+        self._send(fin_columns(ids))
 
     def requeue(self, ids: bytes | memoryview, delay_ms: int = 0) -> None:
         """REQ of each of these ids: to be delivered again after ``delay_ms``."""
         self._thread.check("ColumnSubscription.requeue()")
-        self._intake.held.remove(ids)
-        self._stream.send(req_columns(ids, delay_ms))
+        self._held.remove(ids)
+        self._send(req_columns(ids, delay_ms))
 
     # Ending
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Finish the conversation: what was not answered is given back at once, every FIN has been judged.
 
-        RDY 0 and CLS, read up to CLOSE_WAIT, REQ what is held, end the stream, read up to the server's end. Without
-        effect when it is closed. Raises ConnectionLost or a ServerError when it could not be done, within ``timeout``
-        seconds: ``unfinished`` may lack some then.
+        Without effect when it is closed. Raises ConnectionLost or a ServerError when it could not be done, within
+        ``timeout`` seconds: ``unfinished`` may lack some then.
         """
         self._thread.check("ColumnSubscription.close()")
         if not self.is_open:
@@ -272,16 +361,45 @@ class ColumnSubscription:
         late = ConnectionLost(f"{self.address}: no CLOSE_WAIT within {timeout} s")
         try:
             with Timeout(timeout, late):
-                leave(self._intake, self.session)
+                self._leave()
         finally:
             self.abort()
+
+    def _leave(self) -> None:
+        """End the conversation. The caller limits the time.
+
+        1. RDY 0 and CLS: no more messages;
+        2. read up to CLOSE_WAIT: the server carries commands out in order, so it has judged every FIN before;
+        3. read what it had begun to send;
+        4. REQ what is held;
+        5. end the stream, and read up to the server's end: closing with unread input makes the kernel reset the
+           connection, and the server may lose our last command.
+        """
+        may_get_more = self._held.count < self.session.rdy
+        self._send(self.session.set_rdy(0) + self.session.cls())
+        while not self._has_close_wait:
+            self._take(CLOSE_TIMEOUT)
+        if may_get_more:
+            self._take(STRAGGLER_WAIT)
+        while self._reader.buffered:  # the rest of a frame is on the way
+            self._take(CLOSE_TIMEOUT)
+        held = self._held.take()
+        if held:
+            self._send(req_columns(held, 0))
+        transport, deadline = self._opened(), monotonic() + CLOSE_TIMEOUT
+        try:
+            transport.end_writing()
+            while run(transport.recv(deadline)):
+                pass
+        except (NsqError, OSError) as error:  # OpenSSL at the other end calls this end of a TLS stream an error
+            logger.info("%s: while closing: %s", self.address, error, extra=CLOSE_FAILED)
 
     def abort(self) -> None:
         """Close the socket. What is in flight stays so until the server's timeout. Idempotent."""
         self._thread.check("ColumnSubscription.abort()")
-        self._stream.close()
+        self._close()
 
-    def __enter__(self: SubscriptionT) -> SubscriptionT:
+    def __enter__(self) -> Self:
         self._thread.check("ColumnSubscription.open()")
         if not self.is_open:
             self.open()
@@ -298,176 +416,24 @@ class ColumnSubscription:
         except (NsqError, OSError) as error:
             logger.info("%s: closed after an error: %s", self.address, error, extra=DISCONNECTED)
 
+    # Bytes
 
-class ColumnIntake:
-    """Decodes, answers heartbeats, and keeps account of what is in flight. The first error closes ``stream``.
+    def _opened(self) -> Transport:
+        if self._transport is None:
+            raise ConnectionClosed(f"{self.address}: the subscription is not open")
+        return self._transport
 
-    Attributes:
-        stream: the bytes.
-        held: the ids in flight, those of ``early`` among them.
-        early: columns that came while something was sent, not fetched yet.
-        unfinished: ids whose FIN the server refused, as far as it has said so.
-        has_close_wait: the server has confirmed CLS: what was sent before is judged.
-    """
-
-    def __init__(self, address: Address, session: Session, config: ConnectionConfig, *, ordered: bool) -> None:
-        self.stream = ColumnStream(address, config, self._take_early, self._last_words)
-        self.held = InFlightIds()
-        self.early: list[Columns] = []
-        self.unfinished: list[bytes] = []
-        self.has_close_wait = False
-        self._address = address
-        self._session = session
-        self._is_ordered = ordered
-        self._reader: ColumnReader
-        self._frame_size = 0.0  # of the last messages, on average
-
-    def begin(self) -> None:
-        """Go on where the session has stopped: after the reply to SUB."""
-        self._reader = self._session.column_reader()
-        self.stream.last_received_at = monotonic()
-
-    @property
-    def is_amid_frame(self) -> bool:
-        """Whether the rest of a frame is on the way."""
-        return self._reader.buffered > 0
-
-    def take(self, timeout: float, wanted: int = 1) -> Columns | None:
-        """The messages in the next read, possibly none; None when nothing comes for so long.
-
-        Args:
-            wanted: how many are waited for. It saves reads, and the next one may still bring fewer, or more.
-
-        Raises ConnectionLost, RemoteProtocolError, or the ServerError that ended the conversation.
-        """
-        data = self.stream.read(timeout, self._size_of(wanted) if wanted > 1 else 1)
-        if data is None:
-            return None
-        reader = self._reader
-        size = len(data) + reader.buffered
-        try:
-            columns = reader.feed(data)
-            events = self._session.interpret(columns.frames) if columns.frames else ()
-        except NsqError:
-            self.stream.close()
-            raise
-        if columns.count:
-            self._frame_size = (size - reader.buffered) / columns.count
-            self.held.add(columns.ids)
-            self._session.check_in_flight(self.held.count, self.stream.last_received_at)
-        for event in events:
-            self._handle_event(event)
-        if self._session.failure is not None:
-            self.stream.close()
-            raise self._session.failure
-        return columns
-
-    def _size_of(self, count: int) -> int:
-        """The bytes to wait for when so many messages are wanted: fewer rather than more, and no more than may come."""
-        may_come = min(count, self._session.rdy - self.held.count)
-        return max(1, int(self._frame_size * (may_come - 1)))
-
-    def _take_early(self) -> None:
-        while (columns := self.take(NO_WAIT)) is not None:
-            if columns.count:
-                self.early.append(columns)
-
-    def _last_words(self) -> NsqError | None:
-        """The fatal error that the server has sent, if it has sent one."""
-        try:
-            while self.take(LAST_WORDS_WAIT) is not None:
-                pass
-        except ServerError as reason:
-            return reason
-        except NsqError:
-            pass
-        return None
-
-    def _handle_event(self, event: Any) -> None:
-        if isinstance(event, Heartbeat):
-            self.stream.send(event.send)
-        elif isinstance(event, Reply):  # to CLS: no other command with a reply is sent here
-            self.has_close_wait = True
-        elif isinstance(event, AnswerFailed):
-            self._answer_failed(event)
-        elif isinstance(event, MessageSkipped):
-            self._message_skipped(event)
-        elif isinstance(event, (CommandFailed, ServerFailed)):
-            if event.fatal:
-                self.stream.close()
-                raise event.error
-            logger.warning("%s: %s", self._address, event.error, extra=SERVER_ERROR)
-
-    def _message_skipped(self, event: MessageSkipped) -> None:
-        """Give a message above ``max_frame_size`` back, so that the rest goes on."""
-        if self._is_ordered:  # the server ignores the delay, and sends nothing else before it
-            self.stream.close()
-            raise event.error
-        logger.error(
-            "%s: %s; requeued for %s s", self._address, event.error, SKIPPED_DELAY_MS // 1000, extra=MESSAGE_UNREADABLE
-        )
-        self.stream.send(self._session.req(event.message, SKIPPED_DELAY_MS))
-
-    def _answer_failed(self, event: AnswerFailed) -> None:
-        if not isinstance(event.error, FinFailed):
-            logger.info("%s: %s", self._address, event.error, extra=RESPONSE_FAILED)
-        elif event.message_id is not None:
-            self.unfinished.append(event.message_id)
-        else:  # which one cannot be told, so none is known to be finished
-            self.stream.close()
-            raise event.error
-
-
-class ColumnStream:
-    """A transport that is used by one greenlet, from ``begin`` to the first error, which closes it.
-
-    Args:
-        on_blocked: called again and again while the peer takes no bytes; it reads, and may call ``send``.
-        on_refused: called when a write has failed: what the peer has said of the reason, or None. It reads.
-
-    Attributes:
-        last_received_at: ``time.monotonic()`` of the last bytes.
-    """
-
-    def __init__(
-        self,
-        address: Address,
-        config: ConnectionConfig,
-        on_blocked: Callable[[], object],
-        on_refused: Callable[[], NsqError | None],
-    ) -> None:
-        self.address = address
-        self.last_received_at = 0.0
-        self._config = config
-        self._on_blocked = on_blocked
-        self._on_refused = on_refused
-        self._transport: Transport | None = None
-        self._unsent: deque[memoryview] = deque()
-        self._is_sending = False
-        self._low_water = 1
-        self._until_turn = YIELD_BYTES
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it may be used."""
-        return self._transport is not None
-
-    def begin(self, transport: Transport) -> None:
-        """Use this transport, which ``close`` closes."""
-        self._transport = transport
-
-    def close(self) -> None:
-        """Close the socket. Idempotent."""
+    def _close(self) -> None:
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.close()
 
-    def fail(self, reason: object) -> ConnectionLost:
+    def _fail(self, reason: object) -> ConnectionLost:
         """Close, and return the error to raise."""
-        self.close()
+        self._close()
         return reason if isinstance(reason, ConnectionLost) else ConnectionLost(f"{self.address}: {reason}")
 
-    def read(self, timeout: float, size: int = 1) -> bytes | None:
+    def _read(self, timeout: float, size: int) -> bytes | None:
         """What the peer sent; None when that is nothing for so long. Raises ConnectionLost, also at the end.
 
         Args:
@@ -484,10 +450,12 @@ class ColumnStream:
         if data is None:
             data = self._recv(transport, timeout, 1)
         if data is None:
-            self._check_silence()
+            if monotonic() - self.last_received_at > SILENT_INTERVALS * self.config.heartbeat_interval:
+                self._close()
+                raise HeartbeatMissed(f"{self.address}: nothing received for two heartbeat intervals")
             return None
         if not data:
-            raise self.fail("closed by the server")
+            raise self._fail("closed by the server")
         self.last_received_at = monotonic()
         self._until_turn -= len(data)
         return data
@@ -496,31 +464,22 @@ class ColumnStream:
         """Wait for so many bytes, or the end of the stream, and read what there is; None after ``timeout`` seconds."""
         deadline = monotonic() + timeout
         try:
-            self._set_low_water(transport, low_water)
+            if low_water != self._low_water:
+                self._low_water = low_water
+                with suppress(OSError):  # where the system does not know of it, and the kernel has no room for more
+                    transport.sock.setsockopt(SOL_SOCKET, SO_RCVLOWAT, low_water)
             if low_water > 1:
                 run(transport.wait_readable(deadline))
                 return transport.recv_now(GATHERING_READ_SIZE)
             return run(transport.recv(deadline)) if timeout > 0 else transport.recv_now(READ_SIZE)
         except TimeoutError as error:
             if error.errno is not None:  # the system's, of the other end
-                raise self.fail(error) from error
+                raise self._fail(error) from error
             return None
         except (NsqError, OSError) as error:
-            raise self.fail(error) from error
+            raise self._fail(error) from error
 
-    def _set_low_water(self, transport: Transport, size: int) -> None:
-        """A wish only, where the system does not know of it, and where the kernel has no room for more."""
-        if size != self._low_water:
-            self._low_water = size
-            with suppress(OSError):
-                transport.sock.setsockopt(SOL_SOCKET, SO_RCVLOWAT, size)
-
-    def _check_silence(self) -> None:
-        if monotonic() - self.last_received_at > SILENT_INTERVALS * self._config.heartbeat_interval:
-            self.close()
-            raise HeartbeatMissed(f"{self.address}: nothing received for two heartbeat intervals")
-
-    def send(self, data: bytes) -> None:
+    def _send(self, data: bytes) -> None:
         """Send, or leave it to the call that is sending already: it reads meanwhile, and may find a heartbeat."""
         transport = self._opened()
         if not data:  # of no ids, say: a socket would take no byte of it for ever
@@ -541,90 +500,36 @@ class ColumnStream:
                 unsent = transport.send_encoded(self._unsent[0])
             except OSError as error:
                 # A server that closes after a fatal error has sent the reason before.
-                raise self._on_refused() or self.fail(error) from error
+                raise self._last_words() or self._fail(error) from error
             before = self._unsent.popleft()
             if unsent is not None:
                 self._unsent.appendleft(unsent)
             if unsent is None or len(unsent) < len(before):
                 last_at = monotonic()
-            elif monotonic() - last_at > self._config.write_timeout:
-                raise self.fail(f"the peer took no byte for {self._config.write_timeout} s")
+            elif monotonic() - last_at > self.config.write_timeout:
+                raise self._fail(f"the peer took no byte for {self.config.write_timeout} s")
             else:
                 self._wait_writable(transport)
 
     def _wait_writable(self, transport: Transport) -> None:
+        """A peer that takes nothing may be waiting for us to take something: take what there is."""
         try:
             run(transport.wait_writable(monotonic() + WRITE_TURN))
         except TimeoutError:
-            self._on_blocked()
+            while (columns := self._take(NO_WAIT)) is not None:
+                if columns.count:
+                    self._early.append(columns)
 
-    def end(self, deadline: float) -> None:
-        """Say that nothing follows, and read up to the peer's end. Raises OSError, TimeoutError at ``deadline``.
-
-        Closing with unread input makes the kernel reset the connection, and the server may lose our last command.
-        """
-        transport = self._opened()
-        transport.end_writing()
-        while run(transport.recv(deadline)):
+    def _last_words(self) -> NsqError | None:
+        """The fatal error that the server has sent, if it has sent one."""
+        try:
+            while self._take(LAST_WORDS_WAIT) is not None:
+                pass
+        except ServerError as reason:
+            return reason
+        except NsqError:
             pass
-
-    def _opened(self) -> Transport:
-        if self._transport is None:
-            raise ConnectionClosed(f"{self.address}: the subscription is not open")
-        return self._transport
-
-
-async def subscribe(
-    transport: Transport, session: Session, topic: str, channel: str, options: Mapping[str, Any], deadline: float
-) -> NsqError | None:
-    """Subscribe and wait for the reply; ``options`` are those of ``Session.sub``.
-
-    Returns why the subscription was refused, by the server or by the session; None when it was not. Raises what the
-    transport and the session raise, and ConnectionLost.
-    """
-    try:
-        await transport.send_all(session.sub(topic, channel, **options), deadline)
-    except LocalProtocolError as error:
-        return error
-    while session.pending_count:
-        data = await transport.recv(deadline)
-        for event in session.receive(data):
-            if isinstance(event, Message):
-                raise RemoteProtocolError("a message before RDY")
-            if event.send:
-                await transport.send_all(event.send, deadline)
-            if isinstance(event, (CommandFailed, ServerFailed)):
-                return event.error
-        if not data:
-            raise ConnectionLost("closed by the server before its reply to SUB")
-    return None
-
-
-def leave(intake: ColumnIntake, session: Session) -> None:
-    """End the conversation: what is held is given back, every FIN has been judged. The caller limits the time.
-
-    1. RDY 0 and CLS: no more messages;
-    2. read up to CLOSE_WAIT: the server carries commands out in order, so it has judged every FIN before;
-    3. read what it had begun to send;
-    4. REQ what is held;
-    5. end the stream, and read up to the server's end.
-    """
-    stream = intake.stream
-    may_get_more = intake.held.count < session.rdy
-    stream.send(session.set_rdy(0) + session.cls())
-    while not intake.has_close_wait:
-        intake.take(CLOSE_TIMEOUT)
-    if may_get_more:
-        intake.take(STRAGGLER_WAIT)
-    while intake.is_amid_frame:
-        intake.take(CLOSE_TIMEOUT)
-    held = intake.held.take()
-    if held:
-        stream.send(req_columns(held, 0))
-    try:
-        stream.end(monotonic() + CLOSE_TIMEOUT)
-    except (NsqError, OSError) as error:  # OpenSSL at the other end calls this end of a TLS stream an error
-        logger.info("%s: while closing: %s", stream.address, error, extra=CLOSE_FAILED)
+        return None
 
 
 class InFlightIds:

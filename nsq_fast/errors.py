@@ -1,43 +1,7 @@
 """Every exception of nsq_fast, and each server error code with its policy.
 
-    NsqError
-    |- ConfigError (ValueError)            an argument or option is wrong; nothing was sent
-    |- NameInvalid (ValueError)            a topic or channel name is not legal
-    |- BodyInvalid (ValueError)            a message body the server would refuse
-    |- RowInvalid (ValueError)             a row of a table that cannot be published
-    |- ProtocolError
-    |  |- LocalProtocolError               we misused the protocol: a command not allowed in this state
-    |  `- RemoteProtocolError              the peer sent what is not NSQ
-    |- AlreadyResponded                    a message was answered twice
-    |- NotRunning                          the consumer or producer is not started, or closed
-    |- WrongThread (RuntimeError)          called in another thread than the one that owns the object; nothing was done
-    |- MessageTooLarge                     a message is larger than max_frame_size: its body was not received
-    |- InternalError                       a fault of nsq_fast itself, in one of its background greenlets
-    |- ServerError                         the server answered with an error frame: one class per code
-    |- ConnectionLost (OSError)
-    |  |- ConnectFailed                    no connection could be made
-    |  |- HeartbeatMissed                  the peer went silent for two heartbeat intervals
-    |  `- ConnectionClosed                 closed by us
-    |- HttpError                           an HTTP reply of nsqd or nsqlookupd that is not 200
-    |- LookupFailed                        no lookupd gave a usable answer
-    |- DataLost                            a range of a partition's log that was to be read is not there any more
-    |- OrderViolated                       an ordered partition delivered what lies before the message before
-    |- PartitionBlocked                    a message of an ordered partition failed too often
-    |- JournalError                        a journal is damaged, or belongs to something else
-    |  |- JournalMissing                   it is not where the checkpoint says, or lacks what was acknowledged
-    |  |- JournalTaken                     another attempt of the same task was faster
-    |  |- JournalClosed                    the batch is over, or its folder cannot be seen from here
-    |  `- JournalStorageFailed             a request to the object store of a journal failed
-    |- PublishFailed                       a publish failed for good, or its outcome is unknown
-    |  |- NoNsqd                           no nsqd to publish to is known or reachable; nothing was sent
-    |  |  `- NoLeader                      the partition to publish to has no leader that is known and reachable
-    |  |- PublishTimeout (TimeoutError)
-    |  |- WriteFailed                      a write of a table broke off; some of its rows may be stored
-    |  `- PublishRefused (ServerError)     a server said why; an instance of the class of what it said, too
-    `- RequeueMessage                      raised by a handler: requeue without it being a failure
-
-Policy is data on the class (``fatal``, ``retriable``, ``stale_topology``,
-``outcome_unknown``), so that callers never branch on the text of an error.
+When a program meets which of them, and what to do then, is in docs/errors.md. Policy is data on the class (``fatal``,
+``retriable``, ``stale_topology``, ``outcome_unknown``), so that callers never branch on the text of an error.
 """
 
 from __future__ import annotations

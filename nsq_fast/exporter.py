@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gevent import joinall, spawn
 from gevent.lock import BoundedSemaphore
@@ -17,28 +16,16 @@ from gevent.lock import BoundedSemaphore
 from nsq_fast.config import LookupConfig
 from nsq_fast.errors import NsqError
 from nsq_fast.log_events import EXPORTER_NSQD_FAILED, EXPORTER_NSQD_RECOVERED, LOOKUP_UNANSWERED
+from nsq_fast.metrics import COUNTER, GAUGE, PREFIX, Figure
+from nsq_fast.names import is_ephemeral
 from nsq_fast.runtime import Endpoint, LookupPoller, NsqdHTTPClient
 
-try:
-    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-except ImportError as error:
-    raise ImportError("nsq_fast.exporter needs prometheus-client: pip install 'nsq-fast[metrics]'") from error
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
-PREFIX = "nsq_fast"
-EPHEMERAL = "#ephemeral"
 _NANOSECONDS = 1e9
 
 Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class _Figure:
-    """One metric of a topic or channel; ``read`` takes its value from what nsqd says, None where that is nothing."""
-
-    name: str
-    help: str
-    read: Callable[[Row], float | None]
-    is_counter: bool = False
 
 
 def _field(name: str) -> Callable[[Row], float | None]:
@@ -65,21 +52,23 @@ def _topic_depth(row: Row) -> float | None:
 
 # nsqio/nsq: nsqd/stats.go, TopicStats, ChannelStats; youzan/nsq: nsqd/stats.go, the same.
 _TOPIC = (
-    _Figure("depth", "Messages that wait in the topic, not in its channels.", _topic_depth),
-    _Figure("messages", "Messages published since nsqd started.", _field("message_count"), True),
-    _Figure("paused", "1 while the topic is paused.", _field("paused")),
+    Figure("depth", "Messages that wait in the topic, not in its channels.", _topic_depth),
+    Figure("messages", "Messages published since nsqd started.", _field("message_count"), COUNTER),
+    Figure("paused", "1 while the topic is paused.", _field("paused")),
 )
 _CHANNEL = (
-    _Figure("depth", "Messages that wait for a consumer.", _field("depth")),
-    _Figure("in_flight", "Messages that consumers hold.", _field("in_flight_count")),
-    _Figure("deferred", "Messages that wait for their time.", _field("deferred_count")),
-    _Figure("clients", "Consumers that are connected.", _clients),
-    _Figure("paused", "1 while the channel is paused.", _field("paused")),
-    _Figure("messages", "Messages that came into the channel since nsqd started.", _field("message_count"), True),
-    _Figure("requeued", "Messages that consumers requeued since nsqd started.", _field("requeue_count"), True),
-    _Figure("timed_out", "Messages not responded to in time since nsqd started.", _field("timeout_count"), True),
-    _Figure("oldest_timestamp_seconds", "When the oldest message that waits was published.", _oldest),
+    Figure("depth", "Messages that wait for a consumer.", _field("depth")),
+    Figure("in_flight", "Messages that consumers hold.", _field("in_flight_count")),
+    Figure("deferred", "Messages that wait for their time.", _field("deferred_count")),
+    Figure("clients", "Consumers that are connected.", _clients),
+    Figure("paused", "1 while the channel is paused.", _field("paused")),
+    Figure("messages", "Messages that came into the channel since nsqd started.", _field("message_count"), COUNTER),
+    Figure("requeued", "Messages that consumers requeued since nsqd started.", _field("requeue_count"), COUNTER),
+    Figure("timed_out", "Messages not responded to in time since nsqd started.", _field("timeout_count"), COUNTER),
+    Figure("oldest_timestamp_seconds", "When the oldest message that waits was published.", _oldest),
 )
+TOPIC_LABELS = ("nsqd", "topic", "partition")
+CHANNEL_LABELS = (*TOPIC_LABELS, "channel")
 _LATENCY = "Time from publish to FIN, as nsqd reckons it."
 
 
@@ -93,23 +82,19 @@ class Families:
 
     def __init__(self, with_ephemeral: bool = False) -> None:
         self._with_ephemeral = with_ephemeral
-        topic: tuple[str, ...] = ("nsqd", "topic", "partition")
-        channel = (*topic, "channel")
-        self._topic = [(figure, _family("topic", figure, topic)) for figure in _TOPIC]
-        self._channel = [(figure, _family("channel", figure, channel)) for figure in _CHANNEL]
-        self._latency = {
-            labels: GaugeMetricFamily(f"{PREFIX}_{kind}_e2e_latency_seconds", _LATENCY, labels=(*labels, "quantile"))
-            for kind, labels in (("topic", topic), ("channel", channel))
-        }
-        self._topic_labels, self._channel_labels = topic, channel
         self._up = {
-            kind: GaugeMetricFamily(f"{PREFIX}_{kind}_up", f"1 if the {kind} answered this time.", labels=(kind,))
+            kind: GAUGE(f"{PREFIX}_{kind}_up", f"1 if the {kind} answered this time.", labels=(kind,))
             for kind in ("nsqd", "nsqlookupd")
         }
+        self._figures: dict[str, list[tuple[Figure, Any]]] = {}
+        self._latency = {}
+        for kind, figures, labels in (("topic", _TOPIC, TOPIC_LABELS), ("channel", _CHANNEL, CHANNEL_LABELS)):
+            self._figures[kind] = [(each, each.family(f"{PREFIX}_{kind}", labels)) for each in figures]
+            self._latency[kind] = GAUGE(f"{PREFIX}_{kind}_e2e_latency_seconds", _LATENCY, labels=(*labels, "quantile"))
 
     def all(self) -> list[Metric]:
         """All of them."""
-        figures = [family for _, family in (*self._topic, *self._channel)]
+        figures = [family for kind in self._figures.values() for _, family in kind]
         return [*self._up.values(), *figures, *self._latency.values()]
 
     def add_server(self, kind: str, address: str, is_up: bool) -> None:
@@ -122,29 +107,21 @@ class Families:
             if topic.get("is_leader") is False or not self._is_shown(topic["topic_name"]):
                 continue
             labels = nsqd, str(topic["topic_name"]), str(topic.get("topic_partition") or "")
-            self._add(self._topic, self._topic_labels, labels, topic)
+            self._add("topic", labels, topic)
             for channel in topic.get("channels") or ():
                 if self._is_shown(channel["channel_name"]):
-                    name = str(channel["channel_name"])
-                    self._add(self._channel, self._channel_labels, (*labels, name), channel)
+                    self._add("channel", (*labels, str(channel["channel_name"])), channel)
 
     def _is_shown(self, name: str) -> bool:
-        return self._with_ephemeral or not name.endswith(EPHEMERAL)
+        return self._with_ephemeral or not is_ephemeral(name)
 
-    def _add(
-        self, figures: Iterable[tuple[_Figure, Any]], kind: tuple[str, ...], labels: tuple[str, ...], row: Row
-    ) -> None:
-        for figure, family in figures:
+    def _add(self, kind: str, labels: tuple[str, ...], row: Row) -> None:
+        for figure, family in self._figures[kind]:
             value = figure.read(row)
             if value is not None:
                 family.add_metric(labels, float(value))
         for each in (row.get("e2e_processing_latency") or {}).get("percentiles") or ():
             self._latency[kind].add_metric((*labels, f"{each['quantile']:g}"), each["value"] / _NANOSECONDS)
-
-
-def _family(kind: str, figure: _Figure, labels: tuple[str, ...]) -> Any:
-    family = CounterMetricFamily if figure.is_counter else GaugeMetricFamily
-    return family(f"{PREFIX}_{kind}_{figure.name}", figure.help, labels=labels)
 
 
 logger = logging.getLogger(__name__)

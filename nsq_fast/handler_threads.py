@@ -13,6 +13,7 @@ FIN nor a message waits for a handler that turns out to be slow.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,6 +32,9 @@ from nsq_fast.client.greenlets import OwnerThread, tell_forks
 from nsq_fast.client.handlers import Sample, refuse_deferred
 from nsq_fast.client.workers import SLICE, Pool, Worker
 from nsq_fast.errors import NotRunning
+from nsq_fast.log_events import INTERNAL_ERROR
+
+logger = logging.getLogger(__name__)
 
 LONGEST_END = 1.0
 """Seconds that idle threads get to end."""
@@ -50,13 +54,12 @@ class Batch:
         items: what no handler has begun with; taken from the left.
         current: what a handler has begun with and not ended; None when there is none.
         outcomes: each item that was handled, with what its handler raised, or None.
-        calls: functions with their arguments, which the handler wants called in the hub's thread.
         is_done: whether nothing of it runs any more.
         sample: times the handler of the first item; None: none is timed.
-        changed: set when there is something new to look at.
+        ended: set then.
     """
 
-    __slots__ = ("begins", "calls", "changed", "current", "handle", "is_done", "items", "outcomes", "sample")
+    __slots__ = ("begins", "current", "ended", "handle", "is_done", "items", "outcomes", "sample")
 
     def __init__(self, handle: Callable[[Any], object], begins: Callable[[Any], bool], items: deque[Any]) -> None:
         self.handle = handle
@@ -64,10 +67,9 @@ class Batch:
         self.items = items
         self.current: Any = None
         self.outcomes: deque[tuple[Any, BaseException | None]] = deque()
-        self.calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self.is_done = False
         self.sample: Sample | None = None
-        self.changed = Event()
+        self.ended = Event()
 
     def take(self) -> Any:
         """Begin with the next item; None when there is none, or the others were taken back."""
@@ -105,7 +107,7 @@ class OutsideHandlers:
 
     def __init__(self) -> None:
         self._loop = get_hub().loop
-        self._notices: deque[Batch] = deque()
+        self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._is_stopped = False
         self._is_copy = False
         self._is_waking = False
@@ -113,7 +115,7 @@ class OutsideHandlers:
         tell_forks(self)
 
     def run(self, batch: Batch, on_slow: Callable[[], object]) -> None:
-        """Have a batch run elsewhere; return when it is done. Calls of its handlers are made here.
+        """Have a batch run elsewhere; return when it is done.
 
         ``on_slow`` is called when that takes longer than a time slice. Once the handlers are stopped, nothing is run.
         """
@@ -124,14 +126,10 @@ class OutsideHandlers:
         patience: float | None = SLICE if len(batch.items) > 1 else None
         self._begin(batch)
         try:
-            while not batch.is_done or batch.calls:
-                if not batch.changed.wait(patience):
+            while not batch.is_done:
+                if not batch.ended.wait(patience):
                     patience = None
                     on_slow()
-                batch.changed.clear()
-                while batch.calls:
-                    function, arguments = batch.calls.popleft()
-                    function(*arguments)
         finally:
             self._running.discard(batch)
 
@@ -152,29 +150,29 @@ class OutsideHandlers:
 
     # In any thread
 
-    def _call(self, batch: Batch, function: Callable[..., object], *arguments: Any) -> None:
-        """Have the hub's thread call a function, for a handler of the batch."""
-        batch.calls.append((function, arguments))
-        self._notify(batch)
+    def call(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Have the hub's thread call a function, which must not block: in the order in which it is asked to."""
+        self._calls.append((function, arguments))
+        if not self._is_waking and not self._is_copy:
+            self._is_waking = True
+            with suppress(ValueError):  # the hub was destroyed: nobody waits any more
+                self._loop.run_callback_threadsafe(self._make_calls)
 
     def done(self, batch: Batch) -> None:
         """Nothing of the batch runs any more."""
         batch.is_done = True
-        self._notify(batch)
-
-    def _notify(self, batch: Batch) -> None:
-        self._notices.append(batch)
-        if not self._is_waking and not self._is_copy:
-            self._is_waking = True
-            with suppress(ValueError):  # the hub was destroyed: nobody waits any more
-                self._loop.run_callback_threadsafe(self._wake)
+        self.call(batch.ended.set)
 
     # In the hub's thread again
 
-    def _wake(self) -> None:
-        self._is_waking = False  # before the notices are looked at: none can come in between and not be seen
-        while self._notices:
-            self._notices.popleft().changed.set()
+    def _make_calls(self) -> None:
+        self._is_waking = False  # before the calls are looked at: none can come in between and not be seen
+        while self._calls:
+            function, arguments = self._calls.popleft()
+            try:
+                function(*arguments)
+            except Exception:  # one call must not harm the others
+                logger.exception("nsq_fast itself failed in %r", function, extra=INTERNAL_ERROR)
 
 
 class OutsideWorker(Worker):
@@ -194,12 +192,10 @@ class OutsideWorker(Worker):
         self, handler: Callable[[Any, Any], object], sample: Sample | None, consumer: object, item: Any
     ) -> object:
         """Have a handler called elsewhere with one message, or one list, and timed. Raises what it raises."""
-        errors: list[BaseException | None] = []
         batch = Batch(partial(handler, consumer), lambda item: True, deque((item,)))
         batch.sample = sample
         self._outside.run(batch, lambda: None)
-        while batch.outcomes:
-            errors.append(batch.outcomes.popleft()[1])
+        errors = [error for _, error in batch.outcomes]
         if not errors:
             raise NotRunning("the consumer is closed: its handlers run no more")
         if errors[0] is not None:
@@ -319,7 +315,7 @@ class HandlerThreads(OutsideHandlers):
 
     def _serve_batch(self, batch: Batch) -> None:
         try:
-            with self._owner.served_by(partial(self._call, batch)):
+            with self._owner.served_by(self.call):
                 _run(batch)
         except BaseException as error:  # as above
             batch.end(error)

@@ -19,8 +19,8 @@ from datetime import datetime, timezone
 from typing import Any, TextIO
 
 import msgspec
-from gevent.monkey import get_original
 
+from ._native import get_original
 from .errors import ConfigError
 from .printable import printable
 
@@ -89,11 +89,7 @@ def _encoded(line: dict[str, Any]) -> str:
     """JSON, whatever the values are."""
     try:
         return msgspec.json.encode(line, enc_hook=_shown).decode()
-    except (
-        TypeError,
-        ValueError,
-        RecursionError,
-    ):  # a surrogate without its half; keys that JSON cannot have; a circle
+    except (TypeError, ValueError, RecursionError):  # half a surrogate; keys that JSON cannot have; a circle
         return msgspec.json.encode({str(key): _plain(value) for key, value in line.items()}).decode()
 
 

@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from gevent.monkey import get_original
-
+from ._native import get_original
 from .errors import ConfigError
 from .log_events import METRICS_FAILED
 
@@ -70,10 +69,10 @@ class ProducerLike(Protocol):
 COUNTER, GAUGE, HISTOGRAM = CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 
-class _Figure(NamedTuple):
-    """One metric of each client: ``read`` takes its value from what ``stats()`` returned.
+class Figure(NamedTuple):
+    """One metric: ``read`` takes its value from what ``stats()`` of a client, or a server, says; None: it has none.
 
-    The value of a histogram is a HistogramStats; None of a client that does not measure it.
+    The value of a histogram is a HistogramStats.
     """
 
     name: str
@@ -81,70 +80,72 @@ class _Figure(NamedTuple):
     read: Callable[[Any], Any]
     kind: type[Any] = GAUGE
 
+    def family(self, prefix: str, labels: tuple[str, ...]) -> Any:
+        """The metric, without values."""
+        return self.kind(f"{prefix}_{self.name}", self.help, labels=labels)
+
 
 _CONSUMER = (
-    _Figure("messages_received", "Deliveries, repeated ones included.", lambda each: each.totals.received, COUNTER),
-    _Figure("messages_finished", "FINs handed to the system.", lambda each: each.totals.finished, COUNTER),
-    _Figure("messages_requeued", "REQs handed to the system.", lambda each: each.totals.requeued, COUNTER),
-    _Figure(
-        "messages_skipped", "Finished for their skip_header, unhandled.", lambda each: each.totals.skipped, COUNTER
-    ),
-    _Figure("messages_suppressed", "Copies, by suppress_retried.", lambda each: each.totals.suppressed, COUNTER),
-    _Figure("messages_expired", "Not responded to before their deadline.", lambda each: each.totals.expired, COUNTER),
-    _Figure("messages_given_up", "Handed to the give-up policy and finished.", lambda each: each.given_up, COUNTER),
-    _Figure(
+    Figure("messages_received", "Deliveries, repeated ones included.", lambda each: each.totals.received, COUNTER),
+    Figure("messages_finished", "FINs handed to the system.", lambda each: each.totals.finished, COUNTER),
+    Figure("messages_requeued", "REQs handed to the system.", lambda each: each.totals.requeued, COUNTER),
+    Figure("messages_skipped", "Finished for their skip_header, unhandled.", lambda each: each.totals.skipped, COUNTER),
+    Figure("messages_suppressed", "Copies, by suppress_retried.", lambda each: each.totals.suppressed, COUNTER),
+    Figure("messages_expired", "Not responded to before their deadline.", lambda each: each.totals.expired, COUNTER),
+    Figure("messages_given_up", "Handed to the give-up policy and finished.", lambda each: each.given_up, COUNTER),
+    Figure(
         "responses_failed", "FIN, REQ or TOUCH that nsqd refused.", lambda each: each.totals.answers_failed, COUNTER
     ),
-    _Figure("responses_lost", "FIN or REQ lost with the connection.", lambda each: each.totals.answers_lost, COUNTER),
-    _Figure("messages_touched", "TOUCHes, automatic ones included.", lambda each: each.totals.touched, COUNTER),
-    _Figure(
+    Figure("responses_lost", "FIN or REQ lost with the connection.", lambda each: each.totals.answers_lost, COUNTER),
+    Figure("messages_touched", "TOUCHes, automatic ones included.", lambda each: each.totals.touched, COUNTER),
+    Figure(
         "subscriptions", "Connections subscribed, renewed ones too.", lambda each: each.totals.subscriptions, COUNTER
     ),
-    _Figure("leader_moves", "Times that a partition got another leader.", lambda each: each.leader_moves, COUNTER),
-    _Figure("lookup_errors", "Questions to lookup without good answer.", lambda each: each.lookup_errors, COUNTER),
-    _Figure("order_violations", "Ordered messages out of order.", lambda each: each.order_violations, COUNTER),
-    _Figure("ordered_messages_repeated", "Ordered messages delivered again.", lambda each: each.repeated, COUNTER),
-    _Figure(
+    Figure("leader_moves", "Times that a partition got another leader.", lambda each: each.leader_moves, COUNTER),
+    Figure("lookup_errors", "Questions to lookup without good answer.", lambda each: each.lookup_errors, COUNTER),
+    Figure("order_violations", "Ordered messages out of order.", lambda each: each.order_violations, COUNTER),
+    Figure("ordered_messages_repeated", "Ordered messages delivered again.", lambda each: each.repeated, COUNTER),
+    Figure(
         "ordered_deliveries_blocked", "Ordered, with too many attempts already.", lambda each: each.blocked, COUNTER
     ),
-    _Figure(
+    Figure(
         "connections", "Connections that are subscribed.", lambda each: sum(c.is_connected for c in each.connections)
     ),
-    _Figure("targets", "nsqds, or partitions, to be subscribed to.", lambda each: len(each.connections)),
-    _Figure("rdy", "Sum of the RDYs last sent.", lambda each: sum(c.rdy for c in each.connections)),
-    _Figure("max_in_flight", "Most messages in flight at once.", lambda each: each.max_in_flight),
-    _Figure("messages_in_flight", "Neither responded to nor expired.", lambda each: each.in_flight),
-    _Figure("messages_unstarted", "In flight, waiting for a handler.", lambda each: each.unstarted),
-    _Figure("messages_orphaned", "Of lost connections, still held by handlers.", lambda each: each.orphaned),
-    _Figure("backoff_level", "0 when there is no backoff.", lambda each: each.backoff_level),
-    _Figure("backoff_seconds", "What is left of the present pause.", lambda each: each.backoff_left),
-    _Figure("running", "1 while started and not closed.", lambda each: each.is_running),
-    _Figure("paused", "1 between pause and resume.", lambda each: each.is_paused),
-    _Figure("starved", "1 while handlers hold 85 % of what a connection may get.", lambda each: each.is_starved),
-    _Figure("handler_seconds", "What handlers took, of samples.", lambda each: each.handler_time, HISTOGRAM),
-    _Figure(
+    Figure("targets", "nsqds, or partitions, to be subscribed to.", lambda each: len(each.connections)),
+    Figure("rdy", "Sum of the RDYs last sent.", lambda each: sum(c.rdy for c in each.connections)),
+    Figure("max_in_flight", "Most messages in flight at once.", lambda each: each.max_in_flight),
+    Figure("messages_in_flight", "Neither responded to nor expired.", lambda each: each.in_flight),
+    Figure("messages_unstarted", "In flight, waiting for a handler.", lambda each: each.unstarted),
+    Figure("messages_orphaned", "Of lost connections, still held by handlers.", lambda each: each.orphaned),
+    Figure("backoff_level", "0 when there is no backoff.", lambda each: each.backoff_level),
+    Figure("backoff_seconds", "What is left of the present pause.", lambda each: each.backoff_left),
+    Figure("running", "1 while started and not closed.", lambda each: each.is_running),
+    Figure("paused", "1 between pause and resume.", lambda each: each.is_paused),
+    Figure("starved", "1 while handlers hold 85 % of what a connection may get.", lambda each: each.is_starved),
+    Figure("handler_seconds", "What handlers took, of samples.", lambda each: each.handler_time, HISTOGRAM),
+    Figure(
         "message_age_seconds", "Publish to start of the handler, of samples.", lambda each: each.message_age, HISTOGRAM
     ),
 )
 
 _PRODUCER = (
-    _Figure("publishes_stored", "Publishes that an nsqd confirmed.", lambda each: each["stored"], COUNTER),
-    _Figure("publishes_refused", "Publishes that failed and are not stored.", lambda each: each["refused"], COUNTER),
-    _Figure("publishes_unknown", "Publishes that failed and may be stored.", lambda each: each["unknown"], COUNTER),
-    _Figure("leader_moves", "Times that a partition got another leader.", lambda each: each["leader_moves"], COUNTER),
-    _Figure("lookup_errors", "Questions to lookup without good answer.", lambda each: each["lookup_errors"], COUNTER),
-    _Figure("pending_publishes", "Publishes that have no result yet.", lambda each: each["pending"]),
-    _Figure("waiting_publishes", "Those of them that wait for an nsqd.", lambda each: each["waiting"]),
-    _Figure("held_messages", "Messages that count towards max_pending.", lambda each: each["held"]),
-    _Figure("connections", "Connections, stalled ones included.", lambda each: len(each["connected"])),
-    _Figure("connections_stalled", "Those that owe replies and get no publishes.", lambda each: len(each["stalled"])),
-    _Figure("nsqds_disconnected", "nsqds that could not be reached.", lambda each: len(each["disconnected"])),
-    _Figure(
+    Figure("publishes_stored", "Publishes that an nsqd confirmed.", lambda each: each["stored"], COUNTER),
+    Figure("publishes_refused", "Publishes that failed and are not stored.", lambda each: each["refused"], COUNTER),
+    Figure("publishes_unknown", "Publishes that failed and may be stored.", lambda each: each["unknown"], COUNTER),
+    Figure("leader_moves", "Times that a partition got another leader.", lambda each: each["leader_moves"], COUNTER),
+    Figure("lookup_errors", "Questions to lookup without good answer.", lambda each: each["lookup_errors"], COUNTER),
+    Figure("pending_publishes", "Publishes that have no result yet.", lambda each: each["pending"]),
+    Figure("waiting_publishes", "Those of them that wait for an nsqd.", lambda each: each["waiting"]),
+    Figure("held_messages", "Messages that count towards max_pending.", lambda each: each["held"]),
+    Figure("connections", "Connections, stalled ones included.", lambda each: len(each["connected"])),
+    Figure("connections_stalled", "Those that owe replies and get no publishes.", lambda each: len(each["stalled"])),
+    Figure("nsqds_disconnected", "nsqds that could not be reached.", lambda each: len(each["disconnected"])),
+    Figure(
         "partitions_without_leader",
         "Partitions whose leader is not known.",
         lambda each: sum(leader is None for topic in each["leaders"].values() for leader in topic.values()),
     ),
-    _Figure(
+    Figure(
         "publish_seconds", "Call of a publish to its confirmation, of samples.", lambda each: each["latency"], HISTOGRAM
     ),
 )
@@ -226,7 +227,7 @@ class _Client:
 class _Group:
     """The clients of one kind, by name."""
 
-    def __init__(self, prefix: str, labels: tuple[str, ...], figures: tuple[_Figure, ...]) -> None:
+    def __init__(self, prefix: str, labels: tuple[str, ...], figures: tuple[Figure, ...]) -> None:
         self._prefix = prefix
         self._labels = labels
         self._figures = figures
@@ -254,7 +255,7 @@ class _Group:
 
     def families(self) -> list[Any]:
         """The metrics, without values."""
-        return [each.kind(f"{self._prefix}_{each.name}", each.help, labels=self._labels) for each in self._figures]
+        return [each.family(self._prefix, self._labels) for each in self._figures]
 
     def collect(self) -> list[Metric]:
         """The metrics of all clients that live."""
@@ -294,7 +295,7 @@ class _Group:
                 for figure, value in zip(self._figures, values, strict=True)
             ]
 
-    def _never_down(self, entry: _Client, figure: _Figure, value: float) -> float:
+    def _never_down(self, entry: _Client, figure: Figure, value: float) -> float:
         """Prometheus takes a counter that goes down for one that began anew, and would count everything twice.
 
         ``stats()`` of a running consumer, read in another thread, may lack for a moment what the connection to an nsqd

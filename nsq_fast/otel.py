@@ -17,10 +17,9 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic, time_ns
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
-from gevent.event import AsyncResult
 
 try:
     from opentelemetry.context import Context
@@ -61,27 +60,27 @@ MAX_ENVELOPE = 16 * 1024
 _carrier = msgspec.json.Decoder(dict[str, str])
 
 
-class Wrapping(Protocol):
-    """One way in which context travels."""
+class Wrapping:
+    """How context travels with a message: this way, it stays here."""
 
     def wrap(self, body: Any, headers: Any, carrier: Carrier) -> tuple[Any, Any]:
-        """The body and headers to publish; what is wrong with them is left to the producer to say."""
+        """The body and headers to publish, or the lists of a batch; what is wrong with them is left to the producer."""
+        return body, headers
 
     def unwrap(self, message: Any) -> tuple[Any, Carrier]:
         """The message as its handler shall see it, and what came with it; an empty carrier where nothing did."""
+        return message, {}
 
 
-class Headers:
+class Headers(Wrapping):
     """In the extended headers of a topic with ``extend``."""
 
     def wrap(self, body: Any, headers: Any, carrier: Carrier) -> tuple[Any, Any]:
-        """See ``Wrapping``. ``headers`` may be those of a batch: a list with some for each."""
         if headers is None or isinstance(headers, Mapping):
             return body, {**(headers or {}), **carrier}
         return body, [{**each, **carrier} for each in headers]
 
     def unwrap(self, message: Any) -> tuple[Any, Carrier]:
-        """See ``Wrapping``."""
         if message.ext is None:
             return message, {}
         try:
@@ -91,18 +90,16 @@ class Headers:
         return message, {name: value for name, value in headers.items() if isinstance(value, str)}
 
 
-class Envelope:
-    """In front of the body; consumers that do not know of it see that."""
+class Envelope(Wrapping):
+    """In front of the body; consumers that do not know of it see that. What only begins like one is left as it is."""
 
     def wrap(self, body: Any, headers: Any, carrier: Carrier) -> tuple[Any, Any]:
-        """See ``Wrapping``. ``body`` may be a list, of a batch."""
         head = MAGIC + msgspec.json.encode(dict(carrier)) + b"\n"
         if isinstance(body, list):
             return [_after(head, each) for each in body], headers
         return _after(head, body), headers
 
     def unwrap(self, message: Any) -> tuple[Any, Carrier]:
-        """See ``Wrapping``. A body that is no envelope, but begins like one, is left as it is."""
         if isinstance(message, OpenedMessage):
             return message, message.carrier
         body = message.body
@@ -114,18 +111,6 @@ class Envelope:
         except msgspec.DecodeError:
             carrier = None
         return (message, {}) if carrier is None else (OpenedMessage(message, body[end + 1 :], carrier), carrier)
-
-
-class Nothing:
-    """The context stays here."""
-
-    def wrap(self, body: Any, headers: Any, carrier: Carrier) -> tuple[Any, Any]:
-        """See ``Wrapping``."""
-        return body, headers
-
-    def unwrap(self, message: Any) -> tuple[Any, Carrier]:
-        """See ``Wrapping``."""
-        return message, {}
 
 
 def _after(head: bytes, body: Any) -> Any:
@@ -155,7 +140,7 @@ class OpenedMessage:
         return repr(self._message)
 
 
-WRAPPINGS: Mapping[str | None, Wrapping] = {None: Nothing(), "headers": Headers(), "envelope": Envelope()}
+WRAPPINGS: Mapping[str | None, Wrapping] = {None: Wrapping(), "headers": Headers(), "envelope": Envelope()}
 """What the argument ``context`` of a ``Telemetry`` may be."""
 
 
@@ -171,78 +156,6 @@ TYPES = {"publish": "send", "receive": "receive", "process": "process"}
 KINDS = {"publish": SpanKind.PRODUCER, "receive": SpanKind.CLIENT, "process": SpanKind.CONSUMER}
 
 Attributes = dict[str, Any]
-
-
-class Instruments:
-    """Makes spans, and counts.
-
-    Args:
-        tracer_provider, meter_provider: None: those that the program has set.
-    """
-
-    def __init__(self, tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None) -> None:
-        self._tracer = get_tracer(LIBRARY, __version__, tracer_provider)
-        meter = get_meter(LIBRARY, __version__, meter_provider)
-        self._sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Messages published.")
-        self._consumed = meter.create_counter(
-            "messaging.client.consumed.messages", "{message}", "Messages handed to the program."
-        )
-        self._published = meter.create_histogram("messaging.client.operation.duration", "s", "What publishes took.")
-        self._processed = meter.create_histogram("messaging.process.duration", "s", "What handlers took.")
-
-    def span(
-        self,
-        operation: str,
-        topic: str,
-        attributes: Attributes,
-        *,
-        parent: Context | None = None,
-        links: Sequence[Link] = (),
-        start_time: int | None = None,
-    ) -> Span:
-        """Begin a span; ``start_time`` in ns since the epoch, None: now."""
-        return self._tracer.start_span(
-            f"{operation} {topic}",
-            context=parent,
-            kind=KINDS[operation],
-            attributes={**described(operation, topic), **attributes},
-            links=list(links),
-            start_time=start_time,
-        )
-
-    @contextmanager
-    def processing(
-        self, topic: str, attributes: Attributes, count: int, parent: Context | None, links: Sequence[Link]
-    ) -> Iterator[Span]:
-        """The span in which messages are processed is the current one; what is raised in it ends it."""
-        span, began = self.span("process", topic, attributes, parent=parent, links=links), monotonic()
-        common = described("process", topic)
-        self._consumed.add(count, common)
-        try:
-            with use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
-                yield span
-        except BaseException as error:
-            common |= failed(span, error)
-            raise
-        finally:
-            span.end()
-            self._processed.record(monotonic() - began, common)
-
-    def received(self, topic: str, attributes: Attributes, links: Sequence[Link], start_time: int) -> None:
-        """A message was handed to a program that iterates."""
-        self.span("receive", topic, attributes, links=links, start_time=start_time).end()
-        self._consumed.add(1, described("receive", topic))
-
-    def published(self, span: Span, topic: str, count: int, seconds: float, error: BaseException | None) -> None:
-        """A publish has ended, and its span ends with it."""
-        common = described("publish", topic)
-        if error is not None:
-            common |= failed(span, error)
-            if getattr(error, "possibly_stored", False):
-                span.set_attribute("nsq.possibly_stored", True)
-        span.end()
-        self._sent.add(count, common)
-        self._published.record(seconds, common)
 
 
 def described(operation: str, topic: str) -> Attributes:
@@ -300,10 +213,26 @@ class Telemetry:
     ) -> None:
         if context not in WRAPPINGS:
             raise ConfigError(f"context={context!r}: must be 'headers', 'envelope' or None")
-        self._instruments = Instruments(tracer_provider, meter_provider)
+        self._tracer = get_tracer(LIBRARY, __version__, tracer_provider)
+        meter = get_meter(LIBRARY, __version__, meter_provider)
+        self._sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Messages published.")
+        self._consumed = meter.create_counter(
+            "messaging.client.consumed.messages", "{message}", "Messages handed to the program."
+        )
+        self._published = meter.create_histogram("messaging.client.operation.duration", "s", "What publishes took.")
+        self._processed = meter.create_histogram("messaging.process.duration", "s", "What handlers took.")
         self._propagator = propagator or get_global_textmap()
         self._wrapping = WRAPPINGS[context]
         self._gives_trace_id = trace_id
+
+    def _span(self, operation: str, topic: str, attributes: Attributes, **options: Any) -> Span:
+        """Begin a span."""
+        return self._tracer.start_span(
+            f"{operation} {topic}",
+            kind=KINDS[operation],
+            attributes={**described(operation, topic), **attributes},
+            **options,
+        )
 
     # Publishing
 
@@ -331,7 +260,7 @@ class Telemetry:
             except BaseException as error:
                 ended(error)
                 raise
-            if isinstance(result, AsyncResult):
+            if hasattr(result, "rawlink"):  # gevent's AsyncResult
                 result.rawlink(lambda each: ended(each.exception))
             elif hasattr(result, "add_done_callback"):
                 result.add_done_callback(lambda each: ended(_error_of(each)))
@@ -376,7 +305,14 @@ class Telemetry:
             options = {**options, "trace_id": trace_id}
 
         def ended(error: BaseException | None) -> None:
-            self._instruments.published(span, str(topic), count, monotonic() - began, error)
+            common = described("publish", str(topic))
+            if error is not None:
+                common |= failed(span, error)
+                if getattr(error, "possibly_stored", False):
+                    span.set_attribute("nsq.possibly_stored", True)
+            span.end()
+            self._sent.add(count, common)
+            self._published.record(monotonic() - began, common)
 
         return ended, functools.partial(method, topic, body, *arguments, **options)
 
@@ -388,7 +324,7 @@ class Telemetry:
             attributes["messaging.message.body.size"] = len(body)
         if options.get("partition") is not None:
             attributes["messaging.destination.partition.id"] = str(options["partition"])
-        return self._instruments.span("publish", topic, attributes)
+        return self._span("publish", topic, attributes)
 
     # Processing
 
@@ -424,8 +360,9 @@ class Telemetry:
         opened, carrier = self._wrapping.unwrap(message)
         links = _links(self._propagator.extract(carrier)) if carrier else []
         waited = max(0.0, monotonic() - message.received_at) if message.received_at else 0.0
-        attributes = _described(consumer, message, opened)
-        self._instruments.received(_topic(consumer, message), attributes, links, time_ns() - int(1e9 * waited))
+        attributes, topic = _described(consumer, message, opened), _topic(consumer, message)
+        self._span("receive", topic, attributes, links=links, start_time=time_ns() - int(1e9 * waited)).end()
+        self._consumed.add(1, described("receive", topic))
         return opened
 
     @contextmanager
@@ -438,7 +375,7 @@ class Telemetry:
         parent = self._propagator.extract(carrier) if carrier else None
         links = [] if parent is None else _links(parent)
         attributes = _described(consumer, message, opened)
-        with self._instruments.processing(_topic(consumer, message), attributes, 1, parent, links):
+        with self._processing(_topic(consumer, message), attributes, 1, parent, links):
             yield opened
 
     @contextmanager
@@ -448,8 +385,26 @@ class Telemetry:
         links = [link for _, carrier in pairs if carrier for link in _links(self._propagator.extract(carrier))]
         attributes = {**_subscription(consumer), "messaging.batch.message_count": len(messages)}
         topic = _topic(consumer, messages[0]) if messages else str(consumer.topic)
-        with self._instruments.processing(topic, attributes, len(messages), None, links):
+        with self._processing(topic, attributes, len(messages), None, links):
             yield [opened for opened, _ in pairs]
+
+    @contextmanager
+    def _processing(
+        self, topic: str, attributes: Attributes, count: int, parent: Context | None, links: Sequence[Link]
+    ) -> Iterator[None]:
+        """The span in which messages are processed is the current one; what is raised in it ends it."""
+        span, began = self._span("process", topic, attributes, context=parent, links=links), monotonic()
+        common = described("process", topic)
+        self._consumed.add(count, common)
+        try:
+            with use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+                yield
+        except BaseException as error:
+            common |= failed(span, error)
+            raise
+        finally:
+            span.end()
+            self._processed.record(monotonic() - began, common)
 
     def _around(self, handler: Callable[..., Any], begin: Callable[..., Any]) -> Any:
         """The handler of a consumer, with a span around each call."""

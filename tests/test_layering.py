@@ -30,7 +30,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 DATA = {
     "errors", "config", "config_source", "header_patterns", "keywords", "names", "log_events", "printable", "_lazy",
-    "_per_interpreter", "_record", "_version", "_built",
+    "_native", "_per_interpreter", "_record", "_version", "_built",
 }  # fmt: skip
 CORE = {"_codec", "_frame", "_publish"}
 COMPILED_FOR_CLIENT = set(NAMES) - CORE
@@ -43,6 +43,7 @@ ALLOWED = {
     "errors": {"printable"},
     "printable": set(),
     "_lazy": {"_per_interpreter"},
+    "_native": set(),
     "_record": set(),
     "_per_interpreter": set(),
     "_version": {"_built"},
@@ -72,7 +73,7 @@ ALLOWED = {
     "spark": DATA | CORE | {"protocol", "runtime", "broker", "page", "__init__"},
     "testing": DATA | CORE | {"protocol", "runtime", "broker", "__init__"},
     "bench": DATA | CORE | {"aio", "threads", "protocol", "runtime", "broker", "page", "__init__"},
-    "exporter": DATA | {"runtime"},
+    "exporter": DATA | {"metrics", "runtime"},
     "worker": DATA | CORE | {"aio", "threads", "runtime", "logs", "metrics", "__init__"},
     "cli": DATA | CORE | {"protocol", "runtime", "broker", "bench", "exporter", "worker", "__init__"},
 }
@@ -456,6 +457,11 @@ def test_importing_the_pure_part_never_imports_gevent_or_a_socket(module: str) -
         "click",
     }
     assert loaded_after(f"import {module}") & heavy == set()
+
+
+@pytest.mark.parametrize("name", ["aio.consumer", "aio.producer", "logs", "metrics", "otel"])
+def test_what_programs_of_asyncio_use_needs_no_gevent(name: str) -> None:
+    assert loaded_after(f"import nsq_fast.{name}") & {"gevent", "greenlet"} == set()
 
 
 def test_the_package_alone_imports_next_to_nothing_of_its_own() -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nsq_fast._codec import Message
 from nsq_fast._dispatch import InboundQueue
+from nsq_fast._time_slice import take
 from nsq_fast.client.asyncio_loop import AsyncioLoop
 from nsq_fast.client.consumer import CLOSE_TIMEOUT, ConsumerCore, check_timeout
 from nsq_fast.client.handlers import deferred_kind
@@ -238,7 +239,7 @@ class Consumer(ConsumerCore[Handler, BatchHandler]):
         return Pool(self.acknowledger, limit, prompt, None, waiters.wait, waiters.release)
 
     def new_worker(self, pool: Pool) -> Worker:
-        return TaskWorker(pool, self)
+        return TaskWorker(pool)
 
     def start_worker(self, worker: Worker, name: str) -> None:
         assert isinstance(worker, TaskWorker)
@@ -311,11 +312,7 @@ class _Waiters:
 class TaskWorker(Worker):
     """A task that handles messages, one at a time or in batches; handlers are coroutine functions."""
 
-    __slots__ = ("_consumer",)
-
-    def __init__(self, pool: Pool, consumer: Consumer) -> None:
-        super().__init__(pool)
-        self._consumer = consumer
+    __slots__ = ()
 
     async def serve(self) -> None:
         """Work until the pool is stopped."""
@@ -419,16 +416,15 @@ class TaskWorker(Worker):
 
     async def _batch(self, inbound: InboundQueue) -> list[Message]:
         """As many messages as a batch handler gets at once; those that have too many attempts are given up."""
-        acknowledger, waiting = self._acknowledger, inbound.waiting
-        messages: list[Message] = []
-        while waiting and len(messages) < acknowledger.batch_size:
-            message = waiting.popleft()
-            messages.append(message)
+        acknowledger = self._acknowledger
+        messages, attempts = take(inbound.waiting, acknowledger.batch_size)
         self.current = messages
+        if attempts <= acknowledger.max_tries:
+            return messages
         beyond = [each for each in messages if each.attempts > acknowledger.max_tries]
         for message in beyond:
             await give_up(acknowledger, inbound, message)
-        return [each for each in messages if each not in beyond] if beyond else messages
+        return [each for each in messages if each not in beyond]
 
     async def _serve_ordered(self, inbound: InboundQueue, sample: Sample | None) -> None:
         """Handle what an ordered partition sends, one message after the other; each FIN leaves at once."""
@@ -463,7 +459,7 @@ class TaskWorker(Worker):
         if sample is not None:
             handler = self._timed(handler, sample)
         try:
-            return await _outcome(_in(context, context.run(handler, self._consumer, item)))
+            return await _outcome(_in(context, context.run(handler, self._acknowledger.consumer, item)))
         finally:
             if sample is not None:
                 sample.count()

@@ -209,6 +209,7 @@ class AsyncioLoop:
         self.call_soon = self._loop.call_soon
         self.call_later = self._loop.call_later
         self.get_ident = threading.get_ident
+        self.reads_all = type(self._loop).__module__.partition(".")[0] == "uvloop"
         self._ident = threading.get_ident()
         self._supervisor = self.supervisor(logger)
 

@@ -191,6 +191,7 @@ class Connection(ConnectionPath):
         self.hold: Callable[[Any, Message, int], None] | None = None
         self._owner = owner
         self._at_end = loop.at_end_of_turn
+        self.reads_all = loop.reads_all
         self._thread = loop.owner()
         self._transport = Transport(loop, address, self.config)
         self._signals: SignalBook | None = None

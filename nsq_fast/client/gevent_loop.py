@@ -142,6 +142,7 @@ class GeventLoop:
         self.call_soon: Callable[..., object] = self._hub.loop.run_callback
         self.tell_forks = tell_forks
         self.get_ident = get_ident
+        self.reads_all = "libuv" in type(self._hub.loop).__module__
 
     @classmethod
     def here(cls) -> GeventLoop:

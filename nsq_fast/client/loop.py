@@ -112,7 +112,15 @@ class Owner(Protocol):
 
 
 class Loop(Protocol):
-    """One loop, used in its own thread."""
+    """One loop, used in its own thread.
+
+    Attributes:
+        reads_all: whether a reader has to read until nothing is left. libuv, below uvloop and gevent's other loop,
+            stops watching a socket that has an error, a reset say, and calls once more: who leaves that behind some
+            bytes is never called again (libuv: src/unix/poll.c, uv__poll_io).
+    """
+
+    reads_all: bool
 
     def at_end_of_turn(self, function: Callable[[], object]) -> None:
         """Call ``function`` before the loop waits for anything: what is written in one turn leaves together."""

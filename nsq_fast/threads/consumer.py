@@ -12,15 +12,15 @@ from queue import SimpleQueue
 from threading import get_ident
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from nsq_fast._codec import Message
-from nsq_fast.bridge import HubThread, Place
+from nsq_fast.bridge import HubThread, Place, arguments_of
 from nsq_fast.client.consumer import ConsumerCore, ConsumerOptions, check_timeout
 from nsq_fast.client.handlers import check_handler
 from nsq_fast.client.workers import SLICE
 from nsq_fast.consumer import Consumer as GeventConsumer
-from nsq_fast.errors import ConfigError, NotRunning, RequeueMessage
+from nsq_fast.errors import NotRunning, RequeueMessage
 from nsq_fast.handler_threads import Batch, OutsideHandlers
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 CLOSE_TIMEOUT = 30.0
 
-P = ParamSpec("P")
 T = TypeVar("T")
 Handler: TypeAlias = Callable[["Consumer", Message], object]
 BatchHandler: TypeAlias = Callable[["Consumer", list[Message]], object]
@@ -43,14 +42,14 @@ else:
     _as_every_consumer = ConsumerCore.__init__
 
 
-def _arguments_of(made: Callable[Concatenate[Any, P], None]) -> Callable[[Any], Callable[Concatenate[Any, P], None]]:
-    """Say that what is decorated takes the arguments of another ``__init__``."""
+_READABLE = {
+    "channel", "config", "connection_config", "given_up", "is_paused", "is_running", "lookup_config", "name",
+    "nsqd_tcp_addresses", "topic", "topics",
+}  # fmt: skip
+"""What any thread may read of the consumer in the hub thread."""
 
-    def decorate(init: Any) -> Any:
-        init.__wrapped__ = made  # for inspect.signature
-        return init
-
-    return decorate
+_COUNTED = {"is_starved", "total_in_flight", "total_ready_count"}
+"""What is counted in the hub thread: connections come and go meanwhile."""
 
 
 class HubConsumer(GeventConsumer):
@@ -161,16 +160,19 @@ class Consumer(ConsumerOptions):
         name: str
         given_up: int
         nsqd_tcp_addresses: set[str]
+        is_paused: bool
+        is_running: bool
+        is_starved: bool
+        total_ready_count: int
+        total_in_flight: int
 
-    @_arguments_of(_as_every_consumer)
+    @arguments_of(_as_every_consumer)
     def __init__(self, *arguments: Any, **options: Any) -> None:
         given = signature(GeventConsumer).bind(*arguments, **options).arguments
         given.update(given.pop("options", {}))
         handler, batch_handler = given.get("message_handler"), given.get("batch_handler")
         check_handler("message_handler", handler)
         check_handler("batch_handler", batch_handler)
-        if handler is not None and batch_handler is not None:
-            raise ConfigError("message_handler and batch_handler are both given: choose one")
         self._is_iterated = handler is None and batch_handler is None
         concurrency = given.get("concurrency") or 1
         given["handler_threads"] = given.get("handler_threads") or concurrency
@@ -178,7 +180,7 @@ class Consumer(ConsumerOptions):
             given["concurrency"] = concurrency
         if batch_handler is None:
             given["message_handler"] = self._with_self(handler)
-        else:
+        else:  # the consumer in the hub thread refuses both
             given["batch_handler"] = self._with_self(batch_handler)
 
         def make(thread: HubThread) -> HubConsumer:
@@ -205,8 +207,10 @@ class Consumer(ConsumerOptions):
         self._place.thread.submit(function, consumer)
 
     def __getattr__(self, name: str) -> Any:
-        if name in _READABLE or name == "given_up" or name.startswith("on_"):
+        if name in _READABLE or name.startswith("on_"):
             return getattr(self._place.get(), name)
+        if name in _COUNTED:
+            return self._call(lambda consumer: getattr(consumer, name))
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
@@ -307,36 +311,6 @@ class Consumer(ConsumerOptions):
         """End ``pause``."""
         self._submit(HubConsumer.resume)
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether ``pause`` was called, and ``resume`` not since."""
-        return self._place.get().is_paused
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the consumer is started and not closed."""
-        return self._place.get().is_running
-
-    @property
-    def is_starved(self) -> bool:
-        """Whether some connection holds 85 % of what it may get."""
-        return self._call(lambda consumer: consumer.is_starved)
-
-    @property
-    def total_ready_count(self) -> int:
-        """Sum of the RDYs last sent."""
-        return self._call(lambda consumer: consumer.total_ready_count)
-
-    @property
-    def total_in_flight(self) -> int:
-        """Messages received and not responded to."""
-        return self._call(lambda consumer: consumer.total_in_flight)
-
     def stats(self) -> ConsumerStats:
         """A snapshot of what was done and what is going on."""
         return self._call(HubConsumer.stats)
-
-
-_READABLE = frozenset(
-    ["config", "connection_config", "lookup_config", "topic", "topics", "channel", "name", "nsqd_tcp_addresses"]
-)

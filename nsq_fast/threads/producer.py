@@ -19,9 +19,8 @@ from gevent._hub_local import get_hub_if_exists
 from gevent.exceptions import HubDestroyed
 
 from nsq_fast._publish_path import PlainPath, wake_all
-from nsq_fast.bridge import HubThread, Place, Reply
+from nsq_fast.bridge import HubThread, Place, Reply, arguments_of
 from nsq_fast.client.gevent_loop import run
-from nsq_fast.client.producer import Addresses
 from nsq_fast.client.publishes import (
     NO_OPTIONS,
     Group,
@@ -32,7 +31,6 @@ from nsq_fast.client.publishes import (
     owned,
     size_of,
 )
-from nsq_fast.client.trace import TraceLog, trace_log
 from nsq_fast.errors import NotRunning, PublishFailed
 from nsq_fast.log_events import EXIT_IGNORED
 from nsq_fast.names import check_topic
@@ -41,10 +39,9 @@ from nsq_fast.producer import Producer as GeventProducer
 from nsq_fast.protocol.publishing import OK
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Self
 
     from nsq_fast.client.publishes import Promise
-    from nsq_fast.keywords import ProducerKeywords
 
 logger = logging.getLogger(__name__)
 
@@ -405,16 +402,10 @@ class Producer(BlockingCalls[Future[Stored], Future[AllStored]]):
     _is_started = False
     _new_promise = _Promise
 
-    def __init__(
-        self,
-        nsqd_tcp_addresses: Addresses = (),
-        lookupd_http_addresses: Addresses = (),
-        *,
-        trace: TraceLog = trace_log,
-        **options: Unpack[ProducerKeywords],
-    ) -> None:
+    @arguments_of(GeventProducer.__init__)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
         def make(thread: HubThread) -> HubProducer:
-            return HubProducer(nsqd_tcp_addresses, lookupd_http_addresses, trace=trace, **options).live_in(thread)
+            return HubProducer(*arguments, **options).live_in(thread)
 
         self._place = Place(make, self._renewed)
 

@@ -10,12 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.loops import LOOPS, NewLoop, run
+from support.loops import LOOPS, NewLoop, run, until_async
 
 from nsq_fast import ConfigDocument, Message
 from nsq_fast.aio import Consumer
@@ -42,14 +41,6 @@ async def taken_again(address: str) -> set[bytes]:
 
     await asyncio.wait_for(take(), WAIT)
     return found
-
-
-async def until_async(probe: Callable[[], object]) -> None:
-    """As ``until``, in a loop."""
-    end = time.monotonic() + WAIT
-    while not probe():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.005)  # sleep: looks again and again
 
 
 async def cancelled(task: asyncio.Task[Any]) -> float:

@@ -9,14 +9,12 @@ import logging
 import subprocess
 import sys
 import threading
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gevent import Greenlet
-from support.loops import LOOPS, NewLoop, run
+from support.loops import LOOPS, NewLoop, run, until_async
 from support.scripted_nsqd import ScriptedNsqd
 from support.waiting import PROCESS, until
 
@@ -29,14 +27,6 @@ from nsq_fast.threads import Producer
 ROOT = Path(__file__).parent.parent.parent
 WAIT = 30.0
 FILLED = 100
-
-
-async def until_async(probe: Any) -> None:
-    """As ``until``, in a loop."""
-    end = time.monotonic() + WAIT
-    while not probe():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.005)  # sleep: looks again and again
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
@@ -192,19 +182,15 @@ def test_another_loop_is_told_that_it_may_not_close_it(filled: str) -> None:
 
 
 def test_a_join_that_is_cancelled_leaves_nothing_behind(filled: str) -> None:
-    def greenlets() -> int:
-        gc.collect()
-        return sum(isinstance(each, Greenlet) for each in gc.get_objects())
-
     async def main() -> None:
         async with Consumer("t", "c", filled, max_in_flight=1) as consumer, AioProducer(filled) as producer:
             consumer.stats()
-            before = greenlets()
+            before = asyncio.all_tasks()
             for _ in range(100):
                 for join in (consumer.join, producer.join):
                     with pytest.raises(asyncio.TimeoutError):
                         await asyncio.wait_for(join(), 0.001)
-            await until_async(lambda: greenlets() < before + 50)
+            await until_async(lambda: asyncio.all_tasks() <= before)
 
     asyncio.run(main())
 

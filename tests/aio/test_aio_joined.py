@@ -1,159 +1,30 @@
-"""Publishes of several tasks that left as one command: each has the end that it would have had alone."""
+"""Publishes of several tasks that left as one command, of which some are cancelled; what has ended is freed."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import socket
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from support.contract import AsyncioFace, Joined, joined
 from support.held_publishes import OK, PublishNsqd
+from support.loops import until_async
 from support.waiting import WAIT
 
 from nsq_fast.aio import Producer
-from nsq_fast.errors import BodyInvalid, NotRunning, PublishFailed, PublishTimeout
+from nsq_fast.errors import BodyInvalid, NotRunning
 
 TASKS = 20
 BODIES = [b"%d" % number for number in range(TASKS)]
-
-Results = list[Any]
-
-
-async def happens(probe: Callable[[], object], about: str) -> None:
-    """Wait until it is so, while the loop runs."""
-    deadline = asyncio.get_running_loop().time() + WAIT
-    while not probe():
-        assert asyncio.get_running_loop().time() < deadline, about
-        await asyncio.sleep(0.001)  # sleep: looks again and again
+FACE = AsyncioFace("asyncio", asyncio.new_event_loop)
 
 
-class Joined:
-    """A producer whose next command, that the nsqd keeps, has publishes of several tasks."""
-
-    def __init__(self, nsqd: PublishNsqd, producer: Producer, tasks: list[asyncio.Task[Any]]) -> None:
-        self.nsqd, self.producer, self.tasks = nsqd, producer, tasks
-
-    async def results(self) -> Results:
-        return await asyncio.gather(*self.tasks, return_exceptions=True)
-
-
-def joined(then: Callable[[Joined], Coroutine[Any, Any, None]], bodies: list[bytes] = BODIES, **options: Any) -> None:
-    """Do it with publishes of these bodies, which the nsqd has, as its second command, and has not answered."""
-
-    async def main() -> None:
-        with PublishNsqd() as nsqd:
-            async with Producer(nsqd.address, **options) as producer:
-                first = asyncio.create_task(producer.publish("t", b"first"))
-                await happens(lambda: nsqd.commands, "the first command")
-                tasks = [asyncio.create_task(producer.publish("t", body)) for body in bodies]
-                await happens(lambda: len(nsqd.commands) > 1, "the command of the others")
-                assert nsqd.bodies[1:] == [sorted(bodies)]
-                nsqd.reply(0)
-                await first
-                await then(Joined(nsqd, producer, tasks))
-                nsqd.react = lambda sock, _: sock.sendall(OK)
-
-    asyncio.run(main())
-
-
-def stored_alone(joined: Joined) -> None:
-    joined.nsqd.react = lambda sock, _: sock.sendall(OK)
-
-
-def test_they_count_as_what_they_are() -> None:
-    async def then(joined: Joined) -> None:
-        stats = joined.producer.stats()
-        assert (stats["pending"], stats["held"], stats["stored"]) == (TASKS, TASKS, 1)
-        joined.nsqd.reply(1)
-        assert await joined.results() == TASKS * [b"OK"]
-        stats = joined.producer.stats()
-        assert (stats["pending"], stats["held"], stats["stored"]) == (0, 0, TASKS + 1)
-
-    joined(then)
-
-
-def test_one_that_is_refused_fails_alone() -> None:
-    async def then(joined: Joined) -> None:
-        def refuse_the_bad(sock: socket.socket, bodies: list[bytes]) -> None:
-            if b"bad" in bodies:
-                joined.nsqd.refuse(sock, b"E_BAD_MESSAGE no")
-            else:
-                sock.sendall(OK)
-
-        joined.nsqd.react = refuse_the_bad
-        joined.nsqd.refuse(joined.nsqd.commands[1][0], b"E_BAD_MESSAGE no")
-        *good, bad = await joined.results()
-        assert good == TASKS * [b"OK"]
-        assert isinstance(bad, PublishFailed)
-        assert not bad.possibly_stored
-
-    joined(then, [*BODIES, b"bad"])
-
-
-def test_each_has_an_error_of_its_own_when_the_connection_is_lost() -> None:
-    async def then(joined: Joined) -> None:
-        joined.nsqd.commands[1][0].shutdown(socket.SHUT_RDWR)
-        errors = await joined.results()
-        assert all(isinstance(error, PublishFailed) and error.possibly_stored for error in errors)
-        assert len({id(error) for error in errors}) == TASKS
-
-    joined(then, retry_unknown_outcome=False)
-
-
-def test_each_is_sent_again_when_the_connection_is_lost() -> None:
-    async def then(joined: Joined) -> None:
-        stored_alone(joined)
-        joined.nsqd.commands[1][0].shutdown(socket.SHUT_RDWR)
-        assert await joined.results() == TASKS * [b"OK"]
-        assert sorted(body for bodies in joined.nsqd.bodies[2:] for body in bodies) == sorted(BODIES)
-
-    joined(then)
-
-
-def test_each_times_out() -> None:
-    async def then(joined: Joined) -> None:
-        errors = await joined.results()
-        assert all(isinstance(error, PublishTimeout) and error.possibly_stored for error in errors)
-        joined.nsqd.reply(-1)
-
-    joined(then, publish_timeout=3.0)
-
-
-def test_one_that_is_cancelled_may_be_stored_and_leaves_the_others_alone() -> None:
-    async def then(joined: Joined) -> None:
-        cancelled = joined.tasks.pop(3)
-        cancelled.cancel()
-        assert await _possibly_stored(cancelled) is True
-        joined.nsqd.reply(1)
-        assert await joined.results() == (TASKS - 1) * [b"OK"]
-        assert joined.producer.stats()["held"] == 0
-
-    joined(then)
-
-
-def test_one_that_is_cancelled_after_the_connection_was_lost_may_be_stored() -> None:
-    async def then(joined: Joined) -> None:
-        sent = len(joined.nsqd.commands)
-        joined.nsqd.commands[1][0].shutdown(socket.SHUT_RDWR)
-        await happens(lambda: len(joined.nsqd.commands) > sent, "they are sent again")
-        cancelled = joined.tasks.pop(3)
-        cancelled.cancel()
-        assert await _possibly_stored(cancelled) is True
-        while not all(task.done() for task in joined.tasks):
-            for number in range(sent, len(joined.nsqd.commands)):
-                joined.nsqd.reply(number)
-                sent = number + 1
-            await asyncio.sleep(0.001)  # sleep: looks again and again
-        assert await joined.results() == (TASKS - 1) * [b"OK"]
-
-    joined(then)
-
-
-async def _possibly_stored(task: asyncio.Task[Any]) -> bool:
+async def possibly_stored(ending: Any) -> bool:
+    """What the cancelled publish says that is awaited."""
     try:
-        await task
+        await ending
     except asyncio.CancelledError as error:
         found: Any = error
         while not hasattr(found, "possibly_stored"):  # 3.10 raises it anew
@@ -163,15 +34,35 @@ async def _possibly_stored(task: asyncio.Task[Any]) -> bool:
     raise AssertionError("it was not cancelled")
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_one_that_is_cancelled_may_be_stored_and_leaves_the_others_alone(is_lost: bool) -> None:
+    async def then(joined: Joined) -> None:
+        nsqd, answered = joined.nsqd, 0
+        if is_lost:
+            answered = len(nsqd.commands)
+            nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
+            await until_async(lambda: len(nsqd.commands) > answered)
+        cancelled = joined.jobs.pop(BODIES[3])
+        cancelled.cancel()
+        assert await possibly_stored(cancelled()) is True
+        nsqd.react = lambda sock, _: sock.sendall(OK)
+        for number in range(answered, len(nsqd.commands)):
+            nsqd.reply(number)
+        assert set((await joined.ends()).values()) == {b"OK"}
+        await until_async(lambda: joined.stats("held") == (0,))
+
+    joined(FACE, then, BODIES)
+
+
 def test_one_that_is_cancelled_before_it_was_sent_is_not_sent() -> None:
     async def main() -> None:
         with PublishNsqd(lambda sock, _: sock.sendall(OK)) as nsqd:
             async with Producer(nsqd.address, linger=WAIT, linger_max_messages=TASKS + 1) as producer:
                 tasks = [asyncio.create_task(producer.publish("t", body)) for body in BODIES]
-                await happens(lambda: producer.stats()["waiting"] == TASKS, "all wait")
+                await until_async(lambda: producer.stats()["waiting"] == TASKS)
                 cancelled = tasks.pop(3)
                 cancelled.cancel()
-                assert await _possibly_stored(cancelled) is False
+                assert await possibly_stored(cancelled) is False
                 tasks.append(asyncio.create_task(producer.publish("t", b"last")))
                 assert await asyncio.gather(*tasks) == TASKS * [b"OK"]
             assert nsqd.bodies == [sorted([b"last", *(body for body in BODIES if body != BODIES[3])])]
@@ -249,7 +140,7 @@ def test_a_loop_that_is_closed_with_one_on_its_way_ends_the_producer() -> None:
 
         async def begin() -> None:
             producer.publish_nowait("t", b"last")
-            await happens(lambda: nsqd.commands, "the publish")
+            await until_async(lambda: nsqd.commands)
 
         loop.run_until_complete(begin())
         loop.close()

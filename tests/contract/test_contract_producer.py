@@ -7,18 +7,12 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
-from support.contract import FACES, Face
+from support.contract import Face
 from support.waiting import WAIT
 
 from nsq_fast.errors import ConfigError, NameInvalid, NoNsqd, NotRunning, PublishFailed, PublishTimeout
 
 NOBODY = "127.0.0.1:1"
-
-
-@pytest.fixture(params=FACES, ids=lambda face: str(face.name))
-def face(request: pytest.FixtureRequest) -> Face:
-    found: Face = request.param
-    return found
 
 
 async def bodies_of(face: Face, address: str, count: int) -> list[bytes]:

@@ -80,7 +80,7 @@ def cut(subscription: Any) -> None:
     """End the connection, from whatever thread: a subscription's own methods belong to the thread that opened it."""
     if subscription.is_open:
         with suppress(OSError):
-            subscription._stream._transport.sock.shutdown(socket.SHUT_RDWR)
+            subscription._transport.sock.shutdown(socket.SHUT_RDWR)
 
 
 class FaultyCollector(Collector):

@@ -12,7 +12,7 @@ import inspect
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ import pytest
 import nsq_fast
 from nsq_fast import aio, threads
 
+from .held_publishes import OK, PublishNsqd
 from .loops import LOOPS, run
 from .waiting import WAIT
 
@@ -181,6 +182,7 @@ class AsyncioFace(Face):
         async def join() -> Any:
             return await asyncio.wait_for(task, WAIT)
 
+        join.cancel = task.cancel  # type: ignore[attr-defined]  # for what asyncio alone has
         return join
 
     @asynccontextmanager
@@ -191,6 +193,56 @@ class AsyncioFace(Face):
     async def messages(self, consumer: Any) -> AsyncIterator[Any]:
         async for message in consumer:
             yield message
+
+
+class Joined:
+    """A producer, and an nsqd that has the publishes of several callers as one command, and has not replied.
+
+    Attributes:
+        jobs: body -> what joins its caller and gives what the publish returned, or the error.
+    """
+
+    def __init__(self, face: Face, nsqd: PublishNsqd, producer: Any) -> None:
+        self.face, self.nsqd, self.producer = face, nsqd, producer
+        self.jobs: dict[bytes, Any] = {}
+
+    async def begin(self, body: bytes) -> None:
+        """Publish it, in a caller of its own."""
+
+        async def publish() -> Any:
+            try:
+                return await self.face(self.producer.publish("t", body))
+            except Exception as error:
+                return error
+
+        self.jobs[body] = await self.face.begin(publish)
+
+    async def ends(self) -> dict[bytes, Any]:
+        """Body -> what became of its publish."""
+        return {body: await join() for body, join in self.jobs.items()}
+
+    def stats(self, *names: str) -> tuple[Any, ...]:
+        """Of the producer."""
+        stats = self.producer.stats()
+        return tuple(stats[name] for name in names)
+
+
+def joined(face: Face, then: Callable[[Joined], Scenario], bodies: Sequence[bytes], **options: Any) -> None:
+    """Go on with publishes of these bodies that left as one command."""
+
+    async def main() -> None:
+        with PublishNsqd() as server:
+            options["linger"], options["linger_max_messages"] = WAIT, len(bodies)
+            async with face.client("Producer", server.address, **options) as producer:
+                joined = Joined(face, server, producer)
+                for body in bodies:
+                    await joined.begin(body)
+                await face.until(lambda: server.commands)
+                assert server.bodies == [sorted(bodies)]
+                await then(joined)
+                server.react = lambda sock, _: sock.sendall(OK)
+
+    face.run(main())
 
 
 def _sleep(seconds: float) -> None:  # sleep: as above

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+
+from .waiting import WAIT
 
 try:
     import uvloop
@@ -33,3 +36,11 @@ def run(main: Coroutine[Any, Any, Any], new_loop: NewLoop) -> None:
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()
+
+
+async def until_async(probe: Callable[[], object]) -> None:
+    """As ``until``, while the loop runs."""
+    end = time.monotonic() + WAIT
+    while not probe():
+        assert time.monotonic() < end, probe
+        await asyncio.sleep(0.002)  # sleep: looks again and again

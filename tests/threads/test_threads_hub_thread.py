@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.waiting import PROCESS
+from support.waiting import PROCESS, WAIT
+
+from nsq_fast.runtime import Reply
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -85,35 +87,6 @@ print("done")
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     assert done.stderr.count("the hub thread of nsq_fast has ended") >= 1
-
-
-def test_clients_of_an_asyncio_loop_go_on_without_it(nsqd_process: Any) -> None:
-    done = _run(
-        f"""
-import asyncio
-import gevent
-from nsq_fast import aio, threads
-address = {nsqd_process.address!r}
-async def take(consumer):
-    async for message in consumer:
-        return message.body
-async def main():
-    async with aio.Producer(address) as producer, aio.Consumer("t", "c", address) as consumer:
-        taken = asyncio.create_task(take(consumer))
-        await asyncio.sleep(0)
-        ending = threads.Producer(address)
-        ending.start()
-        ended = asyncio.wrap_future(ending.publish_nowait("v", b"1"))
-        ending.publish_nowait("v", b"1").add_done_callback(lambda future: gevent.get_hub().loop.break_())
-        assert await ended == b"OK"
-        assert await producer.publish("t", b"2") == b"OK"
-        assert await asyncio.wait_for(taken, 50) == b"2"
-    print("done")
-asyncio.run(main())
-"""
-    )
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
-    assert "the hub thread of nsq_fast has ended" in done.stderr
 
 
 def test_nobody_destroys_its_hub(nsqd_process: Any) -> None:
@@ -253,32 +226,25 @@ consumer.close()  # which is what was waited for
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_publish_that_is_withdrawn_at_once_leaves_its_place_to_others(nsqd_process: Any) -> None:
-    done = _run(
-        f"""
-import asyncio, threading
-from nsq_fast import aio, threads
-held, go = threading.Event(), threading.Event()
-def hold(future):  # the hub thread, so that it finds the publish and its end at once
-    held.set()
-    go.wait(50)
-async def main():
-    async with aio.Producer("127.0.0.1:1", max_pending=1) as producer:
-        with threads.Producer({nsqd_process.address!r}) as other:
-            first = producer.publish_nowait("t", b"1", timeout=0.1)
-            producer.stats()  # the hub thread has taken it: there is no room
-            other.publish_nowait("t", b"1").add_done_callback(hold)
-            assert held.wait(50)
-            task = asyncio.create_task(producer.publish("t", b"2"))
-            await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.sleep(0)
-            go.set()
-            assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
-            assert await asyncio.gather(first, return_exceptions=True)
-            last = producer.publish_nowait("t", b"3", timeout=0.1)  # raises where there is no room
-            assert "no room" not in str((await asyncio.gather(last, return_exceptions=True))[0])
-asyncio.run(main())
-"""
-    )
-    assert done.returncode == 0, done.stderr
+def test_a_signal_is_handled_by_the_thread_that_waits() -> None:
+    done = _run(f"""
+import signal, sys
+from nsq_fast.runtime import Reply
+reply = Reply()
+signal.signal(signal.SIGALRM, lambda *_: reply.set())
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+assert reply.wait({WAIT})
+signal.signal(signal.SIGALRM, lambda *_: sys.exit(7))
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+Reply().wait()
+""")
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def test_a_reply_may_be_waited_for_again() -> None:
+    reply = Reply(blocks_thread=True)
+    assert not reply.wait(0.0)
+    reply.set("value")
+    assert reply.wait(0.0)
+    assert reply.wait(0.0)
+    assert reply.get() == "value"

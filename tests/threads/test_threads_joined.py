@@ -1,4 +1,4 @@
-"""Publishes of several threads that left as one command: each has the end that it would have had alone."""
+"""Publishes of many threads at once, of which the server answers none, one caller is interrupted, or leaders move."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.held_publishes import OK, PublishNsqd
 from support.waiting import PROCESS, WAIT, block_until, until
 
 from nsq_fast.broker.redesigned.cluster import RedesignedCluster
-from nsq_fast.errors import PublishFailed, PublishTimeout
 from nsq_fast.threads import Producer
 
 ROOT = Path(__file__).parent.parent.parent
@@ -52,94 +49,19 @@ class Calls:
 BODIES = [b"%d" % number for number in range(THREADS)]
 
 
-@contextmanager
-def joined(bodies: list[bytes] = BODIES, **options: Any) -> Iterator[tuple[Any, ...]]:
-    """An nsqd that has ``bodies`` as one command."""
-    nsqd = PublishNsqd()
-    producer = Producer(nsqd.address, linger=WAIT, linger_max_messages=len(bodies), **options)
-    producer.start()
-    try:
+def test_a_server_that_does_not_reply_keeps_no_publish_back() -> None:
+    replies = threading.Event()
+
+    def hold_back(sock: socket.socket, _: list[bytes]) -> None:
+        threading.Thread(target=lambda: (replies.wait(WAIT), sock.sendall(OK)), daemon=True).start()
+
+    with PublishNsqd(hold_back) as nsqd, Producer(nsqd.address) as producer:
         calls = Calls(producer)
-        for body in bodies:
-            calls.publish(body)
-        block_until(lambda: nsqd.commands, "the command")
-        assert nsqd.bodies == [sorted(bodies)]
-        yield nsqd, producer, calls
-    finally:
-        nsqd.stop()
-        producer.close(WAIT)
-
-
-def test_they_count_as_what_they_are() -> None:
-    with joined() as (nsqd, producer, calls):
-        assert (producer.stats()["pending"], producer.stats()["held"]) == (THREADS, THREADS)
-        nsqd.reply(0)
+        for number in range(1, 21):  # each when all before it are there
+            calls.publish(b"%d" % number)
+            block_until(lambda number=number: sum(map(len, nsqd.bodies)) == number, f"publish {number}")
+        replies.set()
         calls.join()
-        assert calls.ends == dict.fromkeys(BODIES, b"OK")
-        stats = producer.stats()
-        assert (stats["stored"], stats["pending"], stats["held"]) == (THREADS, 0, 0)
-
-
-@pytest.mark.parametrize("code", [b"E_BAD_MESSAGE MPUB message", b"E_BAD_BODY too big"])
-def test_one_that_is_refused_fails_alone(code: bytes) -> None:
-    with joined([*BODIES, b"bad"]) as (nsqd, producer, calls):
-
-        def refuse_the_bad(sock: socket.socket, bodies: list[bytes]) -> None:
-            if b"bad" in bodies:
-                nsqd.refuse(sock, code)
-            else:
-                sock.sendall(OK)
-
-        nsqd.react = refuse_the_bad
-        nsqd.refuse(nsqd.commands[0][0], code)
-        calls.join()
-        error = calls.ends.pop(b"bad")
-        assert isinstance(error, PublishFailed)
-        assert code.split()[0].decode() in str(error)
-        assert not error.possibly_stored
-        assert calls.ends == dict.fromkeys(BODIES, b"OK")
-        assert all(len(bodies) == 1 for bodies in nsqd.bodies[1:])
-        stats = producer.stats()
-        assert (stats["stored"], stats["refused"], stats["held"]) == (THREADS, 1, 0)
-
-
-def test_each_has_an_error_of_its_own_when_the_connection_is_lost() -> None:
-    with joined(retry_unknown_outcome=False) as (nsqd, producer, calls):
-        nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
-        calls.join()
-        errors = [calls.ends[body] for body in BODIES]
-        assert all(isinstance(error, PublishFailed) and error.possibly_stored for error in errors)
-        assert len({id(error) for error in errors}) == THREADS
-        assert (producer.stats()["unknown"], producer.stats()["held"]) == (THREADS, 0)
-
-
-def test_each_is_sent_again_when_the_connection_is_lost() -> None:
-    with joined() as (nsqd, _, calls):
-        nsqd.react = lambda sock, _: sock.sendall(OK)
-        nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
-        calls.join()
-        assert calls.ends == dict.fromkeys(BODIES, b"OK")
-        assert sorted(body for bodies in nsqd.bodies[1:] for body in bodies) == sorted(BODIES)
-
-
-def test_each_times_out_and_the_late_reply_gives_their_room_back() -> None:
-    with joined(publish_timeout=1.0) as (nsqd, producer, calls):
-        calls.join()
-        errors = [calls.ends[body] for body in BODIES]
-        assert all(isinstance(error, PublishTimeout) and error.possibly_stored for error in errors)
-        assert len({id(error) for error in errors}) == THREADS
-        assert (producer.stats()["unknown"], producer.stats()["held"]) == (THREADS, THREADS)
-        nsqd.reply(-1)  # it was sent once more: a new connection to a server that is silent may work
-        block_until(lambda: producer.stats()["held"] == 0, "room")
-
-
-def test_each_hears_that_the_producer_was_closed() -> None:
-    with joined() as (_, producer, calls):
-        producer.close(0.01)
-        calls.join()
-        errors = [calls.ends[body] for body in BODIES]
-        assert all(isinstance(error, PublishFailed) and error.possibly_stored for error in errors)
-        assert "closed" in str(errors[0])
 
 
 def test_one_whose_caller_is_interrupted_leaves_the_others_alone() -> None:

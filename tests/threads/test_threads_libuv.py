@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-THREADS = """
+PROGRAM = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from nsq_fast.threads import Consumer, Producer
@@ -40,47 +40,12 @@ if is_closed:
     producer.close()
 print(len(got), len(taken))
 """
-AIO = """
-import asyncio, sys
-from nsq_fast.aio import Consumer, Producer
-
-address, is_closed = sys.argv[1], sys.argv[2] == "closed"
-got = set()
-
-async def handle(consumer, message):
-    await asyncio.sleep(0)
-    got.add(message.body)
-    if len(got) == 400:
-        await consumer.close()
-
-async def main():
-    producer = Producer(address)
-    await producer.start()
-    for n in range(100):  # alone: where that can be, such publishes are sent directly
-        assert await producer.publish("t", b"%d" % n) == b"OK"
-    await asyncio.gather(*(producer.publish("t", b"%d" % n) for n in range(100, 400)))
-    await asyncio.gather(*(producer.publish("u", b"%d" % n) for n in range(400)))
-    async with Consumer("t", "aio", address, message_handler=handle, concurrency=4) as consumer:
-        assert await consumer.join(60)
-    taken = set()
-    async with Consumer("u", "iterated", address) as iterated:
-        async for message in iterated:
-            taken.add(message.body)
-            if len(taken) == 400:
-                break
-    if is_closed:
-        await producer.close()
-    print(len(got), len(taken))
-
-asyncio.run(main())
-"""
 
 
 @pytest.mark.parametrize("end", ["closed", "left to the interpreter"])
-@pytest.mark.parametrize("program", [THREADS, AIO], ids=["threads", "aio"])
-def test_producers_and_consumers_work_on_libuv(nsqd_process: Any, program: str, end: str) -> None:
+def test_producers_and_consumers_work_on_libuv(nsqd_process: Any, end: str) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", program, nsqd_process.address, end],
+        [sys.executable, "-c", PROGRAM, nsqd_process.address, end],
         env={**os.environ, "GEVENT_LOOP": "libuv"}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert (ran.returncode, ran.stdout.split(), ran.stderr) == (0, ["400", "400"], "")

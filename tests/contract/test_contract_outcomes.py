@@ -1,0 +1,159 @@
+"""Each publish has one outcome, and it is true: also of those that left as one command, whatever befalls them."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+from support.contract import Face, Joined, joined
+from support.held_publishes import OK, PublishNsqd
+from support.waiting import WAIT
+
+from nsq_fast.errors import NotRunning, PublishFailed, PublishTimeout
+
+CALLERS = 8
+BODIES = [b"%d" % number for number in range(CALLERS)]
+
+
+def test_those_of_one_command_count_as_what_they_are(face: Face) -> None:
+    async def then(joined: Joined) -> None:
+        assert joined.stats("pending", "held", "stored") == (CALLERS, CALLERS, 0)
+        joined.nsqd.reply(0)
+        assert await joined.ends() == dict.fromkeys(BODIES, b"OK")
+        assert joined.stats("pending", "held", "stored") == (0, 0, CALLERS)
+
+    joined(face, then, BODIES)
+
+
+@pytest.mark.parametrize("code", [b"E_BAD_MESSAGE MPUB message", b"E_BAD_BODY too big"])
+def test_one_that_is_refused_fails_alone(face: Face, code: bytes) -> None:
+    async def then(joined: Joined) -> None:
+        def refuse_the_bad(sock: socket.socket, bodies: list[bytes]) -> None:
+            if b"bad" in bodies:
+                joined.nsqd.refuse(sock, code)
+            else:
+                sock.sendall(OK)
+
+        joined.nsqd.react = refuse_the_bad
+        joined.nsqd.refuse(joined.nsqd.commands[0][0], code)
+        ends = await joined.ends()
+        error = ends.pop(b"bad")
+        assert isinstance(error, PublishFailed)
+        assert code.split()[0].decode() in str(error)
+        assert not error.possibly_stored
+        assert ends == dict.fromkeys(BODIES, b"OK")
+        assert all(len(bodies) == 1 for bodies in joined.nsqd.bodies[1:])
+        assert joined.stats("stored", "refused", "held") == (CALLERS, 1, 0)
+
+    joined(face, then, [*BODIES, b"bad"])
+
+
+def test_each_has_an_error_of_its_own_when_the_connection_is_lost(face: Face) -> None:
+    async def then(joined: Joined) -> None:
+        joined.nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
+        errors = (await joined.ends()).values()
+        assert all(isinstance(error, PublishFailed) and error.possibly_stored for error in errors)
+        assert len({id(error) for error in errors}) == CALLERS
+        assert joined.stats("unknown", "held") == (CALLERS, 0)
+
+    joined(face, then, BODIES, retry_unknown_outcome=False)
+
+
+def test_each_is_sent_again_when_the_connection_is_lost(face: Face) -> None:
+    async def then(joined: Joined) -> None:
+        joined.nsqd.react = lambda sock, _: sock.sendall(OK)
+        joined.nsqd.commands[0][0].shutdown(socket.SHUT_RDWR)
+        assert await joined.ends() == dict.fromkeys(BODIES, b"OK")
+        assert sorted(body for bodies in joined.nsqd.bodies[1:] for body in bodies) == BODIES
+
+    joined(face, then, BODIES)
+
+
+def test_each_times_out_and_the_late_reply_gives_their_room_back(face: Face) -> None:
+    async def then(joined: Joined) -> None:
+        errors = (await joined.ends()).values()
+        assert all(isinstance(error, PublishTimeout) and error.possibly_stored for error in errors)
+        assert len({id(error) for error in errors}) == CALLERS
+        assert joined.stats("unknown", "held") == (CALLERS, CALLERS)
+        joined.nsqd.reply(-1)  # it was sent once more: a new connection to a server that is silent may work
+        await face.until(lambda: joined.stats("held") == (0,))
+
+    joined(face, then, BODIES, publish_timeout=1.0)
+
+
+def test_each_hears_that_the_producer_was_closed(face: Face) -> None:
+    async def then(joined: Joined) -> None:
+        await face(joined.producer.close(0.01))
+        errors = list((await joined.ends()).values())
+        assert all(isinstance(error, PublishFailed) and error.possibly_stored for error in errors)
+        assert "closed" in str(errors[0])
+
+    joined(face, then, BODIES)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_publish_has_one_end_and_that_is_true(face: Face, seed: int) -> None:
+    chance = random.Random(seed)
+
+    def misbehave(sock: socket.socket, bodies: list[bytes]) -> None:
+        luck = chance.random()
+        if luck < 0.02:
+            sock.close()  # stored, and nobody is told
+            raise OSError
+        if luck < 0.04:
+            nsqd.commands.remove((sock, bodies))  # it is lost with the connection
+            sock.close()
+            raise OSError
+        if luck < 0.1:
+            threading.Event().wait(0.005)  # meanwhile others are published
+        for part in (OK[:5], OK[5:]) if luck < 0.2 else (OK,):
+            sock.sendall(part)
+
+    ends: dict[bytes, list[object]] = {}
+
+    async def publishes(producer: Any, number: int) -> None:
+        own = random.Random(seed * 100 + number)
+        for each in range(60):
+            bodies = [b"%d-%d-%d " % (number, each, part) + own.choice((1, 200, 5000)) * b"x" for part in range(2)]
+            way = own.random()
+            outcome: Any = b"OK"
+            try:
+                if way < 0.2:
+                    promise = producer.publish_nowait("t", bodies.pop())
+                    await face.sleep(0)
+                    outcome = await face.result(promise)
+                elif way < 0.4:
+                    outcome = await face(producer.multipublish("t", bodies))
+                else:
+                    outcome = await face(producer.publish("t", bodies.pop(), block=own.random() < 0.9))
+            except (PublishFailed, NotRunning) as error:
+                outcome = error
+            for body in bodies if way >= 0.2 and way < 0.4 else [b"%d-%d-1" % (number, each)]:
+                ends.setdefault(body.partition(b" ")[0], []).append(outcome)
+
+    async def main() -> None:
+        options = {"retry_unknown_outcome": False, "publish_timeout": WAIT, "max_pending": 12}
+        producer = face.package.Producer(nsqd.address, max_backoff_duration=0.01, retry_max_delay=0.01, **options)
+        await face(producer.start())
+        jobs = [await face.begin(lambda number=number: publishes(producer, number)) for number in range(12)]  # type: ignore[misc]
+        await face.until(lambda: len(ends) > 500)
+        await face(producer.close())  # while some still publish
+        for join in jobs:
+            await join()
+
+    with PublishNsqd(misbehave) as nsqd:
+        face.run(main())
+        kept = Counter(body.partition(b" ")[0] for bodies in nsqd.bodies for body in bodies)
+    assert set(kept) <= set(ends)
+    assert all(len(outcomes) == 1 for outcomes in ends.values())
+    for body, (outcome,) in ends.items():
+        if outcome == b"OK":
+            assert kept[body] == 1, body
+        elif isinstance(outcome, PublishFailed) and outcome.possibly_stored:
+            assert kept[body] <= 1, body
+        else:
+            assert kept[body] == 0, (body, outcome)

@@ -1,0 +1,44 @@
+"""The faces have the same names, arguments and defaults."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import nsq_fast
+from nsq_fast import aio, threads
+
+ASYNCIO_LACKS = {"raise_error"}  # a coroutine is a promise already
+
+
+def arguments_of(call: Any) -> list[tuple[str, Any, Any]]:
+    return [
+        (each.name, each.kind, each.default)
+        for each in inspect.signature(call).parameters.values()
+        if each.name not in ASYNCIO_LACKS
+    ]
+
+
+@pytest.mark.parametrize("face", [threads, aio])
+@pytest.mark.parametrize("kind", ["Producer", "Consumer"])
+def test_a_client_is_made_with_the_same_arguments(face: Any, kind: str) -> None:
+    assert inspect.signature(getattr(face, kind)).parameters == inspect.signature(getattr(nsq_fast, kind)).parameters
+
+
+@pytest.mark.parametrize("face", [threads, aio])
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("Producer", name)
+        for name in ("publish", "publish_nowait", "multipublish", "start", "close", "join", "stats", "is_running")
+    ]
+    + [("Consumer", name) for name in ("close", "join", "pause", "resume", "stats")],
+)
+def test_a_method_takes_the_same_arguments(face: Any, kind: str, method: str) -> None:
+    ours, gevents = (getattr(getattr(package, kind), method) for package in (face, nsq_fast))
+    if isinstance(gevents, property):
+        assert isinstance(ours, property)
+    else:
+        assert arguments_of(ours) == arguments_of(gevents)
