@@ -112,7 +112,7 @@ def test_names_of_classes(cls: type, node: ast.ClassDef) -> None:
         return
     inherited = {name for base in cls.__bases__ for name in vars(base)}
     declared = {name for name in scope_of(node.body) if name != "__init__"} | inherited
-    own = {name for name in vars(cls) if not name.startswith("_") or name == "__len__"} - MACHINERY
+    own = {name for name in vars(cls) if not name.startswith("_") or name in ("__len__", "__await__")} - MACHINERY
     assert declared == own | inherited
 
 
