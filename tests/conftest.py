@@ -18,6 +18,7 @@ from support.scripted_nsqd import ScriptedNsqd
 from support.servers import EMBEDDED_NSQD, SERVERS, RealLookupd, RealNsqd, find_server
 
 import nsq_fast
+from nsq_fast.broker import NsqdServer
 from nsq_fast.client.loop import FaultReporter
 
 pytest_plugins = ["nsq_fast.testing", "support.properties"]
@@ -140,6 +141,8 @@ def closed_port() -> Iterator[int]:
 def nsqd(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A scripted nsqd, or one of the class that the test's module names ``NSQD``; stopped after the test."""
     server = getattr(request.module, "NSQD", ScriptedNsqd)()
+    if isinstance(server, NsqdServer):
+        server.start()
     yield server
     server.stop()
 

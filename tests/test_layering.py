@@ -13,17 +13,16 @@ import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from support.compiled import NAMES
-from support.sources import parsed
 from support.waiting import PROCESS
 
-from nsq_fast import runtime
-from nsq_fast.broker import BrokerProcess, client
+from nsq_fast.broker import BrokerProcess
 
 PACKAGE = Path(__file__).parent.parent / "nsq_fast"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -93,18 +92,8 @@ IMPURE = {
     "urllib",
 }  # fmt: skip
 ABOVE_RUNTIME = {
-    "broker",
-    "gnsq",
-    "integrations",
-    "metrics",
-    "otel",
-    "spark",
-    "testing",
-    "bench",
-    "exporter",
-    "worker",
-    "cli",
-}
+    "broker", "gnsq", "integrations", "metrics", "otel", "spark", "testing", "bench", "exporter", "worker", "cli",
+}  # fmt: skip
 PURE_LAYERS = {"protocol", "page", *DATA}
 
 
@@ -122,13 +111,13 @@ def layer_of(path: Path) -> str:
     return parts[0]
 
 
-def module_of(path: Path, package: Path = PACKAGE) -> str:
-    parts = ("nsq_fast", *path.relative_to(package).with_suffix("").parts)
-    return ".".join(parts)
+def module_of(path: Path) -> str:
+    return ".".join(("nsq_fast", *path.relative_to(PACKAGE).with_suffix("").parts))
 
 
-def imports_of(path: Path, package: Path = PACKAGE) -> list[Import]:
-    return list(_walk(parsed(path), module_of(path, package), True))
+@cache
+def imports_of(path: Path) -> list[Import]:
+    return list(_walk(ast.parse(path.read_text()), module_of(path), True))
 
 
 def _walk(node: ast.AST, module: str, at_run_time: bool) -> Iterator[Import]:
@@ -170,180 +159,69 @@ def allowed(path: Path) -> set[str]:
     return ALLOWED[own] | {own} | MAY_ALSO_IMPORT.get(path.relative_to(PACKAGE).as_posix(), set())
 
 
-def imported_modules(package: Path = PACKAGE) -> dict[str, set[str]]:
-    """Each module of the package, by its dotted name below it -> the modules of the package that it imports.
-
-    Every import statement counts that runs, those inside functions, too; a type may be that of a module above.
-    """
-    named = {name_in(path, package): path for path in sorted(package.rglob("*.py"))}
-    return {
-        name: {target for item in imports_of(path, package) if item.at_run_time for target in _targets(item, named)}
-        - {name}
-        for name, path in named.items()
-    }
-
-
-def name_in(path: Path, package: Path) -> str:
-    return module_of(path, package).removeprefix("nsq_fast.").removesuffix(".__init__")
-
-
-def _targets(item: Import, modules: Collection[str]) -> Iterator[str]:
-    """The modules that a statement imports: `from package import name` takes a module, where one has that name."""
-    if item.module.partition(".")[0] != "nsq_fast":
-        return
-    for name in item.names or ("",):
-        whole = f"{item.module}.{name}".removeprefix("nsq_fast.")
-        target = whole if whole in modules else item.module.removeprefix("nsq_fast").removeprefix(".") or "__init__"
-        if target in modules:
-            yield target
-
-
-def circles(graph: Mapping[str, set[str]]) -> set[frozenset[str]]:
-    """The groups of two modules or more of which each reaches each other one."""
-    reach = {name: reachable(graph, name) for name in graph}
-    return {frozenset(other for other in reach[name] if name in reach[other]) for name in graph if name in reach[name]}
-
-
-def reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
-    """What imports lead to from a module; with the module itself where they lead back to it."""
-    found: set[str] = set()
-    waiting = [start]
-    while waiting:
-        new = graph[waiting.pop()] - found
-        found |= new
-        waiting.extend(new)
-    return found
-
-
-def shown(path: Path, item: Import) -> str:
-    return f"{path.relative_to(PACKAGE.parent)}:{item.line} imports {item.module} {' '.join(item.names)}".rstrip()
-
-
-def test_every_source_belongs_to_a_known_layer() -> None:
-    assert {layer_of(path) for path in SOURCES} <= set(ALLOWED)
+def wrong(rule: Callable[[Path, Import], object]) -> list[str]:
+    """The imports that a rule is true of."""
+    return [
+        f"{path.relative_to(PACKAGE.parent)}:{item.line} imports {item.module} {' '.join(item.names)}"
+        for path in SOURCES
+        for item in imports_of(path)
+        if rule(path, item)
+    ]
 
 
 def test_imports_go_downwards_only() -> None:
-    wrong = [
-        shown(path, item) for path in SOURCES for item in imports_of(path) if layers_imported(item) - allowed(path)
-    ]
-    assert wrong == []
+    assert wrong(lambda path, item: layers_imported(item) - allowed(path)) == []
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    assert sorted(map(sorted, circles(imported_modules()))) == []
+def test_pure_layers_do_no_input_or_output_and_take_their_random_source_as_an_argument() -> None:
+    def is_impure(path: Path, item: Import) -> bool:
+        is_random = item.module == "random" and item.at_run_time
+        return layer_of(path) in PURE_LAYERS and (is_random or item.module.split(".")[0] in IMPURE)
 
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("from .b import Name", "from .a import other"),
-        ("from . import b", "from nsq_fast import a"),
-        ("def later():\n    import nsq_fast.b", "from .a import x"),
-    ],
-)
-def test_a_circle_is_seen_through_every_form_of_import(tmp_path: Path, first: str, second: str) -> None:
-    for name, text in {"a": first, "b": second, "c": "from . import a, b"}.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    assert circles(imported_modules(tmp_path)) == {frozenset({"a", "b"})}
-
-
-def test_pure_layers_do_no_input_or_output() -> None:
-    wrong = [
-        shown(path, item)
-        for path in SOURCES
-        if layer_of(path) in PURE_LAYERS
-        for item in imports_of(path)
-        if item.module.split(".")[0] in IMPURE
-    ]
-    assert wrong == []
-
-
-def test_pure_layers_take_their_random_source_as_an_argument() -> None:
-    wrong = [
-        shown(path, item)
-        for path in SOURCES
-        if layer_of(path) in PURE_LAYERS
-        for item in imports_of(path)
-        if item.module == "random" and item.at_run_time
-    ]
-    assert wrong == []
+    assert wrong(is_impure) == []
 
 
 def test_nothing_monkey_patches_and_gevent_is_imported_by_name() -> None:
-    wrong = [
-        shown(path, item)
-        for path in SOURCES
-        for item in imports_of(path)
-        if (item.module == "gevent.monkey" and item.names != ("get_original",))
-        or (item.module == "gevent" and ("monkey" in item.names or not item.names))
-    ]
-    assert wrong == []
+    def patches(path: Path, item: Import) -> bool:
+        if item.module == "gevent":
+            return "monkey" in item.names or not item.names
+        return item.module == "gevent.monkey" and item.names != ("get_original",)
+
+    assert wrong(patches) == []
 
 
 def test_the_upper_layers_use_public_names_of_the_others() -> None:
-    wrong = [
-        shown(path, item)
-        for path in SOURCES
-        if layer_of(path) in {"broker", "cli", "gnsq", "integrations", "metrics", "spark", "testing"}
-        for item in imports_of(path)
-        if layers_imported(item) - {layer_of(path)}
-        and any(name.startswith("_") and not name.startswith("__") and name not in CORE for name in item.names)
-    ]
-    assert wrong == []
+    upper = {"broker", "cli", "gnsq", "integrations", "metrics", "spark", "testing"}
+
+    def is_private(path: Path, item: Import) -> bool:
+        names = [name for name in item.names if name.startswith("_") and not name.startswith("__")]
+        return layer_of(path) in upper and bool(layers_imported(item) - {layer_of(path)} and {*names} - CORE)
+
+    assert wrong(is_private) == []
 
 
 def test_the_upper_layers_use_what_is_listed_for_them() -> None:
     """They import from `nsq_fast.runtime`, whose names are the list of what they may use."""
-    wrong = [
-        shown(path, item)
-        for path in SOURCES
-        if layer_of(path) in ABOVE_RUNTIME
-        for item in imports_of(path)
-        if layers_imported(item) & (GEVENT_FACE | {"client"})
-    ]
-    assert wrong == []
-
-
-def test_the_list_for_the_upper_layers_holds_what_is_used() -> None:
-    used = {
-        name
-        for path in SOURCES
-        if layer_of(path) in ABOVE_RUNTIME
-        for item in imports_of(path)
-        if item.module == "nsq_fast.runtime"
-        for name in item.names
-    }
-    assert used == set(runtime.__all__)
+    below = GEVENT_FACE | {"client"}
+    assert wrong(lambda path, item: layer_of(path) in ABOVE_RUNTIME and layers_imported(item) & below) == []
 
 
 def test_the_broker_takes_from_the_client_what_one_module_lists() -> None:
-    wrong = [
-        shown(path, item)
-        for path in SOURCES
-        if layer_of(path) == "broker" and path != PACKAGE / "broker" / "client.py"
-        for item in imports_of(path)
-        if layers_imported(item) & (CORE | {"protocol", "runtime"})
-    ]
-    assert wrong == []
+    def is_elsewhere(path: Path, item: Import) -> bool:
+        is_of_broker = layer_of(path) == "broker" and path != PACKAGE / "broker" / "client.py"
+        return is_of_broker and bool(layers_imported(item) & (CORE | {"protocol", "runtime"}))
 
-
-def test_the_list_of_what_the_broker_takes_holds_what_is_used() -> None:
-    items = [item for path in SOURCES if layer_of(path) == "broker" for item in imports_of(path)]
-    used = {name for item in items if item.module == "nsq_fast.broker.client" for name in item.names}
-    assert used == set(client.__all__)
+    assert wrong(is_elsewhere) == []
 
 
 def test_only_the_sides_of_the_port_know_a_loop() -> None:
     loops = {"asyncio", "gevent", "greenlet", "uvloop", "selectors"}
-    knowing = {
-        path.name
-        for path in SOURCES
-        if layer_of(path) == "client"
-        for item in imports_of(path)
-        if item.module.split(".")[0] in loops
-    }
-    assert knowing == {"asyncio_loop.py", "gevent_loop.py", "greenlets.py"}
+    sides = {"asyncio_loop.py", "gevent_loop.py", "greenlets.py"}
+
+    def knows(path: Path, item: Import) -> bool:
+        return layer_of(path) == "client" and item.module.split(".")[0] in loops and path.name not in sides
+
+    assert wrong(knows) == []
 
 
 @pytest.mark.parametrize("package", ["aio", "runtime", "broker", "spark", "threads", "worker"])
@@ -358,49 +236,17 @@ def test_lazy_names_are_the_same_for_type_checkers_as_at_run_time(package: str) 
     assert typed == importlib.import_module(f"nsq_fast.{package}")._HOME
 
 
-def test_every_name_of_the_interface_is_there() -> None:
-    assert [name for name in runtime.__all__ if not hasattr(runtime, name)] == []
-
-
 def test_only_the_spark_layer_imports_spark() -> None:
-    wrong = [
-        shown(path, item)
-        for path in SOURCES
-        if layer_of(path) != "spark" and path.relative_to(PACKAGE).as_posix() != READY_ROWS
-        for item in imports_of(path)
-        if item.module.split(".")[0] in SPARK and item.at_run_time
-    ]
-    assert wrong == []
+    def imports_spark(path: Path, item: Import) -> bool:
+        is_sparks = layer_of(path) == "spark" or path.relative_to(PACKAGE).as_posix() == READY_ROWS
+        return not is_sparks and item.module.split(".")[0] in SPARK and item.at_run_time
+
+    assert wrong(imports_spark) == []
 
 
 @pytest.mark.parametrize("module", ["nsq_fast.cli", "nsq_fast.cli.trace_report", "nsq_fast.spark", "nsq_fast.bench"])
 def test_spark_is_loaded_only_by_those_who_use_it(module: str) -> None:
     assert loaded_after(f"import {module}") & SPARK == set()
-
-
-def test_the_lower_layers_know_no_option_of_spark() -> None:
-    options = re.findall(r'"([a-z]+[A-Z]\w+)"', (PACKAGE / "spark" / "options.py").read_text())
-    assert len(options) > 10
-    wrong = [
-        f"{path.relative_to(PACKAGE.parent)} knows {name}"
-        for path in SOURCES
-        if layer_of(path) in {"protocol", "client", "broker", *DATA, *GEVENT_FACE}
-        for name in set(options)
-        if re.search(rf"\b{name}\b", path.read_text())
-    ]
-    assert wrong == []
-
-
-def test_public_exceptions_live_in_errors() -> None:
-    wrong = [
-        f"{path.relative_to(PACKAGE.parent)}:{node.lineno} {node.name}"
-        for path in SOURCES
-        if layer_of(path) in {"protocol", "client", "config", "names", *GEVENT_FACE}
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-        if any(re.search(r"(Error|Exception|Lost|Failed|Invalid)$", ast.unparse(base)) for base in node.bases)
-    ]
-    assert wrong == []
 
 
 @pytest.mark.parametrize("name", sorted(CORE))
@@ -445,17 +291,7 @@ PURE_MODULES = [
 
 @pytest.mark.parametrize("module", PURE_MODULES)
 def test_importing_the_pure_part_never_imports_gevent_or_a_socket(module: str) -> None:
-    heavy = {
-        "gevent",
-        "greenlet",
-        "socket",
-        "ssl",
-        "_ssl",
-        "asyncio",
-        "h11",
-        "blinker",
-        "click",
-    }
+    heavy = {"gevent", "greenlet", "socket", "ssl", "_ssl", "asyncio", "h11", "blinker", "click"}
     assert loaded_after(f"import {module}") & heavy == set()
 
 
@@ -485,23 +321,6 @@ LOADED_WHEN_USED = {
 
 def test_what_not_every_client_needs_is_imported_when_it_is_used() -> None:
     assert modules_after("from nsq_fast import Consumer, Producer") & LOADED_WHEN_USED == set()
-
-
-def test_patterns_of_what_is_rare_are_not_compiled_by_an_import() -> None:
-    """A pattern takes up to a millisecond to compile: at import those are compiled that every client needs."""
-    code = """
-import re, sys
-from collections import Counter
-made, compile = Counter(), re.compile
-def counted(pattern, *flags):
-    made[sys._getframe(1).f_globals["__name__"]] += 1
-    return compile(pattern, *flags)
-re.compile = counted
-from nsq_fast import Consumer, Producer
-print(*sorted(name for name in made if name.startswith("nsq_fast")))
-"""
-    found = set(run_python(code).split())
-    assert found == {"nsq_fast.names", "nsq_fast.protocol.topology"}
 
 
 def test_nothing_of_ours_is_imported_between_the_start_of_a_client_and_its_first_message() -> None:

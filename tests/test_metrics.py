@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from support.embedded import EmbeddedNsqd
 from support.waiting import until
 
 from nsq_fast import Consumer, Producer, RequeueMessage, threads
@@ -22,7 +21,7 @@ from nsq_fast.broker import NsqdServer
 from nsq_fast.errors import ConfigError, NsqError
 from nsq_fast.metrics import ClientCollector
 
-NSQD = EmbeddedNsqd
+NSQD = NsqdServer
 ROOT = Path(__file__).parent.parent
 Series = tuple[str, tuple[tuple[str, str], ...]]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
-from support.embedded import EmbeddedNsqd
+from support.contract import FACES, Face
 from support.spans import Exported, check_process, ids, links, parent
 from support.waiting import WAIT, until
 
-from nsq_fast import Consumer, Message, Producer, RequeueMessage, aio, threads
+from nsq_fast import Consumer, Message, Producer, RequeueMessage, aio
 from nsq_fast.broker import BrokerProcess, NsqdServer, RedesignedCluster
 from nsq_fast.errors import ConfigError
 from nsq_fast.otel import MAGIC, Envelope, OpenedMessage, Telemetry
 
-NSQD = EmbeddedNsqd
+NSQD = NsqdServer
 
 
 @pytest.fixture
@@ -190,58 +189,33 @@ def test_spans_are_linked_by_an_envelope_after_a_requeue_too(exported: Exported,
 # Every face
 
 
-def test_threads_publish_and_process(exported: Exported, nsqd: NsqdServer) -> None:
-    telemetry, seen = exported.telemetry("envelope"), []
-
-    def handle(consumer: Any, message: Any) -> None:
-        seen.append((threading.get_ident(), trace.get_current_span().get_span_context().span_id))
-
-    address = str(nsqd.tcp_address)
-    with (
-        telemetry.instrument(threads.Producer(address)) as producer,
-        threads.Consumer("orders", "billing", address, message_handler=telemetry.handler(handle)),
-    ):
-        with exported.tracer.start_as_current_span("request") as request:
-            producer.publish("orders", b"x")
-        published, processed = exported.span("publish orders"), exported.span("process orders")
-        assert parent(published) == request.get_span_context().span_id
-        check_process(published, processed)
-        future = producer.publish_nowait("orders", b"x")
-        until(future.done)  # the nsqd is in this thread: it must not block
-        assert future.result() == b"OK"
-        until(lambda: len(exported.spans("publish orders")) == 2)
-    assert seen[0][0] != threading.get_ident()
-    assert seen[0][1] == ids(processed)[1]
-
-
-def test_coroutines_publish_and_process(exported: Exported) -> None:
-    telemetry, seen = exported.telemetry("envelope"), []
+@pytest.mark.parametrize("face", FACES, ids=lambda face: str(face.name))
+def test_every_face_publishes_and_processes(exported: Exported, face: Face, nsqd_process: Any) -> None:
+    telemetry, address, seen = exported.telemetry("envelope"), nsqd_process.address, []
 
     async def handle(consumer: Any, message: Any) -> None:
         before = trace.get_current_span().get_span_context().span_id
-        await asyncio.sleep(0.01)  # sleep: other handlers run meanwhile, in contexts of their own
+        await face.sleep(0.01)  # sleep: other handlers run meanwhile, in contexts of their own
         seen.append((message.body, before, trace.get_current_span().get_span_context().span_id))
 
-    async def main(address: str) -> None:
+    async def main() -> None:
+        options = {"message_handler": handle, "concurrency": 4, "max_in_flight": 4}
+        handler = telemetry.handler(face.taken(options)["message_handler"])
         async with (
-            telemetry.instrument(aio.Producer(address)) as producer,
-            aio.Consumer(
-                "orders", "billing", address, message_handler=telemetry.handler(handle), concurrency=4, max_in_flight=4
-            ),
+            face.client("Producer", address) as producer,
+            face.client("Consumer", "orders", "billing", address, **{**options, "message_handler": handler}),
         ):
+            telemetry.instrument(producer)
             with exported.tracer.start_as_current_span("request") as request:
-                await asyncio.gather(*(producer.publish("orders", b"%d" % number) for number in range(8)))
-            assert await producer.publish_nowait("orders", b"8") == b"OK"
-            while len(exported.spans("process orders")) < 9:
-                await asyncio.sleep(0.01)  # sleep: looks again and again
-            in_request = [span for span in exported.spans("publish orders") if parent(span)]
-            assert {parent(span) for span in in_request} == {request.get_span_context().span_id}
-            assert len(in_request) == 8
+                for number in range(8):
+                    assert await face(producer.publish("orders", b"%d" % number)) == b"OK"
+            assert await face.result(producer.publish_nowait("orders", b"8")) == b"OK"
+            await face.until(lambda: len(exported.spans("process orders")) == 9)
+            parents = [parent(span) for span in exported.spans("publish orders")]
+            assert parents == [*[request.get_span_context().span_id] * 8, None]
 
-    with BrokerProcess(lookupd=False) as broker:
-        asyncio.run(asyncio.wait_for(main(str(broker.nsqds[0].tcp)), WAIT))
+    face.run(main())
     published = {ids(span): span for span in exported.spans("publish orders")}
-    assert len(published) == 9
     for processed in exported.spans("process orders"):
         check_process(published[links(processed)[0]], processed)
     assert sorted(body for body, *_ in seen) == [b"%d" % number for number in range(9)]

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import gevent
 import pytest
 from gevent import Timeout, socket
-from support.embedded import EmbeddedNsqd
 from support.http import ask, exchange, parse
 from support.waiting import WAIT
 from support.wire import WireClient
@@ -18,7 +17,7 @@ from nsq_fast.broker import Faults, LookupdServer, NsqdServer
 from nsq_fast.broker.net import reset
 from nsq_fast.errors import ConfigError
 
-NSQD = EmbeddedNsqd
+NSQD = NsqdServer
 
 
 @pytest.fixture

@@ -9,12 +9,14 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gevent.event
 import pytest
-from support.waiting import WAIT
+from support.waiting import WAIT, promptly
 
+from nsq_fast import FileConfigSource
 from nsq_fast.client.dynamic import NOTHING, ConfigKeeper, DynamicConfig, changes, parse
 from nsq_fast.config_source import ConfigDocument
 from nsq_fast.errors import ConfigError
@@ -118,6 +120,17 @@ async def until(loop: Any, probe: Any) -> None:
     while not probe():
         assert time.monotonic() < deadline
         await loop.sleep(0.002)  # sleep: looks again and again
+
+
+def test_a_source_that_cannot_be_read_holds_nobody_up(on_loop: Any, tmp_path: Path) -> None:
+    async def test(loop: Any) -> None:
+        with keeping(loop, FileConfigSource(tmp_path / "none", WAIT)) as (keeper, applied):
+            with promptly():
+                await keeper.wait_first(loop, WAIT)
+            assert keeper.stats()["problem"]
+            assert applied == []
+
+    on_loop(test)
 
 
 def test_a_source_of_the_program_may_block(on_loop: Any) -> None:

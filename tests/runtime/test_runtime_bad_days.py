@@ -20,7 +20,6 @@ import trustme
 from gevent.event import Event
 from gevent.server import StreamServer
 from gevent.ssl import PROTOCOL_TLS_SERVER, SSLContext
-from support.embedded import EmbeddedNsqd
 from support.peers import Peer, PeerServer
 from support.peers import message as message_frame
 from support.ports import free_address
@@ -33,7 +32,7 @@ from nsq_fast.errors import ConnectionLost, NoNsqd, RemoteProtocolError
 from nsq_fast.names import Address
 from nsq_fast.testing import FaultyLink
 
-NSQD = EmbeddedNsqd
+NSQD = NsqdServer
 
 
 class Child:

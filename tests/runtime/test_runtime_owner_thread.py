@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from gevent import subprocess
-from support.embedded import EmbeddedNsqd
 from support.waiting import until
 
 from nsq_fast import ColumnProducer, ColumnSubscription, Consumer, Message, NsqdHTTPClient, Producer
@@ -19,7 +18,7 @@ from nsq_fast.client.admin import LookupPoller
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import WrongThread
 
-NSQD = EmbeddedNsqd
+NSQD = NsqdServer
 
 
 # They change nothing, and a monitoring thread may call them.

@@ -442,3 +442,17 @@ def test_a_body_that_stalls_beyond_the_read_deadline_is_stored_by_another_real_n
     finally:
         link.close()
     assert depth(healthy.http_address) == 2
+
+
+def test_a_message_that_is_to_blame_for_a_lost_connection_holds_up_no_other(publishing):
+    """The server closes after it; the next connection is made at once, however often that happens."""
+
+    def answer(peer, command):
+        refuse(peer, b"E_BAD_MESSAGE no") if command.body == b"bad" else peer.ok()
+
+    _, sender = publishing(answer, max_backoff_duration=60.0)
+    with promptly():
+        for _ in range(40):
+            with pytest.raises(errors.PublishFailed):
+                sender.publish("t", b"bad")
+            assert sender.publish("t", b"good") == b"OK"

@@ -17,7 +17,6 @@ import gevent
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.embedded import EmbeddedNsqd
 from support.scripted_nsqd import ScriptedNsqd, frame
 from support.waiting import until
 
@@ -194,7 +193,7 @@ def test_trace_ids_that_do_not_fit(trace_id: object) -> None:
         check_trace_id(trace_id)  # type: ignore[arg-type]
 
 
-NSQD = EmbeddedNsqd
+NSQD = NsqdServer
 PAUSE = 0.05
 LEAST = PAUSE / 2  # of what a pause takes: a timer counts from the time that its loop has seen last
 

@@ -1,13 +1,14 @@
-"""Redesigned clusters through threads and asyncio: order, keys, receipts, headers."""
+"""Redesigned clusters through every face: order, keys, receipts, headers."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import pytest
-from support.faces import FACES, Asyncio, Threads
+from support.contract import FACES, Face
 from support.fleet import Fleet
-from support.waiting import WAIT, until
+from support.waiting import WAIT
 
 from nsq_fast import Message, Receipt
 from nsq_fast.errors import RequeueMessage
@@ -18,14 +19,12 @@ COUNT = 100
 
 
 @pytest.fixture(params=FACES, ids=lambda face: str(face.name))
-def face(request: pytest.FixtureRequest) -> Threads | Asyncio:
-    found: Threads | Asyncio = request.param
+def face(request: pytest.FixtureRequest) -> Face:
+    found: Face = request.param
     return found
 
 
-def test_ordered_partitions_come_in_order_one_at_a_time_with_their_receipts(
-    fleet: Fleet, face: Threads | Asyncio
-) -> None:
+def test_ordered_partitions_come_in_order_one_at_a_time_with_their_receipts(fleet: Fleet, face: Face) -> None:
     topic = f"ordered_{face.name}"
     fleet.create_topic(topic, 2, 2, channels=("ch",), ordered=True)
     seen: dict[int | None, list[int]] = defaultdict(list)
@@ -33,26 +32,30 @@ def test_ordered_partitions_come_in_order_one_at_a_time_with_their_receipts(
     traced: dict[int, Message] = {}
     running: set[int | None] = set()
     overlaps: list[int | None] = []
+    receipts: dict[int, Any] = {}
 
-    def handle(message: Message) -> None:
+    async def handle(_consumer: Any, message: Message) -> None:
         if message.partition in running:
             overlaps.append(message.partition)
         running.add(message.partition)
         number = int(message.body)
+        await face.sleep(0.001)  # sleep: the work; another handler of the partition would begin meanwhile
         seen[message.partition].append(number)
         of_key[KEYS[number % len(KEYS)]].add(message.partition)
         traced[number] = message
         running.discard(message.partition)
 
-    receipts = {}
-    with face.publishing(lookupd_http_addresses=fleet.lookupds) as publish:
-        for number in range(COUNT):
-            key = KEYS[number % len(KEYS)]
-            receipts[number] = publish(topic, b"%d" % number, timeout=WAIT, key=key, trace_id=number + 1)
+    async def main() -> None:
+        async with face.client("Producer", lookupd_http_addresses=fleet.lookupds) as producer:
+            for number in range(COUNT):
+                options = {"timeout": WAIT, "key": KEYS[number % len(KEYS)], "trace_id": number + 1}
+                receipts[number] = await face(producer.publish(topic, b"%d" % number, **options))
+        options = {"ordered": True, "max_in_flight": 20, "concurrency": 2, "lookupd_http_addresses": fleet.lookupds}
+        async with face.client("Consumer", topic, "ch", message_handler=handle, **options):
+            await face.until(lambda: len(traced) == COUNT)
+
+    face.run(main())
     assert all(isinstance(receipt, Receipt) for receipt in receipts.values())
-    options = {"ordered": True, "max_in_flight": 20}
-    with face.consuming(topic, "ch", handle, lookupd_http_addresses=fleet.lookupds, **options):
-        until(lambda: len(traced) == COUNT)
     assert overlaps == []
     for numbers in seen.values():
         assert list(dict.fromkeys(numbers)) == sorted(set(numbers))
@@ -62,25 +65,28 @@ def test_ordered_partitions_come_in_order_one_at_a_time_with_their_receipts(
         assert message.internal_id == receipts[number].internal_id
 
 
-def test_headers_and_tags_go_through(fleet: Fleet, face: Threads | Asyncio) -> None:
+def test_headers_and_tags_go_through(fleet: Fleet, face: Face) -> None:
     topic = f"ext_{face.name}"
     fleet.create_topic(topic, 1, 2, channels=("ch",), ext=True)
     headers: dict[bytes, dict[str, str]] = {}
-    with face.publishing(lookupd_http_addresses=fleet.lookupds) as publish:
-        for number in range(10):
-            publish(topic, b"%d" % number, timeout=WAIT, headers={"number": str(number)})
-    with face.consuming(
-        topic,
-        "ch",
-        lambda message: headers.update({message.body: dict(message.headers)}),
-        lookupd_http_addresses=fleet.lookupds,
-        max_in_flight=10,
-    ):
-        until(lambda: len(headers) == 10)
+
+    async def handle(_consumer: Any, message: Message) -> None:
+        headers[message.body] = dict(message.headers)
+
+    async def main() -> None:
+        lookupds = {"lookupd_http_addresses": fleet.lookupds}
+        async with face.client("Producer", **lookupds) as producer:
+            for number in range(10):
+                given = {"timeout": WAIT, "headers": {"number": str(number)}}
+                await face(producer.publish(topic, b"%d" % number, **given))
+        async with face.client("Consumer", topic, "ch", message_handler=handle, max_in_flight=10, **lookupds):
+            await face.until(lambda: len(headers) == 10)
+
+    face.run(main())
     assert all(found["number"] == body.decode() for body, found in headers.items())
 
 
-def test_copies_of_a_write_that_was_tried_again_are_suppressed(fleet: Fleet, face: Threads | Asyncio) -> None:
+def test_copies_of_a_write_that_was_tried_again_are_suppressed(fleet: Fleet, face: Face) -> None:
     """The second attempt comes whole, to another partition; handlers fail, and leaders move."""
     topic = f"suppressed_{face.name}"
     fleet.create_topic(topic, 2, 2, channels=("ch",), ext=True, multi_part=True)
@@ -88,35 +94,35 @@ def test_copies_of_a_write_that_was_tried_again_are_suppressed(fleet: Fleet, fac
     ids: dict[bytes, set[bytes]] = defaultdict(set)
     handled: set[bytes] = set()
 
-    def handle(message: Message) -> None:
+    async def handle(_consumer: Any, message: Message) -> None:
         ids[message.body].add(message.id)
         if message.attempts == 1 and int(message.body) % 2:
             raise RequeueMessage(0.01)
         handled.add(message.body)
 
-    options = {"max_in_flight": 20, "suppress_retried": COUNT}
-    with (
-        face.publishing(lookupd_http_addresses=fleet.lookupds) as publish,
-        face.consuming(topic, "ch", handle, lookupd_http_addresses=fleet.lookupds, **options) as consumer,
-    ):
+    async def main() -> None:
+        lookupds = {"lookupd_http_addresses": fleet.lookupds}
+        options = {"max_in_flight": 20, "suppress_retried": COUNT, **lookupds}
+        async with (
+            face.client("Producer", **lookupds) as producer,
+            face.client("Consumer", topic, "ch", message_handler=handle, **options) as consumer,
+        ):
+            for numbers in (range(COUNT // 2), range(COUNT // 2, COUNT)):
+                for partition in (0, 1):
+                    for number in numbers:
+                        given = {"partition": partition, "headers": {IDEMPOTENCE_HEADER: f"write-{number}"}}
+                        await face(producer.publish(topic, b"%d" % number, timeout=WAIT, **given))
+                await face.do(fleet.wait_stable)
+                await face.until(lambda: fleet.move_leader(topic, 0))
+            # A leader that has moved may deliver a copy again: more than COUNT may be suppressed.
+            await face.until(
+                lambda: (
+                    handled == everything
+                    and fleet.unanswered(topic, "ch") == 0
+                    and consumer.stats().totals.suppressed >= COUNT
+                ),
+                about=lambda: (len(handled), consumer.stats()),
+            )
 
-        def write(numbers: range, partition: int) -> None:
-            for number in numbers:
-                headers = {IDEMPOTENCE_HEADER: f"write-{number}"}
-                publish(topic, b"%d" % number, timeout=WAIT, partition=partition, headers=headers)
-
-        for numbers in (range(COUNT // 2), range(COUNT // 2, COUNT)):
-            write(numbers, 0)
-            write(numbers, 1)
-            fleet.wait_stable()
-            until(lambda: fleet.move_leader(topic, 0))
-        # A leader that has moved may deliver a copy again: more than COUNT may be suppressed.
-        until(
-            lambda: (
-                handled == everything
-                and fleet.unanswered(topic, "ch") == 0
-                and consumer.stats().totals.suppressed >= COUNT
-            ),
-            about=lambda: (len(handled), fleet.unanswered(topic, "ch"), consumer.stats()),
-        )
+    face.run(main())
     assert {body: len(found) for body, found in ids.items()} == dict.fromkeys(everything, 1)

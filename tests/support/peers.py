@@ -172,22 +172,15 @@ class PeerServer:
 
 
 class RecordingOwner:
-    """A ConnectionOwner that writes down what it is told. ``on_messages`` may be replaced."""
+    """A ConnectionOwner that writes down messages and the end of the connection."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self.batches: list[int] = []
-        self.replies: list[tuple[Any, bytes]] = []
-        self.failed: list[tuple[Any, NsqError]] = []
-        self.answer_failed: list[tuple[NsqError, bytes | None]] = []
         self.skipped: list[tuple[Message, NsqError]] = []
-        self.errors: list[NsqError] = []
         self.ends: list[NsqError] = []
-        self.heartbeats = self.close_waits = 0
         self._changed = Event()
-        self.on_reply, self.on_failed = self._noting(self.replies), self._noting(self.failed)
-        self.on_answer_failed, self.on_message_skipped = self._noting(self.answer_failed), self._noting(self.skipped)
-        self.on_error, self.on_disconnect = self._noting(self.errors), self._noting(self.ends)
+        self.on_reply = self.on_failed = self.on_answer_failed = self._note
+        self.on_heartbeat = self.on_error = self.on_close_wait = self._note
 
     def wait(self, condition: Callable[[], Any]) -> None:
         """Wait until ``condition()`` holds; it is asked after every call."""
@@ -202,21 +195,16 @@ class RecordingOwner:
         return end
 
     def on_messages(self, conn: Any, messages: list[Message]) -> None:
-        self.batches.append(len(messages))
         self.messages += messages
         self._changed.set()
 
-    def on_heartbeat(self, conn: Any) -> None:
-        self.heartbeats += 1
+    def on_message_skipped(self, conn: Any, message: Message, error: NsqError) -> None:
+        self.skipped.append((message, error))
         self._changed.set()
 
-    def on_close_wait(self, conn: Any) -> None:
-        self.close_waits += 1
+    def on_disconnect(self, conn: Any, error: NsqError) -> None:
+        self.ends.append(error)
         self._changed.set()
 
-    def _noting(self, where: list[Any]) -> Callable[..., None]:
-        def note(_conn: Any, *told: Any) -> None:
-            where.append(told if len(told) > 1 else told[0])
-            self._changed.set()
-
-        return note
+    def _note(self, *_: Any) -> None:
+        self._changed.set()
