@@ -43,7 +43,7 @@ from .loop import Event
 from .ordered import PAUSE, BlockedPolicy, Ordered, check_blocked_policy
 from .stats import ConsumerStats, Counters
 from .subscriptions import Subscriber, Subscriptions
-from .tls import check_tls_options
+from .transport import check_tls_options
 from .workers import Pool, Pools, Worker
 
 if TYPE_CHECKING:

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from nsq_fast.client.layers import DeflateLayer as DeflateLayer
     from nsq_fast.client.layers import Layer as Layer
     from nsq_fast.client.layers import SnappyLayer as SnappyLayer
+    from nsq_fast.client.layers import client_context as client_context
+    from nsq_fast.client.layers import server_hostname as server_hostname
     from nsq_fast.client.message_signals import MessageSignals as MessageSignals
     from nsq_fast.client.message_signals import SignalBook as SignalBook
     from nsq_fast.client.signals import LazySignal as LazySignal
     from nsq_fast.client.signals import receivers as receivers
     from nsq_fast.client.stats import ConsumerStats as ConsumerStats
     from nsq_fast.client.subscriptions import Subscriber as Subscriber
-    from nsq_fast.client.tls import client_context as client_context
-    from nsq_fast.client.tls import server_hostname as server_hostname
     from nsq_fast.client.trace import LOGGER_NAME as LOGGER_NAME
     from nsq_fast.client.trace import TraceLog as TraceLog
     from nsq_fast.client.trace import log_to_file as log_to_file
@@ -101,8 +101,8 @@ _HOME = {
     "Layer": ".client.layers",
     "DeflateLayer": ".client.layers",
     "SnappyLayer": ".client.layers",
-    "client_context": ".client.tls",
-    "server_hostname": ".client.tls",
+    "client_context": ".client.layers",
+    "server_hostname": ".client.layers",
     # HTTP
     "Endpoint": ".client.http",
     "HttpClient": ".client.http",

@@ -16,7 +16,7 @@ from nsq_fast._codec import Records
 from nsq_fast.client.gevent_loop import run
 from nsq_fast.client.publishes import PublishOptions
 from nsq_fast.client.routing import TopicRoute
-from nsq_fast.errors import BodyInvalid, ConfigError
+from nsq_fast.errors import BodyInvalid, ConfigError, NoNsqd
 from nsq_fast.protocol.publishing import RowsForm
 from nsq_fast.protocol.publishing import StoredRows as StoredRows
 
@@ -62,7 +62,7 @@ class ColumnProducer(Producer):
             left = deadline - monotonic()
             if left <= 0:
                 text = f"no nsqd is known to take topic {topic!r}"
-                raise sender.no_nsqd(text, topic)
+                raise sender.nowhere(NoNsqd, text, topic)
             sender.pool.hurry()
             sender.routing.refresh(topic)
             sender.news.clear()

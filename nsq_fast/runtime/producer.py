@@ -13,7 +13,7 @@ from nsq_fast._publish_path import Wakeups
 from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.producer import Addresses, ProducerCore
 from nsq_fast.client.publishes import Body, Group, Publish, check_timeout, options_of
-from nsq_fast.client.signals import LazySignal, emit, is_heard
+from nsq_fast.client.signals import LazySignal, emit
 from nsq_fast.client.trace import TraceLog, trace_log
 from nsq_fast.errors import NotRunning
 from nsq_fast.protocol.partitioner import Key
@@ -271,9 +271,6 @@ class Producer(ProducerCore):
 
     def _tell(self, signal: str, **values: Any) -> None:
         emit(self, signal, **values)
-
-    def _hears(self, signal: str) -> bool:
-        return is_heard(self, signal)
 
     def start(self) -> None:
         """Begin to connect, without waiting for it. A closed producer cannot be started again."""
