@@ -227,13 +227,16 @@ cdef class PublishPath(PublishFields):
         raise StopIteration
 
     def get_loop(self):
+        """The loop of its producer: asyncio refuses to await it in another."""
         return self._wakeups().loop
 
     def add_done_callback(self, callback, *, context):
+        """Have ``callback(self)`` resume the task that awaits it, in the task's context. One task does."""
         self.waiter = callback
         self.context = context
 
     def cancel(self, msg=None):
+        """The task that awaits it is cancelled: resume it, with CancelledError. The publish itself goes on."""
         if self.done or self._cancelled is not None:
             return False
         from asyncio import CancelledError  # who has gevent alone need not load it
@@ -243,6 +246,7 @@ cdef class PublishPath(PublishFields):
         return True
 
     def result(self):
+        """Asked by the task when it is resumed: raises the CancelledError, if there was one."""
         if self._cancelled is not None:
             raise self._cancelled
 

@@ -13,18 +13,15 @@ from weakref import WeakSet
 
 from nsq_fast._publish_path import Wakeups
 from nsq_fast.client.asyncio_loop import AsyncioLoop
-from nsq_fast.client.producer import Addresses, ProducerCore
+from nsq_fast.client.producer import ProducerCore
 from nsq_fast.client.publishes import Body, Group, Publish, check_timeout, options_of
-from nsq_fast.client.trace import TraceLog, trace_log
 from nsq_fast.errors import NotRunning
 from nsq_fast.log_events import PUBLISHES_UNCONFIRMED
 from nsq_fast.protocol.partitioner import Key
 from nsq_fast.protocol.publishing import OK, Receipt
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from nsq_fast.keywords import ProducerKeywords
+    from typing_extensions import Self
 
 Headers: TypeAlias = Mapping[str, Any]
 Stored: TypeAlias = bytes | Receipt
@@ -49,17 +46,8 @@ class Producer(ProducerCore):
     where their loop is not closed it runs for two seconds more.
     """
 
-    def __init__(
-        self,
-        nsqd_tcp_addresses: Addresses = (),
-        lookupd_http_addresses: Addresses = (),
-        *,
-        trace: TraceLog = trace_log,
-        **options: Unpack[ProducerKeywords],
-    ) -> None:
-        super().__init__(nsqd_tcp_addresses, lookupd_http_addresses, trace=trace, **options)
-        self._home: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
+    _home: asyncio.AbstractEventLoop | None = None
+    _pid = 0
 
     def _new_wakeups(self) -> Wakeups:
         return Wakeups(None, None, self._home)
@@ -238,7 +226,7 @@ class Producer(ProducerCore):
             return NotRunning("the producer was closed")
         return NotRunning("the producer is not running: await start(), or use it with `async with`")
 
-    async def __aenter__(self) -> Producer:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 

@@ -10,7 +10,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gevent import Greenlet, spawn_later
 
@@ -18,88 +18,11 @@ from nsq_fast.broker.journal import Journal, Position, read_all
 from nsq_fast.broker.message import Exiting, Message
 from nsq_fast.broker.queue import SAMPLE_OF, BaseChannel, DueHeap, InFlight, LatencyWindow
 from nsq_fast.log_events import BROKER_READ_FAILED, BROKER_READ_RECOVERED
-from nsq_fast.names import is_ephemeral
 
 if TYPE_CHECKING:
     from nsq_fast.broker.connection import Connection
 
 logger = logging.getLogger("nsq_fast.broker.channel")
-
-
-# --- ranges of numbers -----------------------------------------------------------------------------------------------
-# Those of a log that one of its readers leaves out. No I/O.
-
-
-class Gap(NamedTuple):
-    """Records that are left out: the number of the first, and the position behind the last."""
-
-    first: int
-    end: Position
-
-    @property
-    def records(self) -> int:
-        return self.end.sequence - self.first
-
-
-class Gaps:
-    """The gaps of one reader, in order. They do not overlap.
-
-    Attributes:
-        records: how many numbers all of them have.
-    """
-
-    __slots__ = ("_gaps", "records")
-
-    def __init__(self) -> None:
-        self._gaps: deque[Gap] = deque()
-        self.records = 0
-
-    def __len__(self) -> int:
-        return len(self._gaps)
-
-    def __iter__(self) -> Iterator[Gap]:
-        return iter(self._gaps)
-
-    def add(self, gap: Gap) -> None:
-        """Add a gap that begins behind all others, or where the last one ends."""
-        self.records += gap.records
-        if self._gaps and self._gaps[-1].end.sequence == gap.first:
-            gap = Gap(self._gaps.pop().first, gap.end)
-        self._gaps.append(gap)
-
-    def pass_at(self, position: Position) -> Position:
-        """Forget the gaps that begin before a position, or there; the position, or the end of the gap it lies in."""
-        while self._gaps and self._gaps[0].first <= position.sequence:
-            gap = self._gaps.popleft()
-            self.records -= gap.records
-            position = max(position, gap.end)
-        return position
-
-    def outside(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Those of some messages, in the order of the log, that lie in no gap."""
-        return list(self._outside(messages)) if self._gaps else messages
-
-    def _outside(self, messages: Sequence[Message]) -> Iterator[Message]:
-        gaps = iter(self._gaps)
-        gap = next(gaps, None)
-        for message in messages:
-            while gap is not None and gap.end.sequence <= message.sequence:
-                gap = next(gaps, None)
-            if gap is None or message.sequence < gap.first:
-                yield message
-
-    def between(self, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """What of the numbers from ``first`` to before ``end`` lies in no gap: ranges of (first, one past the last)."""
-        for gap in self._gaps:
-            if first < gap.first:
-                yield first, gap.first
-            first = max(first, gap.end.sequence)
-        if first < end:
-            yield first, end
-
-    def clear(self) -> None:
-        self._gaps.clear()
-        self.records = 0
 
 
 def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
@@ -113,21 +36,18 @@ def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return ranges
 
 
-# --- the backend queue of a channel ----------------------------------------------------------------------------------
-# The messages for which there was no room in its memory, first in, first out.
-# In the original it is a file of its own (nsqio/nsq: nsqd/channel.go, put; nsqio/go-diskqueue). Here all channels of
-# a topic share the topic's log, so nothing is written twice: a queue is the place from which on its channel reads the
-# log, and the gaps behind that place, for the messages that the channel has in memory or is done with.
-# A message that comes back after a delivery stays in memory, and has its place in the order of the queue.
-
-
 _READ_AHEAD = 2000
-_MANY_GAPS = 10_000
-"""Gaps that a checkpoint is quickly written with. A channel that has more fills its memory again when it has fewer."""
+_MOST_LEFT_OUT = 100_000
+"""A channel that leaves out more records fills its memory again when it leaves out fewer."""
 
 
 class BackendQueue:
-    """The backend queue of one channel.
+    """The backend queue of one channel: the messages for which there was no room in its memory, first in, first out.
+
+    In the original it is a file of its own (nsqio/nsq: nsqd/channel.go, put; nsqio/go-diskqueue). Here all channels of
+    a topic share the topic's log, so nothing is written twice: a queue is the place from which on its channel reads the
+    log, and the numbers of the records behind that place that it leaves out, as the channel has them in memory or is
+    done with them. A message that comes back after a delivery stays in memory, and has its place in the order.
 
     Args:
         log: the topic's. Its readers may not pass what the topic holds back: that is in no queue yet.
@@ -138,63 +58,60 @@ class BackendQueue:
         is_stalled: whether the last read has failed. ``take`` tries it again.
     """
 
-    __slots__ = ("_gaps", "_log", "_read_ahead", "_returned", "_sort_out", "cursor", "is_stalled")
+    __slots__ = ("_left_out", "_log", "_read_ahead", "_returned", "_sort_out", "cursor", "is_stalled")
 
     def __init__(self, log: Journal, sort_out: Callable[[Sequence[Message]], Iterable[Message]]) -> None:
         self.cursor: Position | None = None
         self.is_stalled = False
         self._log = log
         self._sort_out = sort_out
-        self._gaps = Gaps()
+        self._left_out: set[int] = set()
         self._read_ahead: deque[Message] = deque()
         # Messages that came back, each with the number of the record that it comes before.
         self._returned: deque[tuple[int, Message]] = deque()
 
     def __len__(self) -> int:
-        return len(self._read_ahead) + len(self._returned) + self._unread
+        return len(self._read_ahead) + len(self._returned) + self._unread_count
 
     def __bool__(self) -> bool:
         return self.cursor is not None or bool(self._read_ahead) or bool(self._returned)
 
     @property
-    def _unread(self) -> int:
+    def _unread_count(self) -> int:
         if self.cursor is None:
             return 0
-        log = self._log
-        left_out = self._gaps.records
-        if log.has_losses:  # a gap may have numbers without records
-            left_out = sum(log.count(gap.first, gap.end.sequence) for gap in self._gaps)
+        log, left_out = self._log, len(self._left_out)
+        if log.has_losses:  # there may be numbers without records
+            left_out = sum(log.count(number, number + 1) for number in self._left_out)
         return max(0, log.count(self.cursor.sequence, log.readable_end) - left_out)
 
     @property
-    def has_many_gaps(self) -> bool:
-        """Whether it should get no more gaps for a while."""
-        return len(self._gaps) >= _MANY_GAPS
+    def leaves_out_many(self) -> bool:
+        return len(self._left_out) >= _MOST_LEFT_OUT
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
     def add_from(self, position: Position) -> None:
-        """Add all that the log has from a position on, and what will be behind that, as far as no gap leaves it out."""
+        """Add all that the log has from a position on, and what will be behind that, but for what is left out."""
         if self.cursor is None and position.sequence < self._log.readable_end:
             self.cursor = position
 
-    def leave_out(self, first: int, end: Position) -> None:
-        """Leave out the records from number ``first`` to before ``end``, which lie behind all others of the queue."""
-        if self.cursor is not None and first < end.sequence:
-            self._gaps.add(Gap(first, end))
-            self._move_to(self.cursor)
+    def leave_out(self, first: int, end: int) -> None:
+        """Leave out the records from number ``first`` to before ``end``."""
+        if self.cursor is not None:
+            self._left_out.update(range(max(first, self.cursor.sequence), end))
 
     def put_back(self, messages: Sequence[Message]) -> None:
         """Add messages that were delivered or deferred."""
         end = self._log.readable_end
         self._returned.extend((end, message) for message in messages)
 
-    def restore(self, cursor: Position, gaps: Iterable[Gap], delivered: Iterable[Message]) -> None:
-        """Begin at a position, with gaps behind it, and messages from such gaps that were delivered before."""
+    def restore(self, cursor: Position, left_out: Iterable[int], delivered: Iterable[Message]) -> None:
+        """Begin at a position, and leave out records behind it; ``delivered``: some of them that were before."""
         self._returned.extend((message.sequence, message) for message in delivered)
         self.add_from(cursor)
-        for gap in gaps:
-            self.leave_out(*gap)
+        if self.cursor is not None:
+            self._left_out.update(number for number in left_out if number >= cursor.sequence)
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
@@ -228,31 +145,27 @@ class BackendQueue:
             messages, end = self._log.read(cursor, _READ_AHEAD)
         except OSError as error:
             if not self.is_stalled:
-                logger.error(
-                    "messages of %s cannot be read: %s; they stay where they are, and it is tried again",
-                    self._log.folder or "a log in memory",
-                    error,
-                    extra=BROKER_READ_FAILED,
-                )
+                where = self._log.folder or "a log in memory"
+                text = "messages of %s cannot be read: %s; they stay where they are, and it is tried again"
+                logger.error(text, where, error, extra=BROKER_READ_FAILED)
             self.is_stalled = True
             return False
         if self.is_stalled:
             self.is_stalled = False
             logger.warning("messages of %s can be read again", self._log.folder, extra=BROKER_READ_RECOVERED)
-        self._read_ahead.extend(self._sort_out(self._gaps.outside(messages)))
-        self._move_to(end if messages else Position(self._log.readable_end, 0))
+        left_out = self._left_out
+        if left_out:
+            messages, read = [each for each in messages if each.sequence not in left_out], messages
+            left_out.difference_update([each.sequence for each in read])
+        self._read_ahead.extend(self._sort_out(messages))
+        self.cursor = end if end.sequence < self._log.readable_end else None
+        if self.cursor is None:
+            left_out.clear()
         return True
 
-    def _move_to(self, position: Position) -> None:
-        position = self._gaps.pass_at(position)
-        self.cursor = position if position.sequence < self._log.readable_end else None
-        if self.cursor is None:
-            self._gaps.clear()
-
     def clear(self) -> None:
-        """Forget everything."""
         self.cursor = None
-        self._gaps.clear()
+        self._left_out.clear()
         self._read_ahead.clear()
         self._returned.clear()
 
@@ -265,226 +178,37 @@ class BackendQueue:
 
     def unread(self) -> list[tuple[int, int]]:
         """The numbers of the records that were not read yet: ranges of (first, one after the last)."""
-        return [] if self.cursor is None else list(self._gaps.between(self.cursor.sequence, self._log.readable_end))
-
-
-# --- what waits to be delivered in a channel -------------------------------------------------------------------------
-# A queue in memory, and one on disk for what memory has no room for.
-# nsqio/nsq: nsqd/channel.go, put; nsqd/protocol_v2.go, messagePump. A message takes the place in memory that is free
-# when it comes, whatever waits on disk, and a delivery takes the first one of either queue at random: so the order is
-# kept only as long as all messages have room in memory. With ``preserve_order`` it is always kept.
+        ranges: list[tuple[int, int]] = []
+        if self.cursor is not None:
+            first, end = self.cursor.sequence, self._log.readable_end
+            for number in (*sorted(self._left_out), end):
+                if first < number:
+                    ranges.append((first, number))
+                first = max(first, number + 1)
+        return ranges
 
 
 _REFILL = 2000
-
-
-class Backlog:
-    """The queues of one channel.
-
-    Args:
-        capacity: messages that memory has room for.
-        is_ephemeral: messages for which there is no room are lost.
-        takers: for an ephemeral one, how many messages clients would take at once; so many have room as well.
-        preserve_order: messages go behind those that wait on disk, and come after those in memory.
-
-    Attributes:
-        memory: the queue in memory.
-        backend: the queue on disk.
-        deferred: those that are not ready yet, by the time they are due, since the epoch. They do not count.
-    """
-
-    __slots__ = ("_capacity", "_is_ephemeral", "_preserve_order", "_takers", "backend", "deferred", "log", "memory")
-
-    def __init__(
-        self,
-        log: Journal,
-        capacity: int,
-        *,
-        is_ephemeral: bool,
-        takers: Callable[[], int],
-        preserve_order: bool = False,
-    ) -> None:
-        self.memory: deque[Message] = deque()
-        self.backend = BackendQueue(log, self._sort_out)
-        self.deferred: DueHeap[Message] = DueHeap()
-        self._is_ephemeral = is_ephemeral
-        self._takers = takers
-        self.log = log
-        self._capacity = capacity
-        self._preserve_order = preserve_order
-
-    def __len__(self) -> int:
-        return len(self.memory) + len(self.backend)
-
-    def __bool__(self) -> bool:
-        return bool(self.memory) or bool(self.backend)
-
-    # --- in ----------------------------------------------------------------------------------------------------------
-
-    def has_room(self, count: int) -> bool:
-        """Whether so many new messages have room in memory."""
-        if self.backend:
-            return count <= self._room()
-        return len(self.memory) + count <= self._capacity
-
-    def _room(self) -> int:
-        if self.backend and (self._preserve_order or self.backend.has_many_gaps):
-            return 0
-        return max(0, self._capacity - len(self.memory))
-
-    def put(self, messages: Sequence[Message]) -> None:
-        """Add new messages for which there is room, by ``has_room``."""
-        if self._is_ephemeral:
-            self._put_while_room(messages)
-        else:
-            self.memory.extend(messages)
-
-    def put_logged(self, messages: Sequence[Message], start: Position) -> None:
-        """Add new messages that the log holds from ``start`` on; memory takes those that it has room for."""
-        if self._is_ephemeral:
-            self._put_while_room(messages)
-            return
-        room = self._room()
-        self.memory.extend(messages[:room] if room < len(messages) else messages)
-        if room < len(messages) or self.backend:
-            in_memory = min(room, len(messages))
-            self._go_on_behind(start.sequence, Position(start.sequence + in_memory, start.offset))
-
-    def _go_on_behind(self, first: int, end: Position) -> None:
-        """Have in the backend queue what the log has from ``end`` on, and not the records from ``first`` to there."""
-        self.backend.leave_out(first, end)
-        self.backend.add_from(end)
-
-    def _put_while_room(self, messages: Sequence[Message]) -> None:
-        room = self._capacity + self._takers() - len(self.memory)
-        self.memory.extend(messages[: max(0, room)])
-
-    def put_back(self, messages: Sequence[Message]) -> None:
-        """Add messages that were delivered or deferred: those are never put on disk again."""
-        if self._preserve_order:
-            self.memory.extend(messages)
-        elif self._is_ephemeral:
-            self._put_while_room(messages)
-        else:
-            room = max(0, self._capacity - len(self.memory))
-            self.memory.extend(messages[:room])
-            self.backend.put_back(messages[room:])
-
-    def defer(self, message: Message) -> None:
-        """Add a message that is not ready before its ``due``."""
-        self.deferred.put((message,), message.due)
-
-    def release(self, held_at: Position, deferred: Iterable[tuple[Message, Position]] = ()) -> None:
-        """Let the records through that the topic held back from ``held_at`` on.
-
-        ``deferred``: those of them that are known to be deferred, each with the position behind it. They need no room.
-        """
-        if self._is_ephemeral:
-            self._release_while_room(held_at)
-            return
-        position, room = held_at, self._room()
-        while room > 0 and position.sequence < self.log.end.sequence:
-            try:
-                messages, position = self.log.read(position, room)
-            except OSError:
-                break  # the backend queue reads on, when it can
-            if not messages:
-                break
-            ready = self._sort_out(messages)
-            self.memory.extend(ready)
-            room -= len(ready)
-        self._go_on_behind(held_at.sequence, position)
-        for message, end in deferred:
-            if message.sequence >= position.sequence:
-                self.defer(message.copy())
-                self.backend.leave_out(message.sequence, end)
-
-    def _release_while_room(self, position: Position) -> None:
-        while position.sequence < self.log.end.sequence:
-            try:
-                messages, position = self.log.read(position, _REFILL)
-            except OSError as error:
-                # It has no place on disk to read them from later, and the other channels must have theirs.
-                logger.error("an ephemeral channel misses messages: %s", error, extra=BROKER_READ_FAILED)
-                break
-            if not messages:
-                break
-            self._put_while_room(self._sort_out(messages))
-
-    def restore(self, cursor: Position, gaps: Sequence[Gap], delivered: Sequence[Message]) -> None:
-        """Take what was not finished before a restart: the log from ``cursor`` on without the gaps, and ``delivered``.
-
-        nsqio/nsq: nsqd/channel.go, flush: nothing is in memory then.
-        """
-        self.backend.restore(cursor, gaps, self._sort_out(delivered))
-
-    def _sort_out(self, messages: Sequence[Message]) -> list[Message]:
-        """Put those aside that are not ready yet; the others."""
-        now = time.time()
-        ready = [message for message in messages if message.due <= now]
-        if len(ready) < len(messages):
-            for message in messages:
-                if message.due > now:
-                    self.defer(message)
-        return ready
-
-    # --- out ---------------------------------------------------------------------------------------------------------
-
-    def take(self, count: int) -> list[Message]:
-        """Take out the messages that come next; fewer than ``count`` only when there are no more."""
-        memory, backend = self.memory, self.backend
-        if not backend:
-            return [memory.popleft() for _ in range(min(count, len(memory)))]
-        if self._preserve_order:
-            return self._take_in_order(count)
-        if not memory:
-            return backend.take(count)
-        taken: list[Message] = []
-        while len(taken) < count and memory and backend:
-            # Of two that are ready, Go's select takes either.
-            taken += [memory.popleft()] if random.getrandbits(1) else backend.take(1)
-        taken += backend.take(count - len(taken))
-        taken += [memory.popleft() for _ in range(min(count - len(taken), len(memory)))]
-        return taken
-
-    def _take_in_order(self, count: int) -> list[Message]:
-        if not self.memory:
-            # What is put back goes behind them, and does not keep the others waiting for ever.
-            self.memory.extend(self.backend.take(_REFILL))
-        return [self.memory.popleft() for _ in range(min(count, len(self.memory)))]
-
-    def pop_due(self, now: float) -> list[Message]:
-        """Take out the deferred messages that are ready at ``now``, in seconds since the epoch."""
-        due = self.deferred.pop_due(now)
-        for message in due:
-            message.due = 0.0
-        return due
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.memory.clear()
-        self.deferred.clear()
-        self.backend.clear()
-
-    def in_memory(self) -> Iterator[Message]:
-        """Every message that is in memory, ready or not."""
-        yield from self.memory
-        yield from self.backend.in_memory()
-        yield from self.deferred
-
-
 _RETRY_INTERVAL = 0.1
 """Seconds until messages that could not be read are tried again."""
 
 
 class Channel(BaseChannel[Message]):
-    """One channel of a topic.
+    """One channel of a topic: a queue in memory, and one on disk for what memory has no room for.
+
+    nsqio/nsq: nsqd/channel.go, put; nsqd/protocol_v2.go, messagePump. A message takes the place in memory that is free
+    when it comes, whatever waits on disk, and a delivery takes the first one of either queue at random: so the order is
+    kept only as long as all messages have room in memory.
+
+    Args:
+        capacity: messages that memory has room for.
+        latency: how long its messages take until they are finished; None: not measured.
+        preserve_order: messages go behind those that wait on disk, and come after those in memory.
 
     Attributes:
         message_count: messages that came in, ever.
         is_exiting: closed or deleted.
-        latency: how long its messages take until they are finished; None: not measured.
-        backlog: the messages that wait.
+        memory: the queue in memory; ``backend``: the one on disk.
     """
 
     def __init__(
@@ -498,14 +222,12 @@ class Channel(BaseChannel[Message]):
         *,
         preserve_order: bool = False,
     ) -> None:
-        self.backlog = Backlog(
-            log,
-            capacity,
-            is_ephemeral=is_ephemeral(name),
-            takers=lambda: 0 if self.is_paused else sum(map(_room_of, self._waiting)),
-            preserve_order=preserve_order,
-        )
-        super().__init__(name, on_unused, self.backlog.deferred)
+        super().__init__(name, on_unused, DueHeap())
+        self.memory: deque[Message] = deque()
+        self.backend = BackendQueue(log, self._sort_out)
+        self.log = log
+        self._capacity = capacity
+        self._preserve_order = preserve_order
         self.topic_name = topic_name
         self.is_exiting = False
         self.message_count = 0
@@ -515,28 +237,122 @@ class Channel(BaseChannel[Message]):
 
     @property
     def depth(self) -> int:
-        """Messages that wait, in memory and on disk."""
-        return len(self.backlog)
+        """Messages that wait, in memory and on disk; those that are deferred do not count."""
+        return len(self.memory) + len(self.backend)
 
-    # --- messages in and out -----------------------------------------------------------------------------------------
+    # --- messages in -------------------------------------------------------------------------------------------------
 
-    def put(self, messages: Sequence[Message]) -> None:
-        """Take new messages that the topic has found room for."""
+    def has_room(self, count: int) -> bool:
+        """Whether so many new messages have room in memory."""
+        if self.backend:
+            return count <= self._room()
+        return len(self.memory) + count <= self._capacity
+
+    def _room(self) -> int:
+        if self.backend and (self._preserve_order or self.backend.leaves_out_many):
+            return 0
+        return max(0, self._capacity - len(self.memory))
+
+    def put(self, messages: Sequence[Message], start: Position | None = None) -> None:
+        """Take new messages for which there is room, by ``has_room``; or which the log holds from ``start`` on."""
         self.message_count += len(messages)
-        self.backlog.put(messages)
+        if self.is_ephemeral:
+            self._put_while_room(messages)
+        elif start is None:
+            self.memory.extend(messages)
+        else:
+            room = self._room()
+            self.memory.extend(messages[:room] if room < len(messages) else messages)
+            if room < len(messages) or self.backend:
+                in_memory = min(room, len(messages))
+                self._go_on_behind(start.sequence, Position(start.sequence + in_memory, start.offset))
         self.notify()
 
-    def put_logged(self, messages: Sequence[Message], start: Position) -> None:
-        """Take new messages that the topic has also logged."""
-        self.message_count += len(messages)
-        self.backlog.put_logged(messages, start)
-        self.notify()
+    def _go_on_behind(self, first: int, end: Position) -> None:
+        """Have in the backend queue what the log has from ``end`` on, and not the records from ``first`` to there."""
+        self.backend.leave_out(first, end.sequence)
+        self.backend.add_from(end)
 
-    def release(self, held_at: Position, count: int, deferred: Sequence[tuple[Message, Position]]) -> None:
-        """Take what the topic held back: see ``Backlog.release``."""
+    def _put_while_room(self, messages: Sequence[Message]) -> None:
+        """What an ephemeral one has no room for is lost; what clients would take at once has room, too."""
+        takers = 0 if self.is_paused else sum(max(0, each.rdy - len(each.in_flight)) for each in self._waiting)
+        self.memory.extend(messages[: max(0, self._capacity + takers - len(self.memory))])
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """Those are never put on disk again."""
+        if self._preserve_order:
+            self.memory.extend(messages)
+        elif self.is_ephemeral:
+            self._put_while_room(messages)
+        else:
+            room = max(0, self._capacity - len(self.memory))
+            self.memory.extend(messages[:room])
+            self.backend.put_back(messages[room:])
+
+    def defer(self, message: Message) -> None:
+        """Take a message that is not ready before its ``due``."""
+        self.deferred.put((message,), message.due)
+
+    def release(self, held_at: Position, count: int, deferred: Iterable[Message]) -> None:
+        """Take the records that the topic held back from ``held_at`` on.
+
+        ``deferred``: those of them that are known to be deferred. They need no room.
+        """
         self.message_count += count
-        self.backlog.release(held_at, deferred)
+        if self.is_ephemeral:
+            self._release_while_room(held_at)
+        else:
+            self._release(held_at, deferred)
         self.notify()
+
+    def _release(self, held_at: Position, deferred: Iterable[Message]) -> None:
+        position, room = held_at, self._room()
+        while room > 0 and position.sequence < self.log.end.sequence:
+            try:
+                messages, position = self.log.read(position, room)
+            except OSError:
+                break  # the backend queue reads on, when it can
+            if not messages:
+                break
+            ready = self._sort_out(messages)
+            self.memory.extend(ready)
+            room -= len(ready)
+        self._go_on_behind(held_at.sequence, position)
+        for message in deferred:
+            if message.sequence >= position.sequence:
+                self.defer(message.copy())
+                self.backend.leave_out(message.sequence, message.sequence + 1)
+
+    def _release_while_room(self, position: Position) -> None:
+        while position.sequence < self.log.end.sequence:
+            try:
+                messages, position = self.log.read(position, _REFILL)
+            except OSError as error:
+                # It has no place on disk to read them from later, and the other channels must have theirs.
+                logger.error("an ephemeral channel misses messages: %s", error, extra=BROKER_READ_FAILED)
+                break
+            if not messages:
+                break
+            self._put_while_room(self._sort_out(messages))
+
+    def restore(self, cursor: Position, left_out: Iterable[int], delivered: Sequence[Message]) -> None:
+        """Take what was not finished before a restart: the log from ``cursor`` on, but for ``left_out``; ``delivered``.
+
+        nsqio/nsq: nsqd/channel.go, flush: nothing is in memory then.
+        """
+        self.backend.restore(cursor, left_out, self._sort_out(delivered))
+
+    def _sort_out(self, messages: Sequence[Message]) -> list[Message]:
+        """Put those aside that are not ready yet; the others."""
+        now = time.time()
+        ready = [message for message in messages if message.due <= now]
+        if len(ready) < len(messages):
+            for message in messages:
+                if message.due > now:
+                    self.defer(message)
+        return ready
+
+    # --- messages out ------------------------------------------------------------------------------------------------
 
     def deliver(self, client: Connection, count: int, sample_rate: int = 0) -> list[bytes]:
         """Up to ``count`` frames for a client; of several clients each gets its share, so that the first has not all.
@@ -544,46 +360,72 @@ class Channel(BaseChannel[Message]):
         With a ``sample_rate`` the messages that it leaves out are gone (nsqio/nsq: nsqd/protocol_v2.go, messagePump).
         """
         if len(self.clients) > 1:
-            count = min(count, len(self.backlog) // len(self.clients) + 1)
-        taken = self.backlog.take(count)
-        if not taken and self.backlog.backend.is_stalled and not self._retry:
+            count = min(count, self.depth // len(self.clients) + 1)
+        taken = self._take(count)
+        if not taken and self.backend.is_stalled and not self._retry:
             self._retry = spawn_later(_RETRY_INTERVAL, self._read_again)
         if sample_rate:
             taken = [message for message in taken if random.randrange(SAMPLE_OF) <= sample_rate]
         return _start(taken, client.in_flight)
 
+    def _take(self, count: int) -> list[Message]:
+        """Take out the messages that come next; fewer than ``count`` only when there are no more."""
+        memory, backend = self.memory, self.backend
+        taken: list[Message] = []
+        if backend and self._preserve_order:
+            if not memory:
+                # What is put back goes behind them, and does not keep the others waiting for ever.
+                memory.extend(backend.take(_REFILL))
+        elif backend:
+            while len(taken) < count and memory and backend:
+                # Of two that are ready, Go's select takes either.
+                taken += [memory.popleft()] if random.getrandbits(1) else backend.take(1)
+            taken += backend.take(count - len(taken))
+        taken += [memory.popleft() for _ in range(min(count - len(taken), len(memory)))]
+        return taken
+
     def has_ready(self, client: Connection) -> bool:
-        """Whether there may be messages for a client right now."""
-        return bool(self.backlog.memory if self.backlog.backend.is_stalled else self.backlog)
+        return bool(self.memory) or (bool(self.backend) and not self.backend.is_stalled)
 
     def _read_again(self) -> None:
         self._retry = None
         self.notify()
 
     def _count_for_waiting(self) -> int:
-        return len(self.backlog)
-
-    def _put_back(self, messages: Sequence[Message]) -> None:
-        self.backlog.put_back(messages)
+        return self.depth
 
     def _pop_deferred(self, now: float, wall_now: float) -> list[Message]:
-        return self.backlog.pop_due(wall_now)
+        due = self.deferred.pop_due(wall_now)  # they are due since the epoch
+        for message in due:
+            message.due = 0.0
+        return due
+
+    def in_memory(self) -> Iterator[Message]:
+        """Every message that is in memory, ready or not."""
+        yield from self.memory
+        yield from self.backend.in_memory()
+        yield from self.deferred
 
     def unfinished(self) -> list[Message]:
         """Every message that is not done: waiting, deferred, or in flight. Reads those on disk."""
-        log = self.backlog.log
-        on_disk = [each for first, end in self.backlog.backend.unread() for each in read_all(log, first, end)]
-        return [*self.messages_in_flight(), *self.backlog.in_memory(), *on_disk]
+        on_disk = [each for first, end in self.backend.unread() for each in read_all(self.log, first, end)]
+        return [*self.messages_in_flight(), *self.in_memory(), *on_disk]
 
     # --- FIN, REQ ----------------------------------------------------------------------------------------------------
 
-    def finish(self, client: Connection, id: bytes) -> None:
-        """Drop a message that is done; NotOwner if the client has not got it in flight."""
-        message = client.in_flight.pop(id)
-        if message is None:
-            raise self.not_owner(id)
-        if self.latency is not None:
-            self.latency.add(time.time_ns() - message.timestamp)
+    def finish(self, client: Connection, ids: list[bytes]) -> list[bytes]:
+        """Drop messages that are done; the ids of those that the client has not got in flight."""
+        pop = client.in_flight.messages.pop
+        if self.latency is None:
+            return [id for id in ids if pop(id, None) is None]
+        missing = []
+        for id in ids:
+            message = pop(id, None)
+            if message is None:
+                missing.append(id)
+            else:
+                self.latency.add(time.time_ns() - message.timestamp)
+        return missing
 
     def requeue(self, client: Connection, id: bytes, delay: float) -> None:
         """Give a message back, to be ready after ``delay`` seconds; NotOwner if the client has not got it."""
@@ -593,9 +435,9 @@ class Channel(BaseChannel[Message]):
         self.requeue_count += 1
         if delay > 0:
             message.due = time.time() + delay
-            self.backlog.defer(message)
+            self.defer(message)
             return
-        self._put_back((message,))
+        self.put_back((message,))
         self.notify()
 
     # --- administration ----------------------------------------------------------------------------------------------
@@ -610,22 +452,15 @@ class Channel(BaseChannel[Message]):
             raise Exiting("exiting")
         super().add_client(client, limit)
 
-    def pause(self) -> None:
-        """Stop delivery."""
-        self._set_paused(True)
-
-    def unpause(self) -> None:
-        """Go on with delivery."""
-        self._set_paused(False)
-
-    def _set_paused(self, is_paused: bool) -> None:
-        self.is_paused = is_paused
-        self.wake()
+    def set_paused(self, is_paused: bool) -> None:
+        super().set_paused(is_paused)
         self.on_change()
 
     def empty(self) -> None:
         """Drop every message: those that wait, that are deferred, and that are in flight."""
-        self.backlog.clear()
+        self.memory.clear()
+        self.deferred.clear()
+        self.backend.clear()
         self.forget_in_flight()
         self.wake()
         self.on_change()
@@ -634,23 +469,18 @@ class Channel(BaseChannel[Message]):
         """Disconnect the clients; no more messages are taken."""
         self.is_exiting = True
         self._on_unused = lambda: None
-        for client in list(self.clients.values()):
-            client.close()
-
-
-def _room_of(client: Connection) -> int:
-    """How many messages a client would take at once."""
-    return max(0, client.rdy - len(client.in_flight))
+        self.disconnect()
 
 
 def _start(messages: list[Message], in_flight: InFlight[Message]) -> list[bytes]:
-    """Put messages in flight; their frames."""
     now = time.monotonic()
     deadline = now + in_flight.timeout
     by_id = in_flight.messages
     frames: list[bytes] = []
     append = frames.append
     for message in messages:
+        if message.is_shared:
+            message = message.copy()
         message.delivered_at = now
         message.priority = deadline
         by_id[message.id] = message

@@ -49,7 +49,6 @@ class CommandSet:
 
     Args:
         handlers: by name.
-        finish: executes the FINs of these ids.
         show: an unknown command, from its words, as the error shows it.
         max_line: bytes of the longest line.
         has_binary_ids: whether an id may have any byte in it, also one that ends a line.
@@ -59,15 +58,14 @@ class CommandSet:
         self,
         handlers: Mapping[bytes, Handler],
         *,
-        finish: Callable[[Connection, list[bytes]], None],
         show: Callable[[list[bytes]], str],
         max_line: int,
         has_binary_ids: bool,
     ) -> None:
         self._handlers = handlers
-        self._finish = finish
         self._show = show
         self._max_line = max_line
+        self.has_binary_ids = has_binary_ids
         self._with_id = _WITH_ID if has_binary_ids else ()
         self._fin_run = _fin_run if has_binary_ids else _fin_run_of_words
 
@@ -79,7 +77,7 @@ class CommandSet:
             if data.startswith(b"FIN ", at) and conn.channel is not None:
                 ids, stop = self._fin_run(data, at)
                 if ids:
-                    self._finish(conn, ids)
+                    finish(conn, ids)
                     at = stop
                     continue
             has_id = data.startswith(self._with_id, at)
@@ -197,34 +195,21 @@ _UINT64 = 1 << 64
 
 
 def finish(conn: Connection, ids: list[bytes]) -> None:
-    """FINs that follow each other, in one go; one by one where latency is measured."""
+    """FINs that follow each other, in one go."""
+    conn.require_leader()
     channel: Any = conn.channel
-    pop = conn.in_flight.messages.pop
-    one_by_one = channel.latency is not None or conn.server.faults.fail_fin
-    missing = ids if one_by_one else [id for id in ids if pop(id, None) is None]
-    conn.finish_count += len(ids)
+    is_refused = conn.server.faults.fail_fin
+    missing = ids if is_refused else channel.finish(conn, ids)
+    conn.finish_count += len(ids) - len(missing)
     for id in missing:
-        conn.finish_count -= 1
-        _finish(conn, id)
+        conn.refuse("FIN", id, "refused by the switch fail_fin" if is_refused else channel.not_owner(id))
     conn.wake()
-
-
-def _finish(conn: Connection, id: bytes) -> None:
-    try:
-        if conn.server.faults.fail_fin:
-            raise NotOwner("refused by the switch fail_fin")
-        _channel(conn).finish(conn, id)
-    except NotOwner as error:
-        conn.send_error("E_FIN_FAILED", b"FIN %b failed %b" % (id, str(error).encode()))
-    else:
-        conn.finish_count += 1
 
 
 def fin(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     """FIN <id>, where it is not one of a run."""
     require_subscribed(conn, "FIN")
-    _finish(conn, message_id(params, 2, "FIN"))
-    conn.wake()
+    finish(conn, [message_id(params, 2, "FIN")])
     return at
 
 
@@ -233,12 +218,13 @@ def req(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     require_subscribed(conn, "REQ")
     id = message_id(params, 3, "REQ")
     if not _DIGITS.match(params[2]):
-        raise FatalError("E_INVALID", f"REQ could not parse timeout {text(params[2])}")
+        shown = params[1:3] if conn.server.dialect.commands.has_binary_ids else params[2:3]
+        raise FatalError("E_INVALID", f"REQ could not parse timeout {', '.join(map(text, shown))}")
     delay = min(max(0.0, go_delay(params[2])[1]), conn.nsqd.options.max_req_timeout)
     try:
         _channel(conn).requeue(conn, id, delay)
     except NotOwner as error:
-        conn.send_error("E_REQ_FAILED", b"REQ %b failed %b" % (id, str(error).encode()))
+        conn.refuse("REQ", id, error)
     else:
         conn.requeue_count += 1
         conn.wake()
@@ -246,13 +232,12 @@ def req(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
 
 
 def touch(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """TOUCH <id>."""
     require_subscribed(conn, "TOUCH")
     id = message_id(params, 2, "TOUCH")
     try:
         _channel(conn).touch(conn, id, conn.nsqd.options.max_msg_timeout)
     except NotOwner as error:
-        conn.send_error("E_TOUCH_FAILED", b"TOUCH %b failed %b" % (id, str(error).encode()))
+        conn.refuse("TOUCH", id, error)
     return at
 
 
@@ -291,15 +276,7 @@ def _nsqd(conn: Connection) -> Nsqd:
 
 
 def sub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """SUB <topic> <channel>."""
-    if conn.state != STATE_INIT:
-        raise FatalError("E_INVALID", "cannot SUB in current state")
-    if not conn.profile.heartbeat_interval:
-        raise FatalError("E_INVALID", "cannot SUB with heartbeats disabled")
-    if len(params) < 3:
-        raise FatalError("E_INVALID", "SUB insufficient number of parameters")
-    topic_name = _name(params[1], "E_BAD_TOPIC", "SUB topic")
-    channel_name = _name(params[2], "E_BAD_CHANNEL", "SUB channel")
+    topic_name, channel_name = sub_names(conn, params)
     require_permission(conn, "SUB", topic_name, channel_name)
     conn.in_flight.timeout = conn.profile.msg_timeout
     try:
@@ -310,6 +287,17 @@ def sub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
     conn.subscribe(channel)
     conn.send(OK)
     return at
+
+
+def sub_names(conn: Connection, params: list[bytes]) -> tuple[str, str]:
+    """The topic and the channel that a client wants to subscribe to, if it may now."""
+    if conn.state != STATE_INIT:
+        raise FatalError("E_INVALID", "cannot SUB in current state")
+    if not conn.profile.heartbeat_interval:
+        raise FatalError("E_INVALID", "cannot SUB with heartbeats disabled")
+    if len(params) < 3:
+        raise FatalError("E_INVALID", "SUB insufficient number of parameters")
+    return _name(params[1], "E_BAD_TOPIC", "SUB topic"), _name(params[2], "E_BAD_CHANNEL", "SUB channel")
 
 
 def rdy(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
@@ -341,7 +329,6 @@ def cls(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
 
 
 def nop(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """NOP: a sign of life."""
     return at
 
 
@@ -409,7 +396,6 @@ def dpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
 
 
 def mpub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """MPUB <topic>, several bodies."""
     if len(params) < 2:
         raise FatalError("E_INVALID", "MPUB insufficient number of parameters")
     topic_name = _name(params[1], "E_BAD_TOPIC", "E_BAD_TOPIC MPUB topic")
@@ -576,14 +562,10 @@ COMMANDS = CommandSet(
         b"MPUB": mpub,
         b"DPUB": dpub,
     },
-    finish=finish,
     show=lambda params: text(params[0]),
     max_line=16 * 1024,
     has_binary_ids=False,
 )
-
-
-# --- what makes an nsqd's TCP face speak the original's dialect, or the redesigned one -------------------------------
 
 
 class Dialect(NamedTuple):

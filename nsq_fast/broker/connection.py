@@ -39,7 +39,6 @@ ERROR = b"\x00\x00\x00\x01"
 
 
 def frame(kind: bytes, data: bytes) -> bytes:
-    """One frame of type ``kind``, which is RESPONSE or ERROR."""
     return b"%b%b%b" % ((len(data) + 4).to_bytes(4, "big"), kind, data)
 
 
@@ -60,7 +59,6 @@ class FatalError(Exception):
         self.text = text
 
     def frame(self) -> bytes:
-        """The ERROR frame that the client gets."""
         return frame(ERROR, f"{self.code} {self.text}".encode("utf-8", "surrogateescape"))
 
 
@@ -201,7 +199,6 @@ class Output:
 
 
 def client_stats(client: Connection) -> dict[str, Any]:
-    """The figures of a client under the original's JSON names."""
     profile = client.profile
     stats: dict[str, Any] = {
         "client_id": profile.client_id,
@@ -320,6 +317,8 @@ class Connection:
         self._is_closed = False
         self._heartbeat_is_due = False
         self._timer: Any = None
+        self._silence: Any = None
+        self._heard_at = time.monotonic()
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -379,20 +378,25 @@ class Connection:
         return b"".join(chunks)
 
     def _recv(self) -> bytes:
-        interval = self.profile.heartbeat_interval
-        self._stream.settimeout(self.silent_intervals * interval + _GRACE if interval else None)
+        self._stream.settimeout(None)  # a timeout would make a timer for each read
         data: bytes = self._stream.recv(READ_SIZE)
+        self._heard_at = time.monotonic()
         return data
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def send(self, frames: bytes) -> None:
-        """Add to what goes out with the next write."""
         self.output.add(frames)
 
     def send_error(self, code: str, text: bytes) -> None:
-        """Tell the client of an error that is not fatal."""
         self.output.add(frame(ERROR, b"%b %b" % (code.encode(), text)))
+
+    def refuse(self, command: str, id: bytes, reason: object) -> None:
+        """Tell the client that a command about a message has failed."""
+        self.send_error(f"E_{command}_FAILED", b"%b %b failed %b" % (command.encode(), id, str(reason).encode()))
+
+    def require_leader(self) -> None:
+        """Raise FatalError where another server has what the client has subscribed to."""
 
     # --- delivery ----------------------------------------------------------------------------------------------------
 
@@ -454,12 +458,10 @@ class Connection:
         return False
 
     def subscribe(self, channel: BaseChannel[Any]) -> None:
-        """Begin to get messages of a channel that this client has been added to."""
         self.channel = channel
         self.state = STATE_SUBSCRIBED
 
     def set_rdy(self, count: int) -> None:
-        """How many messages may be in flight from now on."""
         self.rdy = self.max_in_flight = count
         self._wake.set()
 
@@ -470,15 +472,32 @@ class Connection:
         if self.delays_messages:
             self.output.size = self.profile.output_buffer_size
             self.output.ticker = FlushTicker(self.profile.output_buffer_timeout, time.monotonic())
-        if self._timer is not None:
-            self._timer.close()
-            self._timer = None
+        self._stop_timers()
         interval = self.profile.heartbeat_interval
         self.output.timeout = interval or None
         if interval:
-            # One timer of the loop per connection: a wait with a timeout would make one per batch.
+            # Timers of the loop, for as long as the connection lasts: a wait with a timeout would make one per batch.
             self._timer = get_hub().loop.timer(interval, interval)
             self._timer.start(self._on_heartbeat)
+            self._await_word(self.silent_intervals * interval + _GRACE)
+
+    def _await_word(self, limit: float) -> None:
+        """End the connection when nothing has come for so long."""
+        left = self._heard_at + limit - time.monotonic()
+        if left <= 0:
+            logger.debug("%s: silent for too long", self.remote_address, extra=BROKER_CLIENT_DISCONNECTED)
+            self.close()
+            return
+        if self._silence is not None:
+            self._silence.close()
+        self._silence = get_hub().loop.timer(left)
+        self._silence.start(self._await_word, limit)
+
+    def _stop_timers(self) -> None:
+        for timer in (self._timer, self._silence):
+            if timer is not None:
+                timer.close()
+        self._timer = self._silence = None
 
     def _on_heartbeat(self) -> None:
         self._heartbeat_is_due = True
@@ -516,7 +535,6 @@ class Connection:
     # --- end ---------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the connection; the reader notices and cleans up."""
         self._is_closed = True
         self._wake.set()
         try:
@@ -530,15 +548,12 @@ class Connection:
 
     def _end(self) -> None:
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.close()
-            self._timer = None
+        self._stop_timers()
         _leave_channel(self)
         self._wake.set()
         self._stream.close()
 
     def stats(self) -> dict[str, Any]:
-        """Figures under the original's JSON names."""
         return client_stats(self)
 
 

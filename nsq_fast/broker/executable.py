@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +68,6 @@ class _One(ServerGroup):
 
     def _start(self) -> None:
         self._server.start()
-
-    def unfinished(self, topic: str, channel: str | None = None) -> Iterator[tuple[bytes, bytes]]:
-        yield from ()
-
-    def pause_delivery(self, is_paused: bool) -> None:
-        pass
 
 
 def main(kind: str, arguments: Sequence[str]) -> int:

@@ -42,8 +42,6 @@ Headers = list[tuple[str, str]]
 
 
 class Reply(NamedTuple):
-    """A reply as it goes out."""
-
     status: int
     headers: Headers
     body: bytes
@@ -80,17 +78,14 @@ class Request:
 
     @property
     def remote_address(self) -> str:
-        """Host and port of who asks."""
         return f"{self._environ['REMOTE_ADDR']}:{self._environ['REMOTE_PORT']}"
 
     @property
     def query(self) -> str:
-        """The query as it stands in the URL, without the question mark."""
         text: str = self._environ.get("QUERY_STRING", "")
         return text
 
     def header(self, name: str) -> str:
-        """The value of a request header, or an empty string."""
         value: str = self._environ.get("HTTP_" + name.upper().replace("-", "_"), "")
         return value
 
@@ -120,7 +115,6 @@ class Request:
             raise self.refuse(413, refusal)
 
     def refuse(self, status: int, text: str) -> HttpError:
-        """The exception to raise for an error reply."""
         return HttpError(self.path, status, text)
 
     @property
@@ -310,19 +304,15 @@ class HttpFace:
 
     @property
     def address(self) -> Address:
-        """Where it listens, with the real port."""
         return self._listener.address
 
     def start(self) -> None:
-        """Begin to serve."""
         self._listener.start()
 
     def close(self) -> None:
-        """Stop accepting. Connections go on."""
         self._listener.close()
 
     def stop(self) -> None:
-        """Stop serving, and end open connections."""
         self._listener.stop()
 
     def _handle(self, sock: Any, address: Any) -> None:
@@ -346,7 +336,6 @@ class HttpFace:
 
 
 def required(request: Request, name: str) -> str:
-    """A query argument that must be there."""
     value = request.get(name)
     if value is None:
         raise request.refuse(400, f"MISSING_ARG_{name.upper()}")
@@ -354,7 +343,6 @@ def required(request: Request, name: str) -> str:
 
 
 def topic_and_channel(request: Request) -> tuple[str, str]:
-    """The topic and channel arguments; both must be there and legal."""
     topic = required(request, "topic")
     if not is_valid_name(topic):
         raise request.refuse(400, "INVALID_ARG_TOPIC")

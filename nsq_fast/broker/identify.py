@@ -86,7 +86,6 @@ class Negotiation:
     deflate_level = DEFAULT_DEFLATE_LEVEL
 
     def default_profile(self, host: str, options: NsqdOptions) -> Profile:
-        """What holds for a client at ``host`` that has not sent IDENTIFY."""
         return Profile(
             client_id=host,
             hostname=host,
@@ -148,7 +147,6 @@ class Negotiation:
         )
 
     def reply(self, profile: Profile, upgrades: Upgrades, options: NsqdOptions) -> bytes:
-        """The JSON reply to a client that negotiates features."""
         topology = {"topology_region": options.topology_region, "topology_zone": options.topology_zone}
         return msgspec.json.encode({**self._fields(profile, upgrades, options), **topology})
 
@@ -225,8 +223,6 @@ def upgrade_tls(sock: Any, context: SSLContext | None, faults: Faults) -> Any:
 
 
 class Codec(Protocol):
-    """One direction each of a compression."""
-
     def compress(self, data: bytes) -> bytes:
         """Compress, and flush."""
 
@@ -249,7 +245,6 @@ class SnappyCodec:
         return bytes(self._compressor.add_chunk(data))
 
     def decompress(self, data: bytes) -> bytes:
-        """What can be read so far; raises OSError for a stream that is broken."""
         self._check_begin(data)
         try:
             return bytes(self._decompressor.decompress(data))
@@ -264,7 +259,6 @@ class SnappyCodec:
         self._due = self._due[len(part) :]
 
     def more(self) -> bytes:
-        """What there is to read without more input."""
         return b""
 
 
@@ -279,14 +273,12 @@ class DeflateCodec:
         return self._compressor.compress(data) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
 
     def decompress(self, data: bytes) -> bytes:
-        """What can be read so far; raises OSError for a stream that is broken."""
         try:
             return self._decompressor.decompress(self._decompressor.unconsumed_tail + data, _MAX_INFLATED)
         except zlib.error as error:
             raise OSError(f"deflate stream is broken: {error}") from error
 
     def more(self) -> bytes:
-        """What there is to read without more input."""
         return self.decompress(b"") if self._decompressor.unconsumed_tail else b""
 
 

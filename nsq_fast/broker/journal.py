@@ -36,7 +36,12 @@ from typing import NamedTuple, TypeVar
 from gevent import sleep
 
 from nsq_fast.broker.message import BODY_AT, FRAME_TYPE, ID_SIZE, Message
-from nsq_fast.log_events import BROKER_DATA_DAMAGED, BROKER_FILE_IGNORED
+from nsq_fast.log_events import (
+    BROKER_DATA_DAMAGED,
+    BROKER_FILE_IGNORED,
+    BROKER_WRITE_FAILED,
+    BROKER_WRITE_RECOVERED,
+)
 
 logger = logging.getLogger("nsq_fast.broker.journal")
 
@@ -66,7 +71,6 @@ class OpenFiles(threading.local):
             next(iter(self._close.values()))()
 
     def discard(self, owner: object) -> None:
-        """A file is not open any more."""
         self._close.pop(owner, None)
 
 
@@ -131,6 +135,39 @@ def check(data: bytes) -> bytes:
     return content
 
 
+class Trouble:
+    """Writing something that fails, and is tried again: that is logged once, and so is that it succeeds again.
+
+    Args:
+        failed: what is logged with the error; ``recovered``: what is logged later.
+    """
+
+    def __init__(self, logger: logging.Logger, failed: str, recovered: str) -> None:
+        self._is_on = False
+        self._logger = logger
+        self._failed, self._recovered = failed, recovered
+
+    def failed(self, error: OSError) -> None:
+        if not self._is_on:
+            self._logger.error(self._failed, error, extra=BROKER_WRITE_FAILED)
+        self._is_on = True
+
+    def succeeded(self) -> None:
+        if self._is_on:
+            self._logger.warning("%s", self._recovered, extra=BROKER_WRITE_RECOVERED)
+        self._is_on = False
+
+    @contextlib.contextmanager
+    def said(self) -> Iterator[None]:
+        """An OSError within is logged, and goes no further."""
+        try:
+            yield
+        except OSError as error:
+            self.failed(error)
+        else:
+            self.succeeded()
+
+
 def for_each(items: Iterable[T], write: Callable[[T], None]) -> None:
     """Write something for each item; raises the OSError of one that failed when all have had their turn."""
     failures: list[OSError] = []
@@ -189,7 +226,6 @@ class Batch(NamedTuple):
     sizes_at: int
 
     def records(self, start: int, stop: int) -> Sequence[bytes]:
-        """The records from one to before another, counted from 0."""
         records_at = self.sizes_at + 4 * self.length
         return _layout(self.data[self.sizes_at : records_at]).unpack_from(self.data, records_at)[start:stop]
 
@@ -272,7 +308,6 @@ class JournalFile:
         self.size += len(data)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to ``size`` bytes from ``offset`` on. Raises OSError."""
         size = max(0, min(size, self.size - offset))
         if self.path is None and self._fd < 0:
             return bytes(self._memory[offset : offset + size])
@@ -324,7 +359,6 @@ class JournalFile:
         return f"the rest is kept as {aside}"
 
     def truncate(self, size: int) -> None:
-        """Have no more than its first bytes."""
         os.ftruncate(self._open(), size)
         self.size = size
 
@@ -356,7 +390,6 @@ class JournalFile:
             os.close(fd)
 
     def remove(self) -> None:
-        """Close and remove the file."""
         self.close()
         if self.path is not None:
             self.path.unlink(missing_ok=True)

@@ -65,22 +65,17 @@ class Registrar:
         *,
         ping_interval: float = 15.0,
     ) -> None:
-        self._identity = identity
-        self._registrations = registrations
-        self._ping_interval = ping_interval
+        self.identity = identity
+        self.registrations = registrations
+        self.ping_interval = ping_interval
         self._peers: dict[str, _Peer] = {}
         self._addresses = list(addresses)
-
-    @property
-    def addresses(self) -> list[str]:
-        """The TCP addresses of the nsqlookupds."""
-        return list(self._addresses)
 
     def start(self) -> None:
         """Begin to connect and register, in the background."""
         for address in self._addresses:
             if address not in self._peers:
-                self._peers[address] = _Peer(address, self._identity, self._registrations, self._ping_interval)
+                self._peers[address] = _Peer(address, self)
 
     def stop(self) -> None:
         """Leave every nsqlookupd; each forgets this nsqd when it sees the connection end."""
@@ -96,12 +91,14 @@ class Registrar:
         self.start()
 
     def register(self, topic: str, channel: str = "") -> None:
-        """Tell every nsqlookupd of a new topic or channel."""
         self._send(f"REGISTER {topic} {channel}".rstrip())
 
     def unregister(self, topic: str, channel: str = "") -> None:
-        """Tell every nsqlookupd that a topic or channel has gone."""
         self._send(f"UNREGISTER {topic} {channel}".rstrip())
+
+    def _send(self, command: str) -> None:
+        for peer in self._peers.values():
+            peer.send(command)
 
     def wait_registered(self, timeout: float | None = None) -> bool:
         """Block until every nsqlookupd has confirmed all commands; False if ``timeout`` seconds passed first."""
@@ -115,19 +112,11 @@ class Registrar:
         """
         return set().union(*(_ask_channels(peer.http_address, topic) for peer in self._peers.values()))
 
-    def _send(self, command: str) -> None:
-        for peer in self._peers.values():
-            peer.send(command)
-
 
 class _Peer:
-    def __init__(
-        self, address: str, identity: Callable[[], dict[str, Any]], registrations: Registrations, ping_interval: float
-    ) -> None:
+    def __init__(self, address: str, registrar: Registrar) -> None:
         self._address = parse_address(address, DEFAULT_LOOKUPD_TCP_PORT)
-        self._identity = identity
-        self._registrations = registrations
-        self._ping_interval = ping_interval
+        self._registrar = registrar
         self._commands: Queue[str] = Queue()
         self._unanswered = 0
         self._connected = False
@@ -156,7 +145,7 @@ class _Peer:
 
     def _connect_and_serve(self) -> None:
         sock = socket.create_connection(self._address, CONNECT_TIMEOUT)
-        sock.settimeout(2 * self._ping_interval)
+        sock.settimeout(2 * self._registrar.ping_interval)
         writer = None
         try:
             self._introduce(sock)
@@ -168,7 +157,7 @@ class _Peer:
             sock.close()
 
     def _introduce(self, sock: Any) -> None:
-        body = msgspec.json.encode(self._identity())
+        body = msgspec.json.encode(self._registrar.identity())
         sock.sendall(MAGIC_V1 + b"IDENTIFY\n" + _SIZE.pack(len(body)) + body)
         try:
             info = msgspec.json.decode(_read_reply(sock), type=_LookupdInfo)
@@ -181,7 +170,7 @@ class _Peer:
         self._commands = Queue()
         self._unanswered = 0
         self._connected = True
-        for topic, channel in self._registrations():
+        for topic, channel in self._registrar.registrations():
             self._commands.put(f"REGISTER {topic} {channel}".rstrip())
         if self._commands.empty():
             self.settled.set()
@@ -189,7 +178,7 @@ class _Peer:
     def _write_loop(self, sock: Any) -> None:
         while True:
             try:
-                commands = [self._commands.get(timeout=self._ping_interval)]
+                commands = [self._commands.get(timeout=self._registrar.ping_interval)]
             except Empty:
                 commands = ["PING"]
             while not self._commands.empty():

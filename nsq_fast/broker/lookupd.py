@@ -22,41 +22,32 @@ from nsq_fast.printable import printable
 logger = logging.getLogger("nsq_fast.broker.lookupd")
 
 
-# --- the registrations of an nsqlookupd ------------------------------------------------------------------------------
-# Which nsqds there are, and which topics and channels each of them has.
-# nsqio/nsq: nsqlookupd/registration_db.go.
-# Plain state without sockets or clock: ``now`` is an argument, in seconds since the epoch. Topics and channels stay
-# known after their last nsqd has gone (RemoveProducer) until they are deleted; an nsqd that has been silent, or that
-# was tombstoned for a topic, is left out of the answers for a while.
+# --- the registrations of an nsqlookupd: which nsqds there are, and which topics and channels each of them has -------
+# nsqio/nsq: nsqlookupd/registration_db.go. Topics and channels stay known after their last nsqd has gone
+# (RemoveProducer) until they are deleted; an nsqd that has been silent, or that was tombstoned for a topic, is left out
+# of the answers for a while. ``now`` is in seconds since the epoch.
 
 
 @dataclasses.dataclass(eq=False)
 class Peer:
-    """An nsqd that has sent IDENTIFY. ``id`` and ``remote_address`` are the address of its connection."""
+    """An nsqd that has sent IDENTIFY. ``remote_address`` is the address of its connection."""
 
-    id: str
     remote_address: str
     hostname: str
     broadcast_address: str
     tcp_port: int
     http_port: int
     version: str
-    topology_zone: str = ""
-    topology_region: str = ""
-    last_update: float = 0.0
+    topology_zone: str
+    topology_region: str
+
+    def __post_init__(self) -> None:
+        self.id = self.remote_address
+        self.last_update = time.time()
 
     def public(self) -> dict[str, object]:
-        """The peer as it stands in answers."""
-        return {
-            "remote_address": self.remote_address,
-            "hostname": self.hostname,
-            "broadcast_address": self.broadcast_address,
-            "tcp_port": self.tcp_port,
-            "http_port": self.http_port,
-            "version": self.version,
-            "topology_zone": self.topology_zone,
-            "topology_region": self.topology_region,
-        }
+        """As it stands in answers."""
+        return dataclasses.asdict(self)
 
 
 @dataclasses.dataclass(eq=False)
@@ -65,10 +56,6 @@ class Producer:
 
     peer: Peer
     tombstoned_at: float | None = None
-
-    def is_tombstoned(self, now: float, lifetime: float) -> bool:
-        """Whether the producer was tombstoned less than ``lifetime`` seconds ago."""
-        return self.tombstoned_at is not None and now - self.tombstoned_at < lifetime
 
 
 Producers = dict[str, Producer]
@@ -83,47 +70,42 @@ class LookupDB:
     """
 
     def __init__(self, inactive_producer_timeout: float = 300.0, tombstone_lifetime: float = 45.0) -> None:
-        self.inactive_producer_timeout = inactive_producer_timeout
-        self.tombstone_lifetime = tombstone_lifetime
+        self._inactive_producer_timeout = inactive_producer_timeout
+        self._tombstone_lifetime = tombstone_lifetime
         self.peers: dict[str, Peer] = {}
         self._topics: dict[str, Producers] = {}
         self._channels: dict[str, dict[str, Producers]] = {}
 
-    def add_peer(self, peer: Peer) -> None:
-        """Take in an nsqd that has sent IDENTIFY."""
-        self.peers[peer.id] = peer
-
     def remove_peer(self, peer: Peer) -> None:
         """Forget an nsqd whose connection ended. Its topics and channels stay known."""
         self.peers.pop(peer.id, None)
-        for producers in self._all_producers():
+        for producers in (*self._topics.values(), *(each for all in self._channels.values() for each in all.values())):
             producers.pop(peer.id, None)
 
-    def register(self, peer: Peer, topic: str, channel: str = "") -> None:
+    def register(self, peer: Peer, topic: str, channel: str) -> None:
         """REGISTER: the nsqd has this topic, and this channel if one is named."""
+        self.add(topic, channel)
         if channel:
-            channels = self._channels.setdefault(topic, {})
-            channels.setdefault(channel, {}).setdefault(peer.id, Producer(peer))
-        self._topics.setdefault(topic, {}).setdefault(peer.id, Producer(peer))
+            self._channels[topic][channel].setdefault(peer.id, Producer(peer))
+        self._topics[topic].setdefault(peer.id, Producer(peer))
 
-    def unregister(self, peer: Peer, topic: str, channel: str = "") -> None:
+    def unregister(self, peer: Peer, topic: str, channel: str) -> None:
         """UNREGISTER: the nsqd no longer has this channel, or this topic with all its channels."""
         channels = self._channels.get(topic, {})
         if not channel:
             for producers in channels.values():
                 producers.pop(peer.id, None)
-            _remove(self._topics, topic, peer)
-            return
-        _remove(channels, channel, peer)
+        found, name = (channels, channel) if channel else (self._topics, topic)
+        if name in found:
+            found[name].pop(peer.id, None)
+            if not found[name] and is_ephemeral(name):
+                del found[name]
 
-    def add_topic(self, topic: str) -> None:
-        """Make a topic known without any nsqd."""
+    def add(self, topic: str, channel: str = "") -> None:
+        """Make a topic, and a channel if one is named, known without any nsqd."""
+        if channel:
+            self._channels.setdefault(topic, {}).setdefault(channel, {})
         self._topics.setdefault(topic, {})
-
-    def add_channel(self, topic: str, channel: str) -> None:
-        """Make a channel known, and its topic, without any nsqd."""
-        self._channels.setdefault(topic, {}).setdefault(channel, {})
-        self.add_topic(topic)
 
     def remove_topic(self, topic: str) -> None:
         """Forget a topic and its channels; the nsqds that have it keep it."""
@@ -134,11 +116,11 @@ class LookupDB:
         """Forget a channel; False if it was not known."""
         return self._channels.get(topic, {}).pop(channel, None) is not None
 
-    def tombstone(self, topic: str, node: str, now: float) -> None:
+    def tombstone(self, topic: str, node: str) -> None:
         """Hide the nsqd at ``node`` (broadcast address and HTTP port) from lookups of this topic for a while."""
         for producer in self._topics.get(topic, {}).values():
             if f"{producer.peer.broadcast_address}:{producer.peer.http_port}" == node:
-                producer.tombstoned_at = now
+                producer.tombstoned_at = time.time()
 
     def topics(self) -> list[str]:
         return sorted(self._topics)
@@ -147,7 +129,6 @@ class LookupDB:
         return topic in self._topics
 
     def channels(self, topic: str) -> list[str]:
-        """All known channels of a topic; none for an unknown topic."""
         return sorted(self._channels.get(topic, ()))
 
     def producers(self, topic: str, now: float) -> list[Peer]:
@@ -155,46 +136,38 @@ class LookupDB:
         return [
             producer.peer
             for producer in self._topics.get(topic, {}).values()
-            if self.is_active(producer.peer, now) and not producer.is_tombstoned(now, self.tombstone_lifetime)
+            if self._is_active(producer.peer, now) and not self._is_tombstoned(producer, now)
         ]
 
     def nodes(self, now: float) -> list[tuple[Peer, dict[str, bool]]]:
         """Every nsqd that is not silent, with its topics and whether it is tombstoned for each."""
-        return [(peer, self._topics_of(peer, now)) for peer in self.peers.values() if self.is_active(peer, now)]
+        return [
+            (
+                peer,
+                {
+                    topic: self._is_tombstoned(producers[peer.id], now)
+                    for topic, producers in sorted(self._topics.items())
+                    if peer.id in producers
+                },
+            )
+            for peer in self.peers.values()
+            if self._is_active(peer, now)
+        ]
 
-    def is_active(self, peer: Peer, now: float) -> bool:
-        """Whether the nsqd has been heard of lately."""
-        return now - peer.last_update <= self.inactive_producer_timeout
+    def _is_active(self, peer: Peer, now: float) -> bool:
+        return now - peer.last_update <= self._inactive_producer_timeout
 
-    def registrations(self) -> Iterator[tuple[str, str, str, list[Producer]]]:
-        """Everything that is known, as (category, topic, channel, producers), for /debug."""
-        yield "client", "", "", [Producer(peer) for peer in self.peers.values()]
+    def _is_tombstoned(self, producer: Producer, now: float) -> bool:
+        return producer.tombstoned_at is not None and now - producer.tombstoned_at < self._tombstone_lifetime
+
+    def registrations(self) -> Iterator[tuple[str, list[Producer]]]:
+        """Everything that is known, by names of category, topic and channel, for /debug."""
+        yield "client::", [Producer(peer) for peer in self.peers.values()]
         for topic, producers in self._topics.items():
-            yield "topic", topic, "", list(producers.values())
+            yield f"topic:{topic}:", list(producers.values())
         for topic, channels in self._channels.items():
             for channel, producers in channels.items():
-                yield "channel", topic, channel, list(producers.values())
-
-    def _topics_of(self, peer: Peer, now: float) -> dict[str, bool]:
-        return {
-            topic: producers[peer.id].is_tombstoned(now, self.tombstone_lifetime)
-            for topic, producers in sorted(self._topics.items())
-            if peer.id in producers
-        }
-
-    def _all_producers(self) -> Iterator[Producers]:
-        yield from self._topics.values()
-        for channels in self._channels.values():
-            yield from channels.values()
-
-
-def _remove(registrations: dict[str, Producers], name: str, peer: Peer) -> None:
-    producers = registrations.get(name)
-    if producers is None:
-        return
-    producers.pop(peer.id, None)
-    if not producers and is_ephemeral(name):
-        del registrations[name]
+                yield f"channel:{topic}:{channel}", list(producers.values())
 
 
 # --- nsqlookupd's TCP protocol: how nsqds register topics and channels -----------------------------------------------
@@ -221,11 +194,6 @@ class _Identify(msgspec.Struct):
     remote_address: str | None = None
 
 
-def frame(data: bytes) -> bytes:
-    """A reply as it goes over the wire."""
-    return _SIZE.pack(len(data)) + data
-
-
 class LookupdProtocol:
     """Serves the TCP connections of an nsqlookupd.
 
@@ -246,9 +214,13 @@ class LookupdProtocol:
             if reader.read(4) == MAGIC_V1:
                 _Connection(self._db, self._identity, guarded, reader, Address(*address[:2])).serve()
             else:
-                guarded.sendall(frame(b"E_BAD_PROTOCOL"))
+                _send(guarded, b"E_BAD_PROTOCOL")
         finally:
             reader.close()
+
+
+def _send(sock: Any, reply: bytes) -> None:
+    sock.sendall(_SIZE.pack(len(reply)) + reply)
 
 
 class _Connection:
@@ -261,20 +233,14 @@ class _Connection:
         self._reader = reader
         self._address = address
         self._peer: Peer | None = None
-        self._commands: dict[str, Callable[[list[str]], bytes]] = {
-            "PING": self._ping,
-            "IDENTIFY": self._identify,
-            "REGISTER": self._register,
-            "UNREGISTER": self._unregister,
-        }
 
     def serve(self) -> None:
         try:
             while (line := self._reader.readline(MAX_LINE)).endswith(b"\n"):
-                self._sock.sendall(frame(self._execute(line)))
+                _send(self._sock, self._execute(line))
         except ServerError as error:
             logger.info("nsqd at %s: %s", self._address, printable(str(error)), extra=BROKER_NSQD_LEFT)
-            self._sock.sendall(frame(f"{error.code} {error.detail}".encode("utf-8", "surrogateescape")))
+            _send(self._sock, f"{error.code} {error.detail}".encode("utf-8", "surrogateescape"))
         finally:
             if self._peer is not None:
                 self._db.remove_peer(self._peer)
@@ -282,17 +248,21 @@ class _Connection:
 
     def _execute(self, line: bytes) -> bytes:
         name, *params = line.strip().decode("utf-8", "surrogateescape").split(" ")
-        command = self._commands.get(name)
-        if command is None:
+        if name == "IDENTIFY":
+            return self._identify()
+        if name == "PING":
+            if self._peer is not None:
+                self._peer.last_update = time.time()
+        elif name in ("REGISTER", "UNREGISTER"):
+            if self._peer is None:
+                raise Invalid("client must IDENTIFY")
+            tell = self._db.register if name == "REGISTER" else self._db.unregister
+            tell(self._peer, *_topic_and_channel(name, params))
+        else:
             raise Invalid(f"invalid command {name}")
-        return command(params)
-
-    def _ping(self, params: list[str]) -> bytes:
-        if self._peer is not None:
-            self._peer.last_update = time.time()
         return b"OK"
 
-    def _identify(self, params: list[str]) -> bytes:
+    def _identify(self) -> bytes:
         if self._peer is not None:
             raise Invalid("cannot IDENTIFY again")
         try:
@@ -301,10 +271,8 @@ class _Connection:
             raise BadBody("IDENTIFY failed to decode JSON body") from None
         if not (info.broadcast_address and info.tcp_port and info.http_port and info.version):
             raise BadBody("IDENTIFY missing fields")
-        remote = str(self._address)
-        self._peer = Peer(
-            id=remote,
-            remote_address=remote,
+        self._peer = peer = Peer(
+            remote_address=str(self._address),
             hostname=info.hostname or "",
             broadcast_address=info.broadcast_address,
             tcp_port=info.tcp_port,
@@ -312,16 +280,10 @@ class _Connection:
             version=info.version,
             topology_zone=info.topology_zone or "",
             topology_region=info.topology_region or "",
-            last_update=time.time(),
         )
-        self._db.add_peer(self._peer)
-        logger.info(
-            "nsqd %s:%s (%s) joined",
-            printable(info.broadcast_address),
-            info.tcp_port,
-            printable(info.version),
-            extra=BROKER_NSQD_JOINED,
-        )
+        self._db.peers[peer.id] = peer
+        place, version = f"{printable(peer.broadcast_address)}:{peer.tcp_port}", printable(peer.version)
+        logger.info("nsqd %s (%s) joined", place, version, extra=BROKER_NSQD_JOINED)
         return msgspec.json.encode(self._identity())
 
     def _read_body(self) -> bytes:
@@ -333,19 +295,6 @@ class _Connection:
         if len(body) != size:
             raise BadBody("IDENTIFY failed to read body")
         return body
-
-    def _register(self, params: list[str]) -> bytes:
-        self._db.register(self._identified(), *_topic_and_channel("REGISTER", params))
-        return b"OK"
-
-    def _unregister(self, params: list[str]) -> bytes:
-        self._db.unregister(self._identified(), *_topic_and_channel("UNREGISTER", params))
-        return b"OK"
-
-    def _identified(self) -> Peer:
-        if self._peer is None:
-            raise Invalid("client must IDENTIFY")
-        return self._peer
 
 
 def _topic_and_channel(command: str, params: list[str]) -> tuple[str, str]:
@@ -359,7 +308,7 @@ def _topic_and_channel(command: str, params: list[str]) -> tuple[str, str]:
     return topic, channel
 
 
-# --- the HTTP routes of nsqlookupd, over a ``LookupDB`` --------------------------------------------------------------
+# --- the HTTP routes of nsqlookupd -----------------------------------------------------------------------------------
 # nsqio/nsq: nsqlookupd/http.go
 
 
@@ -375,26 +324,23 @@ class LookupdRoutes:
         self._version = version
 
     def router(self) -> Router:
-        router = Router()
-        router.add("GET", "/ping", self._ping, style_text)
-        router.add("GET", "/info", self._info)
-        router.add("GET", "/lookup", self._lookup)
-        router.add("GET", "/topics", self._topics)
-        router.add("GET", "/channels", self._channels)
-        router.add("GET", "/nodes", self._nodes)
-        router.add("GET", "/debug", self._debug)
-        router.add("POST", "/topic/create", self._create_topic)
-        router.add("POST", "/topic/delete", self._delete_topic)
-        router.add("POST", "/topic/tombstone", self._tombstone)
-        router.add("POST", "/channel/create", self._create_channel)
-        router.add("POST", "/channel/delete", self._delete_channel)
+        db, router = self._db, Router()
+        router.add("GET", "/ping", lambda request: "OK", style_text)
+        for method, path, handler in (
+            ("GET", "/info", lambda request: {"version": self._version}),
+            ("GET", "/lookup", self._lookup),
+            ("GET", "/topics", lambda request: {"topics": db.topics()}),
+            ("GET", "/channels", lambda request: {"channels": db.channels(required(request, "topic"))}),
+            ("GET", "/nodes", self._nodes),
+            ("GET", "/debug", self._debug),
+            ("POST", "/topic/create", self._create_topic),
+            ("POST", "/topic/delete", lambda request: db.remove_topic(required(request, "topic"))),
+            ("POST", "/topic/tombstone", self._tombstone),
+            ("POST", "/channel/create", lambda request: db.add(*topic_and_channel(request))),
+            ("POST", "/channel/delete", self._delete_channel),
+        ):
+            router.add(method, path, handler)
         return router
-
-    def _ping(self, request: Request) -> str:
-        return "OK"
-
-    def _info(self, request: Request) -> dict[str, Any]:
-        return {"version": self._version}
 
     def _lookup(self, request: Request) -> dict[str, Any]:
         topic = required(request, "topic")
@@ -403,51 +349,30 @@ class LookupdRoutes:
         producers = [peer.public() for peer in self._db.producers(topic, time.time())]
         return {"channels": self._db.channels(topic), "producers": producers}
 
-    def _topics(self, request: Request) -> dict[str, Any]:
-        return {"topics": self._db.topics()}
-
-    def _channels(self, request: Request) -> dict[str, Any]:
-        return {"channels": self._db.channels(required(request, "topic"))}
-
     def _nodes(self, request: Request) -> dict[str, Any]:
-        return {"producers": [_node(peer, topics) for peer, topics in self._db.nodes(time.time())]}
+        nodes = self._db.nodes(time.time())
+        rows = [{**peer.public(), "tombstones": [*topics.values()], "topics": [*topics]} for peer, topics in nodes]
+        return {"producers": rows}
 
     def _debug(self, request: Request) -> dict[str, Any]:
-        return {
-            f"{category}:{topic}:{channel}": [_debug_producer(producer) for producer in producers]
-            for category, topic, channel, producers in self._db.registrations()
-            if producers
-        }
+        return {name: [*map(_debug_producer, each)] for name, each in self._db.registrations() if each}
 
     def _create_topic(self, request: Request) -> None:
         topic = required(request, "topic")
         if not is_valid_name(topic):
             raise request.refuse(400, "INVALID_ARG_TOPIC")
-        self._db.add_topic(topic)
-
-    def _delete_topic(self, request: Request) -> None:
-        self._db.remove_topic(required(request, "topic"))
+        self._db.add(topic)
 
     def _tombstone(self, request: Request) -> None:
-        self._db.tombstone(required(request, "topic"), required(request, "node"), time.time())
-
-    def _create_channel(self, request: Request) -> None:
-        self._db.add_channel(*topic_and_channel(request))
+        self._db.tombstone(required(request, "topic"), required(request, "node"))
 
     def _delete_channel(self, request: Request) -> None:
         if not self._db.remove_channel(*topic_and_channel(request)):
             raise request.refuse(404, "CHANNEL_NOT_FOUND")
 
 
-def _node(peer: Peer, topics: dict[str, bool]) -> dict[str, Any]:
-    return {**peer.public(), "tombstones": list(topics.values()), "topics": list(topics)}
-
-
 def _debug_producer(producer: Producer) -> dict[str, Any]:
-    peer = producer.peer
+    peer, at = producer.peer, producer.tombstoned_at
     shown = {"id": peer.id, **peer.public(), "last_update": int(peer.last_update * 1e9)}
     del shown["remote_address"]
-    tombstoned_at = producer.tombstoned_at
-    shown["tombstoned"] = tombstoned_at is not None
-    shown["tombstoned_at"] = _NEVER_NS if tombstoned_at is None else int(tombstoned_at * 1e9)
-    return shown
+    return {**shown, "tombstoned": at is not None, "tombstoned_at": _NEVER_NS if at is None else int(at * 1e9)}

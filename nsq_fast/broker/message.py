@@ -61,11 +61,12 @@ class Message:
         sequence: number of the message in its topic's log; -1 when it is not there.
         priority: its time in the heap that it is in: in flight the deadline, monotonic; deferred ``due``.
         is_placed: see ``DueHeap``.
+        is_shared: whether it waits in the memory of several channels; each has a copy of its own once it delivers it.
         delivered_at: when it was delivered, monotonic seconds.
         due: when a deferred message becomes ready, seconds since the epoch; 0.0 when not deferred.
     """
 
-    __slots__ = ("attempts", "delivered_at", "due", "frame", "id", "is_placed", "priority", "sequence")
+    __slots__ = ("attempts", "delivered_at", "due", "frame", "id", "is_placed", "is_shared", "priority", "sequence")
 
     def __init__(self, id: bytes, frame: bytes, sequence: int = -1, due: float = 0.0) -> None:
         self.id = id
@@ -75,6 +76,7 @@ class Message:
         self.attempts = 0
         self.priority = 0.0
         self.is_placed = False
+        self.is_shared = False
         self.delivered_at = 0.0
 
     @property
@@ -83,11 +85,9 @@ class Message:
 
     @property
     def timestamp(self) -> int:
-        """When it was published, nanoseconds since the epoch."""
         return int.from_bytes(self.frame[8:16], "big")
 
     def copy(self) -> Message:
-        """The message for another channel."""
         return Message(self.id, self.frame, self.sequence, self.due)
 
     def redelivery_frame(self) -> bytes:

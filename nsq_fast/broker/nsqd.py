@@ -17,13 +17,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Any, Generic, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from gevent import Greenlet, get_hub, sleep, spawn
 
 from nsq_fast.broker.channel import Channel
-from nsq_fast.broker.journal import Journal
+from nsq_fast.broker.journal import Journal, Trouble
 from nsq_fast.broker.message import Exiting as Exiting
 from nsq_fast.broker.message import NotFound as NotFound
 from nsq_fast.broker.message import SnowflakeIds
@@ -31,17 +31,14 @@ from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.broker.queue import make_window
 from nsq_fast.broker.store import ChannelMetadata, Metadata, Store, TopicMetadata, restore
 from nsq_fast.broker.topic import Topic
-from nsq_fast.log_events import BROKER_METADATA_INVALID, BROKER_WRITE_FAILED, BROKER_WRITE_RECOVERED
+from nsq_fast.log_events import BROKER_METADATA_INVALID
 from nsq_fast.names import is_ephemeral, is_valid_name
 
 logger = logging.getLogger("nsq_fast.broker.nsqd")
 
 
-# --- what the TCP and HTTP servers of an nsqd need of its state, original or redesigned ------------------------------
-
-
 class Host(ABC):
-    """The state behind the faces of an nsqd.
+    """What the TCP and HTTP servers of an nsqd need of its state, original or redesigned.
 
     Attributes:
         options: replaced as a whole by ``set_options``.
@@ -73,69 +70,7 @@ class Host(ABC):
         self.options = self.options.replace(**changes)
 
 
-# --- which channels are looked at for messages that have timed out or are due, and how often -------------------------
-# Redis's probabilistic expiration (nsqio/nsq: nsqd/nsqd.go, queueScanLoop): in each interval a few channels are
-# chosen at random. One that had something to give back is dirty; if too many were, others are chosen at once.
-# Pure policy: the caller has the clock, scans the channels and waits.
-
-
-ChannelT = TypeVar("ChannelT")
-
 CHANNELS_PER_WORKER = 4
-
-
-class QueueScan(Generic[ChannelT]):
-    """Chooses channels.
-
-    Args:
-        selection_count: how many are chosen at a time.
-        worker_pool_max: the most that are scanned before others have their turn (nsqd: in parallel).
-        dirty_percent: the share of dirty channels, 0.0 to 1.0, above which others are chosen at once.
-        sample: chooses so many of a sequence, each once.
-    """
-
-    def __init__(
-        self,
-        selection_count: int,
-        worker_pool_max: int,
-        dirty_percent: float,
-        sample: Callable[[Sequence[ChannelT], int], list[ChannelT]] = random.sample,
-    ) -> None:
-        self._selection_count = selection_count
-        self._worker_pool_max = worker_pool_max
-        self._dirty_percent = dirty_percent
-        self._sample = sample
-        self._channels: Sequence[ChannelT] = ()
-
-    def refresh(self, channels: Sequence[ChannelT]) -> None:
-        """Choose from these from now on."""
-        self._channels = channels
-
-    @property
-    def workers(self) -> int:
-        """How many channels are scanned before others have their turn (nsqio/nsq: nsqd/nsqd.go, resizePool)."""
-        return min(max(1, len(self._channels) // CHANNELS_PER_WORKER), self._worker_pool_max)
-
-    def select(self) -> Iterator[list[ChannelT]]:
-        """The channels to scan now, as many at a time as there are workers."""
-        chosen = self._sample(self._channels, min(self._selection_count, len(self._channels)))
-        workers = self.workers
-        for start in range(0, len(chosen), workers):
-            yield chosen[start : start + workers]
-
-    def is_to_be_repeated(self, dirty: int) -> bool:
-        """Whether others are to be scanned at once, after so many of those chosen were dirty."""
-        count = min(self._selection_count, len(self._channels))
-        return count > 0 and dirty / count > self._dirty_percent
-
-
-# --- the state of an nsqd --------------------------------------------------------------------------------------------
-# Its topics, what of them survives a restart, and the scan for timeouts.
-# No sockets: the TCP and HTTP servers work on it. What survives what, with a data path: a message whose publish was
-# answered OK survives the end of the process, SIGKILL included; after a power loss up to ``sync_every`` messages a
-# topic, or those of the last ``sync_timeout`` seconds, may be missing.
-
-
 _MANY_TOPICS = 500
 _SAVE_SHARE = 0.1
 """From so many topics on, writing nsqd.dat, which names them all, takes this share of the time while more are made."""
@@ -167,7 +102,13 @@ class Nsqd(Host):
         self._are_channels_new = True
         self._is_metadata_saved = True
         self._saves_at = 0.0
-        self._is_disk_failing = False
+        path = str(options.data_path)
+        self._writing = Trouble(
+            logger,
+            f"failed to write to {path.replace('%', '%%')}: %s; what is in memory is served, and writing is tried every"
+            f" {options.sync_timeout:g} s",
+            f"writing to {path} succeeds again",
+        )
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -181,11 +122,9 @@ class Nsqd(Host):
             greenlet.name = name
 
     def close(self) -> None:
-        """Disconnect everybody and write down where everything is."""
         self._end(save=True)
 
     def kill(self) -> None:
-        """Stop as SIGKILL would: nothing more is written."""
         self._end(save=False)
 
     def _end(self, *, save: bool) -> None:
@@ -225,7 +164,6 @@ class Nsqd(Host):
         return topic
 
     def existing_topic(self, name: str) -> Topic:
-        """The topic of that name; raises NotFound if there is none."""
         topic = self.topics.get(name)
         if topic is None:
             raise NotFound("topic does not exist")
@@ -301,22 +239,13 @@ class Nsqd(Host):
         topic.start()
 
     def _metadata(self) -> Metadata:
-        return Metadata(
-            [
-                TopicMetadata(
-                    topic.name,
-                    topic.is_paused,
-                    [
-                        ChannelMetadata(channel.name, channel.is_paused)
-                        for channel in topic.channels.values()
-                        if not channel.is_ephemeral
-                    ],
-                )
-                for topic in self.topics.values()
-                if not topic.is_ephemeral
-            ],
-            self.options.version,
-        )
+        topics = []
+        for topic in self.topics.values():
+            if not topic.is_ephemeral:
+                lasting = [channel for channel in topic.channels.values() if not channel.is_ephemeral]
+                channels = [ChannelMetadata(channel.name, channel.is_paused) for channel in lasting]
+                topics.append(TopicMetadata(topic.name, topic.is_paused, channels))
+        return Metadata(topics, self.options.version)
 
     def _persist(self, topic: Topic, *, may_wait: bool) -> None:
         """Write down that a topic is another; a new one is found by its checkpoint until nsqd.dat names it."""
@@ -342,18 +271,11 @@ class Nsqd(Host):
         try:
             yield
         except OSError as error:
-            if not self._is_disk_failing:
-                logger.error(
-                    "failed to write to %s: %s; what is in memory is served, and writing is tried every %g s",
-                    self.options.data_path, error, self.options.sync_timeout, extra=BROKER_WRITE_FAILED,
-                )  # fmt: skip
-            self._is_disk_failing = True
             self.error = error
+            self._writing.failed(error)
         else:
-            if self._is_disk_failing:
-                logger.warning("writing to %s succeeds again", self.options.data_path, extra=BROKER_WRITE_RECOVERED)
-            self._is_disk_failing = False
             self.error = None
+            self._writing.succeeded()
 
     def _logged(self, log: Journal) -> None:
         if log.unsynced >= self.options.sync_every:
@@ -375,31 +297,33 @@ class Nsqd(Host):
 
     # --- timeouts ----------------------------------------------------------------------------------------------------
 
+    # Redis's probabilistic expiration (nsqio/nsq: nsqd/nsqd.go, queueScanLoop): in each interval a few channels are
+    # chosen at random. One that had something to give back is dirty; if too many were, others are chosen at once.
+
     def _scan_loop(self) -> None:
-        options = self.options
-        scan: QueueScan[Channel] = QueueScan(
-            options.queue_scan_selection_count, options.queue_scan_worker_pool_max, options.queue_scan_dirty_percent
-        )
         refresh_at = 0.0
+        channels: list[Channel] = []
         while True:
-            sleep(options.queue_scan_interval)
+            sleep(self.options.queue_scan_interval)
             if self._are_channels_new or time.monotonic() >= refresh_at:
                 # nsqd has a channel that is new wait for the next refresh: tests have no time for that.
                 self._are_channels_new = False
-                refresh_at = time.monotonic() + options.queue_scan_refresh_interval
-                scan.refresh([channel for topic in self.topics.values() for channel in topic.channels.values()])
-            while scan.is_to_be_repeated(_scan_once(scan)):
+                refresh_at = time.monotonic() + self.options.queue_scan_refresh_interval
+                channels = [channel for topic in self.topics.values() for channel in topic.channels.values()]
+            while self.scan_some(channels):
                 pass
 
-
-def _scan_once(scan: QueueScan[Channel]) -> int:
-    """Scan the channels that are chosen; how many were dirty."""
-    dirty = 0
-    for channels in scan.select():
-        now, wall_now = time.monotonic(), time.time()
-        dirty += sum(channel.scan(now, wall_now) for channel in channels)
-        sleep(0)
-    return dirty
+    def scan_some(self, channels: Sequence[Channel]) -> bool:
+        """Scan some channels; whether too many were dirty."""
+        chosen = random.sample(channels, min(self.options.queue_scan_selection_count, len(channels)))
+        # How many are scanned before others have their turn (nsqd: in parallel; resizePool).
+        workers = min(max(1, len(channels) // CHANNELS_PER_WORKER), self.options.queue_scan_worker_pool_max)
+        dirty = 0
+        for start in range(0, len(chosen), workers):
+            now, wall_now = time.monotonic(), time.time()
+            dirty += sum(channel.scan(now, wall_now) for channel in chosen[start : start + workers])
+            sleep(0)
+        return bool(chosen) and dirty / len(chosen) > self.options.queue_scan_dirty_percent
 
 
 def _not_as_marked(topics: Sequence[Topic], marks: Mapping[Topic, object]) -> Iterator[tuple[Topic, object]]:
@@ -417,16 +341,10 @@ def _not_as_marked(topics: Sequence[Topic], marks: Mapping[Topic, object]) -> It
 def _activity(topic: Topic) -> object:
     """Something that is another whenever a checkpoint of the topic would be another."""
     channels = [
-        (
-            channel.depth,
-            channel.in_flight_count,
-            len(channel.backlog.deferred),
-            channel.message_count,
-            channel.requeue_count,
-        )
-        for channel in topic.channels.values()
+        (each.depth, each.in_flight_count, len(each.deferred), each.message_count, each.requeue_count)
+        for each in topic.channels.values()
     ]
-    return (topic.message_count, topic.depth, channels)
+    return topic.message_count, topic.depth, channels
 
 
 def _sync_in_thread(log: Journal) -> None:

@@ -51,6 +51,10 @@ class HostRoutes:
             raise request.refuse(500, self.health())
         return self.health()
 
+    def vitals(self) -> dict[str, Any]:
+        started_at = int(self._host.started_at)
+        return {"version": self._host.options.version, "health": self.health(), "start_time": started_at}
+
     def info(self, request: Request) -> dict[str, Any]:
         options = self._host.options
         tcp, http = self._addresses()
@@ -61,6 +65,12 @@ class HostRoutes:
             "http_port": -1 if http is None else http.port,
             "tcp_port": -1 if tcp is None else tcp.port,
             "start_time": int(self._host.started_at),
+            **self._more_info(),
+        }
+
+    def _more_info(self) -> dict[str, Any]:
+        options = self._host.options
+        return {
             "max_heartbeat_interval": round(options.max_heartbeat_interval * 1e9),
             "max_output_buffer_size": options.max_output_buffer_size,
             "max_output_buffer_timeout": round(options.max_output_buffer_timeout * 1e9),
@@ -70,7 +80,6 @@ class HostRoutes:
         }
 
     def split_lines(self, request: Request, body: bytes) -> list[bytes]:
-        """The messages of a body with one on each line."""
         lines = [line for line in body.split(b"\n") if line]
         if lines and max(map(len, lines)) > self._host.options.max_msg_size:
             raise request.refuse(413, "MSG_TOO_BIG")
@@ -114,17 +123,11 @@ class HostRoutes:
         return self.get_config(request)
 
 
-# --- the HTTP routes of nsqd -----------------------------------------------------------------------------------------
-# nsqio/nsq: nsqd/http.go
-
-
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
 
 
 class NsqdRoutes(HostRoutes):
-    """Builds the WSGI application of an nsqd."""
-
     def __init__(self, nsqd: Nsqd, addresses: Addresses, set_lookupds: Callable[[list[str]], None]):
         super().__init__(nsqd, addresses, set_lookupds)
         self._nsqd = nsqd
@@ -139,13 +142,13 @@ class NsqdRoutes(HostRoutes):
         router.add("POST", "/topic/create", self._create_topic)
         router.add("POST", "/topic/delete", self._delete_topic)
         router.add("POST", "/topic/empty", self._empty_topic)
-        router.add("POST", "/topic/pause", lambda request: self._any_topic(request).pause())
-        router.add("POST", "/topic/unpause", lambda request: self._any_topic(request).unpause())
+        router.add("POST", "/topic/pause", lambda request: self._any_topic(request).set_paused(True))
+        router.add("POST", "/topic/unpause", lambda request: self._any_topic(request).set_paused(False))
         router.add("POST", "/channel/create", self._create_channel)
         router.add("POST", "/channel/delete", self._delete_channel)
         router.add("POST", "/channel/empty", lambda request: self._channel(request).empty())
-        router.add("POST", "/channel/pause", lambda request: self._channel(request).pause())
-        router.add("POST", "/channel/unpause", lambda request: self._channel(request).unpause())
+        router.add("POST", "/channel/pause", lambda request: self._channel(request).set_paused(True))
+        router.add("POST", "/channel/unpause", lambda request: self._channel(request).set_paused(False))
         router.add("GET", "/config/*", self.get_config)
         router.add("PUT", "/config/*", self.put_config)
         return router
@@ -161,9 +164,7 @@ class NsqdRoutes(HostRoutes):
         if request.get("format") != "json":
             return render_text(self._nsqd, topics or [], producers or [], memory, self.health())
         return {
-            "version": self._nsqd.options.version,
-            "health": self.health(),
-            "start_time": int(self._nsqd.started_at),
+            **self.vitals(),
             "topics": topics,
             **({} if memory is None else {"memory": memory}),
             "producers": producers,

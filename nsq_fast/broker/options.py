@@ -37,8 +37,6 @@ _CHOICES = {
 
 
 class NsqdOptions(Config, frozen=True):
-    """Options of one nsqd."""
-
     tcp_address: str = option("127.0.0.1:0", "where clients connect")
     http_address: str = option("127.0.0.1:0", "where HTTP is served")
     https_address: str = option("", "where HTTPS is served; needs tls_cert")
@@ -150,8 +148,6 @@ class NsqdOptions(Config, frozen=True):
 
 
 class LookupdOptions(Config, frozen=True):
-    """Options of one nsqlookupd."""
-
     tcp_address: str = option("127.0.0.1:0", "where nsqds connect")
     http_address: str = option("127.0.0.1:0", "where HTTP is served")
     broadcast_address: str = option("127.0.0.1", "address of this nsqlookupd")
@@ -240,6 +236,6 @@ class ClusterOptions(Config, frozen=True):
         return 0.0 if self.kind else self.readiness
 
 
-def lookupd_options(options: Mapping[str, Any]) -> LookupdOptions:
-    """Options of an nsqlookupd. Raises ConfigError for one that does not exist."""
+def cluster_lookupd_options(options: Mapping[str, Any]) -> LookupdOptions:
+    """Options of an nsqlookupd of the cluster. Raises ConfigError for one that does not exist."""
     return LookupdOptions.of({"version": CLUSTER_VERSION, "inactive_producer_timeout": 60.0, **options})

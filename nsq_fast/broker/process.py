@@ -88,7 +88,6 @@ class BrokerProcess(Startable):
 
     @property
     def nsqd(self) -> ServerAddresses:
-        """The addresses of the first nsqd."""
         return self._addresses.nsqds[0]
 
     @property
@@ -100,12 +99,10 @@ class BrokerProcess(Startable):
 
     @property
     def pid(self) -> int:
-        """The process id of the child."""
         return self._running().pid
 
     @property
     def is_running(self) -> bool:
-        """Whether the child is alive."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
@@ -160,7 +157,6 @@ class BrokerProcess(Startable):
             self._ports.hold(address)
 
     def release_ports(self) -> None:
-        """Let go of the ports that are held since it stopped."""
         self._ports.let_go()
 
     def restart(self) -> None:
@@ -442,7 +438,6 @@ def _target_of(value: object) -> object:
 
 
 def main() -> None:
-    """The child: its argument names what it runs."""
     run(getattr(importlib.import_module("nsq_fast.broker"), sys.argv[1]))
 
 

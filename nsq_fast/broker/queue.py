@@ -85,13 +85,11 @@ class DueHeap(Generic[MessageT]):
         return len(self._heap)
 
     def put(self, messages: Sequence[MessageT], time: float) -> None:
-        """Add messages that are due at this time."""
         for message in messages:
             message.priority = time
             self.messages[message.id] = message
 
     def move(self, message: MessageT, time: float) -> None:
-        """Have a message that is here due at another time."""
         if message.priority == time:
             return
         message.priority = time
@@ -99,7 +97,6 @@ class DueHeap(Generic[MessageT]):
             self._place(message)
 
     def pop(self, id: bytes) -> MessageT | None:
-        """Take a message out; None if it is not here."""
         message = self.messages.pop(id, None)
         if message is not None:
             message.is_placed = False
@@ -121,7 +118,6 @@ class DueHeap(Generic[MessageT]):
         return due
 
     def clear(self) -> None:
-        """Forget every message."""
         for message in self.messages.values():
             message.is_placed = False
         self.messages.clear()
@@ -188,7 +184,6 @@ class BaseChannel(ABC, Generic[MessageT]):
 
     @property
     def in_flight_count(self) -> int:
-        """Messages delivered, and neither finished nor requeued."""
         return sum(map(len, self._in_flight))
 
     def messages_in_flight(self) -> Iterator[MessageT]:
@@ -199,11 +194,15 @@ class BaseChannel(ABC, Generic[MessageT]):
         """Up to ``count`` frames for a client; its messages are in flight from now on."""
 
     @abstractmethod
+    def finish(self, client: Any, ids: list[bytes]) -> list[bytes]:
+        """Done with messages; the ids of those that the client has not got in flight."""
+
+    @abstractmethod
     def has_ready(self, client: Any) -> bool:
         """Whether there may be messages for a client right now."""
 
     @abstractmethod
-    def _put_back(self, messages: Sequence[MessageT]) -> None:
+    def put_back(self, messages: Sequence[MessageT]) -> None:
         """Have messages that were delivered, or deferred, delivered again."""
 
     @abstractmethod
@@ -211,7 +210,6 @@ class BaseChannel(ABC, Generic[MessageT]):
         """How many of the clients in line may find something."""
 
     def wait(self, client: Any) -> None:
-        """Put a client that is ready, and found nothing, in line."""
         self._waiting[client] = None
 
     def notify(self) -> None:
@@ -223,9 +221,18 @@ class BaseChannel(ABC, Generic[MessageT]):
                 client.wake()
 
     def wake(self) -> None:
-        """Wake all clients: something has changed."""
         for client in list(self.clients.values()):
             client.wake()
+
+    def set_paused(self, is_paused: bool) -> None:
+        self.is_paused = is_paused
+        self.wake()
+
+    def disconnect(self, which: Callable[[Any], bool] = lambda client: True) -> None:
+        """End the connections of clients, without a word."""
+        for client in list(self.clients.values()):
+            if which(client):
+                client.close()
 
     def touch(self, client: Connection, id: bytes, longest: float) -> None:
         """Start a message's timeout again, no more than ``longest`` after its delivery; NotOwner if it is not there.
@@ -271,7 +278,6 @@ class BaseChannel(ABC, Generic[MessageT]):
         """A client has gone: what becomes of its messages in flight; by default they time out."""
 
     def forget_in_flight(self) -> None:
-        """Forget every message that is in flight."""
         for in_flight in self._in_flight:
             in_flight.clear()
 
@@ -289,7 +295,7 @@ class BaseChannel(ABC, Generic[MessageT]):
         self.timeout_count += len(back)
         back += self._pop_deferred(now, wall_now)
         if back:
-            self._put_back(back)
+            self.put_back(back)
             self.notify()
         return bool(back)
 
@@ -328,7 +334,6 @@ class LatencyWindow:
         self._moved_at = clock()
 
     def add(self, nanoseconds: int) -> None:
-        """Count the latency of one message."""
         self._move()
         self._new.add(nanoseconds)
 

@@ -32,9 +32,6 @@ from nsq_fast.broker.stats import StatsdPusher, key_prefix
 from nsq_fast.errors import ConfigError, NotRunning
 from nsq_fast.names import Address
 
-# --- what can be started and stopped, by calls or by a ``with`` ------------------------------------------------------
-
-
 T = TypeVar("T", bound="Startable")
 
 
@@ -68,12 +65,10 @@ class Startable(ABC):
         self.release_ports()
 
 
-# --- the addresses that a server listens on, by the name of what is served there -------------------------------------
-# ``tcp``, ``http``, ``https``.
-
-
 class Faces:
-    """What listens for one server. Its ports are held while it is stopped, and taken again at the next start.
+    """What listens for one server, by names: ``tcp``, ``http``, ``https``.
+
+    Its ports are held while it is stopped, and taken again at the next start.
 
     Args:
         server: what the server is called in an error.
@@ -109,12 +104,10 @@ class Faces:
             self._open.append(face)
 
     def start(self) -> None:
-        """Begin to accept on all of them."""
         for face in self._open:
             face.start()
 
     def stop(self) -> None:
-        """Close all of them, and their connections; their ports are held."""
         for face in self._open:
             face.close()
             self._ports.hold(face.address)  # before anything else runs: the end of connections takes its time
@@ -123,7 +116,6 @@ class Faces:
         self._open = []
 
     def release(self) -> None:
-        """Let go of the ports that are held."""
         self._ports.let_go()
 
 
@@ -169,7 +161,6 @@ class NsqdTcp:
             self.nsqd.clients.discard(connection)
 
     def close(self) -> None:
-        """Drop every connection."""
         for connection in list(self.nsqd.clients):
             connection.close()
 
@@ -205,21 +196,14 @@ class Server(Startable):
 
     @property
     def tcp_address(self) -> Address:
-        """Where TCP is served. Known once it has been started."""
         return self._faces.known("tcp")
 
     @property
     def http_address(self) -> Address:
-        """Where HTTP is served. Known once it has been started."""
         return self._faces.known("http")
 
     def release_ports(self) -> None:
-        """Let go of the ports that are held since it stopped."""
         self._faces.release()
-
-
-# --- an nsqd in this process -----------------------------------------------------------------------------------------
-# Its state with TCP, HTTP and HTTPS faces, registration, and statsd.
 
 
 class NsqdServer(Server):
@@ -285,18 +269,15 @@ class NsqdServer(Server):
             self.nsqd.close()
 
     def kill(self) -> None:
-        """End as SIGKILL would: nothing more is written. It may be started again."""
         if self._tcp is not None:
             self._leave()
             self.nsqd.kill()
 
     def restart(self) -> None:
-        """Kill, and start again on the same ports and data path."""
         self.kill()
         self.start()
 
     def register_at(self, lookupd: Address) -> None:
-        """Register at one more nsqlookupd, from the next start on."""
         known = self.options.lookupd_tcp_addresses
         if str(lookupd) not in known:
             self.options = self.options.replace(lookupd_tcp_addresses=(*known, str(lookupd)))
@@ -373,9 +354,6 @@ def _registrations(nsqd: Nsqd) -> Iterator[tuple[str, str]]:
             yield topic.name, channel
 
 
-# --- an nsqlookupd in this process: its state with a TCP and an HTTP face --------------------------------------------
-
-
 class LookupdServer(Server):
     """An embedded nsqlookupd.
 
@@ -414,7 +392,6 @@ class LookupdServer(Server):
         self._is_running = True
 
     def stop(self) -> None:
-        """Stop listening and end every connection. It may be started again."""
         self._faces.stop()
         self._is_running = False
 
@@ -431,10 +408,6 @@ class LookupdServer(Server):
             "broadcast_address": self.options.broadcast_address,
             "hostname": socket.gethostname(),
         }
-
-
-# --- A group of servers in one process -------------------------------------------------------------------------------
-# Started together, stopped together, waited for.
 
 
 class ServerGroup(Startable):
@@ -467,24 +440,20 @@ class ServerGroup(Startable):
             raise
 
     def stop(self) -> None:
-        """Stop all, saving what there is a data path for."""
         for server in self.servers.values():
             server.stop()
         self.end()
 
     def kill(self) -> None:
-        """Stop all as SIGKILL would."""
         for server in self.servers.values():
             server.kill()
         self.end()
 
     def release_ports(self) -> None:
-        """Let go of the ports that are held since they stopped."""
         for server in self.servers.values():
             server.release_ports()
 
     def end(self) -> None:
-        """Make ``wait`` return."""
         self._stopped.set()
 
     def wait(self) -> None:
@@ -496,11 +465,10 @@ class ServerGroup(Startable):
 
     # --- what tests ask ----------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def unfinished(self, topic: str, channel: str | None = None) -> Iterator[tuple[bytes, bytes]]:
         """The id and the body of every message that a channel, or some channel, has not finished."""
+        yield from ()
 
-    @abstractmethod
     def pause_delivery(self, is_paused: bool) -> None:
         """Pause every channel there is, or go on."""
 
@@ -512,7 +480,6 @@ class ServerGroup(Startable):
         return list(dict(self.unfinished(topic, channel)).values())
 
     def depth(self, topic: str, channel: str | None = None) -> int:
-        """How many ``messages`` there are."""
         return len(self.messages(topic, channel))
 
     def wait_empty(self, topic: str, channel: str | None = None, timeout: float = 10.0) -> None:
@@ -577,23 +544,20 @@ def serve(group: ServerGroup, ready: Callable[[], object]) -> None:
             watcher.cancel()
 
 
-def listen_options(addresses: Mapping[str, Any] | None) -> dict[str, str]:
-    """Addresses as ``{"tcp": (host, port), ...}`` as options of a server."""
-    return {
-        f"{face}_address": str(Address(*address)) for face, address in (addresses or {}).items() if address is not None
-    }
+def counted(base: Any, number: int, fixed: Sequence[Mapping[str, Any]], **changes: Any) -> Any:
+    """Options of the server of that number: ports of their own count up from the first's.
 
-
-def count_up(address: str, number: int) -> str:
-    """The address of the server of that number: ports of their own count up from the first's."""
-    host, _, port = address.rpartition(":")
-    if not address or int(port) == 0:
-        return address
-    return f"{host}:{int(port) + 10 * number}"
-
-
-# --- ``Broker`` ------------------------------------------------------------------------------------------------------
-# Some nsqds and an nsqlookupd together, in this process, ready to use.
+    Args:
+        fixed: where servers are to listen, as ``{"tcp": (host, port), ...}`` for each.
+    """
+    for name in ("tcp_address", "http_address", "https_address"):
+        host, _, port = getattr(base, name, "").rpartition(":")
+        if port and int(port):
+            changes[name] = f"{host}:{int(port) + 10 * number}"
+    for face, address in (fixed[number] if number < len(fixed) else {}).items():
+        if address is not None:
+            changes[f"{face}_address"] = str(Address(*address))
+    return base.replace(**changes)
 
 
 REGISTER_TIMEOUT = 10.0
@@ -635,8 +599,8 @@ class Broker(ServerGroup):
         self._addresses = addresses or {}
         self.lookupd: LookupdServer | None = None
         if lookupd:
-            fixed = listen_options(self._addresses.get("lookupd"))
-            self.lookupd = LookupdServer(LookupdOptions.of({**(lookupd_options or {}), **fixed}))
+            fixed = [self._addresses.get("lookupd") or {}]
+            self.lookupd = LookupdServer(counted(LookupdOptions.of(lookupd_options or {}), 0, fixed))
         paths = _data_paths(data_path, nsqds)
         self.nsqds = [NsqdServer(self._nsqd_options(number, path, options)) for number, path in enumerate(paths)]
 
@@ -646,7 +610,6 @@ class Broker(ServerGroup):
 
     @property
     def servers(self) -> Mapping[str, NsqdServer | LookupdServer]:
-        """All servers by name: ``nsqd0``, ..., ``lookupd``."""
         nsqds: dict[str, NsqdServer | LookupdServer] = {f"nsqd{n}": nsqd for n, nsqd in enumerate(self.nsqds)}
         return nsqds if self.lookupd is None else {**nsqds, "lookupd": self.lookupd}
 
@@ -673,22 +636,15 @@ class Broker(ServerGroup):
                 yield from ((each.id, each.body) for each in (*messages, *(found.unfinished() if not channel else ())))
 
     def pause_delivery(self, is_paused: bool) -> None:
-        """Pause every channel there is, or go on."""
         for nsqd in self.nsqds:
             for topic in nsqd.nsqd.topics.values() if nsqd.is_running else ():
                 for channel in topic.channels.values():
-                    (channel.pause if is_paused else channel.unpause)()
+                    channel.set_paused(is_paused)
 
     def _nsqd_options(self, number: int, data_path: str | None, options: Mapping[str, Any]) -> NsqdOptions:
         base = NsqdOptions.of({**options, "data_path": data_path})
-        changes: dict[str, Any] = {"node_id": (base.node_id + number) % 1024}
-        if number:
-            for name in ("tcp_address", "http_address", "https_address"):
-                changes[name] = count_up(getattr(base, name), number)
-        fixed = self._addresses.get("nsqds", ())
-        if number < len(fixed):
-            changes.update(listen_options(fixed[number]))
-        return base.replace(**changes)
+        node_id = (base.node_id + number) % 1024
+        return counted(base, number, self._addresses.get("nsqds", ()), node_id=node_id)  # type: ignore[no-any-return]
 
 
 def _check_arguments(nsqds: object, data_path: object, mappings: Mapping[str, object]) -> None:

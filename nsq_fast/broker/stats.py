@@ -62,7 +62,6 @@ def render_text(
     memory: dict[str, int] | None,
     health: str,
 ) -> str:
-    """All of it as the original's text."""
     return "\n".join(_lines(nsqd, topics, producers, memory, health)) + "\n"
 
 
@@ -85,9 +84,9 @@ def _channel(channel: Channel, include_clients: bool, only_topic: str) -> dict[s
     return {
         "channel_name": channel.name,
         "depth": channel.depth,
-        "backend_depth": len(channel.backlog.backend),
+        "backend_depth": len(channel.backend),
         "in_flight_count": channel.in_flight_count,
-        "deferred_count": len(channel.backlog.deferred),
+        "deferred_count": len(channel.deferred),
         "message_count": channel.message_count,
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,
@@ -215,7 +214,6 @@ class StatsdPusher:
         self._greenlet: Greenlet[..., Any] | None = None
 
     def start(self) -> None:
-        """Begin; the first push comes after one interval."""
         self._greenlet = spawn(self._run)
 
     def stop(self) -> None:
@@ -225,7 +223,6 @@ class StatsdPusher:
             self._greenlet = None
 
     def metrics(self) -> list[str]:
-        """The lines of one push. Counters count from the push before."""
         return [f"{self._prefix}{line}" for line in self._lines()]
 
     def _run(self) -> None:

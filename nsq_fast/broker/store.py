@@ -19,6 +19,7 @@ channels by its checkpoint.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import logging
 import os
 import shutil
@@ -29,7 +30,7 @@ from pathlib import Path
 
 import msgspec
 
-from nsq_fast.broker.channel import Channel, Gap, ranges_of
+from nsq_fast.broker.channel import Channel, ranges_of
 from nsq_fast.broker.journal import Journal, check, checked, read_patiently, replace_file, set_aside
 from nsq_fast.broker.message import DataPathError, Message, id_of
 from nsq_fast.broker.topic import Topic, oldest_needed
@@ -84,7 +85,6 @@ class Checkpoint(msgspec.Struct):
 
 
 def take_checkpoint(topic: Topic) -> Checkpoint:
-    """Where a topic is now. Ephemeral channels leave no trace."""
     held_at = topic.log.held_at
     return Checkpoint(
         end=topic.log.end.sequence,
@@ -112,7 +112,7 @@ def frames_to_keep(topic: Topic, checkpoint: Checkpoint) -> dict[int, bytes]:
         message.sequence: message.frame
         for channel in topic.channels.values()
         if not channel.is_ephemeral
-        for message in (*channel.backlog.in_memory(), *channel.messages_in_flight())
+        for message in (*channel.in_memory(), *channel.messages_in_flight())
         if (message.attempts or message.due) and message.sequence < first_fresh
     }
     if freed >= _LEAST_FREED and freed >= _SHARE_FREED * sum(map(len, frames.values())):
@@ -122,7 +122,6 @@ def frames_to_keep(topic: Topic, checkpoint: Checkpoint) -> dict[int, bytes]:
 
 
 def encode_kept(frames: Mapping[int, bytes]) -> bytes:
-    """The content of the file that keeps them."""
     data = b"".join(_KEPT.pack(number, len(frame)) + frame for number, frame in frames.items())
     return zlib.crc32(data).to_bytes(4, "big") + data
 
@@ -141,10 +140,10 @@ def decode_kept(content: bytes) -> dict[int, bytes]:
 
 
 def _channel_checkpoint(channel: Channel, end: int) -> ChannelCheckpoint:
-    unread = channel.backlog.backend.unread()
+    unread = channel.backend.unread()
     fresh: list[int] = []
     tried: list[tuple[int, int, float]] = []
-    for message in (*channel.backlog.in_memory(), *channel.messages_in_flight()):
+    for message in (*channel.in_memory(), *channel.messages_in_flight()):
         if message.attempts or message.due:
             tried.append((message.sequence, message.attempts, message.due))
         else:
@@ -180,19 +179,14 @@ def restore(topic: Topic, checkpoint: Checkpoint | None) -> None:
         if known is not None:
             _restore_channel(channel, log, known)
         elif not channel.is_ephemeral:
-            channel.backlog.restore(log.seek(log.first), [], [] if is_known else _kept(log, log.kept))
+            channel.restore(log.seek(log.first), [], [] if is_known else _kept(log, log.kept))
 
 
 def _restore_channel(channel: Channel, log: Journal, checkpoint: ChannelCheckpoint) -> None:
-    fresh = checkpoint.fresh
-    starts = [*(first for first, _ in fresh), checkpoint.next]
-    cursor = at = log.seek(starts[0])
-    gaps: list[Gap] = []
-    for (_, end), start in zip(fresh, starts[1:], strict=True):
-        if end < start:
-            at = log.seek(start, at)
-            gaps.append(Gap(end, at))
-    channel.backlog.restore(cursor, gaps, _delivered(log, checkpoint))
+    starts = [*(first for first, _ in checkpoint.fresh), checkpoint.next]
+    ends = [end for _, end in checkpoint.fresh]
+    left_out = itertools.chain.from_iterable(map(range, ends, starts[1:]))
+    channel.restore(log.seek(starts[0]), left_out, _delivered(log, checkpoint))
 
 
 def _delivered(log: Journal, checkpoint: ChannelCheckpoint) -> list[Message]:
@@ -229,23 +223,17 @@ _DELETED = "deleted."
 
 
 class ChannelMetadata(msgspec.Struct):
-    """A channel in nsqd.dat."""
-
     name: str
     paused: bool = False
 
 
 class TopicMetadata(msgspec.Struct):
-    """A topic in nsqd.dat."""
-
     name: str
     paused: bool = False
     channels: list[ChannelMetadata] | None = None
 
 
 class Metadata(msgspec.Struct):
-    """The content of nsqd.dat."""
-
     topics: list[TopicMetadata] | None = None
     version: str = ""
 
@@ -259,7 +247,6 @@ class Store:
 
     @property
     def is_durable(self) -> bool:
-        """Whether anything survives."""
         return self._path is not None
 
     def log(self, topic: str, segment_size: int) -> Journal:
@@ -309,7 +296,6 @@ class Store:
         return [name for name in names if is_valid_name(name)]
 
     def save_metadata(self, metadata: Metadata) -> None:
-        """Write nsqd.dat. Raises OSError."""
         if self._path is not None:
             replace_file(self._path / _METADATA, msgspec.json.encode(metadata), sync=True)
 
@@ -359,7 +345,6 @@ class Store:
         topic.log.remove_before(checkpoint.first(topic.log.kept))
 
     def close(self) -> None:
-        """Give the folder up."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

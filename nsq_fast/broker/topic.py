@@ -7,9 +7,8 @@ message; otherwise only those that some channel has no room for in memory.
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from nsq_fast.broker.channel import Channel
 from nsq_fast.broker.journal import Journal, Position, read_all
@@ -20,18 +19,6 @@ from nsq_fast.names import is_ephemeral
 Changed = Callable[[str, "Topic", "Channel | None"], None]
 
 
-@dataclasses.dataclass
-class _Held:
-    """What a topic knows of the messages that it holds back, apart from its log.
-
-    ``in_memory``: how many have room in its memory. ``deferred``: those that are deferred, each with the position
-    behind it; of those from before a restart it is not known.
-    """
-
-    in_memory: int = 0
-    deferred: list[tuple[Message, Position]] = dataclasses.field(default_factory=list)
-
-
 class Topic:
     """One topic.
 
@@ -39,7 +26,7 @@ class Topic:
         log: where messages go that are not, or not only, in memory.
         is_durable: whether every message goes to the log.
         mem_queue_size: messages that each channel keeps in memory.
-        preserve_order: see ``Backlog``.
+        preserve_order: see ``Channel``.
         on_logged: called after messages went into a durable log; may block its greenlet.
         make_latency: makes what measures the latency of a channel.
         on_change: called with ``create``, ``delete`` or ``change``, the topic, and the channel it is about; with
@@ -81,7 +68,10 @@ class Topic:
         self._on_change = on_change
         self._on_logged = on_logged
         self._make_latency = make_latency
-        self._held = _Held()
+        # Of the messages that it holds back: how many have room in its memory, and those that are deferred, as far as
+        # that is known: of those from before a restart it is not.
+        self._held_in_memory = 0
+        self._held_deferred: list[Message] = []
         self._is_starting = True
         self._hold()
 
@@ -94,7 +84,7 @@ class Topic:
     @property
     def backend_depth(self) -> int:
         """How many of them memory has no room for."""
-        return max(0, self.depth - self._held.in_memory)
+        return max(0, self.depth - self._held_in_memory)
 
     def unfinished(self) -> list[Message]:
         """The messages that no channel has got yet. Reads them from the disk."""
@@ -119,19 +109,25 @@ class Topic:
         frames = encode_frames(ids, bodies, time.time_ns())
         if self.log.held_at is not None:
             self._hold_back(frames)
-        elif self.is_durable or not _have_room(self.channels.values(), count):
+        elif self.is_durable or not self._have_room(count):
             start = self.log.append(frames)
-            _fan_out_logged(
-                self.channels.values(),
-                [Message(id, frame, n) for n, (id, frame) in enumerate(zip(ids, frames, strict=True), start.sequence)],
-                start,
-            )
+            self._fan_out(list(map(Message, ids, frames, range(start.sequence, start.sequence + count))), start)
         else:
-            _fan_out(self.channels.values(), [Message(id, frame) for id, frame in zip(ids, frames, strict=True)])
+            self._fan_out(list(map(Message, ids, frames)), None)
         self.message_count += count
         self.message_bytes += sum(map(len, bodies))
         if self.is_durable:
             self._on_logged(self.log)
+
+    def _have_room(self, count: int) -> bool:
+        return all(channel.is_ephemeral or channel.has_room(count) for channel in self.channels.values())
+
+    def _fan_out(self, messages: list[Message], start: Position | None) -> None:
+        if len(self.channels) > 1:
+            for message in messages:
+                message.is_shared = True
+        for channel in self.channels.values():
+            channel.put(messages, start)
 
     def _put_deferred(self, body: bytes, due: float) -> None:
         if self.is_exiting:
@@ -142,7 +138,7 @@ class Topic:
             start = self.log.end
             self._hold_back([frame], due)
             if self.log.end != start:
-                self._held.deferred.append((Message(id, frame, start.sequence, due), self.log.end))
+                self._held_deferred.append(Message(id, frame, start.sequence, due))
         else:
             self._defer(Message(id, frame, due=due))
         self.message_count += 1
@@ -155,16 +151,16 @@ class Topic:
             message.sequence = self.log.append([message.frame], message.due).sequence
         for channel in self.channels.values():
             channel.message_count += 1
-            channel.backlog.defer(message.copy())
+            channel.defer(message.copy())
             if self.is_durable:
-                channel.backlog.backend.leave_out(message.sequence, self.log.end)
+                channel.backend.leave_out(message.sequence, message.sequence + 1)
 
     def _hold_back(self, frames: Sequence[bytes], due: float = 0.0) -> None:
         if self.is_ephemeral:
             frames = frames[: max(0, self._capacity - self.depth)]
         if frames:
             self.log.append(frames, due)
-            self._held.in_memory = min(self._capacity, self._held.in_memory + len(frames))
+            self._held_in_memory = min(self._capacity, self._held_in_memory + len(frames))
 
     # --- holding back ------------------------------------------------------------------------------------------------
 
@@ -187,16 +183,19 @@ class Topic:
             return
         count = self.log.count(held_at.sequence, self.log.end.sequence)
         now = time.time()
-        deferred = [held for held in self._held.deferred if held[0].due > now]
-        self._held = _Held()
+        deferred = [message for message in self._held_deferred if message.due > now]
+        self._forget_held()
         self.log.held_at = None
         for channel in self.channels.values():
             channel.release(held_at, count, deferred)
 
+    def _forget_held(self) -> None:
+        self._held_in_memory = 0
+        self._held_deferred = []
+
     # --- channels ----------------------------------------------------------------------------------------------------
 
     def get_channel(self, name: str) -> Channel:
-        """The channel of that name; it is created if there is none."""
         channel = self.channels.get(name)
         if channel is None:
             channel = self._create_channel(name)
@@ -205,7 +204,6 @@ class Topic:
         return channel
 
     def existing_channel(self, name: str) -> Channel:
-        """The channel of that name; raises NotFound if there is none."""
         channel = self.channels.get(name)
         if channel is None:
             raise NotFound("channel does not exist")
@@ -241,29 +239,20 @@ class Topic:
 
     # --- administration ----------------------------------------------------------------------------------------------
 
-    def pause(self) -> None:
-        """Hand no more messages to the channels."""
-        self.is_paused = True
-        self._hold_or_release()
-        self._on_change("change", self, None)
-
-    def unpause(self) -> None:
-        """Go on handing messages to the channels."""
-        self.is_paused = False
+    def set_paused(self, is_paused: bool) -> None:
+        self.is_paused = is_paused
         self._hold_or_release()
         self._on_change("change", self, None)
 
     def empty(self) -> None:
-        """Drop the messages that no channel has got yet."""
         if self.log.held_at is not None:
             dropped, self.log.held_at = self.log.held_at, self.log.end
-            self._held = _Held()
+            self._forget_held()
             for channel in self.channels.values():
-                channel.backlog.backend.leave_out(dropped.sequence, self.log.end)
+                channel.backend.leave_out(dropped.sequence, self.log.end.sequence)
         self._on_change("change", self, None)
 
     def close(self) -> None:
-        """Take no more messages and disconnect the clients."""
         self.is_exiting = True
         for channel in self.channels.values():
             channel.close()
@@ -271,19 +260,5 @@ class Topic:
 
 def oldest_needed(topic: Topic) -> int:
     """The number of the first record that some channel, or the topic itself, has yet to read."""
-    cursors = [channel.backlog.backend.cursor for channel in topic.channels.values()]
+    cursors = [channel.backend.cursor for channel in topic.channels.values()]
     return min(cursor.sequence for cursor in [*cursors, topic.log.held_at, topic.log.end] if cursor is not None)
-
-
-def _have_room(channels: Iterable[Channel], count: int) -> bool:
-    return all(channel.is_ephemeral or channel.backlog.has_room(count) for channel in channels)
-
-
-def _fan_out(channels: Iterable[Channel], messages: list[Message]) -> None:
-    for index, channel in enumerate(channels):
-        channel.put([message.copy() for message in messages] if index else messages)
-
-
-def _fan_out_logged(channels: Iterable[Channel], messages: list[Message], start: Position) -> None:
-    for index, channel in enumerate(channels):
-        channel.put_logged([message.copy() for message in messages] if index else messages, start)

@@ -27,7 +27,7 @@ from socket import gethostname
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from nsq_fast._client import ConnectionPath, SpinReader
+from nsq_fast._client import LONGEST_MESSAGE, ConnectionPath, SpinReader
 from nsq_fast._codec import Message, TruncatedMessage
 from nsq_fast.config import ConnectionConfig
 from nsq_fast.errors import (
@@ -157,6 +157,9 @@ class Connection(ConnectionPath):
         hold: called with the connection, a message and its delay in ms in place of a REQ that has a delay, where
             the server would ignore it; to call ``requeue(message, 0)`` later.
     """
+
+    reads_on = False
+    """Whether who has answered promptly reads the next message, which comes after the answer, by ``read_soon``."""
 
     def __init__(
         self, address: Address, config: ConnectionConfig, owner: ConnectionOwner[Connection], loop: Loop
@@ -505,6 +508,8 @@ class Connection(ConnectionPath):
     def answer_promptly(self) -> None:
         """Send answers at once from now on, not gathered at the end of the loop's turn."""
         self.is_prompt = True
+        if self.reads_on and not self._transport.layers:
+            self._message_spin = SpinReader(self._transport.sock, longest=LONGEST_MESSAGE)
 
     def signals_of(self, message: Message) -> MessageSignals:
         """``on_finish``, ``on_requeue`` and ``on_touch`` of one message, kept until it is answered."""

@@ -30,8 +30,8 @@ from .transport import check_tls_options
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from nsq_fast.client.dynamic import DynamicConfig
     from nsq_fast.keywords import ProducerKeywords
-    from nsq_fast.protocol.dynamic_config import DynamicConfig
 
     from .loop import Loop
     from .routing import TopicRoute
@@ -77,6 +77,10 @@ class ProducerCore(ProducerPath):
         self._keeper: Any = None
         self._new_publish = Publish
         self._plain, self._plain_batch = PLAIN, PLAIN_BATCH
+        self._made()
+
+    def _made(self) -> None:
+        """It is checked, and belongs to no loop yet: a face that knows its loop builds it."""
 
     def _build(self, loop: Loop) -> None:
         """Make what belongs to a loop."""

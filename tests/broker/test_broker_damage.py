@@ -128,7 +128,7 @@ def drain(nsqd: Nsqd, topic: str, channel: str) -> list[bytes]:
     while frames := queue.deliver(consumer, 100):  # type: ignore[arg-type]
         for frame in frames:
             bodies.append(frame[34:])
-            queue.finish(consumer, frame[18:34])  # type: ignore[arg-type]
+            queue.finish(consumer, [frame[18:34]])  # type: ignore[arg-type]
     assert (queue.depth, queue.in_flight_count) == (0, 0)
     return bodies
 
@@ -149,7 +149,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         channel.add_client(consumer)  # type: ignore[arg-type]
         for frame in channel.deliver(consumer, 3):  # type: ignore[arg-type]
             if frame[34:] != b"1":
-                channel.finish(consumer, frame[18:34])  # type: ignore[arg-type]
+                channel.finish(consumer, [frame[18:34]])  # type: ignore[arg-type]
     return tmp_path
 
 
@@ -236,10 +236,10 @@ def turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             topic.put(b"%d" % n)
         for n in range(3, 9, 2):
             for frame in channel.deliver(consumer, 2):  # type: ignore[arg-type]
-                channel.finish(consumer, frame[18:34])  # type: ignore[arg-type]
+                channel.finish(consumer, [frame[18:34]])  # type: ignore[arg-type]
             topic.put(b"%d" % n)
             topic.put(b"%d" % (n + 1))
-        assert (len(channel.backlog.memory), len(channel.backlog.backend)) == (2, 1)
+        assert (len(channel.memory), len(channel.backend)) == (2, 1)
     return tmp_path
 
 

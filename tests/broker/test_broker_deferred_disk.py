@@ -68,7 +68,7 @@ def settle(folder: Path, tried: int) -> None:
 
 
 def deferred(server: NsqdServer) -> int:
-    return len(server.nsqd.get_topic("t").channels["c"].backlog.deferred)
+    return len(server.nsqd.get_topic("t").channels["c"].deferred)
 
 
 @pytest.mark.parametrize("again", ["stop", "kill"])
@@ -86,7 +86,7 @@ def test_a_message_deferred_by_an_hour_holds_nothing_else(server: NsqdServer, tm
         getattr(server, again)()
         server.start()
         assert deferred(server) == 2
-    heap = sorted(server.nsqd.get_topic("t").channels["c"].backlog.deferred, key=lambda message: message.sequence)
+    heap = sorted(server.nsqd.get_topic("t").channels["c"].deferred, key=lambda message: message.sequence)
     assert [(message.body, message.attempts) for message in heap] == [(b"much later", 0), (b"put back", 1)]
     assert all(3000 < message.due - time.time() <= 3600 for message in heap)
 
@@ -98,10 +98,10 @@ def test_it_comes_when_it_is_due(server: NsqdServer, tmp_path: Path, again: str)
     settle(tmp_path, 1)
     getattr(server, again)()
     server.start()
-    (message,) = server.nsqd.get_topic("t").channels["c"].backlog.deferred
-    server.nsqd.get_topic("t").channels["c"].backlog.deferred.pop_due(message.due)
+    (message,) = server.nsqd.get_topic("t").channels["c"].deferred
+    server.nsqd.get_topic("t").channels["c"].deferred.pop_due(message.due)
     message.due = 0.0
-    server.nsqd.get_topic("t").channels["c"].backlog.put_back([message])
+    server.nsqd.get_topic("t").channels["c"].put_back([message])
     consumer = Consumer(server, "SUB t c")
     frame = consumer.receive()
     assert frame.data[26:] == b"later"

@@ -52,12 +52,12 @@ def test_what_was_not_finished_is_there(restarted: NsqdServer) -> None:
     }
     a, b = (restarted.nsqd.topics["orders"].channels[name] for name in "ab")
     assert (a.is_paused, b.is_paused) == (False, True)
-    assert (len(a.backlog.deferred), len(b.backlog.deferred)) == (2, 1)  # 007 by REQ, 500 by DPUB
+    assert (len(a.deferred), len(b.deferred)) == (2, 1)  # 007 by REQ, 500 by DPUB
     tried = {9, 200}  # they were in flight
     expected = [(b"%03d" % n, 2 if n in tried else 1) for n in [9, *range(200, 250)]]
     assert consume(restarted, "orders", "a", 51) == expected
     assert (a.depth, b.depth) == (0, 250)
-    b.unpause()
+    b.set_paused(False)
     assert consume(restarted, "orders", "b", 250) == [(b"%03d" % n, 1) for n in range(250)]
 
 
@@ -76,7 +76,7 @@ def test_what_comes_then_is_behind_it_and_survives(restarted: NsqdServer) -> Non
     restarted.stop()
     restarted.start()
     a = restarted.nsqd.topics["orders"].channels["a"]
-    assert (a.depth, len(a.backlog.deferred)) == (0, 2)
+    assert (a.depth, len(a.deferred)) == (0, 2)
 
 
 def test_a_cluster_goes_on_where_it_was(tmp_path: Path) -> None:

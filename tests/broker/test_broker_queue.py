@@ -146,7 +146,7 @@ def test_overflow_loses_nothing_and_keeps_order_if_it_should(
     channel = server.nsqd.get_topic("t").get_channel("c")
     for first in range(0, 500, 100):
         publish(server, "t", first, 100)
-    assert (channel.depth, len(channel.backlog.backend)) == (500, 500 - mem_queue_size)
+    assert (channel.depth, len(channel.backend)) == (500, 500 - mem_queue_size)
     client = WireClient(server.tcp_address)
     client.subscribe("t", "c", rdy=7)
     got = consume(client, 300)
@@ -155,7 +155,7 @@ def test_overflow_loses_nothing_and_keeps_order_if_it_should(
     # Without a queue in memory there is one on disk only: that is in order, too.
     assert (got if preserve_order or not mem_queue_size else sorted(got, key=int)) == [b"%d" % n for n in range(510)]
     until(lambda: channel.in_flight_count == 0)
-    assert (channel.depth, len(channel.backlog.backend)) == (0, 0)
+    assert (channel.depth, len(channel.backend)) == (0, 0)
 
 
 def test_channels_overflow_each_on_its_own(embedded: Any) -> None:
@@ -167,8 +167,8 @@ def test_channels_overflow_each_on_its_own(embedded: Any) -> None:
     for first in range(0, 200, 5):
         publish(server, "t", first, 5)
         assert consume(client, 5) == [b"%d" % n for n in range(first, first + 5)]
-    assert fast.depth == len(fast.backlog.backend) == 0
-    assert (slow.depth, len(slow.backlog.backend)) == (200, 190)
+    assert fast.depth == len(fast.backend) == 0
+    assert (slow.depth, len(slow.backend)) == (200, 190)
     other = WireClient(server.tcp_address)
     other.subscribe("t", "slow", rdy=50)
     assert consume(other, 200) == [b"%d" % n for n in range(200)]
@@ -194,14 +194,14 @@ def test_paused_topic_holds_back_for_channels_that_are_behind_too(embedded: Any)
     topic = server.nsqd.get_topic("t")
     behind = topic.get_channel("behind")
     publish(server, "t", 0, 20)
-    topic.pause()
+    topic.set_paused(True)
     publish(server, "t", 20, 20)
     level = topic.get_channel("level")
     assert (behind.depth, level.depth, topic.depth) == (20, 0, 20)
     client = WireClient(server.tcp_address)
     client.subscribe("t", "behind", rdy=10)
     assert consume(client, 20) == [b"%d" % n for n in range(20)]
-    topic.unpause()
+    topic.set_paused(False)
     assert (level.depth, topic.depth) == (20, 0)
     assert consume(client, 20) == [b"%d" % n for n in range(20, 40)]
 
@@ -226,7 +226,7 @@ def test_ephemeral_channel_keeps_what_memory_has_room_for(embedded: Any) -> None
     topic = server.nsqd.get_topic("t")
     ephemeral, lasting = topic.get_channel("e#ephemeral"), topic.get_channel("c")
     publish(server, "t", 0, 20)
-    assert (ephemeral.depth, len(ephemeral.backlog.backend), lasting.depth) == (5, 0, 20)
+    assert (ephemeral.depth, len(ephemeral.backend), lasting.depth) == (5, 0, 20)
 
 
 def test_ephemeral_topic_without_channel_keeps_what_memory_has_room_for(embedded: Any) -> None:

@@ -129,10 +129,10 @@ def test_a_pause_that_ends_while_nothing_can_be_read_loses_nothing(
     server = start()
     topic = server.nsqd.get_topic("t")
     topic.get_channel("c")
-    topic.pause()
+    topic.set_paused(True)
     bodies = publish(server.tcp_address)
     failing.left = 2
-    topic.unpause()
+    topic.set_paused(False)
     assert sorted(consume(server)) == bodies
 
 
@@ -143,10 +143,10 @@ def test_an_ephemeral_channel_that_cannot_be_given_messages_keeps_them_from_no_o
     topic = server.nsqd.get_topic("t")
     for name in ("a#ephemeral", "c", "z#ephemeral"):
         topic.get_channel(name)
-    topic.pause()
+    topic.set_paused(True)
     bodies = publish(server.tcp_address)
     failing.left = 10**9
-    topic.unpause()
+    topic.set_paused(False)
     failing.left = 0
     assert sorted(consume(server)) == bodies
 
@@ -156,7 +156,7 @@ def test_an_ephemeral_channel_that_cannot_be_given_messages_keeps_them_from_no_o
 def test_a_start_tries_again(start: Callable[[], NsqdServer], failing: Failing, number: int, reads: int) -> None:
     server = start()
     server.nsqd.get_topic("t").get_channel("c")
-    server.nsqd.get_topic("paused").pause()
+    server.nsqd.get_topic("paused").set_paused(True)
     bodies = publish(server.tcp_address)
     server.stop()
     failing.number = number

@@ -60,9 +60,9 @@ def kill(server: NsqdServer) -> None:
 @pytest.mark.parametrize("again", [stop, kill])
 def test_topics_channels_and_pauses_come_back(server: NsqdServer, again: Any) -> None:
     topic = server.nsqd.get_topic("t")
-    topic.get_channel("c").pause()
+    topic.get_channel("c").set_paused(True)
     topic.get_channel("e#ephemeral")
-    topic.pause()
+    topic.set_paused(True)
     server.nsqd.get_topic("..")
     server.nsqd.get_topic("gone")
     server.nsqd.get_topic("e#ephemeral").put(b"x")
@@ -108,11 +108,11 @@ def test_after_a_stop_only_what_was_not_finished_comes_back(server: NsqdServer) 
     client.send(b"FIN " + held[0].id + b"\nREQ " + held[1].id + b" 3600000\n")
     more = [client.frame(), client.frame()]
     client.send(b"FIN " + more[0].id + b"\n")
-    until(lambda: len(server.nsqd.topics["t"].channels["c"].backlog.deferred) == 1)
+    until(lambda: len(server.nsqd.topics["t"].channels["c"].deferred) == 1)
     client.frame()
     stop(server)
     channel = server.nsqd.topics["t"].channels["c"]
-    assert (channel.depth, len(channel.backlog.deferred)) == (57, 1)
+    assert (channel.depth, len(channel.deferred)) == (57, 1)
     client = subscribe(server, rdy=100)
     frames = [client.message() for _ in range(57)]
     assert sorted(int(frame.body) for frame in frames) == [n for n in range(60) if n not in (0, 1, 5)]
@@ -155,7 +155,7 @@ def test_deferred_messages_keep_their_time(server: NsqdServer) -> None:
     until(lambda: channel.in_flight_count == 0)
     stop(server)
     channel = server.nsqd.topics["t"].channels["c"]
-    assert (channel.depth, len(channel.backlog.deferred)) == (0, 1)
+    assert (channel.depth, len(channel.deferred)) == (0, 1)
 
 
 @pytest.mark.parametrize("again", [stop, kill])
@@ -347,7 +347,7 @@ def test_topics_that_are_made_in_great_numbers_come_back_before_they_are_named_i
         server.nsqd.get_topic(f"t{number}").get_channel("c")
         publish(server, f"t{number}", 0, 1)
     assert b'"t19"' not in (tmp_path / "nsqd.dat").read_bytes()  # it is not written for each
-    server.nsqd.get_topic("t5").get_channel("c").pause()
+    server.nsqd.get_topic("t5").get_channel("c").set_paused(True)
     assert b'"t19"' in (tmp_path / "nsqd.dat").read_bytes()
     server.nsqd.get_topic("t20").get_channel("c")
     publish(server, "t20", 0, 1)

@@ -87,9 +87,9 @@ class Walk:
 
     def pause(self) -> None:
         if self.rng.random() < 0.5:
-            self.topic.pause()
+            self.topic.set_paused(True)
         else:
-            self.topic.unpause()
+            self.topic.set_paused(False)
         self._release()
 
     def consume(self) -> None:
@@ -108,7 +108,7 @@ class Walk:
         choice = self.rng.random()
         channel = self.topic.channels[name]
         if choice < 0.6:
-            channel.finish(client, id)
+            channel.finish(client, [id])
             owed.discard(number)
             again.discard(number)
             if self.options.data_path is not None:
@@ -145,7 +145,7 @@ class Walk:
         self.topic = self.nsqd.topics["t"]
 
     def drain(self) -> None:
-        self.topic.unpause()
+        self.topic.set_paused(False)
         self._release()
         for name, channel in self.topic.channels.items():
             client = Client(-1)
@@ -156,9 +156,9 @@ class Walk:
                     number = int(frame[34:])
                     assert number in self.unfinished[name] or number in self.may_repeat[name]
                     self.unfinished[name].discard(number)
-                    channel.finish(client, frame[18:34])
+                    channel.finish(client, [frame[18:34]])
             assert self.unfinished[name] == set()
-            assert (channel.depth, channel.in_flight_count, len(channel.backlog.deferred)) == (0, 0, 0)
+            assert (channel.depth, channel.in_flight_count, len(channel.deferred)) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -176,7 +176,8 @@ class End:
             return
         peer.reset = errno.ECONNRESET
         if self.network.chance.happens(0.5):
-            peer.arrived.clear()  # what was not read yet may be lost with the stream
+            self.network.lost += len(peer.arrived)  # what was not read yet may be lost with the stream
+            peer.arrived.clear()
         peer._tell()
 
     def _post_reset_to(self, sender: End) -> None:
@@ -332,6 +333,7 @@ class Network:
 
     Attributes:
         streams: both ends of every stream there was, the client's first.
+        lost: bytes that had arrived, and were lost with a stream that was reset.
     """
 
     def __init__(self, loop: SimLoop) -> None:
@@ -340,6 +342,7 @@ class Network:
         self.hosts: dict[str, Host] = {}
         self.names: dict[str, list[str]] = {}
         self.streams: list[tuple[End, End]] = []
+        self.lost = 0
         self._listeners: dict[tuple[str, int], Callable[[End], object]] = {}
         self._knocking: list[tuple[Socket, tuple[str, int]]] = []
         loop.resolve = self.resolve

@@ -13,7 +13,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -39,8 +39,6 @@ _SORT_BATCH = 256
 
 
 class Delivery:
-    """A record on its way through one channel. Times are monotonic."""
-
     __slots__ = ("attempts", "delivered_at", "id", "is_placed", "priority", "record")
 
     def __init__(self, record: Record) -> None:
@@ -88,7 +86,6 @@ class Confirmed:
         self.ahead = {sequence for sequence in self.ahead if sequence < end}
 
     def reset(self, position: int) -> None:
-        """Everything before a position is done, and nothing from there on."""
         self.ahead.clear()
         self.position = position
 
@@ -98,16 +95,19 @@ class DeliveryQueue:
 
     While there are clients with tags, the first of them is for clients with its tag, or for those without a tag
     where no client has it, and no other goes out before it: it blocks even clients that are idle
-    (youzan/nsq: nsqd/channel.go, messagePump).
+    (youzan/nsq: nsqd/channel.go, messagePump). Where it ``is_kind`` a message passes
+    those for clients with another tag.
     """
 
-    def __init__(self, log: PartitionLog, confirmed: Confirmed) -> None:
+    def __init__(self, log: PartitionLog, confirmed: Confirmed, *, is_kind: bool) -> None:
         self._log = log
         self._confirmed = confirmed
+        self._is_kind = is_kind
         self._cursor = log.end
         # Before this sequence some records were done already when the cursor was set back.
         self._reread_until = log.end
-        self._waiting: deque[Delivery] = deque()
+        # By the tags of clients where it is kind, else all below "".
+        self._waiting: dict[str, deque[Delivery]] = {"": deque()}
         self._tags: set[str] = set()
 
     @property
@@ -117,34 +117,48 @@ class DeliveryQueue:
     @property
     def untagged_count(self) -> int:
         """Deliveries for clients without a tag, counting what is not read yet."""
-        return self._log.end - self._cursor + len(self._waiting)
+        return self._log.end - self._cursor + len(self._waiting[""])
 
     def has_ready(self, tag: str, *, is_ordered: bool) -> bool:
-        """Whether there may be something for clients with this tag."""
-        if self._tags:
+        if self._tags and not self._is_kind:
             head = self._head()
             return head is not None and self._tag_for(head.record) == tag
-        return bool(self._waiting) or self._cursor < self._log.end
+        if self._waiting[tag]:
+            return True
+        if is_ordered and any(self._waiting.values()):
+            return False  # the next message is for clients with another tag
+        return self._cursor < self._log.end
 
     def take(self, tag: str, count: int, *, is_ordered: bool) -> list[Delivery]:
         """Up to ``count`` deliveries for a client with this tag."""
-        if self._tags:
+        if self._tags and not self._is_kind:
             return self._take_from_head(tag, count)
-        taken = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
-        if len(taken) < count:
+        queue = self._waiting[tag]
+        if self._tags:
+            self._sort_until(queue, count, 1 if is_ordered else _SORT_BATCH)
+        taken = [queue.popleft() for _ in range(min(count, len(queue)))]
+        if len(taken) < count and not self._tags:
             taken += map(Delivery, self._read(count - len(taken)))
         return taken
 
     def _take_from_head(self, tag: str, count: int) -> list[Delivery]:
         taken: list[Delivery] = []
         while len(taken) < count and (head := self._head()) is not None and self._tag_for(head.record) == tag:
-            taken.append(self._waiting.popleft())
+            taken.append(self._waiting[""].popleft())
         return taken
 
     def _head(self) -> Delivery | None:
-        if not self._waiting:
-            self._waiting.extend(map(Delivery, self._read(1)))
-        return self._waiting[0] if self._waiting else None
+        waiting = self._waiting[""]
+        if not waiting:
+            waiting.extend(map(Delivery, self._read(1)))
+        return waiting[0] if waiting else None
+
+    def _sort_until(self, queue: deque[Delivery], count: int, step: int) -> None:
+        """Read on until ``queue`` has enough; what is not for it goes where it belongs. A step of 1 is all of it."""
+        while len(queue) < count and self._cursor < self._log.end:
+            self.put_back(list(map(Delivery, self._read(step))))
+            if step == 1:
+                return
 
     def _read(self, count: int) -> list[Record]:
         while records := self._log.read(self._cursor, count):
@@ -160,20 +174,27 @@ class DeliveryQueue:
         tag = tag_of(record)
         return tag if tag in self._tags else ""
 
+    def _queue_for(self, delivery: Delivery) -> deque[Delivery]:
+        return self._waiting[self._tag_for(delivery.record) if self._is_kind and self._tags else ""]
+
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
         """Deliver these again, behind what waits."""
-        self._waiting.extend(deliveries)
+        for delivery in deliveries:
+            self._queue_for(delivery).append(delivery)
 
     def put_first(self, deliveries: Sequence[Delivery]) -> None:
         """Deliver these again, in their order, before what waits."""
-        self._waiting.extendleft(reversed(deliveries))
+        for delivery in reversed(deliveries):
+            self._queue_for(delivery).appendleft(delivery)
 
     def add_tag(self, tag: str) -> None:
         self._tags.add(tag)
+        self._waiting.setdefault(tag, deque())
 
     def drop_tag(self, tag: str) -> None:
         """There is no client with this tag any more."""
         self._tags.discard(tag)
+        self._waiting[""].extendleft(reversed(self._waiting.pop(tag, ())))
 
     def rewind(self) -> None:
         """Deliver again what is not done."""
@@ -191,68 +212,7 @@ class DeliveryQueue:
         self._cursor = min(self._cursor, log.end)
 
     def _forget(self) -> None:
-        self._waiting.clear()
-
-
-class SortedDeliveryQueue(DeliveryQueue):
-    """A queue that lets a message pass those that are for clients with another tag: kinder than the real server."""
-
-    def __init__(self, log: PartitionLog, confirmed: Confirmed) -> None:
-        super().__init__(log, confirmed)
-        self._tagged: dict[str, deque[Delivery]] = {}
-
-    def has_ready(self, tag: str, *, is_ordered: bool) -> bool:
-        """Whether there may be something for clients with this tag."""
-        if self._of(tag):
-            return True
-        if is_ordered and self._tagged and (self._waiting or any(self._tagged.values())):
-            return False  # the next message is for clients with another tag
-        return self._cursor < self._log.end
-
-    def take(self, tag: str, count: int, *, is_ordered: bool) -> list[Delivery]:
-        """Up to ``count`` deliveries for a client with this tag."""
-        if not self._tagged:
-            return super().take(tag, count, is_ordered=is_ordered)
-        queue = self._of(tag)
-        self._sort_until(queue, count, 1 if is_ordered else _SORT_BATCH)
-        return [queue.popleft() for _ in range(min(count, len(queue)))]
-
-    def put_back(self, deliveries: Sequence[Delivery]) -> None:
-        """Deliver these again, behind what waits."""
-        for delivery in deliveries:
-            self._queue_for(delivery.record).append(delivery)
-
-    def put_first(self, deliveries: Sequence[Delivery]) -> None:
-        """Deliver these again, in their order, before what waits."""
-        for delivery in reversed(deliveries):
-            self._queue_for(delivery.record).appendleft(delivery)
-
-    def add_tag(self, tag: str) -> None:
-        super().add_tag(tag)
-        self._tagged.setdefault(tag, deque())
-
-    def drop_tag(self, tag: str) -> None:
-        """There is no client with this tag any more."""
-        super().drop_tag(tag)
-        self._waiting.extendleft(reversed(self._tagged.pop(tag)))
-
-    def _of(self, tag: str) -> deque[Delivery]:
-        return self._tagged[tag] if tag else self._waiting
-
-    def _queue_for(self, record: Record) -> deque[Delivery]:
-        return self._tagged.get(tag_of(record), self._waiting) if self._tagged else self._waiting
-
-    def _sort_until(self, queue: deque[Delivery], count: int, step: int) -> None:
-        """Read on until ``queue`` has enough; what is not for it goes where it belongs. A step of 1 is all of it."""
-        while len(queue) < count and self._cursor < self._log.end:
-            for record in self._read(step):
-                self._queue_for(record).append(Delivery(record))
-            if step == 1:
-                return
-
-    def _forget(self) -> None:
-        super()._forget()
-        for queue in self._tagged.values():
+        for queue in self._waiting.values():
             queue.clear()
 
 
@@ -274,8 +234,6 @@ Matches = Callable[[Record], bool]
 
 
 class FilterItem(msgspec.Struct, omit_defaults=True):
-    """One condition of a filter of type 4."""
-
     filter_ext_key: str = ""
     filter_data: str = ""
 
@@ -313,7 +271,6 @@ def missing_package(request: FilterRequest | None) -> str:
 
 
 def tag_of(record: Record) -> str:
-    """The tag of a message, or an empty string."""
     if TAG_KEY.encode() not in record.ext:
         return ""
     value = decode_header(record.header).get(TAG_KEY)
@@ -393,163 +350,62 @@ SLOW = 1.0
 _NANOSECONDS = 1_000_000_000
 
 
-class Actor(NamedTuple):
-    """Who did something to a message: the address of a client, and its id while the message is in flight to it."""
-
-    address: str
-    id: int = 0
-
-
-SERVER = Actor("0")
-NO_CLIENT = Actor("")
-
-
-class TraceSwitches:
-    """What one node traces of a partition, beside messages with a trace id.
+class Trace:
+    """What one node logs of the messages of a partition that it leads.
 
     Attributes:
         is_on: whether it traces the messages that are published.
         channels: names of those whose deliveries it traces.
         slow_channels: names of those where it logs a FIN that took long.
-        has_channels: whether there are any of either.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, topic: str, number: int) -> None:
+        self._topic = topic
+        self._number = number
         self.is_on = False
         self.channels: set[str] = set()
         self.slow_channels: set[str] = set()
-        self.has_channels = False
 
-    def switch_channel(self, name: str, is_on: bool, *, slow: bool) -> None:
-        """Trace the deliveries of a channel, or log its slow FINs, or stop that."""
-        names = self.slow_channels if slow else self.channels
-        (names.add if is_on else names.discard)(name)
-        self.has_channels = bool(self.channels or self.slow_channels)
-
-
-class PublishTrace:
-    """Logs what is published to a partition.
-
-    Attributes:
-        switches: those of the node that leads it.
-    """
-
-    def __init__(self, topic: str, number: int, switches: TraceSwitches) -> None:
-        self._topic = topic
-        self._number = number
-        self.switches = switches
-
-    def stored(self, records: Sequence[Record]) -> None:
+    def published(self, records: Iterable[Record], client: str | None = None) -> None:
+        """Messages have been stored; or the command of a client, given by its address, has stored them."""
         for record in records:
-            if self.switches.is_on or record.trace_id:
-                _write(
-                    f"{self._place_of(record)}( 0) put PUB at offset: {record.offset},"
-                    f" current count: {record.sequence + 1} at time {time.time_ns()}, delayed: 0"
-                )
-
-    def answered(self, record: Record, client: str) -> None:
-        """The command of a client, given by its address, has stored one message."""
-        if self.switches.is_on or record.trace_id:
-            _write(
-                f"{self._place_of(record)} put success from client {client} at offset: {record.offset},"
-                f" at time {time.time_ns()}"
-            )
-
-    def _place_of(self, record: Record) -> str:
-        return f"topic {self._topic}-{self._number} trace id {record.trace_id}: message {record.internal_id}"
-
-
-class DeliveryTrace:
-    """Logs what becomes of the messages of a channel.
-
-    Attributes:
-        switches: those of the node that leads the partition.
-    """
-
-    def __init__(self, topic: str, channel: str, switches: TraceSwitches) -> None:
-        self._topic = topic
-        self._channel = channel
-        self.switches = switches
+            if self.is_on or record.trace_id:
+                place = f"topic {self._topic}-{self._number} trace id {record.trace_id}: message {record.internal_id}"
+                now, count = time.time_ns(), record.sequence + 1
+                if client is None:
+                    what = f"( 0) put PUB at offset: {record.offset}, current count: {count} at time {now}, delayed: 0"
+                else:
+                    what = f" put success from client {client} at offset: {record.offset}, at time {now}"
+                _write(place + what)
 
     def follows(self, log: PartitionLog) -> bool:
-        """Whether anything of the messages of a log may have to be logged."""
-        return log.has_traced or self.switches.has_channels
+        """Whether anything of the deliveries of a log may have to be logged."""
+        return log.has_traced or bool(self.channels or self.slow_channels)
 
-    @property
-    def is_on(self) -> bool:
-        """Whether messages without a trace id are logged."""
-        return self._channel in self.switches.channels
+    def traced(self, channel: str, deliveries: Iterable[Delivery]) -> list[Delivery]:
+        is_on = channel in self.channels
+        return [delivery for delivery in deliveries if is_on or delivery.record.trace_id]
 
-    @property
-    def follows_slow(self) -> bool:
-        """Whether slow FINs are logged of all messages."""
-        return self._channel in self.switches.slow_channels
+    def log(
+        self, channel: str, state: str, delivery: Delivery, client: Any = None, cost: float | None = 0.0, id: int = 0
+    ) -> None:
+        """Log a state of a delivery, in the server's word.
 
-    def taken(self, deliveries: Iterable[Delivery]) -> None:
-        """Messages come next: from the log, or again."""
-        for delivery in self._traced(deliveries):
-            self._log("READ_REQ" if delivery.delivered_at else "READ_QUEUE", delivery, SERVER)
-
-    def started(self, deliveries: Iterable[Delivery], client: Actor) -> None:
-        """Messages are sent to a client."""
-        for delivery in self._traced(deliveries):
-            self._log("START", delivery, client)
-
-    def finished(self, deliveries: Iterable[Delivery], client: Actor, *, is_internal: bool) -> None:
-        """Messages are done; ``is_internal`` where no command of a client did it."""
-        now = time.monotonic()
-        for delivery in deliveries:
-            is_traced, cost = self._is_traced(delivery), now - delivery.delivered_at
-            if is_traced:
-                self._log("FIN_INTERNAL" if is_internal else "FIN", delivery, client, cost)
-            if cost >= SLOW and not is_internal and (is_traced or self.follows_slow):
-                self._log("SLOW_ACK", delivery, client, cost)
-
-    def requeued(self, deliveries: Iterable[Delivery], client: str) -> None:
-        """Messages were given back by a client, given by its address, to be delivered again at once."""
-        for delivery in self._traced(deliveries):
-            self._log("REQ", delivery, Actor(client), 0.0)
-
-    def deferred(self, delivery: Delivery, client: Actor) -> None:
-        """A message was given back, to be delivered later."""
-        if self._is_traced(delivery):
-            self._log("REQ_DEFER", delivery, client, 0.0)
-
-    def timed_out(self, deliveries: Iterable[Delivery], client: str) -> None:
-        """Messages were not finished in time by a client; that is logged of all messages, traced or not."""
-        if not logger.isEnabledFor(logging.INFO):
-            return
-        for delivery in deliveries:
-            self.requeued((delivery,), SERVER.address)
-            self._log("TIMEOUT", delivery, Actor(client), time.monotonic() - delivery.delivered_at)
-
-    def due(self, delivery: Delivery) -> None:
-        """The time of a deferred message has come."""
-        if self._is_traced(delivery):
-            self._log("REQ", delivery, SERVER, 0.0)
-            self._log("DELAY_TIMEOUT", delivery, NO_CLIENT, time.monotonic() - delivery.delivered_at)
-
-    def _is_traced(self, delivery: Delivery) -> bool:
-        return self.is_on or bool(delivery.record.trace_id)
-
-    def _traced(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
-        return [delivery for delivery in deliveries if self._is_traced(delivery)]
-
-    def _log(self, state: str, delivery: Delivery, actor: Actor, cost: float | None = None) -> None:
-        """Log a state, in the server's word; ``cost`` is in seconds, by default since the message was published."""
+        Args:
+            client: who has brought it about, or its address; by default the server.
+            cost: in seconds; None: since the message was published.
+            id: of the client while the message is in flight to it.
+        """
         now, record = time.time_ns(), delivery.record
         nanoseconds = now - record.timestamp if cost is None else round(cost * _NANOSECONDS)
+        due = now + round((delivery.priority - time.monotonic()) * _NANOSECONDS) if delivery.priority else 0
+        address = "0" if client is None else getattr(client, "remote_address", client)
         _write(
-            f"topic {self._topic} channel {self._channel} trace id {record.trace_id}: message {record.internal_id}"
-            f" (ts: {record.timestamp}, offset: {record.offset}, pri:{_wall_clock(delivery.priority, now)})"
-            f" consume state {state} from client {actor.address}({actor.id}) at time: {now} cost: {nanoseconds},"
+            f"topic {self._topic} channel {channel} trace id {record.trace_id}: message {record.internal_id}"
+            f" (ts: {record.timestamp}, offset: {record.offset}, pri:{due})"
+            f" consume state {state} from client {address}({id}) at time: {now} cost: {nanoseconds},"
             f" attempt: {delivery.attempts}"
         )
-
-
-def _wall_clock(monotonic: float, now: int) -> int:
-    """A monotonic time in nanoseconds since the epoch, of which it is ``now``; 0 for none."""
-    return now + round((monotonic - time.monotonic()) * _NANOSECONDS) if monotonic else 0
 
 
 def _write(line: str) -> None:
@@ -590,7 +446,7 @@ class PartitionChannel(BaseChannel[Delivery]):
         log: PartitionLog,
         is_ordered: bool,
         on_unused: Callable[[], None],
-        trace: DeliveryTrace,
+        trace: Trace,
         *,
         is_kind: bool = False,
     ) -> None:
@@ -600,11 +456,10 @@ class PartitionChannel(BaseChannel[Delivery]):
         self.confirmed = Confirmed(log.end)
         self.trace = trace
         self._log = log
-        self._queue = (SortedDeliveryQueue if is_kind else DeliveryQueue)(log, self.confirmed)
+        self._queue = DeliveryQueue(log, self.confirmed, is_kind=is_kind)
 
     @property
     def depth(self) -> int:
-        """Messages that are not done."""
         return self._log.end - self.confirmed.position - len(self.confirmed.ahead)
 
     # --- messages out ------------------------------------------------------------------------------------------------
@@ -621,14 +476,39 @@ class PartitionChannel(BaseChannel[Delivery]):
         if self._queue.has_tags:
             self.notify()  # the next message may be for others
         if sample_rate:
-            taken = _keep(self.confirmed, taken, lambda _: random.randrange(SAMPLE_OF) <= sample_rate)
+            taken = self._keep(taken, lambda _: random.randrange(SAMPLE_OF) <= sample_rate)
         if client.matches is not None:
-            matches = client.matches
-            taken = _keep(self.confirmed, taken, lambda delivery: matches(delivery.record))
-        return _start(taken, client, self.trace if self.trace.follows(self._log) else None)
+            taken = self._keep(taken, client.matches)
+        return self._start(taken, client)
+
+    def _start(self, deliveries: list[Delivery], client: NodeConnection) -> list[bytes]:
+        """Put messages in flight; their frames."""
+        traced = self.trace.traced(self.name, deliveries) if self.trace.follows(self._log) else ()
+        for delivery in traced:
+            self.trace.log(self.name, "READ_REQ" if delivery.delivered_at else "READ_QUEUE", delivery, cost=None)
+        now = time.monotonic()
+        in_flight, ext, detail = client.in_flight, client.gets_ext, client.gets_detail
+        in_flight.put(deliveries, now + in_flight.timeout)
+        frames: list[bytes] = []
+        for delivery in deliveries:
+            delivery.delivered_at = now
+            if delivery.attempts < MAX_ATTEMPTS:
+                delivery.attempts += 1
+            frames.append(delivery.record.frame(delivery.attempts, ext, detail))
+        for delivery in traced:
+            self.trace.log(self.name, "START", delivery, client, None, client.id)
+        return frames
+
+    def _keep(self, taken: list[Delivery], is_wanted: Matches) -> list[Delivery]:
+        """Those of the deliveries that are wanted; the others are done."""
+        kept: list[Delivery] = []
+        unwanted: list[Delivery] = []
+        for delivery in taken:
+            (kept if is_wanted(delivery.record) else unwanted).append(delivery)
+        self.confirmed.confirm(unwanted)
+        return kept
 
     def has_ready(self, client: NodeConnection) -> bool:
-        """Whether there may be messages for a client right now."""
         if self.is_skipped or (self.is_ordered and self.in_flight_count):
             return False
         return self._queue.has_ready(client.tag, is_ordered=self.is_ordered)
@@ -644,16 +524,24 @@ class PartitionChannel(BaseChannel[Delivery]):
             return len(self._waiting)  # who gets the next message depends on its tag
         return 1 if self.is_ordered else self._queue.untagged_count
 
-    def _put_back(self, messages: Sequence[Delivery]) -> None:
+    def put_back(self, messages: Sequence[Delivery]) -> None:
         self._queue.put_back(messages)
 
     def _timed_out(self, messages: Sequence[Delivery], client: NodeConnection) -> None:
-        self.trace.timed_out(messages, client.remote_address)
+        """That is logged of all messages, traced or not."""
+        for delivery in messages if logger.isEnabledFor(logging.INFO) else ():
+            self._trace("REQ", [delivery])
+            self.trace.log(self.name, "TIMEOUT", delivery, client, time.monotonic() - delivery.delivered_at)
+
+    def _trace(self, state: str, deliveries: Iterable[Delivery], client: Any = None) -> None:
+        for delivery in self.trace.traced(self.name, deliveries):
+            self.trace.log(self.name, state, delivery, client)
 
     def _pop_deferred(self, now: float, wall_now: float) -> list[Delivery]:
         due = self.deferred.pop_due(now)
-        for delivery in due:
-            self.trace.due(delivery)
+        for delivery in self.trace.traced(self.name, due):
+            self._trace("REQ", [delivery])
+            self.trace.log(self.name, "DELAY_TIMEOUT", delivery, "", time.monotonic() - delivery.delivered_at)
         return due
 
     # --- FIN, REQ ----------------------------------------------------------------------------------------------------
@@ -675,11 +563,20 @@ class PartitionChannel(BaseChannel[Delivery]):
                 done.append(delivery)
         self.confirmed.confirm(done)
         if self.trace.follows(self._log):
-            actor = Actor("" if is_internal else client.remote_address, client.id)
-            self.trace.finished(done, actor, is_internal=is_internal)
+            self._trace_finished(done, client, is_internal)
         if self.is_ordered:
             self.notify()
         return missing
+
+    def _trace_finished(self, done: list[Delivery], client: NodeConnection, is_internal: bool) -> None:
+        now, traced = time.monotonic(), set(self.trace.traced(self.name, done))
+        is_slow_told = self.name in self.trace.slow_channels
+        for delivery in done:
+            cost, actor = now - delivery.delivered_at, "" if is_internal else client
+            if delivery in traced:
+                self.trace.log(self.name, "FIN_INTERNAL" if is_internal else "FIN", delivery, actor, cost, client.id)
+            if cost >= SLOW and not is_internal and (delivery in traced or is_slow_told):
+                self.trace.log(self.name, "SLOW_ACK", delivery, actor, cost, client.id)
 
     def finish_anywhere(self, internal_id: int) -> bool:
         """Finish a message, whichever client has it in flight; False if no client has."""
@@ -691,7 +588,6 @@ class PartitionChannel(BaseChannel[Delivery]):
         return False
 
     def finish_deferred(self) -> None:
-        """Count the messages that wait for the end of a delay as finished."""
         self.confirmed.confirm(self.deferred)
         self.deferred.clear()
 
@@ -711,9 +607,10 @@ class PartitionChannel(BaseChannel[Delivery]):
         self.requeue_count += 1
         if delay > 0:
             self.deferred.put((delivery,), time.monotonic() + delay)
-            self.trace.deferred(delivery, Actor(client.remote_address, client.id))
+            for each in self.trace.traced(self.name, (delivery,)):
+                self.trace.log(self.name, "REQ_DEFER", each, client, id=client.id)
             return
-        self.trace.requeued([delivery], client.remote_address)
+        self._trace("REQ", [delivery], client)
         self._queue.put_back([delivery])
         self.notify()
 
@@ -737,7 +634,7 @@ class PartitionChannel(BaseChannel[Delivery]):
         if client.tag and not any(other.tag == client.tag for other in self.clients.values()):
             self._queue.drop_tag(client.tag)
         if self.trace.follows(self._log):
-            self.trace.requeued(returned, client.remote_address)
+            self._trace("REQ", returned, client)
         self._queue.put_first(returned)
 
     def limit_clients(self, prefix: str, limit: int) -> None:
@@ -745,12 +642,6 @@ class PartitionChannel(BaseChannel[Delivery]):
         for client in self.clients.values():
             if client.remote_address.startswith(prefix):
                 client.limit_rdy(limit)
-
-    def disconnect(self, which: Callable[[NodeConnection], bool] = lambda client: True) -> None:
-        """End the connections of clients, without a word."""
-        for client in list(self.clients.values()):
-            if which(client):
-                client.close()
 
     def interrupt(self, log: PartitionLog | None = None) -> None:
         """The leader has changed: clients are disconnected, and messages that are not done are delivered again.
@@ -778,12 +669,6 @@ class PartitionChannel(BaseChannel[Delivery]):
             self.disconnect()
         self.is_ordered = is_ordered
 
-    def set_paused(self, is_paused: bool) -> None:
-        """Stop delivery, or go on with it."""
-        self.is_paused = is_paused
-        if not is_paused:
-            self.wake()
-
     def set_skipped(self, is_skipped: bool) -> None:
         """Drop what is there and what comes, or deliver what comes from now on."""
         self.is_skipped = is_skipped
@@ -809,34 +694,7 @@ def _pop_by_internal_id(client: NodeConnection, id: bytes) -> Delivery | None:
     return None
 
 
-def _keep(confirmed: Confirmed, taken: list[Delivery], wanted: Callable[[Delivery], bool]) -> list[Delivery]:
-    """Those of the deliveries that are wanted; the others are done."""
-    kept = [delivery for delivery in taken if wanted(delivery)]
-    if len(kept) < len(taken):
-        unwanted = set(map(id, taken)).difference(map(id, kept))
-        confirmed.confirm(delivery for delivery in taken if id(delivery) in unwanted)
-    return kept
-
-
 def _is_requeued_too_much(delivery: Delivery) -> bool:
     if delivery.attempts >= _MAX_REQUEUES:
         return True
     return delivery.attempts > _MANY_REQUEUES and time.monotonic() - delivery.delivered_at < _REQUEUE_PAUSE
-
-
-def _start(deliveries: list[Delivery], client: NodeConnection, trace: DeliveryTrace | None) -> list[bytes]:
-    """Put messages in flight; their frames. ``trace`` is None where none of them is traced."""
-    if trace is not None:
-        trace.taken(deliveries)
-    now = time.monotonic()
-    in_flight, ext, detail = client.in_flight, client.gets_ext, client.gets_detail
-    in_flight.put(deliveries, now + in_flight.timeout)
-    frames: list[bytes] = []
-    for delivery in deliveries:
-        delivery.delivered_at = now
-        if delivery.attempts < MAX_ATTEMPTS:
-            delivery.attempts += 1
-        frames.append(delivery.record.frame(delivery.attempts, ext, detail))
-    if trace is not None:
-        trace.started(deliveries, Actor(client.remote_address, client.id))
-    return frames

@@ -4,42 +4,36 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from gevent import sleep
 
 from nsq_fast.broker.http import Router
-from nsq_fast.broker.options import NODE_DEFAULTS, ClusterOptions, LookupdOptions, NsqdOptions, lookupd_options
+from nsq_fast.broker.options import NODE_DEFAULTS, ClusterOptions, LookupdOptions, NsqdOptions, cluster_lookupd_options
 from nsq_fast.broker.redesigned.commands import REDESIGNED
-from nsq_fast.broker.redesigned.coordinator import Balancer, ClusterError, Coordinator, Topics
+from nsq_fast.broker.redesigned.coordinator import ClusterError, Coordinator
 from nsq_fast.broker.redesigned.http import NodeRoutes
-from nsq_fast.broker.redesigned.keeper import DiskKeeper, ending
-from nsq_fast.broker.redesigned.lookup import ClusterLookupRoutes, Lookup
-from nsq_fast.broker.redesigned.node import Node
-from nsq_fast.broker.redesigned.state import ClusterState, Partition, TopicMeta
-from nsq_fast.broker.servers import LookupdServer, NsqdServer, ServerGroup, count_up, listen_options
+from nsq_fast.broker.redesigned.keeper import DiskKeeper
+from nsq_fast.broker.redesigned.lookup import ClusterLookupRoutes
+from nsq_fast.broker.redesigned.partition import ClusterState, Node, Partition, TopicMeta
+from nsq_fast.broker.servers import LookupdServer, NsqdServer, ServerGroup, counted
 from nsq_fast.config import split_options
 from nsq_fast.errors import ConfigError
 
-# --- the servers of the cluster --------------------------------------------------------------------------------------
-# An nsqd and an nsqlookupd of the original with another dialect and other routes.
+_POLL = 0.005
 
 
 class NodeServer(NsqdServer):
     """One nsqd of the cluster. It registers nowhere: lookups see what the coordinator knows."""
 
     dialect = REDESIGNED
+    nsqd: Any
 
     def __init__(self, options: NsqdOptions, coordinator: Coordinator, worker_id: int) -> None:
         super().__init__(options)
         self._coordinator = coordinator
         self._worker_id = worker_id
-
-    @property
-    def node(self) -> Node:
-        """Its state, while it runs."""
-        return cast(Node, self.nsqd)
 
     @property
     def id(self) -> str:
@@ -49,7 +43,6 @@ class NodeServer(NsqdServer):
         return f"{host}:{self.http_address.port}:{self.tcp_address.port}:{self._worker_id}"
 
     def peer(self) -> dict[str, Any]:
-        """The node as lookups show it."""
         connection = f"{self.options.broadcast_address}:{self.tcp_address.port}"
         return {
             "id": connection,
@@ -63,7 +56,6 @@ class NodeServer(NsqdServer):
         }
 
     def kill(self) -> None:
-        """End as SIGKILL would: connections are reset. It may be started again."""
         if self._tcp is not None:
             self._tcp.reset()
         super().kill()
@@ -72,15 +64,15 @@ class NodeServer(NsqdServer):
         return Node(self.options, self._coordinator.state, self._coordinator.replica_failed)
 
     def _make_router(self) -> Router:
-        return NodeRoutes(self.node, lambda: (self.tcp_address, self.http_address), lambda lookupds: None).router()
+        return NodeRoutes(self.nsqd, lambda: (self.tcp_address, self.http_address), lambda lookupds: None).router()
 
     def _register(self) -> None:
-        self.node.id = self.id
+        self.nsqd.id = self.id
         self._coordinator.node_started(self.id)
 
     def _leave(self) -> None:
         super()._leave()
-        self._coordinator.node_ended(self.node.id)
+        self._coordinator.node_ended(self.nsqd.id)
 
     def _push_stats(self) -> None:
         """Not to statsd: its keys are about the original's figures."""
@@ -89,12 +81,11 @@ class NodeServer(NsqdServer):
 class ClusterLookupdServer(LookupdServer):
     """One nsqlookupd of the cluster. Nsqds of the original may register at its TCP face."""
 
-    def __init__(self, options: LookupdOptions, make_router: Callable[[ClusterLookupdServer], Router]) -> None:
+    def __init__(self, options: LookupdOptions, cluster: RedesignedCluster) -> None:
         super().__init__(options)
-        self._make_cluster_router = make_router
+        self._cluster = cluster
 
     def listed(self) -> dict[str, Any]:
-        """How /listlookup shows it: ports are strings."""
         host, port = self.options.broadcast_address, self.http_address.port
         return {
             "ID": f"{host}:{port}:{self.tcp_address.port}:nsqlookup",
@@ -106,33 +97,20 @@ class ClusterLookupdServer(LookupdServer):
         }
 
     def _make_router(self) -> Router:
-        return self._make_cluster_router(self)
-
-
-def listed_lookupds(lookupds: Sequence[ClusterLookupdServer], tombstones: Container[str]) -> dict[str, Any]:
-    """The answer to /listlookup: those that run, but for those with a tombstone; the first that runs leads."""
-    running = [lookupd.listed() for lookupd in lookupds if lookupd.is_running]
-    shown = [listed for listed in running if listed["ID"] not in tombstones]
-    return {"lookupdnodes": shown, "lookupdleader": running[0] if running else {}}
-
-
-# --- ``RedesignedCluster`` -------------------------------------------------------------------------------------------
-# Nsqds and nsqlookupds of the redesigned dialect together, in this process, ready to use.
-#     with RedesignedCluster(nodes=3) as cluster:
-#         cluster.create_topic("orders", partitions=3, replicas=2, ordered=True, channels=["ch"])
-#         cluster.move_leader("orders", 0)
-#         cluster.kill_node(cluster.leader_of("orders", 1))
-# Each node has the messages of its replicas in memory, as if on a disk: it has them again when it is started after
-# its death. Nothing outlives the process, unless there is a data path: then all does.
-
-
-_POLL = 0.005
+        return ClusterLookupRoutes(self, self._cluster).router()
 
 
 class RedesignedCluster(ServerGroup):
-    """An embedded cluster. Everything listens on free ports of loopback unless told otherwise.
+    """An embedded cluster: nsqds and nsqlookupds of the redesigned dialect together, ready to use.
 
-    It runs in the hub of the thread that starts it: block that thread, and nothing is served.
+        with RedesignedCluster(nodes=3) as cluster:
+            cluster.create_topic("orders", partitions=3, replicas=2, ordered=True, channels=["ch"])
+            cluster.move_leader("orders", 0)
+            cluster.kill_node(cluster.leader_of("orders", 1))
+
+    Everything listens on free ports of loopback unless told otherwise. It runs in the hub of the thread that starts it:
+    block that thread, and nothing is served. Each node has the messages of its replicas in memory, as if on a disk: it
+    has them again when it is started after its death. Nothing outlives the process, unless there is a data path.
 
     Args:
         nodes: how many nsqds.
@@ -147,6 +125,7 @@ class RedesignedCluster(ServerGroup):
         nsqds: the nodes.
         lookupds: the ``LookupdServer``s.
         state: what the cluster knows of topics and partitions.
+        coordinator: decides who leads what.
     """
 
     def __init__(
@@ -168,24 +147,19 @@ class RedesignedCluster(ServerGroup):
         self._interval = base.sync_timeout
         self._keeper: DiskKeeper | None = None
         self.state = ClusterState()
-        self._coordinator = Coordinator(self.state, self.options)
-        self._topics = Topics(self.state, self.options, self._coordinator)
-        self._balancer = Balancer(self.state, self.options, self._coordinator)
+        self.coordinator = Coordinator(self.state, self.options)
         self._base = base
         fixed = addresses or {}
+        lookupd = cluster_lookupd_options(lookupd_options or {})
         self.nsqds = [
-            NodeServer(_node_options(base, n, fixed.get("nsqds", ())), self._coordinator, n + 1) for n in range(nodes)
+            NodeServer(counted(base, n, fixed.get("nsqds", ())), self.coordinator, n + 1) for n in range(nodes)
         ]
         self.lookupds = [
-            ClusterLookupdServer(
-                _lookupd_options(lookupd_options or {}, n, fixed.get("lookupds", ())), self._make_lookup_router
-            )
-            for n in range(lookupds)
+            ClusterLookupdServer(counted(lookupd, n, fixed.get("lookupds", ())), self) for n in range(lookupds)
         ]
 
     @property
     def servers(self) -> Mapping[str, NsqdServer | LookupdServer]:
-        """All servers by name: ``nsqd0``, ..., ``lookupd0``, ..."""
         nsqds: dict[str, NsqdServer | LookupdServer] = {f"nsqd{n}": nsqd for n, nsqd in enumerate(self.nsqds)}
         return {**nsqds, **{f"lookupd{n}": lookupd for n, lookupd in enumerate(self.lookupds)}}
 
@@ -205,15 +179,15 @@ class RedesignedCluster(ServerGroup):
         meta = TopicMeta(partitions, replicas, **flags)
         if meta.disable_channel_auto_create:
             meta.channels = list(channels)
-        self._topics.create(topic, meta)
+        self.coordinator.create(topic, meta)
         for partition in self.state.topics[topic]:
             for channel in channels:
                 partition.channel(channel)
-        self._topics.wait_leaders(topic)
+        self.coordinator.wait_leaders(topic)
 
     def wait_stable(self) -> None:
         """Return when the cluster is stable: when ``/cluster/stats`` says so, and leaders may be moved by HTTP."""
-        while not self._coordinator.is_stable:
+        while not self.coordinator.is_stable:
             sleep(_POLL)
 
     def partition(self, topic: str, number: int) -> Partition:
@@ -239,7 +213,6 @@ class RedesignedCluster(ServerGroup):
                     yield record.id, record.body
 
     def pause_delivery(self, is_paused: bool) -> None:
-        """Pause every channel there is, or go on."""
         for partition in self.state.all_partitions():
             for channel in partition.channels.values():
                 channel.set_paused(is_paused)
@@ -268,7 +241,7 @@ class RedesignedCluster(ServerGroup):
 
         Raises ClusterError when that cannot be.
         """
-        self._coordinator.move_leader(topic, number, None if to is None else self.node(to).id)
+        self.coordinator.move_leader(topic, number, None if to is None else self.node(to).id)
 
     def kill_node(self, node: int | str | NodeServer) -> None:
         """End a node as SIGKILL would. After ``takeover_delay`` replicas lead what it led."""
@@ -282,7 +255,7 @@ class RedesignedCluster(ServerGroup):
         """Start one more nsqd, on free ports. It gets partitions of new topics, and others by ``balance``."""
         number = len(self.nsqds)
         options = self._base.replace(**dict.fromkeys(("tcp_address", "http_address"), "127.0.0.1:0"))
-        node = NodeServer(options, self._coordinator, number + 1)
+        node = NodeServer(options, self.coordinator, number + 1)
         self.nsqds.append(node)
         _start_node(node, self.state)
         return node
@@ -290,8 +263,8 @@ class RedesignedCluster(ServerGroup):
     def remove_node(self, node: int | str | NodeServer) -> None:
         """Move all partitions of a node to others, and stop it. It waits where the others have no room for them."""
         server = self.node(node)
-        self._balancer.empty(server.id)
-        while not self._balancer.is_empty(server.id):
+        self.coordinator.empty(server.id)
+        while self.coordinator.has_partitions(server.id):
             sleep(_POLL)
         server.stop()
 
@@ -300,36 +273,24 @@ class RedesignedCluster(ServerGroup):
 
         It waits while the cluster is not stable. Raises ClusterError when a move is refused.
         """
-        return self._balancer.balance()
+        return self.coordinator.balance()
 
     def isolate_node(self, node: int | str | NodeServer) -> None:
         """Cut a node off from the rest of the cluster; its clients still reach it.
 
         It confirms no publish that has to be on other nodes, too. After ``takeover_delay`` others lead what it led.
         """
-        self._coordinator.isolate(self.node(node).id)
+        self.coordinator.isolate(self.node(node).id)
 
     def heal_node(self, node: int | str | NodeServer) -> None:
         """Let the cluster reach a node again: its replicas drop what others have not confirmed, and catch up."""
-        self._coordinator.heal(self.node(node).id)
+        self.coordinator.heal(self.node(node).id)
 
-    def _make_lookup_router(self, server: ClusterLookupdServer) -> Router:
-        lookup = Lookup(
-            self.state,
-            server.db,
-            lambda node: self.node(node).peer(),
-            allow_no_channels=self.options.allow_write_with_nochannels,
-        )
-
-        def leads() -> bool:
-            return next((item for item in self.lookupds if item.is_running), None) is server
-
-        def listed() -> dict[str, Any]:
-            return listed_lookupds(self.lookupds, self.state.lookupd_tombstones)
-
-        return ClusterLookupRoutes(
-            lookup, self._topics, self._coordinator, self._balancer, self, listed, leads, server.options.version
-        ).router()
+    def listed_lookupds(self) -> dict[str, Any]:
+        """The answer to /listlookup: those that run, but for those with a tombstone; the first that runs leads."""
+        running = [lookupd.listed() for lookupd in self.lookupds if lookupd.is_running]
+        shown = [listed for listed in running if listed["ID"] not in self.state.lookupd_tombstones]
+        return {"lookupdnodes": shown, "lookupdleader": running[0] if running else {}}
 
     def _start(self) -> None:
         for lookupd in self.lookupds:
@@ -339,36 +300,26 @@ class RedesignedCluster(ServerGroup):
         if self._data_path is not None:
             self._keeper = DiskKeeper(self.state, self._data_path, self.options, self._interval)
             self._keeper.restore()
-            self._coordinator.restored()
-        self._balancer.start()
+            self.coordinator.restored()
+        self.coordinator.start()
 
     def stop(self) -> None:
-        """Stop all servers. What there is a data path for is written down."""
-        self._balancer.stop()
-        with ending(self._keeper, save=True):
-            super().stop()
-        self._keeper = None
+        self._end(super().stop, save=True)
 
     def kill(self) -> None:
-        """End as SIGKILL would: nothing more is written."""
-        self._balancer.stop()
-        with ending(self._keeper, save=False):
-            super().kill()
-        self._keeper = None
+        self._end(super().kill, save=False)
+
+    def _end(self, end: Callable[[], None], *, save: bool) -> None:
+        self.coordinator.stop()
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.freeze()  # that all nodes end is nothing to write down
+        end()
+        if keeper is not None:
+            keeper.close(save=save)
 
 
 def _start_node(node: NodeServer, state: ClusterState) -> None:
     node.start()
     if node.id not in state.node_ids:
         state.node_ids.append(node.id)
-
-
-def _node_options(base: NsqdOptions, number: int, fixed: Sequence[Mapping[str, Any]]) -> NsqdOptions:
-    counted = {name: count_up(getattr(base, name), number) for name in ("tcp_address", "http_address", "https_address")}
-    return base.replace(**{**counted, **(listen_options(fixed[number]) if number < len(fixed) else {})})
-
-
-def _lookupd_options(options: Mapping[str, Any], number: int, fixed: Sequence[Mapping[str, Any]]) -> LookupdOptions:
-    base = lookupd_options(options)
-    counted = {name: count_up(getattr(base, name), number) for name in ("tcp_address", "http_address")}
-    return base.replace(**{**counted, **(listen_options(fixed[number]) if number < len(fixed) else {})})

@@ -19,21 +19,22 @@ from nsq_fast.broker.commands import (
     Handler,
     auth,
     cls,
-    go_delay,
+    fin,
     has,
     identify,
-    message_id,
     mpub_count,
     nop,
     rdy,
     read_bodies,
-    require_subscribed,
+    req,
     size_at,
+    sub_names,
+    touch,
 )
-from nsq_fast.broker.connection import OK, RESPONSE, STATE_INIT, Connection, FatalError, frame
+from nsq_fast.broker.connection import OK, RESPONSE, Connection, FatalError, frame
 from nsq_fast.broker.go import as_int64, decode_json_header, parse_integer, quote, text
 from nsq_fast.broker.identify import IdentifyError, Negotiation, Profile, Request, Upgrades
-from nsq_fast.broker.message import Exiting, NotOwner
+from nsq_fast.broker.message import Exiting
 from nsq_fast.broker.options import NsqdOptions
 from nsq_fast.broker.redesigned.channel import (
     FilterRequest,
@@ -43,8 +44,7 @@ from nsq_fast.broker.redesigned.channel import (
     missing_package,
 )
 from nsq_fast.broker.redesigned.log import Draft, PartitionLog, Record
-from nsq_fast.broker.redesigned.node import NO_PARTITION, Node
-from nsq_fast.broker.redesigned.state import Partition
+from nsq_fast.broker.redesigned.partition import NO_PARTITION, Node, Partition
 from nsq_fast.errors import (
     BadPartition,
     ExtNotSupported,
@@ -60,7 +60,6 @@ from nsq_fast.names import is_valid_name
 
 
 def parse_partition(data: bytes) -> int:
-    """The partition parameter of a command. Raises FatalError."""
     try:
         return parse_integer(data)
     except ValueError as error:
@@ -130,8 +129,6 @@ _SHORTEST_BUFFER_TIMEOUT = 10
 
 
 class NodeRequest(Request):
-    """The body of IDENTIFY."""
-
     short_id: str | None = None
     long_id: str | None = None
     desired_tag: str | None = None
@@ -140,8 +137,6 @@ class NodeRequest(Request):
 
 
 class NodeProfile(Profile):
-    """What holds for one connection."""
-
     desired_tag: str = ""
     extend_support: bool = False
     ext_filter: FilterRequest | None = None
@@ -154,7 +149,6 @@ class NodeNegotiation(Negotiation):
     deflate_level = 0
 
     def default_profile(self, host: str, options: NsqdOptions) -> NodeProfile:
-        """What holds for a client at ``host`` that has not sent IDENTIFY."""
         defaults = msgspec.structs.asdict(super().default_profile(host, options))
         return NodeProfile(**{**defaults, "output_buffer_size": DEFAULT_OUTPUT_BUFFER_SIZE})
 
@@ -175,7 +169,6 @@ class NodeNegotiation(Negotiation):
         profile.ext_filter = request.ext_filter
 
     def reply(self, profile: Profile, upgrades: Upgrades, options: NsqdOptions) -> bytes:
-        """The JSON reply to a client that negotiates features."""
         assert isinstance(profile, NodeProfile)
         tag = {"desired_tag": profile.desired_tag} if profile.desired_tag else {}
         return msgspec.json.encode({**self._fields(profile, upgrades, options), **tag})
@@ -230,7 +223,6 @@ class NodeConnection(Connection):
 
     @property
     def node_profile(self) -> NodeProfile:
-        """What IDENTIFY has settled."""
         return cast(NodeProfile, self.profile)
 
     def prepare(self, partition: Partition, *, detail: bool) -> None:
@@ -244,12 +236,24 @@ class NodeConnection(Connection):
         self.in_flight.timeout = self.profile.msg_timeout
 
     def set_rdy(self, count: int) -> None:
-        """As that of the base, within the limit."""
         super().set_rdy(count)
         self.max_in_flight = min(count, self.limited_rdy)
 
+    def refuse(self, command: str, id: bytes, reason: object) -> None:
+        if command == "FIN":
+            if int.from_bytes(id[:8], "big", signed=True) <= 0:
+                raise FatalError("E_INVALID", "Invalid Message ID")
+            reason = f"ErrType:7 ErrCode:0 : {reason}"
+        self.send_error(f"E_{command}_FAILED", f"{command} {show(id)} failed {reason}".encode())
+
+    def require_leader(self) -> None:
+        assert self.partition is not None
+        try:
+            self.node.require_leader(self.partition)
+        except NotLeader as error:
+            raise FatalError(error.code, "") from error
+
     def limit_rdy(self, limit: int) -> None:
-        """From now on it has no more messages in flight than this."""
         self.limited_rdy = limit
         self.set_rdy(self.rdy)
 
@@ -301,8 +305,8 @@ def _one(make: MakeDraft, reply: MakeReply) -> Handler:
         try:
             drafts = [make(data[at + 4 : end], partition, 0)]
             records = _store(conn, partition, drafts)
-            if partition.log.has_traced or partition.trace.switches.is_on:
-                partition.trace.answered(records[0], conn.remote_address)
+            if partition.log.has_traced or partition.trace.is_on:
+                partition.trace.published(records, conn.remote_address)
             conn.send(reply(drafts, records))
         except ServerError as error:
             conn.send_error(error.code, error.detail.encode())
@@ -489,57 +493,50 @@ PUBLISHING: dict[bytes, Handler] = {
 
 
 MAX_LINE = 4 * 1024
-_DIGITS = re.compile(rb"[0-9]*\Z")
 _REFUSALS = Refusals("AUTH Already set", "AUTH Disabled", "AUTH No authorizations found")
 
 
-class _Mode(NamedTuple):
-    """What a way to subscribe asks for."""
+def _subscribing(*, detail: bool = False, ordered: bool = False, has_start: bool = False) -> Handler:
+    """SUB <topic> <channel> [<partition>]: plain frames. SUB_ADVANCED: frames with the detail header, and a start
+    position as one more word. SUB_ORDERED: with that header, and one message at a time.
+    """
 
-    detail: bool = False
-    ordered: bool = False
+    def handle(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
+        start = None
+        if has_start and len(params) > 4 and params[4]:
+            try:
+                start = parse_position(text(params[4]))
+            except ValueError as error:
+                raise FatalError("E_INVALID", str(error)) from error
+        _subscribe(cast(NodeConnection, conn), params, start, detail=detail, ordered=ordered)
+        return at
 
-
-def sub(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """SUB <topic> <channel> [<partition>]: plain frames."""
-    return _subscribe(_node_connection(conn), params, _Mode(), None, at)
-
-
-def sub_advanced(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """SUB_ADVANCED <topic> <channel> [<partition> [<start>]]: frames with the detail header."""
-    start = None
-    if len(params) > 4 and params[4]:
-        try:
-            start = parse_position(text(params[4]))
-        except ValueError as error:
-            raise FatalError("E_INVALID", str(error)) from error
-    return _subscribe(_node_connection(conn), params, _Mode(detail=True), start, at)
+    return handle
 
 
-def sub_ordered(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """SUB_ORDERED <topic> <channel> [<partition>]: as SUB_ADVANCED, and one message at a time."""
-    return _subscribe(_node_connection(conn), params, _Mode(detail=True, ordered=True), None, at)
-
-
-def _subscribe(conn: NodeConnection, params: list[bytes], mode: _Mode, start: Position | None, at: int) -> int:
-    topic, channel_name, number = _sub_arguments(conn, params)
+def _subscribe(
+    conn: NodeConnection, params: list[bytes], start: Position | None, *, detail: bool, ordered: bool
+) -> None:
+    topic, channel_name = sub_names(conn, params)
+    # Exactly four words: with a start position the partition is not looked at, as on the real server.
+    number = parse_partition(params[3]) if len(params) == 4 else NO_PARTITION
     require_permission(conn, "SUB", topic, channel_name)
     try:
         partition = conn.node.find(topic, conn.node.default_partition(topic) if number == NO_PARTITION else number)
-        _check_mode(conn, partition, mode)
+        _check_mode(conn, partition, ordered)
         conn.node.require_leader(partition)
     except ServerError as error:
         raise FatalError(error.code, error.detail) from error
     if partition.meta.disable_channel_auto_create and channel_name not in partition.channels:
         raise FatalError("E_SUB_CHANNEL_NOT_REGISTERED", "channel is not registered under topic.")
     channel = partition.channel(channel_name)
-    conn.prepare(partition, detail=mode.detail)
+    conn.prepare(partition, detail=detail)
     try:
         channel.add_client(conn, conn.nsqd.options.max_channel_consumers)
     except Exiting as error:
         raise FatalError("E_FAILED_ON_NOT_WRITABLE", "") from error
     conn.subscribe(channel)
-    if mode.ordered:
+    if ordered:
         if conn.profile.sample_rate:
             raise FatalError("E_INVALID", "order consume is not allowed while sample rate is not 0")
         channel.set_ordered(True)
@@ -549,27 +546,10 @@ def _subscribe(conn: NodeConnection, params: list[bytes], mode: _Mode, start: Po
         except ValueError as error:
             raise FatalError("E_INVALID", str(error)) from error
     conn.send(OK)
-    return at
 
 
-def _sub_arguments(conn: NodeConnection, params: list[bytes]) -> tuple[str, str, int]:
-    if conn.state != STATE_INIT:
-        raise FatalError("E_INVALID", "cannot SUB in current state")
-    if not conn.profile.heartbeat_interval:
-        raise FatalError("E_INVALID", "cannot SUB with heartbeats disabled")
-    if len(params) < 3:
-        raise FatalError("E_INVALID", "SUB insufficient number of parameters")
-    topic, channel = text(params[1]), text(params[2])
-    if not is_valid_name(topic):
-        raise FatalError("E_BAD_TOPIC", f"SUB topic name {quote(params[1])} is not valid")
-    if not is_valid_name(channel):
-        raise FatalError("E_BAD_CHANNEL", f"SUB channel name {quote(params[2])} is not valid")
-    # Exactly four words: with a start position the partition is not looked at, as on the real server.
-    return topic, channel, parse_partition(params[3]) if len(params) == 4 else NO_PARTITION
-
-
-def _check_mode(conn: NodeConnection, partition: Partition, mode: _Mode) -> None:
-    if partition.meta.ordered and not mode.ordered:
+def _check_mode(conn: NodeConnection, partition: Partition, ordered: bool) -> None:
+    if partition.meta.ordered and not ordered:
         raise FatalError("E_SUB_ORDER_IS_MUST", "this topic is configured only allow ordered sub")
     has_support = conn.node_profile.extend_support
     if partition.meta.ext and not has_support:
@@ -578,68 +558,6 @@ def _check_mode(conn: NodeConnection, partition: Partition, mode: _Mode) -> None
         raise FatalError(
             "E_SUB_EXTEND_FORBIDDON", "this topic is not extended and should not identify as extend support."
         )
-
-
-# --- FIN, REQ, TOUCH -------------------------------------------------------------------------------------------------
-
-
-def finish(conn: Connection, ids: list[bytes]) -> None:
-    """FINs that follow each other, in one go."""
-    conn = _node_connection(conn)
-    _require_leader(conn)
-    missing = ids if conn.server.faults.fail_fin else conn.partition_channel.finish(conn, ids)
-    conn.finish_count += len(ids) - len(missing)
-    for id in missing:
-        if int.from_bytes(id[:8], "big", signed=True) <= 0:
-            raise FatalError("E_INVALID", "Invalid Message ID")
-        reason = conn.partition_channel.not_owner(id)
-        conn.send_error("E_FIN_FAILED", f"FIN {show(id)} failed ErrType:7 ErrCode:0 : {reason}".encode())
-    conn.wake()
-
-
-def fin(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """FIN <id>, where it is not one of a run."""
-    require_subscribed(conn, "FIN")
-    finish(conn, [message_id(params, 2, "FIN")])
-    return at
-
-
-def req(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """REQ <id> <delay ms>: the delay is clamped; an ordered channel ignores a REQ that has one."""
-    require_subscribed(conn, "REQ")
-    conn = _node_connection(conn)
-    id = message_id(params, 3, "REQ")
-    if not _DIGITS.match(params[2]):
-        raise FatalError("E_INVALID", f"REQ could not parse timeout {text(params[1])}, {text(params[2])}")
-    delay = min(max(0.0, go_delay(params[2])[1]), conn.nsqd.options.max_req_timeout)
-    try:
-        conn.partition_channel.requeue(conn, id, delay)
-    except NotOwner as error:
-        conn.send_error("E_REQ_FAILED", f"REQ {show(id)} failed {error}".encode())
-    else:
-        conn.requeue_count += 1
-        conn.wake()
-    return at
-
-
-def touch(conn: Connection, params: list[bytes], data: bytes, at: int) -> int:
-    """TOUCH <id>."""
-    require_subscribed(conn, "TOUCH")
-    conn = _node_connection(conn)
-    id = message_id(params, 2, "TOUCH")
-    try:
-        conn.partition_channel.touch(conn, id, conn.nsqd.options.max_msg_timeout)
-    except NotOwner as error:
-        conn.send_error("E_TOUCH_FAILED", f"TOUCH {show(id)} failed {error}".encode())
-    return at
-
-
-def _require_leader(conn: NodeConnection) -> None:
-    assert conn.partition is not None
-    try:
-        conn.node.require_leader(conn.partition)
-    except NotLeader as error:
-        raise FatalError(error.code, "") from error
 
 
 # --- topics ----------------------------------------------------------------------------------------------------------
@@ -675,17 +593,13 @@ def _show_words(params: list[bytes]) -> str:
     return f"[{' '.join(map(show, params))}]"
 
 
-def _node_connection(conn: Connection) -> NodeConnection:
-    return cast(NodeConnection, conn)
-
-
 COMMANDS = CommandSet(
     {
         b"IDENTIFY": identify,
         b"AUTH": functools.partial(auth, refusals=_REFUSALS),
-        b"SUB": sub,
-        b"SUB_ADVANCED": sub_advanced,
-        b"SUB_ORDERED": sub_ordered,
+        b"SUB": _subscribing(),
+        b"SUB_ADVANCED": _subscribing(detail=True, has_start=True),
+        b"SUB_ORDERED": _subscribing(detail=True, ordered=True),
         b"RDY": rdy,
         b"FIN": fin,
         b"REQ": req,
@@ -695,7 +609,6 @@ COMMANDS = CommandSet(
         b"INTERNAL_CREATE_TOPIC": internal_create_topic,
         **PUBLISHING,
     },
-    finish=finish,
     show=_show_words,
     max_line=MAX_LINE,
     has_binary_ids=True,

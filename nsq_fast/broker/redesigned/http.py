@@ -7,7 +7,6 @@ doing here, is checked and left.
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ import msgspec
 
 from nsq_fast.broker.client import TRACE_ID_KEY
 from nsq_fast.broker.go import parse_integer
-from nsq_fast.broker.http import Request, Router, style_negotiated, style_text, style_v1
+from nsq_fast.broker.http import Request, Router, style_negotiated, style_text
 from nsq_fast.broker.nsqd_http import HostRoutes
 from nsq_fast.broker.redesigned.channel import PartitionChannel
 from nsq_fast.broker.redesigned.commands import (
@@ -31,8 +30,7 @@ from nsq_fast.broker.redesigned.commands import (
     sequence_of,
 )
 from nsq_fast.broker.redesigned.log import PARTITION_SHIFT, Draft, Record
-from nsq_fast.broker.redesigned.node import NO_PARTITION, Node
-from nsq_fast.broker.redesigned.state import Partition
+from nsq_fast.broker.redesigned.partition import NO_PARTITION, Node, Partition
 from nsq_fast.errors import ServerError, TopicNotExist
 from nsq_fast.names import is_valid_name
 
@@ -55,12 +53,14 @@ _HOURS = 22
 
 
 class NodeRoutes(HostRoutes):
-    """Builds the WSGI application of a node."""
-
     _host: Node
+
+    def _more_info(self) -> dict[str, Any]:
+        return {"ha_support": True}
 
     def router(self) -> Router:
         router = Router()
+        router.add("GET", "/ping", self.ping, style_text)
         for method, path, handler in (
             ("GET", "/info", self.info),
             ("GET", "/stats", self._stats),
@@ -69,9 +69,8 @@ class NodeRoutes(HostRoutes):
             ("POST", "/mpub", self._mpub),
         ):
             router.add(method, path, handler, style_negotiated)
-        router.add("GET", "/ping", self.ping, style_text)
-        router.add("POST", "/pubtrace", self._pub_trace, style_v1)
         for method, path, handler in (
+            ("POST", "/pubtrace", self._pub_trace),
             ("GET", "/config/*", self.get_config),
             ("PUT", "/config/*", self.put_config),
             ("GET", "/coordinator/stats", self._coordinator_stats),
@@ -95,8 +94,8 @@ class NodeRoutes(HostRoutes):
             ("PUT", "/delayqueue/enable", _check_query),
             ("PUT", "/filemeta_writer/enable", _check_query),
             ("POST", "/topic/cleanunused", _check_query),
-            ("POST", "/topic/greedyclean", lambda request: _nothing(self._partition(request))),
-            ("POST", "/topic/fixdata", lambda request: _nothing(self._partition(request))),
+            ("POST", "/topic/greedyclean", self._check_partition),
+            ("POST", "/topic/fixdata", self._check_partition),
         ):
             router.add(method, path, handler)
         for name, switch in _SWITCHES.items():
@@ -108,10 +107,14 @@ class NodeRoutes(HostRoutes):
 
     def _partition(self, request: Request) -> Partition:
         """The partition that a request names, or the default one of its topic."""
-        return self._find(request, topic_of(request), _number_of(request))
+        return self._find(request, valid_topic_of(request), _number_of(request))
+
+    def _check_partition(self, request: Request) -> None:
+        """There is nothing to do to it."""
+        self._partition(request)
 
     def _named(self, request: Request) -> tuple[Partition, str]:
-        topic, number = topic_of(request), _number_of(request)
+        topic, number = valid_topic_of(request), _number_of(request)
         channel = channel_of(request)
         return self._find(request, topic, number), channel
 
@@ -134,18 +137,6 @@ class NodeRoutes(HostRoutes):
 
     # --- figures -----------------------------------------------------------------------------------------------------
 
-    def info(self, request: Request) -> dict[str, Any]:
-        tcp, http = self._addresses()
-        return {
-            "version": self._host.options.version,
-            "broadcast_address": self._host.options.broadcast_address,
-            "hostname": socket.gethostname(),
-            "http_port": -1 if http is None else http.port,
-            "tcp_port": -1 if tcp is None else tcp.port,
-            "start_time": int(self._host.started_at),
-            "ha_support": True,
-        }
-
     def _stats(self, request: Request) -> Any:
         node = self._host
         topic, number, channel = (request.get(name) or "" for name in ("topic", "partition", "channel"))
@@ -160,20 +151,10 @@ class NodeRoutes(HostRoutes):
         ]
         if request.get("format") != "json":
             return _stats_text(rows, node)
-        return {
-            "version": node.options.version,
-            "health": self.health(),
-            "start_time": int(node.started_at),
-            "topics": rows,
-        }
+        return {**self.vitals(), "topics": rows}
 
     def _server_stats(self, request: Request) -> dict[str, Any]:
-        return {
-            "version": self._host.options.version,
-            "health": self.health(),
-            "start_time": int(self._host.started_at),
-            "server_pub_failed": sum(partition.failed_count for partition in self._host.partitions),
-        }
+        return {**self.vitals(), "server_pub_failed": sum(each.failed_count for each in self._host.partitions)}
 
     def _coordinator_stats(self, request: Request) -> Any:
         topic, number = request.get("topic"), request.get("partition")
@@ -191,7 +172,7 @@ class NodeRoutes(HostRoutes):
                     "partition": partition.number,
                     "epoch": partition.epoch,
                     "isr_stats": _node_rows(partition.in_sync),
-                    "catchup_stats": _node_rows(set(partition.replicas).difference(partition.in_sync)) or None,
+                    "catchup_stats": _node_rows(partition.logs.keys() - set(partition.in_sync)) or None,
                 }
                 for partition in self._host.partitions
                 if topic == partition.topic and wanted in (NO_PARTITION, partition.number)
@@ -275,7 +256,7 @@ class NodeRoutes(HostRoutes):
 
     def _publish_one(self, request: Request, partition: Partition, draft: Draft) -> Record:
         [record] = self._publish(request, partition, [draft])
-        partition.trace.answered(record, request.remote_address)
+        partition.trace.published([record], request.remote_address)
         return record
 
     def _publish(self, request: Request, partition: Partition, drafts: list[Draft]) -> list[Record]:
@@ -326,11 +307,12 @@ class NodeRoutes(HostRoutes):
         """Trace a topic, or a channel of it, on this node; what is not here is left out without a word."""
         topic, channel = request.get("topic"), request.get("channel")
         for partition in self._host.partitions:
-            switches = partition.switches_of(self._host.id)
+            trace = partition.trace_of(self._host.id)
             if partition.topic == topic and not channel:
-                switches.is_on = is_on
+                trace.is_on = is_on
             elif partition.topic == topic and channel in partition.channels:
-                switches.switch_channel(str(channel), is_on, slow=request.get("slow") == "true")
+                names = trace.slow_channels if request.get("slow") == "true" else trace.channels
+                (names.add if is_on else names.discard)(str(channel))
 
     def _back_up_delayed(self, request: Request) -> None:
         try:
@@ -412,7 +394,7 @@ def _refusing(request: Request, *, status: int = 400) -> Iterator[None]:
         raise request.refuse(status, error.code) from error
 
 
-def topic_of(request: Request) -> str:
+def valid_topic_of(request: Request) -> str:
     """The topic that a request names. Refuses the request."""
     return _name_of(request, "topic")
 
@@ -447,10 +429,6 @@ def _integer(request: Request, name: str) -> int:
 
 def _check_query(request: Request) -> None:
     request.get("")
-
-
-def _nothing(partition: Partition) -> None:
-    """There is nothing to do to it."""
 
 
 def _search(request: Request, partition: Partition, mode: str, value: int) -> Record:
@@ -534,7 +512,7 @@ def _partition_stats(partition: Partition, node: Node, channel: str, needs_clien
 
 def _channel_stats(channel: PartitionChannel, partition: Partition, node: Node, needs_clients: bool) -> dict[str, Any]:
     clients = list(channel.clients.values()) if partition.leader == node.id else []
-    depth_size = partition.depth_size(channel)
+    depth_size = partition.log.end_offset - partition.log.offset_of(channel.confirmed.position)
     oldest = partition.log.read(channel.confirmed.position, 1)
     timestamp = oldest[0].timestamp if oldest else 0
     return {
@@ -598,31 +576,15 @@ def _time_text(timestamp: int) -> str:
 
 
 _NO_RPCS = dict.fromkeys(
-    (
-        "RPCCalls",
-        "RPCTime",
-        "BytesWritten",
-        "BytesRead",
-        *(f"{kind}{what}" for kind in ("Read", "Write", "Dial", "Accept") for what in ("Calls", "Errors")),
-    ),
+    ["RPCCalls", "RPCTime", "BytesWritten", "BytesRead"]
+    + [f"{kind}{what}" for kind in ("Read", "Write", "Dial", "Accept") for what in ("Calls", "Errors")],
     0,
 )
-_NO_ERRORS: dict[str, Any] = {
-    **dict.fromkeys(
-        (
-            "WriteEpochError",
-            "WriteNotLeaderError",
-            "WriteQuorumError",
-            "WriteBusyError",
-            "RpcCheckFailed",
-            "LeadershipError",
-            "TopicCoordMissingError",
-            "LocalErr",
-        ),
-        0,
-    ),
-    "OtherCoordErrs": {},
-}
+_ERRORS = (
+    "WriteEpochError WriteNotLeaderError WriteQuorumError WriteBusyError RpcCheckFailed LeadershipError"
+    " TopicCoordMissingError LocalErr"
+)
+_NO_ERRORS: dict[str, Any] = {**dict.fromkeys(_ERRORS.split(), 0), "OtherCoordErrs": {}}
 
 
 def _node_rows(nodes: Iterable[str]) -> list[dict[str, str]]:

@@ -17,8 +17,7 @@ import dataclasses
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,14 +25,13 @@ import msgspec
 from gevent import Greenlet, sleep, spawn
 
 from nsq_fast.broker.channel import ranges_of
-from nsq_fast.broker.journal import check, checked, for_each, read_patiently, replace_file, set_aside
+from nsq_fast.broker.journal import Trouble, check, checked, for_each, read_patiently, replace_file, set_aside
 from nsq_fast.broker.options import ClusterOptions
 from nsq_fast.broker.redesigned.channel import PartitionChannel
 from nsq_fast.broker.redesigned.log import PartitionLog
-from nsq_fast.broker.redesigned.replication import Assignment
-from nsq_fast.broker.redesigned.state import ClusterState, Keeper, Partition, TopicMeta
+from nsq_fast.broker.redesigned.partition import ClusterState, Decision, Keeper, Partition, TopicMeta
 from nsq_fast.broker.store import Store as DataPath
-from nsq_fast.log_events import BROKER_METADATA_INVALID, BROKER_WRITE_FAILED, BROKER_WRITE_RECOVERED
+from nsq_fast.log_events import BROKER_METADATA_INVALID
 
 logger = logging.getLogger("nsq_fast.broker.redesigned.keeper")
 
@@ -102,7 +100,11 @@ class DiskKeeper(Keeper):
         self._version = 0
         self._is_saved = True
         self._is_silent = False
-        self._is_failing = False
+        self._trouble = Trouble(
+            logger,
+            f"failed to write what the cluster knows: %s; it is tried again every {interval:g} s",
+            "what the cluster knows can be written again",
+        )
         self._saved_channels: dict[tuple[int, str, int], dict[str, StoredChannel]] = {}
         self._left_out: dict[str, StoredTopic] = {}
         self._loop: Greenlet[..., None] | None = None
@@ -110,11 +112,9 @@ class DiskKeeper(Keeper):
     # --- what the state tells ----------------------------------------------------------------------------------------
 
     def log_path(self, node: str, topic: str, number: int) -> Path | None:
-        """The file that a node keeps its log of a partition in."""
         return self._folder(self._number(node), topic) / f"{number}.log"
 
     def decided(self) -> None:
-        """Write down topics and decisions."""
         self._is_saved = False
         if not self._is_silent:
             self._try(self._save_decisions)
@@ -160,8 +160,8 @@ class DiskKeeper(Keeper):
         if save:
             self._try(self._save_all)
         for partition in self._state.all_partitions():
-            for replica in partition.set.replicas.values():
-                replica.log.close()
+            for log in partition.logs.values():
+                log.close()
         self._lock.close()
         self._state.keeper = Keeper()
 
@@ -187,8 +187,10 @@ class DiskKeeper(Keeper):
                 )
                 return []
             leader = ids[stored.leader] if stored.leader is not None and stored.leader < len(ids) else None
-            last = Assignment(stored.epoch, leader, tuple(ids[node] for node in stored.isr if node < len(ids)))
-            partitions.append(Partition(name, meta, number, replicas, self, last=last, is_kind=self._options.kind))
+            last = Decision(stored.epoch, leader, tuple(ids[node] for node in stored.isr if node < len(ids)))
+            partitions.append(
+                Partition(self._state, name, meta, number, replicas, last=last, is_kind=self._options.kind)
+            )
             self._restore_channels(partitions[-1], stored)
         return partitions
 
@@ -231,7 +233,7 @@ class DiskKeeper(Keeper):
         self._is_saved = True
 
     def _stored(self, partition: Partition) -> StoredPartition:
-        epoch, leader, isr = partition.set.assignment
+        epoch, leader, isr = partition.decision
         return StoredPartition(
             [self._number(node) for node in partition.replicas],
             epoch,
@@ -280,21 +282,8 @@ class DiskKeeper(Keeper):
         return self._state.node_ids.index(node)
 
     def _try(self, write: Callable[[], None]) -> None:
-        try:
+        with self._trouble.said():
             write()
-        except OSError as error:
-            if not self._is_failing:
-                logger.error(
-                    "failed to write what the cluster knows: %s; it is tried again every %g s",
-                    error,
-                    self._interval,
-                    extra=BROKER_WRITE_FAILED,
-                )
-            self._is_failing = True
-        else:
-            if self._is_failing:
-                logger.warning("what the cluster knows can be written again", extra=BROKER_WRITE_RECOVERED)
-            self._is_failing = False
 
 
 FileT = TypeVar("FileT")
@@ -322,13 +311,3 @@ def _go_to(channel: PartitionChannel, stored: StoredChannel, log: PartitionLog) 
     channel.confirmed.reset(position)
     channel.confirmed.ahead.update(number for number in ahead if position < number < log.end)
     channel.interrupt()
-
-
-@contextmanager
-def ending(keeper: DiskKeeper | None, *, save: bool) -> Iterator[None]:
-    """Inside all nodes end, which is nothing to write down; ``save`` to write down where the channels are then."""
-    if keeper is not None:
-        keeper.freeze()
-    yield
-    if keeper is not None:
-        keeper.close(save=save)

@@ -67,17 +67,14 @@ class Record:
 
     @property
     def internal_id(self) -> int:
-        """The first half of the id."""
         return int.from_bytes(self.id[:8], "big")
 
     @property
     def trace_id(self) -> int:
-        """The second half of the id."""
         return int.from_bytes(self.id[8:], "big")
 
     @property
     def header(self) -> bytes:
-        """The JSON of the ext header, or empty."""
         return self.ext[_EXT.size :]
 
     @property
@@ -135,7 +132,6 @@ class PartitionLog:
 
     @property
     def end(self) -> int:
-        """Sequence of the next record."""
         return self.first + len(self._records)
 
     @property
@@ -144,7 +140,6 @@ class PartitionLog:
         return self._records[0].offset if self._records else self.end_offset
 
     def append(self, drafts: Sequence[Draft]) -> list[Record]:
-        """Store messages; the records they have become."""
         timestamp = time.time_ns()
         sequence, offset = self.first + len(self._records), self.end_offset
         high, pack, is_ext = self._first_id, _ID.pack, self.is_ext
@@ -251,7 +246,6 @@ class PartitionLog:
     # --- the file ----------------------------------------------------------------------------------------------------
 
     def rewrite(self) -> None:
-        """Write all that there is to its file anew."""
         if self._file is not None:
             self._rewrite(self._file, self.first, self.start_offset, self._records)
 
