@@ -114,7 +114,7 @@ cdef class ProducerPath:
     cdef public object _plain_batch     # the same of bodies
 
     cdef object _route_of(self, topic)
-    cdef PublishPath _make(self, queue, body, form, Py_ssize_t weight, bint is_alone)
+    cdef PublishPath _make(self, queue, body, form, Py_ssize_t weight)
     cdef object _end_of(self, PublishPath publish, QueuePath queue)
 
 

@@ -15,7 +15,6 @@ from collections import deque
 from cpython.contextvars cimport PyContext_Enter, PyContext_Exit
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from cpython.object cimport PyObject, PyTypeObject
 from cpython.pythread cimport PyThread_get_thread_ident
 from libc.math cimport INFINITY
 
@@ -541,7 +540,7 @@ cdef class ProducerPath:
             return None
         if not 0 < mpub_size(bodies, route.plain_size) <= queue._sender.limit:
             return None
-        publish = self._make(queue, (<list>bodies)[:], self._plain_batch, weight, True)
+        publish = self._make(queue, (<list>bodies)[:], self._plain_batch, weight)
         route.is_used = True
         return self._end_of(publish, queue)
 
@@ -558,7 +557,7 @@ cdef class ProducerPath:
         if queue is None:
             return None
         route.is_used = True
-        return self._make(queue, body, self._plain, 1, False)
+        return self._make(queue, body, self._plain, 1)
 
     cdef object _route_of(self, topic):
         """What is known of a topic; None where there is more to do than to send what is published to it."""
@@ -568,18 +567,9 @@ cdef class ProducerPath:
             return None
         return self._routes.get(topic)
 
-    cdef PublishPath _make(self, queue, body, form, Py_ssize_t weight, bint is_alone):
-        # What its __init__ does, for what is known of these two forms: that takes a tenth of a publish.
-        cdef PublishPath publish = (<PyTypeObject*>self._new_publish).tp_new(self._new_publish, <PyObject*>(), NULL)
-        publish.body = body
-        publish.form = form
-        publish.weight = weight
-        publish.is_alone = is_alone
-        publish.is_plain = True
-        publish.destination = queue
-        publish.deadline = monotonic() + self._timeout
+    cdef PublishPath _make(self, queue, body, form, Py_ssize_t weight):
         self._pending_limit.used += weight
-        return publish
+        return self._new_publish(queue, body, monotonic() + self._timeout, form, weight)
 
     cdef object _end_of(self, PublishPath publish, QueuePath queue):
         try:
