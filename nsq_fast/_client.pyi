@@ -42,6 +42,18 @@ class ConnectionPath:
     is_scheduled: bool
     is_prompt: bool
     reads_all: bool
+    _transport: Any
+    _spin: Any
+    _message_spin: Any
+    _owner: Any
+    _at_end: Any
+    _unsent: memoryview | None
+    _parts: list[bytes]
+    _size: int
+    _is_stopped: bool
+    _requeued: int
+    _sending: list[Message] | None
+    _sending_requeued: int
     @property
     def finished(self) -> list[Message]: ...
     def readable(self) -> None: ...

@@ -267,11 +267,6 @@ cdef class Dispatcher:
                 self.idle += 1
         return inbound
 
-    def not_idle(self):
-        """One that has waited was not released, and waits no more."""
-        if self.idle:
-            self.idle -= 1
-
     cdef InboundQueue _next(self):
         cdef InboundQueue inbound
         ready = self._ready

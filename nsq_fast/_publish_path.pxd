@@ -21,15 +21,9 @@ cdef class Wakeups:
     cdef list _take_ready(self)
 
 
-cdef class Outcomes:
-    cdef public Py_ssize_t stored
-    cdef public Py_ssize_t refused
-    cdef public Py_ssize_t unknown
-
-
 cdef class PendingPath:
     cdef readonly dict publishes
-    cdef readonly object alarm
+    cdef public double rings_at
     cdef public object none_left
 
     cdef int put(self, PublishPath publish) except -1
@@ -90,7 +84,9 @@ cdef class QueuePath:
 cdef class SendPath:
     cdef public PendingPath pending
     cdef public LimitPath pending_limit
-    cdef public Outcomes outcomes
+    cdef public Py_ssize_t stored_count
+    cdef public Py_ssize_t refused_count
+    cdef public Py_ssize_t unknown_count
     cdef public object timing
     cdef public Wakeups wakeups
     cdef public bint lingers

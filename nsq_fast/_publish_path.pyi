@@ -12,19 +12,11 @@ class Wakeups:
     def add(self, awaited: Any) -> None: ...
     def wait_for(self, awaited: Any) -> None: ...
 
-class Outcomes:
-    stored: int
-    refused: int
-    unknown: int
-    def ended(self, error: BaseException | None) -> None: ...
-
 class PendingPath:
     none_left: Any
+    rings_at: float
     @property
     def publishes(self) -> dict[Any, None]: ...
-    @property
-    def alarm(self) -> Any: ...
-    def __init__(self, alarm: Any) -> None: ...
     def add(self, publish: PublishPath) -> None: ...
 
 class LimitPath:
@@ -60,8 +52,6 @@ class Command:
     conn: Any
     is_overdue: bool
 
-def new_command(queue: QueuePath, publishes: list[Any]) -> Command: ...
-
 class QueuePath:
     topic: str
     links: list[Any]
@@ -82,7 +72,9 @@ class QueuePath:
 class SendPath:
     pending: Any
     pending_limit: Any
-    outcomes: Outcomes
+    stored_count: int
+    refused_count: int
+    unknown_count: int
     timing: Any
     wakeups: Wakeups
     lingers: bool
@@ -93,7 +85,22 @@ class SendPath:
     heard: dict[str, Any]
     def replied(self, conn: Any, command: Command, data: bytes) -> None: ...
 
-class ProducerPath: ...
+class ProducerPath:
+    _is_running: bool
+    _routes: dict[str, Any]
+    _thread: Any
+    _trace: Any
+    _timeout: float
+    _pending_limit: Any
+    _wakeups: Wakeups
+    _new_publish: Any
+    _plain: Any
+    _plain_batch: Any
+    def _publish_usual(self, topic: Any, body: Any, key: Any, partition: Any) -> bytes | None: ...
+    def _multipublish_usual(self, topic: Any, bodies: Any) -> bytes | None: ...
+    def _prepared(self, topic: Any, body: Any, key: Any, partition: Any) -> Any: ...
+    def _sent_usual(self, topic: Any, body: Any, key: Any, partition: Any) -> Any: ...
+    def _sent_for_thread(self, request: Any, blocked: set[Any]) -> bool: ...
 
 class Latch:
     @property

@@ -16,6 +16,7 @@ from cpython.contextvars cimport PyContext_Enter, PyContext_Exit
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.pythread cimport PyThread_get_thread_ident
+from libc.math cimport INFINITY
 
 from ._client cimport ConnectionPath
 from ._publish cimport PublishFields
@@ -139,37 +140,18 @@ cdef object waiter_of(awaited):
     return (<PublishPath>awaited).waiter if isinstance(awaited, PublishPath) else awaited.waiter
 
 
-cdef class Outcomes:
-    """How many publishes have ended since the start, and how. One publish to several partitions is several.
-
-    Attributes:
-        stored: an nsqd confirmed it.
-        refused: it failed, and is not stored.
-        unknown: it failed, and a server may have stored it.
-    """
-
-    def ended(self, error):
-        """One has ended, well when ``error`` is None."""
-        if error is None:
-            self.stored += 1
-        elif getattr(error, "possibly_stored", False):
-            self.unknown += 1
-        else:
-            self.refused += 1
-
-
 cdef class PendingPath:
     """The publishes that have not ended.
 
     Attributes:
         publishes: they, as keys, in the order of the calls: those whose time is over together end in that order.
-        alarm: rings for the next deadline. ``hasten`` is called with a publish that has an earlier one.
+        rings_at: when deadlines are looked at next. ``hasten`` is called with a publish that has an earlier one.
         none_left: set when nothing is pending; None while nobody waits for that.
     """
 
-    def __init__(self, alarm):
+    def __init__(self):
         self.publishes = {}
-        self.alarm = alarm
+        self.rings_at = INFINITY
 
     def add(self, PublishPath publish not None):
         """It is one of them."""
@@ -177,7 +159,7 @@ cdef class PendingPath:
 
     cdef int put(self, PublishPath publish) except -1:
         self.publishes[publish] = None
-        if publish.deadline < <double>self.alarm.at:
+        if publish.deadline < self.rings_at:
             self.hasten(publish)
         return 0
 
@@ -294,12 +276,8 @@ cdef class Command:
     """
 
 
-def new_command(QueuePath queue not None, list publishes not None):
+cdef Command new_command(QueuePath queue, list publishes):
     """The command that carries these publishes of a queue. It is on its way from now on."""
-    return _new_command(queue, publishes)
-
-
-cdef Command _new_command(QueuePath queue, list publishes):
     cdef Command command = Command.__new__(Command)
     command.destination = queue
     command.publishes = publishes
@@ -346,7 +324,7 @@ cdef class QueuePath:
                 self.waiting.append(publish)
                 sender.seek(self)
             else:
-                sender.send(_new_command(self, [publish]), link)
+                sender.send(new_command(self, [publish]), link)
         else:
             self.held_bytes = 0
             self._join(publish)
@@ -397,7 +375,7 @@ cdef class QueuePath:
             return False
         publishes = take_command(self.waiting, sender.most, sender.enough, sender.limit)
         if publishes:
-            sender.send(_new_command(self, publishes), link)
+            sender.send(new_command(self, publishes), link)
         return bool(publishes)
 
     def stored(self):
@@ -411,7 +389,8 @@ cdef class SendPath:
     Attributes:
         pending: publishes that somebody waits for.
         pending_limit: the share of ``max_pending`` that is taken.
-        outcomes: how many publishes have ended, and how.
+        stored_count, refused_count, unknown_count: publishes that have ended, by outcome. One to several partitions is
+            several.
         timing: what publishes take; None while nobody asked for it.
         wakeups: wakes those who wait.
         lingers: a publish waits for others, whether or not there are any.
@@ -487,14 +466,14 @@ cdef class SendPath:
         if data != b"OK":
             self._take_receipts(command, data, conn.address)
         if command.is_overdue:
-            self.pool.has_replied_late(conn)
+            conn._owner.has_replied_late(conn)
         publishes = command.publishes
         command.publishes = []
         limit.used -= (<PublishPath?>publishes[0]).weight if len(publishes) == 1 else len(publishes)
         if limit.queue:
             limit.give(0)
         ended = stored(publishes)
-        self.outcomes.stored += len(ended)
+        self.stored_count += len(ended)
         if self.timing is not None and ended:
             self.timing.stored(ended[0])
         for publish in ended:

@@ -46,6 +46,7 @@ from nsq_fast.errors import (
     FinFailed,
     HeartbeatMissed,
     LocalProtocolError,
+    NoNsqd,
     NsqError,
     RemoteProtocolError,
     ServerError,
@@ -643,7 +644,7 @@ class ColumnProducer(Producer):
             left = deadline - monotonic()
             if left <= 0:
                 text = f"no nsqd is known to take topic {topic!r}"
-                raise sender.no_nsqd(text, topic)
+                raise sender.nowhere(NoNsqd, text, topic)
             sender.pool.hurry()
             sender.routing.refresh(topic)
             sender.news.clear()

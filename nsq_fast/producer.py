@@ -14,7 +14,7 @@ from nsq_fast.client.gevent_loop import GeventLoop, run
 from nsq_fast.client.greenlets import is_interrupting, keep, may_wait, tell_forks
 from nsq_fast.client.producer import ProducerCore
 from nsq_fast.client.publishes import Body, Group, Publish, check_timeout, options_of
-from nsq_fast.client.signals import LazySignal, emit, is_heard
+from nsq_fast.client.signals import LazySignal, emit
 from nsq_fast.errors import NotRunning
 from nsq_fast.protocol.partitioner import Key
 from nsq_fast.protocol.publishing import Receipt
@@ -262,9 +262,6 @@ class Producer(ProducerCore, BlockingCalls["AsyncResult[Stored]", "AsyncResult[A
 
     def _tell(self, signal: str, **values: Any) -> None:
         emit(self, signal, **values)
-
-    def _hears(self, signal: str) -> bool:
-        return is_heard(self, signal)
 
     def start(self) -> None:
         """Begin to connect, without waiting for it. A closed producer cannot be started again."""

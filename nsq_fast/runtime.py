@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from .client.layers import DeflateLayer as DeflateLayer
     from .client.layers import Layer as Layer
     from .client.layers import SnappyLayer as SnappyLayer
+    from .client.layers import client_context as client_context
+    from .client.layers import server_hostname as server_hostname
     from .client.signals import LazySignal as LazySignal
     from .client.signals import MessageSignals as MessageSignals
     from .client.signals import SignalBook as SignalBook
     from .client.signals import receivers as receivers
     from .client.subscriptions import Subscriber as Subscriber
-    from .client.tls import client_context as client_context
-    from .client.tls import server_hostname as server_hostname
     from .client.trace import LOGGER_NAME as LOGGER_NAME
     from .client.trace import TraceLog as TraceLog
     from .client.trace import log_to_file as log_to_file
@@ -62,10 +62,9 @@ _MODULES = {
     "client.handlers": "Handler",
     "client.histogram": "HistogramStats",
     "client.http": "Endpoint HttpClient parse_endpoint",
-    "client.layers": "DeflateLayer Layer SnappyLayer",
+    "client.layers": "DeflateLayer Layer SnappyLayer client_context server_hostname",
     "client.signals": "LazySignal MessageSignals SignalBook receivers",
     "client.subscriptions": "Subscriber",
-    "client.tls": "client_context server_hostname",
     "client.trace": "LOGGER_NAME TraceLog log_to_file new_trace_id",
     "client.trace_records": "ConsumeRecord PublishRecord TraceRecord",
     "columns": "ColumnProducer ColumnSubscription StoredRows TopicLayout",

@@ -12,7 +12,7 @@ from rich.pretty import pretty_repr
 
 from nsq_fast import errors
 from nsq_fast.client.histogram import BOUNDS, HistogramStats
-from nsq_fast.client.stats import ConnectionStats, Counters
+from nsq_fast.client.subscription import ConnectionStats, Counters
 from nsq_fast.config import Config, ConnectionConfig, ConsumerConfig, option
 from nsq_fast.errors import (
     ERROR_CODES,

@@ -66,6 +66,7 @@ from nsq_fast.protocol.events import (
 )
 from nsq_fast.protocol.session import Session
 
+from .loop import Event
 from .transport import Transport
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ if TYPE_CHECKING:
     from nsq_fast.client.signals import MessageSignals, SignalBook
     from nsq_fast.protocol.session import SubscribeOptions
 
-    from .loop import Loop, Timer, Waiter, Watch
+    from .loop import Loop, Timer, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -105,23 +106,29 @@ class ConnectionOwner(Protocol[ConnectionT]):
     ``on_heartbeat_overdue(conn)``, called when a heartbeat is late, well before the connection ends of that.
     """
 
-    def on_messages(self, conn: ConnectionT, messages: list[Message]) -> None: ...
-
-    def on_message_skipped(self, conn: ConnectionT, message: TruncatedMessage, error: MessageTooLarge) -> None: ...
-
     def on_reply(self, conn: ConnectionT, token: Any, data: bytes) -> None: ...
 
     def on_failed(self, conn: ConnectionT, token: Any, error: NsqError) -> None: ...
 
     def on_answer_failed(self, conn: ConnectionT, error: ServerError, message_id: bytes | None) -> None: ...
 
-    def on_heartbeat(self, conn: ConnectionT) -> None: ...
-
     def on_error(self, conn: ConnectionT, error: ServerError) -> None: ...
 
-    def on_close_wait(self, conn: ConnectionT) -> None: ...
-
     def on_disconnect(self, conn: ConnectionT, error: NsqError) -> None: ...
+
+    # Who subscribes to nothing leaves these out
+
+    def on_messages(self, conn: ConnectionT, messages: list[Message]) -> None:
+        return None
+
+    def on_message_skipped(self, conn: ConnectionT, message: TruncatedMessage, error: MessageTooLarge) -> None:
+        return None
+
+    def on_heartbeat(self, conn: ConnectionT) -> None:
+        return None
+
+    def on_close_wait(self, conn: ConnectionT) -> None:
+        return None
 
 
 class Queued:
@@ -135,13 +142,6 @@ class Queued:
 
 
 QUEUED = Queued()
-
-
-class _Subscribing:
-    """The token of SUB, whose caller waits; no owner ever sees it."""
-
-    def __init__(self, waiter: Waiter) -> None:
-        self.waiter = waiter
 
 
 class Connection(ConnectionPath):
@@ -160,20 +160,6 @@ class Connection(ConnectionPath):
 
     reads_on = False
     """Whether who has answered promptly reads the next message, which comes after the answer, by ``read_soon``."""
-
-    # Of the base, which is compiled
-    _transport: Transport
-    _spin: Any
-    _message_spin: Any
-    _owner: ConnectionOwner[Any]
-    _at_end: Callable[[Callable[[], object]], object]
-    _unsent: memoryview | None
-    _parts: list[bytes]
-    _size: int
-    _is_stopped: bool
-    _requeued: int
-    _sending: list[Message] | None
-    _sending_requeued: int
 
     def __init__(
         self, address: Address, config: ConnectionConfig, owner: ConnectionOwner[Connection], loop: Loop
@@ -203,17 +189,23 @@ class Connection(ConnectionPath):
         self._on_overdue: Callable[..., Any] | None = getattr(owner, "on_heartbeat_overdue", None)
         self._delay_of: Callable[..., int] | None = getattr(owner, "requeue_delay_ms", None)
         self._has_begun = self._is_connected = self._is_leaving = self._is_ended = False
+        self._subscribing: Any = None  # the token of SUB, whose caller waits
         self._reader: Watch | None = None
         self._writer: Watch | None = None
         self._silence: Timer | None = None
         self._limit: Timer | None = None  # of taking bytes, or of leaving
         self._progress_at = 0.0
         self._overdue_since = 0.0
-        self._end_waiters: list[Waiter] = []
+        self._has_ended = Event(loop)
         loop.tell_forks(self)
 
     def __repr__(self) -> str:
         return f"<Connection {self.address} {'open' if self.is_open else 'closed'}>"
+
+    @property
+    def owner(self) -> Any:
+        """Who is called back."""
+        return self._owner
 
     @property
     def is_open(self) -> bool:
@@ -242,7 +234,8 @@ class Connection(ConnectionPath):
 
     def is_unheard(self) -> bool:
         """Whether the network is at fault where nothing comes: see ``Transport.is_unheard``."""
-        return self._transport.is_unheard()
+        transport: Transport = self._transport
+        return transport.is_unheard()
 
     def read_replies_soon(self) -> None:
         """A caller that waits for the only reply that is due may read it before the loop does: see ``SpinReader``.
@@ -296,8 +289,8 @@ class Connection(ConnectionPath):
         """
         self._thread.check("Connection.subscribe()")
         self._check_open()
-        waiter = self.loop.waiter()
-        self.put_bytes(self.session.sub(topic, channel, token=_Subscribing(waiter), **options))
+        waiter = self._subscribing = self.loop.waiter()
+        self.put_bytes(self.session.sub(topic, channel, token=waiter, **options))
         self.topic, self.partition = topic, options.get("partition")
         try:
             await self.loop.wait(waiter, self.config.connect_timeout)
@@ -341,10 +334,10 @@ class Connection(ConnectionPath):
                 run = []
             if kind is not Reply:
                 self._handle(event)
-            elif event.token.__class__ is _Subscribing:
-                event.token.waiter.set(event.data)
             elif event.command == "CLS":
                 self._owner.on_close_wait(self)
+            elif event.token is self._subscribing is not None:
+                event.token.set(event.data)
             else:
                 on_reply(self, event.token, event.data)
         if run:
@@ -377,10 +370,12 @@ class Connection(ConnectionPath):
                 raise event.error
 
     def _failed(self, token: Any, error: NsqError) -> None:
-        if token.__class__ is _Subscribing:
-            if not token.waiter.ready():
-                token.waiter.set_exception(error)
-        elif token is not None:
+        if token is None:
+            return
+        if token is self._subscribing:
+            if not token.ready():
+                token.set_exception(error)
+        else:
             self._owner.on_failed(self, token, error)
 
     def _read_failed(self, error: Exception) -> None:
@@ -481,7 +476,8 @@ class Connection(ConnectionPath):
     def requeue(self, message: Message, time_ms: int | None = None, backoff: bool = True) -> Queued:
         """REQ. Without ``time_ms`` the owner's ``requeue_delay_ms`` decides. A delay may be left to ``hold``."""
         if time_ms is not None:
-            check_delay(time_ms)  # in the thread of the caller: the hub's could tell nobody
+            # In the thread of the caller: the hub's could tell nobody.
+            check_delay("time_ms", time_ms, "; the message is not answered")
         if self._get_ident() != self._thread.ident and self._is_handed_over(self.requeue, message, time_ms, backoff):
             return QUEUED
         if self.closed_error is not None:
@@ -660,9 +656,7 @@ class Connection(ConnectionPath):
     async def closed(self) -> None:
         """Wait until ``on_disconnect`` was called; not where that could never come about, as in a callback of it."""
         if self._is_connected and not self._is_ended and self.loop.may_wait():
-            waiter = self.loop.waiter()
-            self._end_waiters.append(waiter)
-            await self.loop.wait(waiter)
+            await self._has_ended.wait()
 
     def _say_goodbye(self) -> None:
         try:
@@ -728,9 +722,7 @@ class Connection(ConnectionPath):
             self._owner.on_disconnect(self, reason)
         except Exception as fault:
             self.loop.report(f"on_disconnect of {self.address}", fault, "the connection has ended")
-        for waiter in self._end_waiters:
-            waiter.set(None)
-        self._end_waiters.clear()
+        self._has_ended.set()
 
     def drop(self, reason: NsqError) -> None:
         """End now, for a loop that ends: what is queued is sent as far as the system takes it at once."""
@@ -830,13 +822,13 @@ def lost_error(text: str, outcome_unknown: bool) -> ConnectionLost:
 
 
 LONGEST_DELAY = 2**63 - 1
-"""Milliseconds: what nsqd reads, an int64. Above its ``-max-req-timeout`` it takes that instead."""
+"""Milliseconds: what nsqd reads, an int64. Above its ``-max-req-timeout`` it takes that for a requeue, and refuses a
+publish."""
 
 
-def check_delay(time_ms: Any) -> None:
-    """Raise ConfigError unless it is a delay of a requeued message."""
-    if isinstance(time_ms, bool) or not isinstance(time_ms, int) or not 0 <= time_ms <= LONGEST_DELAY:
+def check_delay(name: str, value: Any, note: str = "") -> None:
+    """Raise ConfigError unless it is a delay of a message, in milliseconds."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LONGEST_DELAY:
         raise ConfigError(
-            f"time_ms={time_ms!r}: must be a whole number of milliseconds, 0 to {LONGEST_DELAY}, or None;"
-            " the message is not answered"
+            f"{name}={value!r}: must be a whole number of milliseconds, 0 to {LONGEST_DELAY}, or None{note}"
         )

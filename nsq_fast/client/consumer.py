@@ -46,7 +46,7 @@ from .handlers import check_handler
 from .loop import Event
 from .subscription import ConnectionStats, Counters
 from .subscriptions import Subscriber, Subscriptions
-from .tls import check_tls_options
+from .transport import check_tls_options
 from .workers import Pool, Pools, Worker
 
 if TYPE_CHECKING:

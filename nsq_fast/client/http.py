@@ -23,7 +23,6 @@ from nsq_fast.errors import ConfigError, HttpError, RemoteProtocolError
 from nsq_fast.names import Address, parse_address
 from nsq_fast.protocol.topology import error_text
 
-from .tls import client_context, server_hostname
 from .transport import Transport
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class HttpClient:
         endpoint: the server.
         timeout: limit in seconds for a request as a whole.
         headers: sent with every request.
-        tls_options: for https: an ssl.SSLContext or a mapping, see `tls.client_context`.
+        tls_options: for https: an ssl.SSLContext or a mapping, see `layers.client_context`.
         max_reply_size: largest body accepted, in bytes.
 
     Raises ConfigError.
@@ -110,8 +109,12 @@ class HttpClient:
         self.max_reply_size = max_reply_size
         fixed = {"Host": str(endpoint.address), "User-Agent": f"nsq_fast/{__version__}", **(headers or {})}
         self._headers = _checked(fixed)
-        self._context = client_context(tls_options) if endpoint.scheme == "https" else None
-        self._server_hostname = server_hostname(tls_options, endpoint.address.host)
+        self._context: Any = None
+        if endpoint.scheme == "https":
+            from .layers import client_context, server_hostname  # which need ssl
+
+            self._context = client_context(tls_options)
+            self._server_hostname = server_hostname(tls_options, endpoint.address.host)
         self._idle: list[Transport] = []
 
     def request(self, method: str, path: str, *arguments: Any, **options: Any) -> Reply:

@@ -1,4 +1,4 @@
-"""What the handshake puts between the socket and the frames: TLS, snappy and deflate.
+"""What the handshake puts between the socket and the frames: TLS, with its options, snappy and deflate.
 
 A layer transforms bytes and does no I/O: ``encode`` what goes out, ``feed`` what came in, ``read`` what that amounts
 to, a bounded piece at a time, so that a compressed bomb never takes more memory than one piece.
@@ -6,14 +6,16 @@ to, a bounded piece at a time, so that a compressed bomb never takes more memory
 
 from __future__ import annotations
 
+import ssl
 import zlib
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from ssl import SSLContext
+from typing import Any, Protocol
 
 from nsq_fast._snappy_chunks import SnappyChunks
-from nsq_fast.errors import RemoteProtocolError
-
-if TYPE_CHECKING:
-    from ssl import SSLContext
+from nsq_fast.config import refuse_unknown
+from nsq_fast.errors import ConfigError, RemoteProtocolError
 
 PIECE_SIZE = 64 * 1024
 """Largest piece that one read returns."""
@@ -95,10 +97,7 @@ class TlsLayer:
     """TLS over memory buffers."""
 
     def __init__(self, context: SSLContext, hostname: str) -> None:
-        import ssl
-
         self.is_ended = False
-        self._ssl = ssl
         self._is_drained = True  # what was fed has been read
         self._failure: RemoteProtocolError | None = None
         self._piece = memoryview(bytearray(PIECE_SIZE))
@@ -110,7 +109,7 @@ class TlsLayer:
         """Go as far as what was fed allows; whether the handshake is done. Raises SSLError."""
         try:
             self._tls.do_handshake()
-        except self._ssl.SSLWantReadError:
+        except ssl.SSLWantReadError:
             return False
         return True
 
@@ -137,13 +136,73 @@ class TlsLayer:
             while size < PIECE_SIZE and not self._is_drained:
                 # typeshed does not know that it gives a number then
                 size += read(PIECE_SIZE - size, piece[size:])  # type: ignore[operator]
-        except self._ssl.SSLWantReadError:
+        except ssl.SSLWantReadError:
             self._is_drained = True
-        except self._ssl.SSLZeroReturnError:
+        except ssl.SSLZeroReturnError:
             self._is_drained = self.is_ended = True
-        except self._ssl.SSLError as error:
+        except ssl.SSLError as error:
             self._failure = RemoteProtocolError(f"broken TLS stream: {error}")
             self._failure.__cause__ = error
             if not size:  # else what came before it is read first
                 raise self._failure from error
         return bytes(piece[:size])
+
+
+# The options of TLS, with verification unless it is switched off
+
+# gnsq's names: ca_certs and cert_reqs say what cafile and verify say; ssl_version is taken and not needed, since the
+# two ends agree on the best version that both have.
+_OPTIONS = frozenset(
+    {"cafile", "certfile", "keyfile", "server_hostname", "verify", "ca_certs", "cert_reqs", "ssl_version"}
+)
+
+
+def client_context(options: Any = None) -> SSLContext:
+    """Make the context for ``options``: None, an ``ssl.SSLContext``, or a mapping.
+
+    The mapping may have ``cafile`` (default: the system's authorities), ``certfile`` and ``keyfile`` (a client
+    certificate), ``verify`` (default True) and ``server_hostname``; gnsq's ``ca_certs``, ``cert_reqs`` and
+    ``ssl_version`` are understood. Raises ConfigError for anything else and for files that cannot be read.
+    """
+    if isinstance(options, SSLContext):  # gevent's is a subclass
+        return options
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigError(f"TLS options must be an ssl.SSLContext or a mapping, not {type(options).__name__}")
+    options = options or {}
+    refuse_unknown(options, _OPTIONS)
+    context = SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _load_files(context, options)
+    if not options.get("verify", options.get("cert_reqs", ssl.CERT_REQUIRED) != ssl.CERT_NONE):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _load_files(context: SSLContext, options: Mapping[str, Any]) -> None:
+    cafile = options.get("cafile") or options.get("ca_certs")
+    if cafile:
+        with _naming(f"cafile {cafile}"):
+            context.load_verify_locations(cafile=cafile)
+    else:
+        context.load_default_certs()
+    certificate, key = options.get("certfile"), options.get("keyfile")
+    if certificate:
+        with _naming(f"certfile {certificate}" + (f" with keyfile {key}" if key else "")):
+            context.load_cert_chain(certificate, key)
+    elif key:
+        raise ConfigError(f"keyfile {key} has no effect without certfile: name the certificate too")
+
+
+@contextmanager
+def _naming(files: str) -> Iterator[None]:
+    """What OpenSSL says of files, as a ConfigError that says of which."""
+    try:
+        yield
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"TLS files cannot be used: {files}: {error.strerror or error}") from error
+
+
+def server_hostname(options: Any, host: str) -> str:
+    """The name to send (SNI) and to verify: the one in the options, otherwise ``host``."""
+    name = options.get("server_hostname") if isinstance(options, Mapping) else None
+    return str(name or host)

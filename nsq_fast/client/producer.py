@@ -23,9 +23,9 @@ from nsq_fast.names import DEFAULT_NSQD_TCP_PORT, check_topic, listed, parse_add
 from nsq_fast.protocol.publishing import PLAIN, PLAIN_BATCH, Form
 
 from .loop import Event
-from .publishes import Composer, Group, PendingLimit, Publish, PublishOptions, check_defer, check_timeout
+from .publishes import Composer, Group, Publish, PublishOptions, check_defer, check_timeout
 from .sender import Sender
-from .tls import check_tls_options
+from .transport import check_tls_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nsq_fast.client.dynamic import DynamicConfig
     from nsq_fast.keywords import ProducerKeywords
 
-    from .loop import Loop, Owner
+    from .loop import Loop
     from .routing import TopicRoute
 
 logger = logging.getLogger(__name__)
@@ -49,20 +49,6 @@ class ProducerCore(ProducerPath):
 
     A face calls ``_build`` with its loop, and has the calls of a program.
     """
-
-    # of ProducerPath
-    _publish_usual: Callable[[Any, Any, Any, Any], bytes | None]
-    _multipublish_usual: Callable[[Any, Any], bytes | None]
-    _prepared: Callable[[Any, Any, Any, Any], Publish | None]
-    _sent_usual: Callable[[Any, Any, Any, Any], Publish | None]
-    _sent_for_thread: Callable[[Any, set[Any]], bool]
-    _is_running: bool
-    _pending_limit: PendingLimit
-    _routes: dict[str, TopicRoute]
-    _thread: Owner
-    _timeout: float
-    _trace: TraceLog
-    _wakeups: Wakeups
 
     def __init__(
         self,
@@ -102,19 +88,7 @@ class ProducerCore(ProducerPath):
         self._thread = loop.owner()
         self._closed = Event(loop)
         self._wakeups = self._new_wakeups()
-        self._sender = Sender(
-            self._tell,
-            self._hears,
-            self.__dict__,
-            loop,
-            self._wakeups,
-            self.nsqd_addresses,
-            self._new_lookup if self.lookupd_http_addresses else None,
-            self.config,
-            self.connection_config,
-            self.lookup_config,
-            self._trace,
-        )
+        self._sender = Sender(self, loop, self._wakeups)
         self._routes = self._sender.routing.by_topic
         self._pending_limit = self._sender.pending_limit
         self._keeper = self._new_keeper()
@@ -123,6 +97,9 @@ class ProducerCore(ProducerPath):
         raise NotImplementedError
 
     def _new_lookup(self, listener: Callable[..., object]) -> Any:
+        """What polls the lookup services; None where there are none to ask."""
+        if not self.lookupd_http_addresses:
+            return None
         from .lookup import LookupPoller  # not needed where nsqds are configured
 
         return LookupPoller(self.lookupd_http_addresses, self.lookup_config, "w", listener)
@@ -148,10 +125,6 @@ class ProducerCore(ProducerPath):
 
     def _tell(self, signal: str, **values: Any) -> None:
         """Something that programs may listen for has happened."""
-
-    def _hears(self, signal: str) -> bool:
-        """Whether anybody does."""
-        return False
 
     @property
     def label(self) -> str:
@@ -249,9 +222,9 @@ class ProducerCore(ProducerPath):
         links, lookup = list(sender.pool), sender.routing.lookup
         return {
             "pending": len(sender.pending.publishes),
-            "stored": sender.outcomes.stored,
-            "refused": sender.outcomes.refused,
-            "unknown": sender.outcomes.unknown,
+            "stored": sender.stored_count,
+            "refused": sender.refused_count,
+            "unknown": sender.unknown_count,
             "leader_moves": sender.routing.leader_moves,
             "lookup_errors": 0 if lookup is None else lookup.errors,
             "latency": None if sender.latency is None else sender.latency.stats(),
@@ -279,8 +252,7 @@ class ProducerCore(ProducerPath):
         if body.__class__ is not bytes or not 0 < len(body) <= route.max_msg_size:
             self._composer.check_body(route, body)
         deadline = self._deadline(timeout)
-        if defer is not None:
-            check_defer(defer)
+        check_defer(defer)
         data = bytes(body)
         if len(data) > route.plain_size:
             data, options = self._composer.packed(route, data, options)
@@ -297,7 +269,7 @@ class ProducerCore(ProducerPath):
         route = self._route(topic)
         deadline = self._deadline(timeout)
         parts = self._composer.parts(route, bodies, options)
-        made = [self._bound(route, part.bodies, part.form, deadline, options, len(part.bodies)) for part in parts]
+        made = [self._bound(route, part, form, deadline, options, len(part)) for part, form in parts]
         if timeout is not None:
             for publish in made:
                 publish.timeout = timeout
@@ -349,7 +321,7 @@ class ProducerCore(ProducerPath):
         if block:
             await self._wait_for_room(publish)
         else:
-            nowhere = self._sender.why_nowhere(publish)
+            nowhere = publish.destination.why_nowhere(publish)
             if nowhere is not None:
                 raise nowhere
             self._take_room_now(publish)

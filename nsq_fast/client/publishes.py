@@ -38,6 +38,8 @@ from nsq_fast.protocol.publishing import (
     compressed,
 )
 
+from .connection import check_delay
+
 if TYPE_CHECKING:
     from .loop import Loop, Waiter
     from .routing import Queue, TopicRoute
@@ -268,13 +270,6 @@ def options_of(key: Key | None, partition: int | None, trace_id: Any, headers: A
     return PublishOptions(key, partition, trace_id, headers, tag)
 
 
-class Part(msgspec.Struct, frozen=True):
-    """Messages of a batch that make one command: their bodies, and the form that goes with them."""
-
-    bodies: list[bytes]
-    form: Form
-
-
 class Composer:
     """Makes the forms of one producer's publishes."""
 
@@ -376,8 +371,8 @@ class Composer:
 
     # Batches
 
-    def parts(self, topic: TopicRoute, bodies: Any, options: PublishOptions) -> list[Part]:
-        """The commands of a batch."""
+    def parts(self, topic: TopicRoute, bodies: Any, options: PublishOptions) -> list[tuple[list[bytes], Form]]:
+        """The commands of a batch: the bodies of each, and the form that goes with them."""
         messages = _as_list(bodies)
         messages, total = self._check_bodies(topic, messages)
         if self._codec_name is not None and max(map(len, messages)) > topic.plain_size:
@@ -386,14 +381,14 @@ class Composer:
         forms = None if self._is_bare(topic, options) else self._forms(topic, messages, options)
         if forms is None:
             groups = [messages] if total <= self._max_body_size else self._cut(messages, None)
-            return [Part(group, PLAIN_BATCH) for group in groups]
+            return [(group, PLAIN_BATCH) for group in groups]
         for number, (message, form) in enumerate(zip(messages, forms, strict=True)):
             if not self._fits(topic, message, form):
                 raise BodyInvalid(f"bodies[{number}] {self._excess(topic, message, form)}")
-        parts: list[Part] = []
+        parts: list[tuple[list[bytes], Form]] = []
         start = 0
         for group in self._cut(messages, forms):
-            parts.append(Part(group, BatchForm(forms[start : start + len(group)])))
+            parts.append((group, BatchForm(forms[start : start + len(group)])))
             start += len(group)
         return parts
 
@@ -552,13 +547,7 @@ def check_timeout(timeout: Any) -> None:
         raise ConfigError(f"timeout={timeout!r}: must be a number of seconds above 0, or None")
 
 
-LONGEST_DEFER = 2**63 - 1
-"""Milliseconds: what nsqd reads, an int64. Above its ``-max-req-timeout`` it refuses the publish."""
-
-
 def check_defer(defer: Any) -> None:
     """Raise ConfigError unless it is a delay of a publish, or None."""
-    if defer is None:
-        return
-    if isinstance(defer, bool) or not isinstance(defer, int) or not 0 <= defer <= LONGEST_DEFER:
-        raise ConfigError(f"defer={defer!r}: must be a whole number of milliseconds, 0 to {LONGEST_DEFER}, or None")
+    if defer is not None:
+        check_delay("defer", defer)

@@ -2,11 +2,11 @@
 
 ```
 Routing: topic -> TopicRoute                      Pool: nsqd -> connections to it
-           any         NsqdQueue      any nsqd that takes the topic, in turn; commands are pipelined
+           any         Queue          any nsqd that takes the topic, in turn; commands are pipelined
                        AnyPartition   any partition that can be written now, in turn; so are they
            partitions  PartitionQueue one partition, in order
-           undecided   ParkedQueue    bound to a partition, until it is known which there are
-           held        ParkedQueue    as that, until lookup has said once more whether the topic carries headers
+           parked      ParkedQueue    bound to a partition, until it is known which there are, or until lookup
+                                      has said once more whether the topic carries headers
 ```
 
 A publish is sent at once where nothing keeps it: an empty queue, and nothing to gather it with. Otherwise it waits in
@@ -37,8 +37,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from nsq_fast._publish_path import Command, QueuePath
-from nsq_fast.config import LookupConfig, ProducerConfig
-from nsq_fast.errors import BodyInvalid, ConfigError, ConnectionLost, LookupFailed, NoNsqd, NsqError
+from nsq_fast.config import LookupConfig
+from nsq_fast.errors import BodyInvalid, ConfigError, ConnectionLost, LookupFailed, NoLeader, NoNsqd, NsqError
 from nsq_fast.log_events import COMPRESSION_OFF, LEADER_MOVED, LOOKUP_UNANSWERED, PUBLISHES_WAIT
 from nsq_fast.names import Address, check_topic
 from nsq_fast.protocol.dialect import EXT_RECORD_BYTES
@@ -48,7 +48,6 @@ from nsq_fast.protocol.topology import Meta, Topology, left_out
 from .publishes import Publish
 
 if TYPE_CHECKING:
-    from .connection import Connection
     from .sender import ProducerConnection, Sender
 
 logger = logging.getLogger(__name__)
@@ -74,13 +73,13 @@ MAX_TOPICS = 10_000
 
 
 class Queue(QueuePath):
-    """Base of the queues.
+    """Any nsqd that takes the topic, in turn; base of the other queues.
 
     Attributes:
         is_sought: somebody looks for a connection to send to; ``seeks`` counts the questions.
     """
 
-    __slots__ = ("is_sought", "seeks")
+    __slots__ = ("_turn", "is_sought", "seeks")
 
     links: list[ProducerConnection]
     _sender: Sender
@@ -89,25 +88,33 @@ class Queue(QueuePath):
         super().__init__(sender, topic, links)
         self.is_sought = False
         self.seeks = 0
+        self._turn = random.randrange(1024)  # many that start together begin apart
+        self.is_for_any_link = True
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.topic}, {len(self.waiting)} waiting>"
 
     def choose(self) -> ProducerConnection | None:
-        """The connection that takes the next command; sets ``partition``."""
-        return None
+        """The open connection that takes the next command. One that owes overdue replies only for want of others."""
+        links = self.links
+        count = len(links)
+        if not count:
+            return None
+        self._turn = turn = (self._turn + 1) % count
+        link = links[turn]
+        if link.overdue:
+            return next((other for other in links[turn:] + links[:turn] if not other.overdue), link)
+        return link
 
     def can_move(self) -> bool:
         """Whether another connection could take what one owes."""
         return bool(self.links)
 
-    def missing_leader(self, is_connected: Callable[[Address], bool]) -> str | None:
-        """Why it cannot send what must go to one partition; None when it can, or where nobody says who leads it."""
-        return None
-
-    def refusal(self, publish: Publish) -> ConfigError | None:
-        """What a publish ends with that does not get from here to a server; None: it lacks an nsqd."""
-        return None
+    def why_nowhere(self, publish: Publish) -> NsqError | None:
+        """Why a publish cannot be sent now, if it is for want of a connection to an nsqd that takes it."""
+        if self.links:
+            return None
+        return self._sender.nowhere(NoNsqd, f"no nsqd takes publishes now for topic {self.topic!r}", self.topic)
 
     def leaders_named(self) -> str:
         """Whom lookup names as the leaders that take its publishes, for people to read."""
@@ -170,29 +177,6 @@ class Queue(QueuePath):
             queue.pump()
 
 
-class NsqdQueue(Queue):
-    """Any nsqd that takes the topic, in turn."""
-
-    __slots__ = ("_turn",)
-
-    def __init__(self, sender: Sender, topic: str, links: list[ProducerConnection]) -> None:
-        super().__init__(sender, topic, links)
-        self._turn = random.randrange(1024)  # many that start together begin apart
-        self.is_for_any_link = True
-
-    def choose(self) -> ProducerConnection | None:
-        """The next open connection. One that owes overdue replies is taken only for want of others."""
-        links = self.links
-        count = len(links)
-        if not count:
-            return None
-        self._turn = turn = (self._turn + 1) % count
-        link = links[turn]
-        if link.overdue:
-            return next((other for other in links[turn:] + links[:turn] if not other.overdue), link)
-        return link
-
-
 class PartitionQueue(Queue):
     """One partition of a topic.
 
@@ -218,6 +202,7 @@ class PartitionQueue(Queue):
         has_lookup: bool,
     ) -> None:
         super().__init__(sender, topic, links)
+        self.is_for_any_link = False
         self.has_lookup = has_lookup
         self.number = number
         self.partition = number
@@ -283,13 +268,17 @@ class PartitionQueue(Queue):
     def leaders_named(self) -> str:
         return f"lookup names {self.leader or 'nobody'} as the leader of partition {self.number}"
 
-    def missing_leader(self, is_connected: Callable[[Address], bool]) -> str | None:
-        if not self.has_lookup or (self.links and not self._is_kept_waiting):
+    def why_nowhere(self, publish: Publish) -> NsqError | None:
+        if self.links and not (self.has_lookup and self._is_kept_waiting):
             return None
+        if not self.has_lookup:
+            return super().why_nowhere(publish)
         state = "lookup names no leader"
         if self.leader is not None:
-            state = f"its leader {self.leader} {'does not reply' if is_connected(self.leader) else 'is not connected'}"
-        return f"partition {self.number} of topic {self.topic!r}: {state}"
+            is_connected = any(link.address == self.leader for link in self._sender.pool.connected)
+            state = f"its leader {self.leader} {'does not reply' if is_connected else 'is not connected'}"
+        text = f"partition {self.number} of topic {self.topic!r}: {state}"
+        return self._sender.nowhere(NoLeader, text, self.topic)
 
     @property
     def _is_kept_waiting(self) -> bool:
@@ -349,8 +338,7 @@ class PartitionQueue(Queue):
         """Another nsqd leads the partition now."""
         command = self.on_wire
         if command is not None:
-            link = self._sender.pool.link_of(command.conn)
-            if link is not None and link.owed:  # silent for too long already
+            if command.conn is not None and command.conn.owner.owes_on(command.conn):  # silent for too long already
                 self._give_up(command)
             else:
                 self._sender.later(SILENCE, lambda: self._give_up(command))
@@ -360,7 +348,7 @@ class PartitionQueue(Queue):
         conn = command.conn
         if self.on_wire is command and conn is not None and conn.address != self.leader:
             silent = f"{conn.address}: does not reply, and no longer leads {self.topic}-{self.number}"
-            self._sender.give_up(command, ConnectionLost(silent))
+            self._sender.refused(conn, command, ConnectionLost(silent))
 
 
 class AnyPartition(Queue):
@@ -370,17 +358,17 @@ class AnyPartition(Queue):
         open: the partitions with a connection to their leader.
     """
 
-    __slots__ = ("_by_load", "_partitions", "_turn", "open")
+    __slots__ = ("_by_load", "_partitions", "open")
 
     def __init__(self, sender: Sender, topic: str, partitions: dict[int, PartitionQueue], *, by_load: bool) -> None:
         super().__init__(sender, topic, [])
         self.open: list[PartitionQueue] = []
         self._partitions = partitions
         self._by_load = by_load
-        self._turn = random.randrange(1024)
+        self.is_for_any_link = False
 
     def choose(self) -> ProducerConnection | None:
-        """That of the next partition. A leader that owes overdue replies is taken only for want of others."""
+        """That of the next partition; sets ``partition``. Leaders that owe overdue replies only for want of others."""
         queues = self.open
         if not queues:
             return None
@@ -404,6 +392,9 @@ class AnyPartition(Queue):
         leaders = sorted({str(queue.leader) for queue in self._partitions.values() if queue.leader is not None})
         return f"lookup names {', '.join(leaders[:MOST_NAMED]) or 'nobody'} as the leaders of its partitions"
 
+    def why_nowhere(self, publish: Publish) -> NsqError | None:
+        return None if self.open else super().why_nowhere(publish)
+
     def can_move(self) -> bool:
         return any(not queue.is_paused and not queue.is_slow for queue in self.open)
 
@@ -424,23 +415,25 @@ class ParkedQueue(Queue):
 
     Attributes:
         missing: what is not known, for people to read; None: which nsqd there is.
-        needs_ext: it is whether the topic carries headers.
-        since: an answer of lookup to what was asked later than this ends a doubt.
+        doubted_since: since when it is whether the topic carries headers; an answer of lookup to what was asked later
+            ends that. None: it is something else.
     """
 
-    __slots__ = ("missing", "needs_ext", "since")
+    __slots__ = ("doubted_since", "missing")
 
-    def __init__(self, sender: Sender, topic: str, missing: str | None, *, needs_ext: bool = False) -> None:
+    def __init__(self, sender: Sender, topic: str, missing: str | None) -> None:
         super().__init__(sender, topic, [])
         self.missing = missing
-        self.needs_ext = needs_ext
-        self.since = monotonic()
+        self.doubted_since: float | None = None
 
-    def missing_leader(self, is_connected: Callable[[Address], bool]) -> str | None:
-        return self.missing
-
-    def refusal(self, publish: Publish) -> ConfigError | None:
-        return no_headers(self.topic) if self.needs_ext and publish.form.kind == "PUB_EXT" else None
+    def why_nowhere(self, publish: Publish) -> NsqError | None:
+        if self.doubted_since is not None and publish.form.kind == "PUB_EXT":
+            return no_headers(self.topic)
+        return (
+            super().why_nowhere(publish)
+            if self.missing is None
+            else self._sender.nowhere(NoLeader, self.missing, self.topic)
+        )
 
 
 def no_headers(topic: str) -> ConfigError:
@@ -468,27 +461,16 @@ class TopicRoute:
         absent_since: since when lookup says that there is no such topic, ``time.monotonic``; None: it does not.
         any: the queue of those that may go to any nsqd, or to any partition.
         partitions: partition -> its queue, for those that are led or that publishes are bound to.
-        undecided: the queue of those that are bound to a partition, until it is known what partitions there are;
-            without lookup, of those with a key, until it is known of which kind the nsqds are.
-        held: the queue of those that are bound to a partition, while some with headers come before them of which it is
-            not sure yet that they can be sent; ``settle`` ends that. None while there are none.
+        parked: the queue of those that are bound to a partition, until it is known what partitions there are; without
+            lookup, of those with a key, until it is known of which kind the nsqds are. And of all that are bound while
+            some with headers come before them of which it is not sure yet that they can be sent.
     """
 
-    def __init__(
-        self,
-        sender: Sender,
-        name: str,
-        links: list[ProducerConnection],
-        partition_of_key: Callable[[Key, int], int],
-        *,
-        has_lookup: bool,
-        by_load: bool,
-        max_msg_size: int,
-        compressed_from: int,
-    ) -> None:
+    def __init__(self, sender: Sender, name: str, *, has_lookup: bool) -> None:
+        config = sender.config
         self.name = name
-        self.max_msg_size = self.plain_size = self._largest = max_msg_size
-        self._compressed_from = compressed_from
+        self.max_msg_size = self.plain_size = self._largest = config.max_msg_size
+        self._compressed_from = config.body_compression_min_size if config.body_compression else self._largest + 1
         self.addresses: frozenset[Address] | None = None
         self.topology: Topology | None = None
         self.is_used = True
@@ -500,20 +482,20 @@ class TopicRoute:
         self.is_lack_told = False
         self.absent_since: float | None = None
         self.partitions: dict[int, PartitionQueue] = {}
-        self.held: ParkedQueue | None = None
-        self.any: Queue = NsqdQueue(sender, name, links)
-        missing = f"lookup did not say which partitions topic {name!r} has" if has_lookup else None
-        self.undecided = ParkedQueue(sender, name, missing)
         self._sender = sender
-        self._links = links
-        self._partition_of_key = partition_of_key
-        self._any_partition = AnyPartition(sender, name, self.partitions, by_load=by_load)
+        self._links: list[ProducerConnection] = [] if has_lookup else sender.pool.open
+        self._partition_of_key = key_partitioner(config.key_strategy)
+        self.any: Queue = Queue(sender, name, self._links)
+        missing = f"lookup did not say which partitions topic {name!r} has" if has_lookup else None
+        self.parked = ParkedQueue(sender, name, missing)
+        is_by_load = config.partition_strategy == "least_loaded"
+        self._any_partition = AnyPartition(sender, name, self.partitions, by_load=is_by_load)
 
     # Where one publish goes
 
     def bound(self, key: Any, partition: Any) -> Queue | None:
         """The queue of a publish, of arguments that are not checked yet; None where that is left to do."""
-        if self.held is not None:
+        if self.parked.doubted_since is not None:
             return None
         if partition is None:
             if not self.partition_num or key.__class__ not in (bytes, str):
@@ -533,8 +515,8 @@ class TopicRoute:
         """
         if key is None and partition is None:
             return self.any
-        if self.held is not None and not (self.is_plain and self.has_lookup):
-            return self.held
+        if self.parked.doubted_since is not None and not self.is_plain:
+            return self.parked
         if partition is None and self.partition_num:
             assert key is not None
             partition = self._partition_of_key(key, self.partition_num)
@@ -548,7 +530,7 @@ class TopicRoute:
                 return self._unordered()
             raise ConfigError(f"{binding}: topic {self.name!r} has no partitions; leave it out")
         if not self.is_partitioned:
-            return self.undecided
+            return self.parked
         if partition is None:
             raise ConfigError(f"{binding}: lookup does not say how many partitions {self.name!r} has")
         if self.partition_num and partition >= self.partition_num:
@@ -559,8 +541,8 @@ class TopicRoute:
         """The queue of a publish with a key, where only the nsqds themselves can say what they are."""
         dialects = [link.conn.session.dialect for link in self._links if link.conn is not None]
         if not dialects:
-            self.undecided.reopen()
-            return self.undecided
+            self.parked.reopen()
+            return self.parked
         if any(dialect.has_partitions for dialect in dialects):
             raise ConfigError(
                 f"key={key!r}: the number of partitions is unknown without lookupd_http_addresses;"
@@ -577,7 +559,7 @@ class TopicRoute:
         """Without lookup, a connection has opened: those with a key go where they can now."""
         if any(link.conn is not None for link in self._links):
             # It stays closed until a publish is put into it again: some that belong there may wait for room.
-            self.undecided.hand_over(self.destination_or_end)
+            self.parked.hand_over(self.destination_or_end)
 
     def partition(self, number: int) -> PartitionQueue:
         """The queue of a partition."""
@@ -596,41 +578,34 @@ class TopicRoute:
 
         What is bound to a partition waits behind it, so that the order of the calls is kept.
         """
-        if self.held is None:
-            missing = (
+        parked = self.parked
+        if parked.doubted_since is None:
+            began = parked.doubted_since = monotonic()
+            parked.missing = (
                 f"lookup did not say whether topic {self.name!r} carries headers by now, which others before it have"
             )
-            held = self.held = ParkedQueue(self._sender, self.name, missing, needs_ext=True)
-            self._sender.later(LONGEST_DOUBT, lambda: self._end_doubt(held))
-        return self.held
+            parked.reopen()
+            self._sender.later(LONGEST_DOUBT, lambda: self.settle(began))
+        return parked
 
     def settle(self, asked_at: float) -> None:
-        """Lookup has answered what it was asked at ``asked_at``: that ends a doubt which is older."""
-        if self.held is not None and asked_at >= self.held.since:
-            self._end_doubt(self.held)
-
-    def _end_doubt(self, held: ParkedQueue) -> None:
-        """What was held back goes where it is bound to, or ends: where that is nowhere, or where it cannot be sent."""
-        if self.held is held:
-            self.held = None
-            held.hand_over(self._destination_if_fit)
-
-    def _destination_if_fit(self, publish: Publish) -> Queue | None:
-        error = None if self.is_ext is None else self._misfit(publish)
-        if error is not None:
-            self._sender.finish(publish, error)
-            return None
-        return self.destination_or_end(publish)
+        """Lookup has answered what it was asked at ``asked_at``: that ends a doubt which is older. What was parked goes
+        where it is bound to, or ends: where that is nowhere, or where it cannot be sent."""
+        since = self.parked.doubted_since
+        if since is not None and asked_at >= since:
+            self.parked.doubted_since = None
+            self.parked.hand_over(self.destination_or_end)
 
     def destination_or_end(self, publish: Publish) -> Queue | None:
-        """The queue of a publish that has waited in another. Without such a partition it ends: None."""
-        if publish.key is None and publish.pin is None:
-            return self.any
-        try:
-            return self.destination(publish.key, publish.pin)
-        except ConfigError as error:
-            self._sender.finish(publish, error)
-            return None
+        """The queue of a publish that was parked. Where it cannot be sent it ends: None."""
+        error: NsqError | None = None if self.is_ext is None else self._misfit(publish)
+        if error is None:
+            try:
+                return self.destination(publish.key, publish.pin)
+            except ConfigError as no_partition:
+                error = no_partition
+        self._sender.finish(publish, error)
+        return None
 
     # What is learnt of the topic
 
@@ -735,9 +710,7 @@ class TopicRoute:
     def queues(self) -> Iterator[Queue]:
         """All queues in which publishes may wait."""
         yield self.any
-        yield self.undecided
-        if self.held is not None:
-            yield self.held
+        yield self.parked
         yield from list(self.partitions.values())  # stats() of another thread reads it meanwhile
 
     def pump(self) -> None:
@@ -813,24 +786,6 @@ class Pool:
         for link in self:
             link.hurry()
 
-    def link_of(self, conn: Connection | None) -> ProducerConnection | None:
-        """Whose connection this is now."""
-        return None if conn is None else next((link for link in self if link.conn is conn), None)
-
-    def owe(self, command: Command | None) -> None:
-        """A publish has ended while a reply to ``command`` is due; None: none is."""
-        if command is not None and not command.is_overdue and command.conn is not None:
-            command.is_overdue = True
-            link = self.link_of(command.conn)
-            if link is not None:
-                link.overdue += 1
-
-    def has_replied_late(self, conn: Connection) -> None:
-        """The reply to a command that was overdue has come, or will not come any more."""
-        link = self.link_of(conn)
-        if link is not None and link.overdue:
-            link.overdue -= 1
-
     def are_down(self, addresses: Collection[Address]) -> bool:
         """Whether none of these nsqds takes publishes, as far as has been tried."""
         links = [link for address in addresses for link in self._links.get(address, ())]
@@ -865,23 +820,14 @@ class Routing:
     """The routes of all topics, and what lookup says of them.
 
     Args:
-        lookupds: lookup services to ask; none means that ``nsqds`` is all there is.
-        on_decided: called when it is known of a topic what partitions it has.
+        nsqds: they take every topic.
 
     Attributes:
-        lookup: what polls the lookup services; None without any.
+        lookup: what polls the lookup services; None: ``nsqds`` is all there is.
         leader_moves: times that lookup named another leader of a partition.
     """
 
-    def __init__(
-        self,
-        sender: Sender,
-        nsqds: Iterable[Address],
-        lookup: Any,
-        config: LookupConfig,
-        producer: ProducerConfig,
-        on_decided: Callable[[], object],
-    ) -> None:
+    def __init__(self, sender: Sender, nsqds: Iterable[Address], lookup: Any, config: LookupConfig) -> None:
         self.by_topic: dict[str, TopicRoute] = {}
         self.leader_moves = 0
         self.lookup = lookup
@@ -889,12 +835,6 @@ class Routing:
         self._pool = sender.pool
         self._nsqds = frozenset(nsqds)
         self._config = config
-        self._on_decided = on_decided
-        self._partition_of_key = key_partitioner(producer.key_strategy)
-        self._by_load = producer.partition_strategy == "least_loaded"
-        self._max_msg_size = producer.max_msg_size
-        never = producer.max_msg_size + 1
-        self._compressed_from = producer.body_compression_min_size if producer.body_compression else never
         self._asking: dict[TopicRoute, Any] = {}
 
     def start(self) -> None:
@@ -918,17 +858,7 @@ class Routing:
         if not has_lookup and len(self.by_topic) >= MAX_TOPICS:
             for name in [name for name, route in self.by_topic.items() if not route.is_busy]:
                 del self.by_topic[name]
-        route = TopicRoute(
-            self._sender,
-            topic,
-            [] if has_lookup else self._pool.open,
-            self._partition_of_key,
-            has_lookup=has_lookup,
-            by_load=self._by_load,
-            max_msg_size=self._max_msg_size,
-            compressed_from=self._compressed_from,
-        )
-        self.by_topic[topic] = route
+        route = self.by_topic[topic] = TopicRoute(self._sender, topic, has_lookup=has_lookup)
         if self.lookup is not None:
             self._update_links(route)
             self.lookup.add_topic(topic)
@@ -1063,8 +993,9 @@ class Routing:
 
     def _decided(self, route: TopicRoute) -> None:
         """It is known now which partitions a topic has: those that are bound to one can go there."""
-        self._on_decided()
-        route.undecided.hand_over(route.destination_or_end)
+        self._sender.news.set()
+        if route.parked.doubted_since is None:
+            route.parked.hand_over(route.destination_or_end)
 
     def _ask_others(self, route: TopicRoute, named: frozenset[Address]) -> None:
         if route not in self._asking:
@@ -1095,7 +1026,7 @@ class Routing:
         if route.is_plain:
             self._decided(route)
         else:
-            route.undecided.reopen()
+            route.parked.reopen()
 
     def _connect(self, route: TopicRoute, addresses: frozenset[Address]) -> None:
         """Have connections to the nsqds of a route, and to no nsqd that nobody needs."""

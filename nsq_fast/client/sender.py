@@ -23,7 +23,7 @@ of them, through the table in ``protocol.publishing``; a deadline ends a publish
 publishes ended while its reply was still owed stays with its connection, in its place, and the late reply is taken
 silently; until then its messages keep their share of ``max_pending``.
 
-Gathering: with ``linger`` publishes wait for each other; one alarm serves all queues, it rings ``linger`` seconds after
+Gathering: with ``linger`` publishes wait for each other; one timer serves all queues, it rings ``linger`` seconds after
 the first publish came, and everything that gathered leaves. With ``coalesce`` what was published in one turn of the
 loop leaves at its end: nothing waits, and a hundred callers that were woken together cost the server one command
 instead of a hundred (``nsq-fast bench publish``). In both cases a queue leaves earlier when it makes a full command.
@@ -31,11 +31,9 @@ instead of a hundred (``nsq-fast bench publish``). In both cases a queue leaves 
 
 from __future__ import annotations
 
-import heapq
 import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
 from math import ceil
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -43,16 +41,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nsq_fast._codec import NOP, traced_reply
-from nsq_fast._publish_path import Command, Outcomes, PendingPath, SendPath, Wakeups
+from nsq_fast._publish_path import Command, PendingPath, SendPath, Wakeups
 from nsq_fast.client.histogram import Histogram
-from nsq_fast.client.trace import TraceLog, split_receipt
-from nsq_fast.config import ConnectionConfig, LookupConfig, ProducerConfig
+from nsq_fast.client.trace import split_receipt
 from nsq_fast.errors import (
     ConfigError,
     ConnectionClosed,
     ConnectionLost,
     LookupFailed,
-    NoLeader,
     NoNsqd,
     NsqError,
     PublishFailed,
@@ -82,13 +78,14 @@ from nsq_fast.protocol.publishing import (
     retry_delay,
 )
 
-from .connection import Connection
+from .connection import Connection, ConnectionOwner
 from .loop import Event
 from .publishes import PendingLimit, Publish
 from .routing import Pool, Queue, Routing
 
 if TYPE_CHECKING:
     from .loop import Loop, Task, Timer
+    from .producer import ProducerCore
 
 logger = logging.getLogger(__name__)
 
@@ -109,9 +106,9 @@ MOST_TRIES = 5
 """To one nsqd at a time: as many as fit into the default of ``connect_timeout``."""
 
 NEVER = float("inf")
-SHORTEST_ALARM = 0.001  # a loop's notion of now may be stale, and then its timer rings early: no second try spins
+SHORTEST_WAIT = 0.001  # a loop's notion of now may be stale, and then its timer rings early: no second look spins
 FAULT_PAUSE = 1.0
-"""A callback that failed is called again after so many seconds: what it did not get done is still due."""
+"""A look that failed is done again after so many seconds: what it did not get done is still due."""
 
 SLACK_PER_PENDING = 1e-6
 """Looking for publishes that are too late costs about 0.1 us for each that is pending. It is done so rarely that this
@@ -121,92 +118,32 @@ SAMPLE_EVERY = 0.01
 """Seconds between two samples of what publishes take."""
 
 
-class Alarm:
-    """Calls ``callback()`` in the loop, once, at the moment it was set to. It must not block.
-
-    A timer of the loop for each publish would cost more than the publish itself, so deadlines, retries and what
-    lingers share one Alarm each, set to the nearest moment. A callback that raises is a fault of ours: ``report`` gets
-    it, and it is called again.
-
-    Attributes:
-        at: that moment, in ``time.monotonic`` seconds; infinity when it is not set.
-    """
-
-    __slots__ = ("__weakref__", "_callback", "_loop", "_report", "_timer", "at")
-
-    def __init__(self, loop: Loop, callback: Callable[[], None], report: Callable[[str, BaseException, str], None]):
-        self.at = NEVER
-        self._loop = loop
-        self._callback = callback
-        self._report = report
-        self._timer: Timer | None = None
-        loop.tell_forks(self)
-
-    def set(self, at: float) -> None:
-        """Ring at ``at``, unless it is set to ring earlier."""
-        if at < self.at:
-            self._start(at)
-
-    def stop(self) -> None:
-        """Do not ring."""
-        self.at = NEVER
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def forked(self) -> None:
-        """In the child of a fork: what it was set for is the parent's."""
-        self.stop()
-
-    def _start(self, at: float) -> None:
-        self.stop()
-        self.at = at
-        self._timer = self._loop.call_later(max(at - monotonic(), SHORTEST_ALARM), self._ring)
-
-    def _ring(self) -> None:
-        at = self.at
-        self.stop()
-        if monotonic() < at:
-            self._start(at)
-            return
-        try:
-            self._callback()
-        except Exception as fault:
-            self._report("a timer", fault, f"it rings again in {FAULT_PAUSE} s")
-            self.set(monotonic() + FAULT_PAUSE)
-
-
 class Pending(PendingPath):
-    """Publishes that have not ended.
+    """Publishes that have not ended, and the one timer for their deadlines: one each would cost more than the publish.
 
     Args:
         on_late: called with each publish whose deadline has come; it ends it.
         on_look: called every ``look_every`` seconds, as long as anything is pending.
     """
 
-    __slots__ = ("_look_every", "_loop", "_next_look", "_on_late", "_on_look")
+    __slots__ = ("_look_every", "_loop", "_next_look", "_on_late", "_on_look", "_timer")
 
-    alarm: Alarm
     none_left: Event | None
 
     def __init__(
-        self,
-        loop: Loop,
-        report: Callable[[str, BaseException, str], None],
-        on_late: Callable[[Publish], object],
-        look_every: float,
-        on_look: Callable[[], object],
+        self, loop: Loop, on_late: Callable[[Publish], object], look_every: float, on_look: Callable[[], object]
     ) -> None:
-        super().__init__(Alarm(loop, self._ring, report))
+        super().__init__()
         self._loop = loop
         self._on_late = on_late
         self._on_look = on_look
         self._look_every = look_every
         self._next_look = 0.0
+        self._timer: Timer | None = None
 
     def hasten(self, publish: Publish) -> None:
-        """Its deadline comes before the alarm would ring."""
-        self.alarm.set(min(publish.deadline, self._time_of_look(monotonic())))
+        """Its deadline comes before the timer would ring."""
+        self._ring_at(min(publish.deadline, self._time_of_look(monotonic())))
 
     def removed(self) -> None:
         """Some have been taken out of ``publishes``. Need not be called while ``none_left`` is None."""
@@ -220,13 +157,33 @@ class Pending(PendingPath):
         self.removed()
         return await self.none_left.wait(timeout)
 
+    def stop(self) -> None:
+        """Look for deadlines no more."""
+        self.rings_at = NEVER
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _time_of_look(self, now: float) -> float:
         if self._next_look <= now:
             self._next_look = now + self._look_every
         return self._next_look
 
+    def _ring_at(self, at: float) -> None:
+        if at < self.rings_at:
+            self.stop()
+            self.rings_at = at
+            self._timer = self._loop.call_later(max(at - monotonic(), SHORTEST_WAIT), self._ring)
+
     def _ring(self) -> None:
-        now = monotonic()
+        self.stop()
+        try:
+            self._look(monotonic())
+        except Exception as fault:
+            self._loop.report("looking for what is too late", fault, f"it is done again in {FAULT_PAUSE} s")
+            self._ring_at(monotonic() + FAULT_PAUSE)
+
+    def _look(self, now: float) -> None:
         if now >= self._next_look:
             self._on_look()
         late = [publish for publish in self.publishes if publish.deadline <= now]
@@ -238,10 +195,10 @@ class Pending(PendingPath):
             destination.remove_ended()
         if self.publishes:
             nearest = min(min(publish.deadline for publish in self.publishes), self._time_of_look(now))
-            self.alarm.set(max(nearest, now + SLACK_PER_PENDING * len(self.publishes)))
+            self._ring_at(max(nearest, now + SLACK_PER_PENDING * len(self.publishes)))
 
 
-class ProducerConnection:
+class ProducerConnection(ConnectionOwner[Connection]):
     """The place of one connection to one nsqd; see the head of this file. It is the owner of its connections.
 
     Attributes:
@@ -273,7 +230,7 @@ class ProducerConnection:
         self._looks = 0
         self._silent_since = NEVER  # since when a connection was not heard whose heartbeat is overdue
         self._latest: Connection | None = None
-        self._tries: list[Task] = []
+        self._tries: dict[Connection, Task] = {}
         self._tried_at = self._failed_at = self._pause = 0.0
         self._news = Event(self._loop)
         self._ended = Event(self._loop)
@@ -324,46 +281,51 @@ class ProducerConnection:
                 await self._news.wait(None if left == NEVER else left)
             else:
                 self._tried_at = monotonic()
-                self._tries = [task for task in self._tries if not task.ready()]
-                self._tries.append(self._sender.supervisor.job(f"nsq_fast-try-{self.address}", self._try))
+                conn = Connection(self.address, self._sender.connection_config, self, self._loop)
+                self._tries[conn] = self._sender.supervisor.job(f"nsq_fast-try-{self.address}", self._try, conn)
         self._end_tries()
 
     def _next_try_at(self) -> float:
         is_urgent = self.conn is not None or self._sender.routing.waiting_count() > 0
-        count = sum(not task.ready() for task in self._tries)
-        if count:
-            return self._tried_at + TRY_INTERVAL if is_urgent and count < MOST_TRIES else NEVER
+        if self._tries:
+            return self._tried_at + TRY_INTERVAL if is_urgent and len(self._tries) < MOST_TRIES else NEVER
         return self._failed_at + (min(self._pause, self._patience) if is_urgent else self._pause)
 
     def _end_tries(self) -> None:
-        for task in self._tries:
+        tries, self._tries = self._tries, {}
+        for task in tries.values():
             task.cancel()
-        self._tries.clear()
         self._news.set()
 
-    async def _try(self) -> None:
-        conn = Connection(self.address, self._sender.connection_config, self, self._loop)
+    async def _try(self, conn: Connection) -> None:
         try:
             await conn.open()
         except NsqError as error:
+            self._tries.pop(conn, None)
             self._try_failed(error)
-            return
+        else:
+            self._try_succeeded(conn)
+        finally:
+            self._tries.pop(conn, None)
+            self._news.set()
+
+    def _try_succeeded(self, conn: Connection) -> None:
+        self._tries.pop(conn, None)  # nobody ends it any more
         silent = self.conn
         if self.is_stopping or (silent is not None and not (self._is_silent and self._may_give_up(silent))):
             conn.close()
             self._paused(TRY_INTERVAL)
-        elif conn.closed_error is None:
-            if silent is not None:
-                self._give_up(silent)
-            try:
-                self._opened(conn)
-            except BaseException as error:
-                conn.close(ConnectionClosed(f"{self.address}: nsq_fast itself failed: {error!r}"))
-                raise
-            finally:
-                self._news.set()
-        else:
+            return
+        if conn.closed_error is not None:
             self._paused(self._delay.next(monotonic()))
+            return
+        if silent is not None:
+            self._give_up(silent)
+        try:
+            self._opened(conn)
+        except BaseException as error:
+            conn.close(ConnectionClosed(f"{self.address}: nsq_fast itself failed: {error!r}"))
+            raise
 
     def _paused(self, seconds: float) -> None:
         """Try no more for so long, unless publishes wait."""
@@ -436,6 +398,15 @@ class ProducerConnection:
         )
         self._sender.link_stalled(self)
         self._begin()
+
+    def has_replied_late(self, conn: Connection) -> None:
+        """The reply to a command that was overdue has come, or will not come any more."""
+        if conn is self.conn and self.overdue:
+            self.overdue -= 1
+
+    def owes_on(self, conn: Connection) -> bool:
+        """Whether it is stalled, with this connection."""
+        return conn is self.conn and bool(self.owed)
 
     def owes_to(self, topic: str, partition: int) -> bool:
         """Whether it owes a reply to a command to this partition."""
@@ -523,110 +494,80 @@ class ProducerConnection:
             self._is_blameless = False
             self._begin()
 
-    def on_messages(self, conn: Connection, messages: list[Any]) -> None:
-        pass  # a producer subscribes to nothing
-
-    def on_message_skipped(self, conn: Connection, message: Any, error: NsqError) -> None:
-        pass
-
-    def on_heartbeat(self, conn: Connection) -> None:
-        pass
-
-    def on_close_wait(self, conn: Connection) -> None:
-        pass
-
 
 class Sender(SendPath):
     """Sends for the queues of one producer, and hears of its connections.
 
-    Args:
-        tell: sends a signal of the producer: ``tell(name, **values)``. ``hears`` says whether anybody listens to one,
-            and ``heard`` has those that somebody asked for, by their names.
-        new_lookup: makes what polls the lookup services; None where there are none to ask.
-
     Attributes:
+        tell: sends a signal of the producer: ``tell(name, **values)``. ``heard`` has those that somebody asked for.
         news: set whenever a connection opens, or lookup says where a topic lives.
         pool, routing: the connections, and what goes to which.
     """
 
-    def __init__(
-        self,
-        tell: Callable[..., None],
-        hears: Callable[[str], bool],
-        heard: dict[str, Any],
-        loop: Loop,
-        wakeups: Wakeups,
-        nsqds: Iterable[Address],
-        new_lookup: Callable[[Callable[..., object]], Any] | None,
-        config: ProducerConfig,
-        connection: ConnectionConfig,
-        lookup: LookupConfig,
-        trace: TraceLog,
-    ) -> None:
-        self.tell = tell
-        self._hears = hears
+    def __init__(self, producer: ProducerCore, loop: Loop, wakeups: Wakeups) -> None:
+        config = self.config = producer.config
+        self.connection_config = producer.connection_config
+        self.tell = producer._tell
+        self.heard = vars(producer)
         self.loop = loop
-        self.config = config
-        self.connection_config = connection
-        self.heard = heard
+        self.wakeups = wakeups
         self.encode_many = _encode_many
-        self._trace = trace
+        self._trace = producer._trace
+        lookup = producer._new_lookup(lambda *args: self.routing.learnt(*args))
         self.policy = RetryPolicy(
             max_attempts=config.max_publish_attempts,
             retry_unknown_outcome=config.retry_unknown_outcome,
             base_delay=config.retry_base_delay,
             max_delay=config.retry_max_delay,
-            awaits_leader=new_lookup is not None,
+            awaits_leader=lookup is not None,
         )
         self._is_unordered_told = False
-        self.supervisor = loop.supervisor(logger, lambda error: tell("on_error", error=error))
-        report = self.supervisor.report
+        self.supervisor = loop.supervisor(logger, lambda error: self.tell("on_error", error=error))
         self.news = Event(loop)
-        self.wakeups = wakeups
         self.looks = max(FEWEST_LOOKS, ceil(config.attempt_limit / LONGEST_LOOK))
-        self.pending = Pending(loop, report, self._time_out, config.attempt_limit / self.looks, self._look_at_links)
+        self.pending = Pending(loop, self._time_out, config.attempt_limit / self.looks, self._look_at_links)
         self.pending_limit = PendingLimit(config.max_pending, loop)
-        self.outcomes = Outcomes()
         self.latency = Histogram() if config.histograms else None
         self.timing = self if config.histograms else None  # called for each command that was stored
         self._next_sample = 0.0
-        self._alarm = Alarm(loop, self._run_due, report)
-        self._due: list[tuple[float, int, Callable[[], object]]] = []
-        self._numbers = count()
+        self._timers: set[Timer] = set()
         self.lingers = config.linger > 0
         self._gathers = bool(config.linger or config.coalesce)
         self._held: dict[Queue, None] = {}
-        self._held_alarm = Alarm(loop, self.flush, report)
+        self._held_until: Timer | None = None
         self.most = config.linger_max_messages if self._gathers else 1
         self.enough = min(config.linger_max_bytes, config.max_body_size)
         self.limit = config.max_body_size
         self.pool = Pool(lambda address: ProducerConnection(address, self), config.connections_per_nsqd)
-        poller = None if new_lookup is None else new_lookup(lambda *args: self.routing.learnt(*args))
-        self.routing = Routing(self, nsqds, poller, lookup, config, self.news.set)
+        self.routing = Routing(self, producer.nsqd_addresses, lookup, producer.lookup_config)
 
     # Later
 
     def later(self, delay: float, callback: Callable[[], object]) -> None:
         """Call ``callback()`` once, in ``delay`` seconds. It must not block."""
-        at = monotonic() + delay
-        heapq.heappush(self._due, (at, next(self._numbers), callback))
-        self._alarm.set(at)
 
-    def _run_due(self) -> None:
-        now = monotonic()
-        due = []
-        while self._due and self._due[0][0] <= now:
-            due.append(heapq.heappop(self._due)[2])
-        self._call_all(due, "a timer")
-        if self._due:
-            self._alarm.set(self._due[0][0])
+        def ring() -> None:
+            self._timers.discard(timer)
+            self._safely(callback, "a timer")
 
-    def _call_all(self, callbacks: Iterable[Callable[[], object]], what: str) -> None:
-        for callback in callbacks:
-            try:
-                callback()
-            except Exception as fault:  # noqa: PERF203  # what fails keeps none of the others back
-                self.supervisor.report(what, fault, "the others go on")
+        timer = self.loop.call_later(delay, ring)
+        self._timers.add(timer)
+
+    def _safely(self, callback: Callable[[], object], what: str) -> None:
+        """What fails keeps none of the others back."""
+        try:
+            callback()
+        except Exception as fault:
+            self.supervisor.report(what, fault, "the others go on")
+
+    def forget(self) -> None:
+        """Nothing is due any more: the producer has closed, or this is the child of a fork."""
+        self.pending.stop()
+        self._stop_holding()
+        self._held.clear()
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
 
     def seek(self, queue: Queue) -> None:
         """Publishes wait in a queue, and no connection takes them: look for one, more and more rarely."""
@@ -653,7 +594,7 @@ class Sender(SendPath):
             return False
         if not self._held:
             if self.lingers:
-                self._held_alarm.set(monotonic() + self.config.linger)
+                self._held_until = self.loop.call_later(self.config.linger, self.flush)
             else:
                 self.loop.call_soon(self.flush)
         self._held[queue] = None
@@ -663,18 +604,19 @@ class Sender(SendPath):
         """Hold a queue no longer: it leaves now."""
         self._held.pop(queue, None)
         if not self._held:
-            self._held_alarm.stop()
+            self._stop_holding()
+
+    def _stop_holding(self) -> None:
+        if self._held_until is not None:
+            self._held_until.cancel()
+            self._held_until = None
 
     def flush(self) -> None:
         """Send all that gathered."""
-        self._held_alarm.stop()
+        self._stop_holding()
         held, self._held = self._held, {}
-        self._call_all((queue.pump for queue in held), "sending what gathered")
-
-    def forget(self) -> None:
-        """In the child of a fork: send nothing of what gathered."""
-        self._held_alarm.stop()
-        self._held.clear()
+        for queue in held:
+            self._safely(queue.pump, "sending what gathered")
 
     # What comes back: SendPath sends commands, and takes the usual replies
 
@@ -696,7 +638,7 @@ class Sender(SendPath):
         if data == OK:
             for publish in command.publishes:
                 if not publish.done:
-                    self.pool.owe(publish.attempt)
+                    owe(publish.attempt)
                     self.finish(publish, None)
 
     def _take_receipts(self, command: Command, data: bytes, nsqd: Address) -> None:
@@ -717,7 +659,7 @@ class Sender(SendPath):
             return
         command.conn = None
         if command.is_overdue:
-            self.pool.has_replied_late(conn)
+            conn.owner.has_replied_late(conn)
         again: list[Publish] = []
         delay = 0.0
         is_stale = needs_lookup = False
@@ -742,19 +684,20 @@ class Sender(SendPath):
             self.routing.refresh(command.destination.topic)
         command.destination.failed(command, again, delay, is_stale=is_stale)
 
-    def give_up(self, command: Command, error: NsqError) -> None:
-        """Wait no longer for the reply to a command: its publishes are tried again, or fail, with ``error``."""
-        if command.conn is not None:
-            self.refused(command.conn, command, error)
-
     # The end of a publish
 
     def finish(self, publish: Publish, error: BaseException | None) -> None:
         """End a publish, well when ``error`` is None. It gives its room back now, or when its command is over."""
         if publish.attempt is None:
             self.pending_limit.give(publish.weight)
-        if not publish.done:
-            self.outcomes.ended(error)
+        if publish.done:
+            pass
+        elif error is None:
+            self.stored_count += 1
+        elif getattr(error, "possibly_stored", False):
+            self.unknown_count += 1
+        else:
+            self.refused_count += 1
         publish.end(error)
         if isinstance(error, PublishFailed) and publish.group is None and isinstance(publish.body, list):
             error.results = publish.results()
@@ -763,7 +706,7 @@ class Sender(SendPath):
         publish.wake(self.wakeups)
 
     def _time_out(self, publish: Publish) -> None:
-        self.pool.owe(publish.attempt)
+        owe(publish.attempt)
         self.routing.refresh(publish.topic)  # what did not reply may lead no longer
         self.finish(publish, self._timeout_error(publish))
 
@@ -789,9 +732,7 @@ class Sender(SendPath):
     async def close(self, timeout: float) -> None:
         """Close the connections. Nothing may be pending."""
         self.routing.stop()
-        self.pending.alarm.stop()
-        self._alarm.stop()
-        self._due.clear()
+        self.forget()
         await self.pool.close(timeout)
 
     def tell_unordered(self, topic: str) -> None:
@@ -808,7 +749,7 @@ class Sender(SendPath):
     def _timeout_error(self, publish: Publish) -> NsqError:
         """The error for a publish whose deadline came."""
         stored = publish.may_be_stored
-        nowhere = None if publish.attempt is not None else self.why_nowhere(publish)
+        nowhere = None if publish.attempt is not None else publish.destination.why_nowhere(publish)
         if nowhere is not None and not stored and not publish.attempts:
             return nowhere
         reasons = []
@@ -834,24 +775,8 @@ class Sender(SendPath):
         error.__cause__ = publish.last_error
         return error
 
-    def why_nowhere(self, publish: Publish) -> NsqError | None:
-        """Why a publish cannot be sent now, if it is for want of a connection to an nsqd that takes it."""
-        queue = publish.destination
-        refusal = queue.refusal(publish)
-        if refusal is not None:
-            return refusal
-        text = queue.missing_leader(lambda address: any(link.address == address for link in self.pool.connected))
-        if text is not None:
-            return self._with_causes(NoLeader, text, publish.topic)
-        if queue.links or getattr(queue, "open", None):
-            return None
-        return self.no_nsqd(f"no nsqd takes publishes now for topic {publish.topic!r}", publish.topic)
-
-    def no_nsqd(self, text: str, topic: str) -> NoNsqd:
+    def nowhere(self, kind: type[NoNsqd], text: str, topic: str) -> NoNsqd:
         """``text`` as an error that says, too, what is known of each nsqd and of lookup; the last is its cause."""
-        return self._with_causes(NoNsqd, text, topic)
-
-    def _with_causes(self, kind: type[NoNsqd], text: str, topic: str) -> NoNsqd:
         errors = {str(address): (str(error), error) for address, error in self.pool.errors()}
         reasons = [said if said.startswith(name) else f"{name}: {said}" for name, (said, _) in errors.items()]
         problem = self.routing.lookup_problem(topic)
@@ -874,7 +799,7 @@ class Sender(SendPath):
         """It can take publishes from now on."""
         self.news.set()
         conn = link.conn
-        if conn is not None and conn.auth_data is not None and self._hears("on_auth"):
+        if conn is not None and conn.auth_data is not None and "on_auth" in self.heard:
             self.tell("on_auth", conn=conn, response=msgspec.json.decode(conn.auth_data))
         self.link_recovered(link)
 
@@ -912,6 +837,13 @@ class Sender(SendPath):
                     self.routing.refresh(command.destination.topic)
                 elif live and all(publish.may_retry(error, self.policy) for publish in live):
                     self.refused(conn, command, error)
+
+
+def owe(command: Command | None) -> None:
+    """A publish has ended while a reply to ``command`` is due; None: none is."""
+    if command is not None and not command.is_overdue and command.conn is not None:
+        command.is_overdue = True
+        command.conn.owner.overdue += 1
 
 
 def final_error(publish: Publish, error: NsqError) -> NsqError:

@@ -14,6 +14,7 @@ import errno
 import socket
 from _socket import AI_NUMERICHOST, SHUT_WR, SO_ERROR, SOCK_STREAM, SOL_SOCKET, gaierror, getaddrinfo
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from os import strerror
 from socket import IPPROTO_TCP, TCP_NODELAY
 from socket import close as close_descriptor  # unlike os.close this one is never patched
@@ -22,10 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from nsq_fast._client import TransportPath
 from nsq_fast.config import ConnectionConfig
-from nsq_fast.errors import ConnectFailed
+from nsq_fast.errors import ConfigError, ConnectFailed
 from nsq_fast.names import Address, check_resolvable
-
-from .tls import client_context, server_hostname
 
 if TYPE_CHECKING:
     from .layers import Layer, TlsLayer
@@ -115,7 +114,8 @@ class Transport(TransportPath):
         sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
         if TCP_USER_TIMEOUT is not None:  # else Linux goes on for a quarter of an hour where nobody acknowledges
             patience = min(int(self._config.write_timeout * 1000), MOST_MILLISECONDS)
-            sock.setsockopt(IPPROTO_TCP, TCP_USER_TIMEOUT, patience)
+            with suppress(OSError):  # systems that stand for Linux may not have it
+                sock.setsockopt(IPPROTO_TCP, TCP_USER_TIMEOUT, patience)
 
     def is_unheard(self) -> bool:
         """Whether the system sends the same again and again, because the peer's does not say that it has it.
@@ -124,8 +124,11 @@ class Transport(TransportPath):
         """
         if TCP_INFO is None or self.is_closed:
             return False
-        # Linux, struct tcp_info: state, ca_state, retransmits: since the last acknowledgement.
-        retransmits: int = self.sock.getsockopt(IPPROTO_TCP, TCP_INFO, 3)[2]
+        try:
+            # Linux, struct tcp_info: state, ca_state, retransmits: since the last acknowledgement.
+            retransmits: int = self.sock.getsockopt(IPPROTO_TCP, TCP_INFO, 3)[2]
+        except OSError:
+            return False
         return retransmits >= UNHEARD_AFTER
 
     # The sequence that begins the conversation
@@ -236,7 +239,7 @@ class Transport(TransportPath):
 
     async def upgrade(self, kind: str, leftover: bytes, deadline: float) -> None:
         """Put a layer on top: tls, snappy or deflate. ``leftover`` was received for it already."""
-        from .layers import DeflateLayer, SnappyLayer, TlsLayer  # few connections have any
+        from .layers import DeflateLayer, SnappyLayer, TlsLayer, client_context, server_hostname  # few have any
 
         if kind == "tls":
             options = self._config.tls_options
@@ -299,3 +302,14 @@ class Transport(TransportPath):
             descriptor = self.sock.detach()
             if descriptor >= 0:
                 close_descriptor(descriptor)
+
+
+def check_tls_options(config: ConnectionConfig) -> None:
+    """Raise ConfigError for ``tls_options`` that no connection could use."""
+    if config.tls_v1 or config.tls_options is not None:
+        from .layers import client_context  # which needs ssl
+
+        try:
+            client_context(config.tls_options)
+        except ConfigError as error:
+            raise ConfigError(f"tls_options: {error}") from error

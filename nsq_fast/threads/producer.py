@@ -255,7 +255,7 @@ class HubProducer(GeventProducer):
             request.parts = parts
             whole: Publish | Group = parts[0] if len(parts) == 1 else Group(parts)
             whole.promised = request.promised
-            if request.needs_nsqd and (nowhere := self._sender.why_nowhere(parts[0])):
+            if request.needs_nsqd and (nowhere := parts[0].destination.why_nowhere(parts[0])):
                 raise nowhere
         except Exception as error:
             request.promised.set_exception(error)

@@ -111,9 +111,11 @@ def test_names_of_classes(cls: type, node: ast.ClassDef) -> None:
         assert tuple(scope_of(node.body)) == cls._fields  # type: ignore[attr-defined]
         return
     inherited = {name for base in cls.__bases__ for name in vars(base)}
-    declared = {name for name in scope_of(node.body) if name != "__init__"} | inherited
+    private = {name for name in scope_of(node.body) if name.startswith("_") and not name.startswith("__")}
+    declared = {name for name in scope_of(node.body) if name != "__init__"} - private | inherited
     own = {name for name in vars(cls) if not name.startswith("_") or name in ("__len__", "__await__")} - MACHINERY
     assert declared == own | inherited
+    assert private <= set(dir(cls))  # of bases, for the classes of Python that inherit
 
 
 @pytest.mark.parametrize(("cls", "node"), classes())

@@ -13,8 +13,7 @@ import snappy
 import trustme
 
 from nsq_fast._snappy_chunks import crc32c
-from nsq_fast.client.layers import PIECE_SIZE, DeflateLayer, Layer, SnappyLayer, TlsLayer
-from nsq_fast.client.tls import client_context
+from nsq_fast.client.layers import PIECE_SIZE, DeflateLayer, Layer, SnappyLayer, TlsLayer, client_context
 from nsq_fast.errors import RemoteProtocolError
 
 DATA = random.Random(7).randbytes(5000) + b"nsq " * 50_000
